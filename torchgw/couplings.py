@@ -1,0 +1,154 @@
+"""Transport plans that are read in blocks of rows: stored ones, and ones given by potentials.
+
+A potential coupling is T_ij = 2^(A_i . B_j + f_i + g_j) + x_i y_j. The second term is the rank-one correction that the
+rounding onto exact marginals leaves. Only ``to_dense`` stores an N x K tensor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.kernels.sampling import draw
+
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+
+
+class BlockCoupling(ABC):
+    """Everything a `Coupling` offers, derived from ``rows``."""
+
+    shape: tuple[int, int]
+
+    @abstractmethod
+    def rows(self, index: Tensor | slice) -> Tensor:
+        """T[index], shape (len(index), K)."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that define this coupling, by name: its constructor's arguments."""
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Consecutive blocks of rows with their positions."""
+        n, k = self.shape
+        step = max(1, BLOCK_ELEMENTS.get(self.device.type, 2**20) // k)
+        for start in range(0, n, step):
+            where = slice(start, min(start + step, n))
+            yield where, self.rows(where)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors().values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.tensors().values())).dtype
+
+    def marginal(self, axis: int) -> Tensor:
+        ones = torch.ones(self.shape[axis], 1, dtype=self.dtype, device=self.device)
+        return self.apply(ones, axis)[:, 0]
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        if V.shape[0] != self.shape[axis]:
+            raise ValueError(f"V must have {self.shape[axis]} rows for axis {axis}, got shape {tuple(V.shape)}")
+        if axis == 1:
+            return torch.cat([block @ V for _, block in self.blocks()])
+        out = V.new_zeros((self.shape[1], *V.shape[1:]))
+        for where, block in self.blocks():
+            out += block.T @ V[where]
+        return out
+
+    def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        return draw(self.rows(rows), 1, generator)[:, 0]
+
+    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
+        found = [block.topk(k, dim=1) for _, block in self.blocks()]
+        return torch.cat([values for values, _ in found]), torch.cat([index for _, index in found])
+
+    def argmax(self, axis: int) -> Tensor:
+        if axis == 1:
+            return torch.cat([block.argmax(1) for _, block in self.blocks()])
+        best = torch.full((self.shape[1],), -torch.inf, dtype=self.dtype, device=self.device)
+        index = torch.zeros(self.shape[1], dtype=torch.int64, device=self.device)
+        for where, block in self.blocks():
+            value, row = block.max(0)
+            index = torch.where(value > best, row + where.start, index)
+            best = torch.maximum(best, value)
+        return index
+
+    def to_dense(self) -> Tensor:
+        out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        for where, block in self.blocks():
+            out[where] = block
+        return out
+
+    def to_sparse(self, mass: float) -> Any:
+        from scipy.sparse import csr_matrix, vstack
+
+        pieces = []
+        for _, block in self.blocks():
+            value, column = block.sort(dim=1, descending=True)
+            before = value.cumsum(1) - value
+            keep = ((before < mass * value.sum(1, keepdim=True)) & (value > 0)).cpu().numpy()
+            pointer = np.concatenate(([0], keep.sum(1).cumsum()))
+            kept = csr_matrix(
+                (value.cpu().numpy()[keep], column.cpu().numpy()[keep], pointer), shape=tuple(block.shape)
+            )
+            kept.sort_indices()
+            pieces.append(kept)
+        return vstack(pieces, format="csr")
+
+
+class DenseCoupling(BlockCoupling):
+    """A stored plan (N, K)."""
+
+    def __init__(self, plan: Tensor) -> None:
+        self.plan = plan
+        self.shape = (plan.shape[0], plan.shape[1])
+
+    def rows(self, index: Tensor | slice) -> Tensor:
+        return self.plan[index]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"plan": self.plan}
+
+    def to_dense(self) -> Tensor:
+        return self.plan
+
+
+class PotentialCoupling(BlockCoupling):
+    """T_ij = 2^(A_i . B_j + f_i + g_j) + x_i y_j, in base-2 potentials; O((N + K) r) memory.
+
+    A (N, r), B (K, r), f (N,), g (K,), x (N,), y (K,); x and y are zero when not given.
+    """
+
+    def __init__(
+        self, A: Tensor, B: Tensor, f: Tensor, g: Tensor, x: Tensor | None = None, y: Tensor | None = None
+    ) -> None:
+        self.A, self.B, self.f, self.g = A, B, f, g
+        self.x, self.y = x, y
+        self.shape = (A.shape[0], B.shape[0])
+
+    def rows(self, index: Tensor | slice) -> Tensor:
+        block = torch.addmm(self.g, self.A[index], self.B.T).add_(self.f[index][:, None]).exp2_()
+        if self.x is not None and self.y is not None:
+            block.addr_(self.x[index], self.y)
+        return block
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {"A": self.A, "B": self.B, "f": self.f, "g": self.g}
+        if self.x is not None and self.y is not None:
+            found |= {"x": self.x, "y": self.y}
+        return found
+
+    def to(self, dtype: torch.dtype) -> PotentialCoupling:
+        """The same coupling in another dtype."""
+        return PotentialCoupling(**{name: tensor.to(dtype) for name, tensor in self.tensors().items()})
+
+    def rescaled(self, row: Tensor, column: Tensor) -> PotentialCoupling:
+        """diag(row) T diag(column) of a coupling without a correction."""
+        return PotentialCoupling(self.A, self.B, self.f + row.log2(), self.g + column.log2())

@@ -1,0 +1,162 @@
+"""The outer loop: linearise the objective at the current plan, solve the entropic transport problem, repeat.
+
+    anchors ~ T -> cost C(T) -> score -C / epsilon -> Sinkhorn from the last potentials -> T
+
+The score is a base-2 logarithm. Everything stays on the device; the host reads numbers at checks only.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings import PotentialCoupling
+from torchgw.gw.gradient import Gradient
+from torchgw.gw.stopping import Plateau, observe, verdict
+from torchgw.kernels import LN2
+from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.options import GWOptions
+from torchgw.result import History, Status
+from torchgw.sinkhorn.annealing import epsilon_at, rescale
+from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
+from torchgw.types import Callback, Progress
+
+LOOP_TOLERANCE = 10.0
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where the loop ended."""
+
+    coupling: PotentialCoupling
+    residual: float
+    status: Status
+    n_iter: int
+    n_iter_sinkhorn: int
+    history: History
+
+
+def product_start(log_p: Tensor, log_q: Tensor) -> PotentialCoupling:
+    """The product plan p q^T as a coupling: no information about the matching."""
+    return PotentialCoupling(log_p.new_zeros(len(log_p), 1), log_q.new_zeros(len(log_q), 1), log_p, log_q)
+
+
+def solve(
+    gradient: Gradient,
+    start: PotentialCoupling,
+    p: Tensor,
+    q: Tensor,
+    epsilon: float,
+    softmin: SoftminDense,
+    options: GWOptions,
+    callback: Callback | None,
+) -> Solution:
+    """Run the loop from ``start`` on masses p (N,), q (K,) that sum to one; dtype and device are theirs.
+
+    O(N K) memory for the score and the plan of the last check, O(N K (M + inner iterations)) work per iteration.
+    """
+    log_p, log_q = p.log2(), q.log2()
+    began = time.perf_counter()
+    score = p.new_empty(len(p), len(q))
+    plan = PlanWatch(score)
+    plateau, status, history = Plateau(), Status.MAX_ITER, History()
+    coupling, state, total = start, SinkhornState(start.f, start.g, float("inf"), 0), 0
+    stopping, inner = options.stopping, options.sinkhorn
+    annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
+    old_epsilon = epsilon_at(0, epsilon, annealing)
+    iteration = 0
+    while iteration < stopping.max_iter:
+        now = epsilon_at(iteration, epsilon, annealing)
+        cost = gradient(coupling, p)
+        A, B = cost.balanced_score(now)
+        torch.mm(A, B.T, out=score)
+        state = sinkhorn(
+            partial(softmin, score),
+            log_p,
+            log_q,
+            rescale(state.f, log_p, old_epsilon, now),
+            rescale(state.g, log_q, old_epsilon, now),
+            max_iter=inner.max_iter,
+            tol=LOOP_TOLERANCE * inner.tol,
+            check_every=inner.check_every,
+        )
+        coupling, old_epsilon = PotentialCoupling(A, B, state.f, state.g), now
+        iteration, total = iteration + 1, total + state.n_iter
+        if iteration % stopping.check_every and iteration < stopping.max_iter:
+            continue
+        change, overlap = plan.look(score, state)
+        value = float(cost.expectation(overlap * (now * LN2 / 2), p, q))
+        record(history, callback, iteration, stopping.max_iter, value, state.residual, now, began)
+        if iteration > annealing.n_iter:
+            plateau = observe(plateau, value, stopping)
+            ended = verdict(iteration, plateau, float(change) / stopping.check_every, stopping)
+            if ended is not None:
+                status = ended
+                break
+    state = sinkhorn(
+        partial(softmin, score),
+        log_p,
+        log_q,
+        state.f,
+        state.g,
+        max_iter=inner.final_max_iter,
+        tol=inner.tol,
+        check_every=inner.check_every,
+    )
+    if state.residual > inner.tol:
+        status = Status.MARGINALS
+    final = PotentialCoupling(coupling.A, coupling.B, state.f, state.g)
+    return Solution(final, state.residual, status, iteration, total + state.n_iter, history)
+
+
+class PlanWatch:
+    """The plan of the last check, kept to measure how far the next one is from it."""
+
+    def __init__(self, score: Tensor) -> None:
+        self.last = torch.zeros_like(score)
+        self.rows = max(1, 2**19 // score.shape[1]) if score.device.type == "cpu" else len(score)
+
+    def look(self, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor]:
+        """L1 distance of the plan from the last one looked at, and <score, plan>, in one pass."""
+        change, overlap = score.new_zeros(()), score.new_zeros(())
+        for start in range(0, len(score), self.rows):
+            where = slice(start, start + self.rows)
+            plan = (score[where] + state.f[where, None]).add_(state.g).clamp_min_(-120.0).exp2_()
+            overlap += (plan * score[where]).sum()
+            change += self.last[where].sub_(plan).abs_().sum()
+            self.last[where] = plan
+        return change, overlap
+
+
+def record(
+    history: History,
+    callback: Callback | None,
+    iteration: int,
+    max_iter: int,
+    cost: float,
+    marginal_error: float,
+    epsilon: float,
+    began: float,
+) -> None:
+    """Add one check to the history and tell the callback."""
+    elapsed = time.perf_counter() - began
+    history.iteration.append(iteration)
+    history.cost.append(cost)
+    history.marginal_error.append(marginal_error)
+    history.epsilon.append(epsilon)
+    history.elapsed.append(elapsed)
+    if callback is not None:
+        callback(
+            Progress(
+                iteration=iteration,
+                max_iter=max_iter,
+                cost=cost,
+                marginal_error=marginal_error,
+                epsilon=epsilon,
+                elapsed=elapsed,
+            )
+        )

@@ -1,0 +1,120 @@
+"""From what a user hands over to distance providers: points, graphs, matrices or providers, each space by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.options import SpaceOptions
+from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
+from torchgw.spaces.graph import neighbour_graph
+from torchgw.types import DistanceProvider
+
+DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
+AUTO_ALL_PAIRS = 500
+
+
+def is_provider(space: object) -> bool:
+    """Whether this object serves distances by itself."""
+    return isinstance(space, DistanceProvider)
+
+
+def is_graph(space: Any) -> bool:
+    """Whether this object is a SciPy sparse matrix or array."""
+    return hasattr(space, "tocsr") and hasattr(space, "nnz")
+
+
+def check_distances(distances: object) -> tuple[str, str]:
+    """One of `DISTANCES` for each space, from one for both or a pair."""
+    if isinstance(distances, tuple):
+        if len(distances) != 2:
+            raise ValueError(f"distances must be one of {DISTANCES} or a pair of them, got {len(distances)} entries")
+        first, second = distances
+    else:
+        first = second = distances
+    return validate.choice("distances", first, DISTANCES), validate.choice("distances", second, DISTANCES)
+
+
+def check_space(name: str, space: object, distances: str, options: SpaceOptions) -> tuple[Any, str]:
+    """The validated space and the kind of provider it will get, before anything long starts."""
+    if is_provider(space):
+        if distances != "auto":
+            raise ValueError(f"distances must be 'auto' when {name} is a distance provider, got {distances!r}")
+        return space, "provider"
+    if is_graph(space):
+        if distances == "euclidean":
+            raise ValueError(f"distances='euclidean' needs points, got a sparse graph as {name}; use 'landmark'")
+        graph = validate.graph(name, space)
+        return graph, distances if distances != "auto" else _geodesic(graph.shape[0])
+    matrix_asked = distances in ("auto", "precomputed")
+    shape = tuple(getattr(space, "shape", None) or np.shape(space))  # type: ignore[arg-type]
+    if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
+        return validate.distance_matrix(name, space), "matrix"
+    points = validate.points(name, space)
+    if distances != "euclidean":
+        validate.neighbours(name, options.k, len(points))
+    return points, distances if distances != "auto" else _geodesic(len(points))
+
+
+def _geodesic(n: int) -> str:
+    """All pairs while they are cheap, landmarks beyond."""
+    return "precomputed" if n <= AUTO_ALL_PAIRS else "landmark"
+
+
+def make_providers(spaces: list[tuple[str, Any, str]], options: SpaceOptions) -> list[DistanceProvider]:
+    """A provider for each (name, validated space, kind); all-pairs searches of several spaces run together."""
+    graphs: dict[int, Any] = {}
+    for position, (name, space, kind) in enumerate(spaces):
+        if kind in ("landmark", "dijkstra", "precomputed"):
+            graphs[position] = space if is_graph(space) else neighbour_graph(space, options.k, name)
+    all_pairs = [position for position, (_, _, kind) in enumerate(spaces) if kind == "precomputed"]
+    done = dict(zip(all_pairs, PrecomputedDistances.from_graphs([graphs[i] for i in all_pairs]), strict=True))
+    return [
+        done[position] if position in done else _make(name, space, kind, graphs.get(position), options)
+        for position, (name, space, kind) in enumerate(spaces)
+    ]
+
+
+def _make(name: str, space: Any, kind: str, graph: Any, options: SpaceOptions) -> DistanceProvider:
+    if kind == "landmark":
+        return LandmarkDistances(graph, options.n_landmarks, name=name)
+    if kind == "dijkstra":
+        return DijkstraDistances(graph, options.cache_rows, name=name)
+    if kind == "euclidean":
+        return EuclideanDistances(space, name=name)
+    if kind == "matrix":
+        return PrecomputedDistances(space, name=name)
+    provider: DistanceProvider = space
+    return provider
+
+
+def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
+    """The device asked for, else that of the first tensor given, else a GPU where there is one."""
+    if device is not None:
+        return validate.device("device", device)
+    for given in inputs:
+        if isinstance(given, Tensor):
+            return validate.device("device", given.device)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def make_generator(random_state: object, device: torch.device) -> torch.Generator:
+    """A generator on ``device``; no global random state is read or changed.
+
+    An int seeds it; a generator of the user's gives one draw as its seed; None takes fresh entropy.
+    """
+    validate.random_state("random_state", random_state)
+    if random_state is None:
+        seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1)
+    elif isinstance(random_state, torch.Generator):
+        drawn = torch.randint(2**62, (1,), generator=random_state, device=random_state.device)
+        seed = int(drawn)
+    elif isinstance(random_state, np.random.Generator):
+        seed = int(random_state.integers(2**62))
+    else:
+        seed = int(random_state)  # type: ignore[call-overload]
+    return torch.Generator(device).manual_seed(seed)

@@ -1,0 +1,26 @@
+"""Draws from discrete distributions on the device, with an explicit generator and no host synchronisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MULTINOMIAL_LIMIT = 2**24
+
+
+def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """``count`` indices for each row of ``weights`` (..., n), drawn with replacement in proportion to them.
+
+    Rows without any positive mass (all zero, or NaN) are drawn from uniformly. Returns int64 (..., count).
+    """
+    weights = torch.nan_to_num(weights, nan=0.0, posinf=0.0).clamp_min(0.0)
+    largest = weights.amax(-1, keepdim=True)
+    weights = torch.where(largest > 0, weights / largest, torch.ones_like(weights))
+    if weights.shape[-1] <= MULTINOMIAL_LIMIT:
+        return torch.multinomial(weights, count, replacement=True, generator=generator)
+    cumulative = weights.to(torch.float64).cumsum(-1)
+    uniform = torch.rand(
+        *weights.shape[:-1], count, generator=generator, dtype=torch.float64, device=weights.device
+    )
+    found = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True)
+    return found.clamp_max(weights.shape[-1] - 1)

@@ -1,0 +1,156 @@
+"""Options as frozen dataclasses: validated when made, varied with ``dataclasses.replace``, passed on whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchgw import validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceOptions:
+    """How distances come from points or graphs.
+
+    Parameters
+    ----------
+    k : neighbours of each point in the k-nearest-neighbour graph.
+    n_landmarks : landmarks of the factored geodesic distances (all points when there are fewer).
+    cache_rows : rows of geodesic distances that the on-demand provider keeps.
+    """
+
+    k: int = 5
+    n_landmarks: int = 100
+    cache_rows: int = 2000
+
+    def __post_init__(self) -> None:
+        validate.integer("k", self.k, least=1)
+        validate.integer("n_landmarks", self.n_landmarks, least=2)
+        validate.integer("cache_rows", self.cache_rows, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How anchor pairs are drawn from the plan.
+
+    Parameters
+    ----------
+    n_anchors : M, pairs behind each linearised cost; noise falls as 1/sqrt(M), work grows as M.
+    step : probability that a pair is drawn afresh at an iteration; 1 forgets the last plan at once.
+    """
+
+    n_anchors: int = 80
+    step: float = 0.5
+
+    def __post_init__(self) -> None:
+        validate.integer("n_anchors", self.n_anchors, least=1)
+        validate.real("step", self.step, above=0.0, most=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkhornOptions:
+    """The inner solver.
+
+    Parameters
+    ----------
+    max_iter : most iterations within one outer iteration; potentials are carried to the next.
+    final_max_iter : most iterations of the last solve, whose plan is returned.
+    tol : L1 marginal residual at which the last solve stops; the loop's own solves stop at ten times this.
+    check_every : iterations between two checks of the residual (each waits for the device).
+    """
+
+    max_iter: int = 20
+    final_max_iter: int = 1000
+    tol: float = 1e-3
+    check_every: int = 10
+
+    def __post_init__(self) -> None:
+        validate.integer("max_iter", self.max_iter, least=1)
+        validate.integer("final_max_iter", self.final_max_iter, least=1)
+        validate.real("tol", self.tol, above=0.0)
+        validate.integer("check_every", self.check_every, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnealingOptions:
+    """Epsilon falls geometrically from ``factor`` times its target over the first ``n_iter`` outer iterations.
+
+    Parameters
+    ----------
+    factor : start over target, in [1, 10]; 1 means no annealing. A hotter start blurs the orientation away.
+    n_iter : outer iterations until the target is reached.
+    """
+
+    factor: float = 10.0
+    n_iter: int = 30
+
+    def __post_init__(self) -> None:
+        validate.real("factor", self.factor, least=1.0, most=10.0)
+        validate.integer("n_iter", self.n_iter, least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingOptions:
+    """When the outer loop ends.
+
+    Parameters
+    ----------
+    max_iter : most outer iterations.
+    min_iter : iterations before which nothing stops the loop.
+    check_every : iterations between two checks.
+    ema_weight : weight of the newest cost in the exponential moving average.
+    improvement : relative fall of the average that counts as progress.
+    patience : checks without progress that end the loop; ``max(min_iter // 2, 20)`` when None.
+    plan_tol : L1 change of the plan per iteration, relative to its mass, under which it counts as settled.
+    """
+
+    max_iter: int = 300
+    min_iter: int = 40
+    check_every: int = 1
+    ema_weight: float = 0.2
+    improvement: float = 0.005
+    patience: int | None = None
+    plan_tol: float = 1e-3
+
+    def __post_init__(self) -> None:
+        validate.integer("max_iter", self.max_iter, least=1)
+        validate.integer("min_iter", self.min_iter, least=0)
+        validate.integer("check_every", self.check_every, least=1)
+        validate.real("ema_weight", self.ema_weight, above=0.0, most=1.0)
+        validate.real("improvement", self.improvement, least=0.0)
+        if self.patience is not None:
+            validate.integer("patience", self.patience, least=1)
+        validate.real("plan_tol", self.plan_tol, least=0.0)
+
+    @property
+    def checks_without_progress(self) -> int:
+        """The patience in force."""
+        return max(self.min_iter // 2, 20) if self.patience is None else self.patience
+
+
+@dataclass(frozen=True, kw_only=True)
+class GWOptions:
+    """All options of `gw_align`.
+
+    Parameters
+    ----------
+    spaces, sampling, sinkhorn, annealing, stopping : one group each, see there.
+    mixed_precision : iterate in float32 and return float64; False iterates in float64 as well.
+    max_memory : bytes that one dense object (score, plan, distance matrix) may take.
+    """
+
+    spaces: SpaceOptions = field(default_factory=SpaceOptions)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    sinkhorn: SinkhornOptions = field(default_factory=SinkhornOptions)
+    annealing: AnnealingOptions = field(default_factory=AnnealingOptions)
+    stopping: StoppingOptions = field(default_factory=StoppingOptions)
+    mixed_precision: bool = True
+    max_memory: int = 4 * 2**30
+
+    def __post_init__(self) -> None:
+        validate.instance("spaces", self.spaces, SpaceOptions)
+        validate.instance("sampling", self.sampling, SamplingOptions)
+        validate.instance("sinkhorn", self.sinkhorn, SinkhornOptions)
+        validate.instance("annealing", self.annealing, AnnealingOptions)
+        validate.instance("stopping", self.stopping, StoppingOptions)
+        validate.flag("mixed_precision", self.mixed_precision)
+        validate.integer("max_memory", self.max_memory, least=1)

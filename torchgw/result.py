@@ -1,0 +1,242 @@
+"""What a solve returns: a coupling, an honest value, how it ended and how it got there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from functools import cached_property
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.kernels import LN2
+from torchgw.options import (
+    AnnealingOptions,
+    GWOptions,
+    SamplingOptions,
+    SinkhornOptions,
+    SpaceOptions,
+    StoppingOptions,
+)
+from torchgw.types import Array, Coupling
+
+
+class Status(Enum):
+    """How a solve ended. The text says what happened and what to change."""
+
+    PLATEAU = "the cost stopped improving"
+    SETTLED = "the plan stopped changing"
+    MAX_ITER = (
+        "the iteration limit was reached while the cost was still improving; "
+        "raise options.stopping.max_iter, or epsilon"
+    )
+    MARGINALS = (
+        "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass; "
+        "raise options.sinkhorn.final_max_iter or options.sinkhorn.tol, or epsilon"
+    )
+
+    @property
+    def converged(self) -> bool:
+        return self in (Status.PLATEAU, Status.SETTLED)
+
+
+@dataclass(frozen=True)
+class History:
+    """One entry for each check of the outer loop, all of equal length.
+
+    ``cost`` is the sampled estimate that steers the loop (the scaled objective, before rounding); ``marginal_error`` the
+    L1 residual of the inner solve; ``elapsed`` seconds since the loop began.
+    """
+
+    iteration: list[int] = field(default_factory=list)
+    cost: list[float] = field(default_factory=list)
+    marginal_error: list[float] = field(default_factory=list)
+    epsilon: list[float] = field(default_factory=list)
+    elapsed: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GWResult:
+    """The result of `torchgw.gw_align`.
+
+    Attributes
+    ----------
+    coupling : the plan without its N x K entries: products, marginals, samples, largest entries.
+    value, value_quad, value_linear : objective of the returned plan on the scaled distances, and its two parts.
+    value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
+    potentials : natural-log potentials f (N,), g (K,), in units of epsilon, of the plan before its rounding.
+    marginal_error : largest L1 marginal error of the returned plan over its two sides.
+    marginal_residual : the same before rounding, as the last Sinkhorn solve left it.
+    status, converged : how the solve ended.
+    n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
+    history : cost, marginal error, epsilon and time at every check.
+    backend : the kernel implementation that ran; ``backends_passed_over`` says why those before it did not.
+    scales : what the distances of the two spaces were divided by.
+    providers : class names of the two distance providers.
+    timings : seconds spent in "prepare", "solve" and "finish".
+    epsilon, options : what the solve was called with.
+    """
+
+    coupling: Coupling
+    value: float
+    value_quad: float
+    value_linear: float
+    value_exact: bool
+    value_error: float
+    marginal_error: float
+    marginal_residual: float
+    status: Status
+    n_iter: int
+    n_iter_sinkhorn: int
+    history: History
+    backend: str
+    backends_passed_over: dict[str, str]
+    scales: tuple[float, float]
+    providers: tuple[str, str]
+    timings: dict[str, float]
+    epsilon: float
+    options: GWOptions
+    numpy_input: bool = True
+
+    @property
+    def converged(self) -> bool:
+        """Whether the loop ended by itself and its last solve reached its tolerance."""
+        return self.status.converged
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.coupling.shape
+
+    @property
+    def potentials(self) -> tuple[Tensor, Tensor] | None:
+        """Natural-log potentials (f (N,), g (K,)), or None for a plan that has none."""
+        if not isinstance(self.coupling, PotentialCoupling):
+            return None
+        return self.coupling.f * LN2, self.coupling.g * LN2
+
+    @cached_property
+    def plan(self) -> Tensor:
+        """The dense plan (N, K), float64, built on first use and kept; O(N K) memory.
+
+        Raises
+        ------
+        MemoryError
+            Over ``options.max_memory``, naming what to use instead.
+        """
+        n, k = self.shape
+        advice = "use argmax(), top_k(k), sparsify(mass), push(V) or pull(V), or raise the limit"
+        validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.options.max_memory, advice)
+        return self.coupling.to_dense()
+
+    def push(self, V: Array | Tensor) -> Array | Tensor:
+        """Carry values on the source points (N,) or (N, d) to the target: averages weighted by the plan, (K,) or (K, d).
+
+        Target points without mass get NaN. Numpy in, numpy out; torch in, torch out. O(N K (r + d)) time.
+        """
+        return self._carry(V, axis=0)
+
+    def pull(self, V: Array | Tensor) -> Array | Tensor:
+        """Carry values on the target points (K,) or (K, d) to the source, (N,) or (N, d); see `push`."""
+        return self._carry(V, axis=1)
+
+    def _carry(self, V: Array | Tensor, axis: int) -> Array | Tensor:
+        given = torch.as_tensor(V)
+        size = self.shape[axis]
+        if given.ndim not in (1, 2) or given.shape[0] != size:
+            raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
+        like = next(iter(self._tensors().values()))
+        values = given.to(like.device, like.dtype)
+        columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
+        moved = self.coupling.apply(columns, axis)
+        averaged = moved[:, 1:] / moved[:, :1]
+        averaged = averaged[:, 0] if given.ndim == 1 else averaged
+        return averaged if isinstance(V, Tensor) else averaged.cpu().numpy()
+
+    def argmax(self, axis: int = 1) -> Array | Tensor:
+        """For each source point the target index it sends most mass to, (N,); with axis 0 the reverse, (K,)."""
+        validate.integer("axis", axis, least=0, most=1)
+        found = self.coupling.argmax(axis)
+        return found.cpu().numpy() if self.numpy_input else found
+
+    def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
+        """Masses and target indices of the k largest entries of each row, both (N, k), largest first."""
+        validate.integer("k", k, least=1, most=self.shape[1])
+        values, index = self.coupling.top_k(k)
+        return (values.cpu().numpy(), index.cpu().numpy()) if self.numpy_input else (values, index)
+
+    def sparsify(self, mass: float = 0.99) -> Any:
+        """SciPy CSR matrix (N, K) of the fewest entries that carry the share ``mass`` of each row."""
+        return self.coupling.to_sparse(validate.real("mass", mass, above=0.0, most=1.0))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        if not isinstance(self.coupling, PotentialCoupling | DenseCoupling):
+            raise TypeError(f"this operation knows the library's own couplings, got {type(self.coupling).__name__}")
+        return self.coupling.tensors()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write everything but the dense plan to an .npz file: arrays and one JSON string, no pickles.
+
+        Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON).
+        """
+        meta = {
+            entry.name: getattr(self, entry.name)
+            for entry in fields(self)
+            if entry.name not in ("coupling", "status", "options", "history")
+        }
+        meta |= {"status": self.status.name, "options": asdict(self.options), "history": asdict(self.history)}
+        arrays: dict[str, Array] = {
+            "matching": self.coupling.argmax(1).cpu().numpy(),
+            "value": np.array(self.value),
+            "meta": np.array(json.dumps(meta)),
+        }
+        if self.potentials is not None:
+            arrays |= {"f": self.potentials[0].cpu().numpy(), "g": self.potentials[1].cpu().numpy()}
+        arrays |= {f"coupling_{name}": tensor.cpu().numpy() for name, tensor in self._tensors().items()}
+        with open(path, "wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> GWResult:
+        """Read a result that `save` wrote, onto the CPU.
+
+        Raises
+        ------
+        ValueError
+            When the file is not such a result.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            meta = json.loads(str(arrays["meta"]))
+            tensors = {name[9:]: torch.from_numpy(a) for name, a in arrays.items() if name.startswith("coupling_")}
+            coupling = DenseCoupling(**tensors) if "plan" in tensors else PotentialCoupling(**tensors)
+            return cls(coupling=coupling, **_restored(meta))
+        except (KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
+            raise ValueError(f"path must name a file written by GWResult.save, {path} is not one ({error})") from error
+
+
+def _restored(meta: dict[str, Any]) -> dict[str, Any]:
+    """Constructor arguments from the JSON part of a saved result."""
+    options = meta["options"]
+    groups = {
+        "spaces": SpaceOptions,
+        "sampling": SamplingOptions,
+        "sinkhorn": SinkhornOptions,
+        "annealing": AnnealingOptions,
+        "stopping": StoppingOptions,
+    }
+    rebuilt = {name: groups[name](**value) if name in groups else value for name, value in options.items()}
+    return meta | {
+        "status": Status[meta["status"]],
+        "options": GWOptions(**rebuilt),
+        "history": History(**meta["history"]),
+        "scales": tuple(meta["scales"]),
+        "providers": tuple(meta["providers"]),
+    }

@@ -1,0 +1,14 @@
+"""One half-step of the marginal model, outside the kernels so that no backend can differ in it.
+
+Balanced: f = log2 p - log2 sum_j 2^(S_ij + g_j), and the same for g with rows and columns exchanged.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def half_step(log_mass: Tensor, softmin: Tensor) -> Tensor:
+    """The potential that gives its side the marginal 2^log_mass; -inf for points without mass."""
+    return torch.where(torch.isneginf(log_mass), log_mass, log_mass - softmin)

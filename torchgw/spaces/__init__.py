@@ -1,0 +1,8 @@
+"""Distance providers: one object for each space, serving scaled rows and, where they exist, signed factors."""
+
+from torchgw.spaces.dijkstra import DijkstraDistances
+from torchgw.spaces.euclidean import EuclideanDistances
+from torchgw.spaces.landmark import LandmarkDistances
+from torchgw.spaces.precomputed import PrecomputedDistances
+
+__all__ = ["DijkstraDistances", "EuclideanDistances", "LandmarkDistances", "PrecomputedDistances"]

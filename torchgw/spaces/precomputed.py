@@ -1,0 +1,61 @@
+"""Distances given as a matrix, or all pairs of a graph's shortest paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.spaces.paths import fill_unreachable, positive_scale, shortest_paths, warn_unreachable
+from torchgw.types import Array
+
+
+class PrecomputedDistances:
+    """A stored matrix D of distances, divided by its largest finite entry.
+
+    Parameters
+    ----------
+    D : (N, N), symmetric, non-negative, zero diagonal. Infinite entries become 1.5 x the largest finite one.
+
+    Raises
+    ------
+    ValueError, TypeError
+        When D is not such a matrix.
+    """
+
+    stored = True
+
+    def __init__(self, D: Array | Tensor, *, name: str = "D") -> None:
+        matrix = validate.distance_matrix(name, D)
+        unreachable = np.isinf(matrix)
+        self.scale = positive_scale(float(np.where(unreachable, 0.0, matrix).max()))
+        if unreachable.any():
+            warn_unreachable(name)
+            fill_unreachable(matrix, self.scale)
+        self._D = torch.from_numpy(matrix / self.scale)
+
+    @classmethod
+    def from_graphs(cls, graphs: Sequence[Any]) -> list[PrecomputedDistances]:
+        """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays."""
+        jobs = [(graph, np.arange(graph.shape[0])) for graph in graphs]
+        # The two directions of a path are summed in different orders and may differ in the last bit.
+        return [cls(np.minimum(D, D.T), name="graph") for D in shortest_paths(jobs)]
+
+    @property
+    def size(self) -> int:
+        return len(self._D)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> PrecomputedDistances:
+        other = object.__new__(PrecomputedDistances)
+        other.scale, other._D = self.scale, self._D.to(device, dtype)
+        return other
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self._D[index]
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        return None

@@ -1,0 +1,109 @@
+"""Shared aliases and the protocols that let layers meet without knowing each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+RandomState: TypeAlias = "int | torch.Generator | np.random.Generator | None"
+
+Softmin: TypeAlias = Callable[[Tensor, int], Tensor]
+"""``softmin(potential, axis)``: base-2 logsumexp of score + potential over ``axis``.
+
+``axis=1`` takes a (K,) potential and returns (N,); ``axis=0`` takes (N,) and returns (K,).
+"""
+
+
+class TorchGWWarning(UserWarning):
+    """Base of every warning this library gives."""
+
+
+class ConvergenceWarning(TorchGWWarning):
+    """The returned result is not a converged one; its status says what to change."""
+
+
+class GraphWarning(TorchGWWarning):
+    """A neighbour graph or distance matrix had to be repaired before use."""
+
+
+ProviderT = TypeVar("ProviderT", bound="DistanceProvider")
+
+
+@runtime_checkable
+class DistanceProvider(Protocol):
+    """Distances of ONE space of N points, divided by one scale that is fixed at construction."""
+
+    @property
+    def size(self) -> int:
+        """N, the number of points."""
+
+    @property
+    def scale(self) -> float:
+        """What the raw distances were divided by."""
+
+    @property
+    def stored(self) -> bool:
+        """True when any row is a look-up or a product, False when it costs a graph search."""
+
+    def to(self: ProviderT, device: torch.device, dtype: torch.dtype) -> ProviderT:
+        """The same space, serving its rows and factors on ``device`` in ``dtype``."""
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Scaled distances from the points ``index`` (M,) to all points, shape (M, N)."""
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """F (N, r) and signs s (r,) with D = F diag(s) F^T, or None where there are none."""
+
+
+@runtime_checkable
+class Coupling(Protocol):
+    """A transport plan T (N, K) that is read through products and samples; only ``to_dense`` stores it."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+
+    def rows(self, index: Tensor) -> Tensor:
+        """T[index], shape (len(index), K)."""
+
+    def marginal(self, axis: int) -> Tensor:
+        """Sum over ``axis``: (N,) for 1, (K,) for 0."""
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        """T V for axis 1, T^T V for axis 0."""
+
+    def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """One column index for each entry of ``rows``, drawn from that row of T."""
+
+    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
+        """Values and column indices of the k largest entries of each row, both (N, k)."""
+
+    def argmax(self, axis: int) -> Tensor:
+        """Index of the largest entry along ``axis``."""
+
+    def to_dense(self) -> Tensor:
+        """T as one (N, K) tensor."""
+
+    def to_sparse(self, mass: float) -> Any:
+        """SciPy CSR matrix of the largest entries that carry ``mass`` of each row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a callback receives at every check of the Gromov-Wasserstein loop."""
+
+    iteration: int
+    max_iter: int
+    cost: float
+    marginal_error: float
+    epsilon: float
+    elapsed: float
+
+
+Callback: TypeAlias = Callable[[Progress], object]

@@ -1,0 +1,220 @@
+"""The only place that rejects user input: every message names the argument, what was expected and what arrived."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.types import Array
+
+SYMMETRY_TOLERANCE = 1e-5
+MASS_TOLERANCE = 1e-6
+
+
+def choice(name: str, value: object, allowed: Sequence[str]) -> str:
+    """A string out of ``allowed``."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {type(value).__name__}")
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def integer(name: str, value: object, *, least: int, most: int | None = None) -> int:
+    """An integer in [least, most]; booleans are refused."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__} {value!r}")
+    number = int(value)
+    if number < least or (most is not None and number > most):
+        span = f">= {least}" if most is None else f"in [{least}, {most}]"
+        raise ValueError(f"{name} must be {span}, got {number}")
+    return number
+
+
+def real(
+    name: str, value: object, *, above: float | None = None, least: float | None = None, most: float | None = None
+) -> float:
+    """A finite number, strictly above ``above``, at least ``least`` and at most ``most`` where given."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
+    number = float(value)
+    bounds = [f"> {above:g}"] if above is not None else []
+    bounds += [f">= {least:g}"] if least is not None else []
+    bounds += [f"<= {most:g}"] if most is not None else []
+    inside = (
+        math.isfinite(number)
+        and (above is None or number > above)
+        and (least is None or number >= least)
+        and (most is None or number <= most)
+    )
+    if not inside:
+        raise ValueError(f"{name} must be a finite number{' ' if bounds else ''}{' and '.join(bounds)}, got {number!r}")
+    return number
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False and nothing else."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {type(value).__name__} {value!r}")
+    return bool(value)
+
+
+def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
+    """An object of class ``kind``."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}{hint}, got {type(value).__name__}")
+
+
+def _numbers(name: str, value: object, n_dim: int, shape: str) -> Array:
+    """``value`` as a float64 array of ``n_dim`` dimensions."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of shape {shape}, got a ragged or unreadable one ({error})") from None
+    if array.dtype.kind not in "fiub":
+        what = f"{type(value).__name__} of dtype {array.dtype}"
+        raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")
+    if array.ndim != n_dim:
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    return array.astype(np.float64)
+
+
+def _count_bad(array: Array) -> str:
+    """How many entries are NaN or infinite, in words."""
+    return f"{int(np.isnan(array).sum())} NaN and {int(np.isinf(array).sum())} infinite entries"
+
+
+def points(name: str, value: object) -> Array:
+    """Finite points (N, D) with N >= 2, as float64."""
+    array = _numbers(name, value, 2, "(N, D)")
+    if array.shape[0] < 2:
+        raise ValueError(f"{name} must hold at least 2 points, got shape {array.shape}")
+    if array.shape[1] < 1:
+        raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
+    return array
+
+
+def distance_matrix(name: str, value: object) -> Array:
+    """A symmetric non-negative matrix (N, N) with N >= 2 and a zero diagonal, as float64.
+
+    Infinite entries off the diagonal mean "not connected" and are allowed.
+    """
+    array = _numbers(name, value, 2, "(N, N)")
+    if array.shape[0] != array.shape[1]:
+        raise ValueError(f"{name} must be a square distance matrix (N, N), got shape {array.shape}")
+    if array.shape[0] < 2:
+        raise ValueError(f"{name} must hold at least 2 points, got shape {array.shape}")
+    if np.isnan(array).any():
+        raise ValueError(f"{name} must not contain NaN, got {_count_bad(array)}")
+    if (array < 0).any():
+        raise ValueError(f"{name} must be non-negative, got a smallest entry of {array.min():g}")
+    finite = np.where(np.isinf(array), -1.0, array)
+    largest = max(float(finite.max()), 0.0)
+    gap = float(np.abs(finite - finite.T).max())
+    if gap > SYMMETRY_TOLERANCE * max(largest, 1e-300):
+        raise ValueError(
+            f"{name} must be a symmetric distance matrix, got entries that differ by {gap:g}; "
+            f"if its rows are points, pass distances='landmark' or 'euclidean'"
+        )
+    worst = float(np.abs(array.diagonal()).max())
+    if worst > SYMMETRY_TOLERANCE * max(largest, 1e-300):
+        raise ValueError(f"{name} must have a zero diagonal (distances, not similarities), got {worst:g} on it")
+    return array
+
+
+def graph(name: str, value: Any) -> Any:
+    """A symmetric SciPy sparse matrix (N, N) of finite non-negative edge lengths, N >= 2, as float64 CSR."""
+    if value.ndim != 2 or value.shape[0] != value.shape[1]:
+        raise ValueError(f"{name} must be a square sparse graph (N, N), got shape {tuple(value.shape)}")
+    if value.shape[0] < 2:
+        raise ValueError(f"{name} must hold at least 2 points, got shape {tuple(value.shape)}")
+    if value.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must hold real edge lengths, got dtype {value.dtype}")
+    csr = value.tocsr().astype(np.float64)
+    csr.sum_duplicates()
+    if not np.isfinite(csr.data).all():
+        raise ValueError(f"{name} must have finite edge lengths, got {_count_bad(csr.data)}")
+    if (csr.data < 0).any():
+        raise ValueError(f"{name} must have non-negative edge lengths, got {csr.data.min():g}")
+    gap = abs(csr - csr.T)
+    largest = float(csr.data.max()) if csr.nnz else 0.0
+    if gap.nnz and float(gap.data.max()) > SYMMETRY_TOLERANCE * largest:
+        raise ValueError(
+            f"{name} must be a symmetric graph, got edge lengths that differ by {gap.data.max():g}; "
+            f"pass {name}.maximum({name}.T) to make every edge mutual"
+        )
+    return csr
+
+
+def neighbours(name: str, k: int, n: int) -> None:
+    """A neighbour count below the number of points."""
+    if k >= n:
+        raise ValueError(f"k must be smaller than the number of points of {name}, got k = {k} and N = {n}; lower k")
+
+
+def masses(name: str, value: object, n: int, letter: str) -> Array:
+    """Finite non-negative masses (n,) with a positive sum, as float64; uniform with sum 1 when None."""
+    if value is None:
+        return np.full(n, 1.0 / n)
+    array = _numbers(name, value, 1, f"({letter},) = ({n},)")
+    if array.shape != (n,):
+        raise ValueError(f"{name} must have shape ({letter},) = ({n},), got {array.shape}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
+    if (array < 0).any():
+        raise ValueError(f"{name} must be non-negative, got a smallest mass of {array.min():g}")
+    if array.sum() <= 0:
+        raise ValueError(f"{name} must have a positive sum, got {array.sum():g}")
+    return array
+
+
+def same_mass(p: Array, q: Array) -> None:
+    """Masses whose sums agree, as the balanced problem needs."""
+    a, b = float(p.sum()), float(q.sum())
+    if abs(a - b) > MASS_TOLERANCE * max(a, b):
+        raise ValueError(f"p and q must sum alike, got sum(p) = {a:.9g} and sum(q) = {b:.9g}; divide each by its sum")
+
+
+def device(name: str, value: object) -> torch.device:
+    """A torch device that is there."""
+    if not isinstance(value, str | torch.device):
+        raise TypeError(f"{name} must be a string or torch.device, got {type(value).__name__}")
+    try:
+        found = torch.device(value)
+    except RuntimeError:
+        raise ValueError(f"{name} must name a torch device such as 'cpu' or 'cuda:0', got {value!r}") from None
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name} must be 'cpu' or 'cuda', got {str(found)!r}")
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= count:
+            raise ValueError(f"{name} {str(found)!r} is not there: {count} CUDA devices are available; use 'cpu'")
+        return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
+    return found
+
+
+def random_state(name: str, value: object) -> None:
+    """An int in [0, 2**63), a torch.Generator, a numpy.random.Generator, or None."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        integer(name, value, least=0, most=2**63 - 1)
+    elif value is not None and not isinstance(value, torch.Generator | np.random.Generator):
+        kinds = "an int, a torch.Generator, a numpy.random.Generator or None"
+        raise TypeError(f"{name} must be {kinds}, got {type(value).__name__}")
+
+
+def memory(name: str, needed: int, limit: int, advice: str) -> None:
+    """Refuse an allocation over the limit before it is made."""
+    if needed > limit:
+        raise MemoryError(
+            f"{name} would take {needed / 2**30:.2f} GiB, over options.max_memory = {limit / 2**30:.2f} GiB; {advice}"
+        )
