@@ -1,7 +1,7 @@
 """The linearised cost in factored form, C_ij = a_i + b_j - 2 <u_i, v_j>.
 
-Anchors give u = D_X[:, I] / sqrt(M) and v = D_Y[:, J] / sqrt(M), so that C_ij = |u_i - v_j|^2 is the mean over the anchor
-pairs of (D_X[i, i_m] - D_Y[j, j_m])^2. The N x K matrix need not exist.
+Anchors give u = D_X[:, I] / sqrt(M) and v = D_Y[:, J] / sqrt(M), so that C_ij = |u_i - v_j|^2 is the mean over the
+anchor pairs of (D_X[i, i_m] - D_Y[j, j_m])^2. The N x K matrix need not exist.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ from torchgw import validate
 from torchgw.types import Array
 
 
-def make_spiral(
-    n: int, noise: float = 0.05, random_state: int | np.random.Generator | None = 0
-) -> tuple[Array, Array]:
+def make_spiral(n: int, noise: float = 0.05, random_state: int | np.random.Generator | None = 0) -> tuple[Array, Array]:
     """Noisy spiral in the plane.
 
     Point i has angle t_i = 9 i / (n - 1) and radius 0.3 + 0.7 i / (n - 1); each coordinate uses the radius
@@ -34,9 +32,7 @@ def make_spiral(
     """
     n = validate.integer("n", n, least=2)
     noise = validate.real("noise", noise, least=0.0)
-    if not isinstance(random_state, np.random.Generator):
-        validate.random_state("random_state", random_state)
-    rng = np.random.default_rng(random_state)
+    rng = _numpy_generator(random_state)
     radius, angle = np.linspace(0.3, 1.0, n), np.linspace(0.0, 9.0, n)
     jitter = noise * rng.normal(size=(2, n))
     points = np.stack(((radius + jitter[0]) * np.cos(angle), (radius + jitter[1]) * np.sin(angle)), axis=1)
@@ -55,9 +51,14 @@ def make_swiss_roll(
     points : (n, 3) float64.
     angle : (n,) float64, increasing.
     """
-    if not isinstance(random_state, np.random.Generator):
-        validate.random_state("random_state", random_state)
-    rng = np.random.default_rng(random_state)
+    rng = _numpy_generator(random_state)
     flat, angle = make_spiral(n, noise, rng)
     height = rng.uniform(size=len(flat))
     return np.stack((flat[:, 0], height, flat[:, 1]), axis=1), angle
+
+
+def _numpy_generator(random_state: int | np.random.Generator | None) -> np.random.Generator:
+    """A generator from a seed, a generator, or fresh entropy."""
+    if random_state is None or isinstance(random_state, np.random.Generator):
+        return np.random.default_rng(random_state)
+    return np.random.default_rng(validate.integer("random_state", random_state, least=0))

@@ -56,18 +56,21 @@ class SinkhornOptions:
     final_max_iter : most iterations of the last solve, whose plan is returned.
     tol : L1 marginal residual at which the last solve stops; the loop's own solves stop at ten times this.
     check_every : iterations between two checks of the residual (each waits for the device).
+    relaxation : over-relaxation of the last solve's half-steps, in [1, 2); 1 means none.
     """
 
-    max_iter: int = 20
+    max_iter: int = 5
     final_max_iter: int = 1000
-    tol: float = 1e-3
+    tol: float = 1e-4
     check_every: int = 10
+    relaxation: float = 1.8
 
     def __post_init__(self) -> None:
         validate.integer("max_iter", self.max_iter, least=1)
         validate.integer("final_max_iter", self.final_max_iter, least=1)
         validate.real("tol", self.tol, above=0.0)
         validate.integer("check_every", self.check_every, least=1)
+        validate.real("relaxation", self.relaxation, least=1.0, most=1.99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,7 @@ class AnnealingOptions:
     """
 
     factor: float = 10.0
-    n_iter: int = 30
+    n_iter: int = 20
 
     def __post_init__(self) -> None:
         validate.real("factor", self.factor, least=1.0, most=10.0)

@@ -50,8 +50,8 @@ class Status(Enum):
 class History:
     """One entry for each check of the outer loop, all of equal length.
 
-    ``cost`` is the sampled estimate that steers the loop (the scaled objective, before rounding); ``marginal_error`` the
-    L1 residual of the inner solve; ``elapsed`` seconds since the loop began.
+    ``cost`` is the sampled estimate that steers the loop (the scaled objective, before rounding); ``marginal_error``
+    the L1 residual of the inner solve; ``elapsed`` seconds since the loop began.
     """
 
     iteration: list[int] = field(default_factory=list)
@@ -136,9 +136,10 @@ class GWResult:
         return self.coupling.to_dense()
 
     def push(self, V: Array | Tensor) -> Array | Tensor:
-        """Carry values on the source points (N,) or (N, d) to the target: averages weighted by the plan, (K,) or (K, d).
+        """Carry values on the source points, (N,) or (N, d), to the target: averages weighted by the plan.
 
-        Target points without mass get NaN. Numpy in, numpy out; torch in, torch out. O(N K (r + d)) time.
+        Returns (K,) or (K, d). Target points without mass get NaN. Numpy in, numpy out; torch in, torch out.
+        O(N K (r + d)) time.
         """
         return self._carry(V, axis=0)
 

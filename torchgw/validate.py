@@ -78,7 +78,7 @@ def _numbers(name: str, value: object, n_dim: int, shape: str) -> Array:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array of shape {shape}, got a ragged or unreadable one ({error})") from None
+        raise ValueError(f"{name} must be an array of shape {shape}, got an unreadable one ({error})") from None
     if array.dtype.kind not in "fiub":
         what = f"{type(value).__name__} of dtype {array.dtype}"
         raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")

@@ -22,7 +22,7 @@ from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
 from torchgw.sinkhorn.rounding import round_to_marginals
-from torchgw.types import Array, Callback, ConvergenceWarning, DistanceProvider, RandomState
+from torchgw.types import Array, Callback, ConvergenceWarning, RandomState
 
 logger = logging.getLogger("torchgw")
 
@@ -49,20 +49,20 @@ def gw_align(
 
     Parameters
     ----------
-    X, Y : points (N, D) and (K, E), any real dtype; or square distance matrices (N, N), (K, K); or SciPy sparse graphs of
-        edge lengths; or distance providers. Numpy arrays, tensors and nested lists are accepted.
+    X, Y : points (N, D) and (K, E), any real dtype; or square distance matrices (N, N), (K, K); or SciPy sparse graphs
+        of edge lengths; or distance providers. Numpy arrays, tensors and nested lists are accepted.
     distances : how distances come from points or a graph, one for both spaces or a pair. "landmark": factored
         shortest paths on the k-nearest-neighbour graph. "dijkstra": exact shortest paths on demand. "precomputed": all
         pairs of them, or the matrix given. "euclidean": straight lines. "auto": a symmetric square array is a
         distance matrix; points and graphs get "precomputed" up to 500 points and "landmark" above.
-    p, q : masses (N,), (K,), non-negative, of equal sum; uniform with sum 1 when None. The plan has just these marginals.
+    p, q : masses (N,), (K,), non-negative, of equal sum; uniform with sum 1 when None. They are the plan's marginals.
     epsilon : entropy, > 0, in units of the scaled squared distances (each space's largest distance is 1).
     marginals : the marginal model.
     options : everything else, see `GWOptions`.
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
     backend : "auto", "triton", "compile" or "eager".
-    random_state : int, torch.Generator or numpy.random.Generator; the same seed on the same machine gives the same bits.
-        Global random state is neither read nor changed.
+    random_state : int, torch.Generator or numpy.random.Generator; the same seed on the same machine gives the same
+        bits. None takes fresh entropy. Global random state is neither read nor changed.
     callback : called with a `Progress` at every check of the loop; what it raises ends the solve.
 
     Returns
@@ -141,9 +141,7 @@ def gw_align(
     exact = [space.to(where, torch.float64) for space in (source, target)]
     found = objective(coupling, p64, q64, exact[0], exact[1], options.max_memory, generator)
     coupling = with_mass(coupling, mass)
-    errors = [
-        float((coupling.marginal(axis) - mass * side).abs().sum()) for axis, side in ((1, p64), (0, q64))
-    ]
+    errors = [float((coupling.marginal(axis) - mass * side).abs().sum()) for axis, side in ((1, p64), (0, q64))]
     finished = time.perf_counter()
     result = GWResult(
         coupling=coupling,

@@ -4,7 +4,8 @@ A gradient is a callable from the current coupling to a `FactoredCost`. Here it 
 
     C_ij = mean_m (D_X[i, i_m] - D_Y[j, j_m])^2,   (i_m, j_m) ~ T.
 
-Source: T. Kerdoncuff, R. Emonet, M. Sebban, "Sampled Gromov Wasserstein", 2021; here the anchors share one batch of rows.
+Source: T. Kerdoncuff, R. Emonet, M. Sebban, "Sampled Gromov Wasserstein", 2021; here all anchors
+share one batch of rows.
 """
 
 from __future__ import annotations

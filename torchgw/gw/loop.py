@@ -106,6 +106,7 @@ def solve(
         max_iter=inner.final_max_iter,
         tol=inner.tol,
         check_every=inner.check_every,
+        relaxation=inner.relaxation,
     )
     if state.residual > inner.tol:
         status = Status.MARGINALS

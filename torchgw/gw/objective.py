@@ -69,7 +69,7 @@ def times(space: DistanceProvider, V: Tensor) -> Tensor:
         F, signs = factors
         return (F * signs) @ (F.T @ V)
     index = torch.arange(space.size, device=V.device)
-    return torch.cat([space.rows(part) @ V for part in index.split(ROW_BLOCK)])
+    return torch.cat([space.rows(part) @ V for part in torch.split(index, ROW_BLOCK)])
 
 
 def squared_mean(space: DistanceProvider, mass: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def squared_mean(space: DistanceProvider, mass: Tensor) -> Tensor:
         gram = F.T @ (F * mass[:, None])
         return signs @ gram.square() @ signs
     index = torch.arange(space.size, device=mass.device)
-    parts = [mass[part] @ (space.rows(part).square() @ mass) for part in index.split(ROW_BLOCK)]
+    parts = [mass[part] @ (space.rows(part).square() @ mass) for part in torch.split(index, ROW_BLOCK)]
     return torch.stack(parts).sum()
 
 

@@ -39,7 +39,7 @@ def check_distances(distances: object) -> tuple[str, str]:
     return validate.choice("distances", first, DISTANCES), validate.choice("distances", second, DISTANCES)
 
 
-def check_space(name: str, space: object, distances: str, options: SpaceOptions) -> tuple[Any, str]:
+def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> tuple[Any, str]:
     """The validated space and the kind of provider it will get, before anything long starts."""
     if is_provider(space):
         if distances != "auto":
@@ -51,13 +51,21 @@ def check_space(name: str, space: object, distances: str, options: SpaceOptions)
         graph = validate.graph(name, space)
         return graph, distances if distances != "auto" else _geodesic(graph.shape[0])
     matrix_asked = distances in ("auto", "precomputed")
-    shape = tuple(getattr(space, "shape", None) or np.shape(space))  # type: ignore[arg-type]
+    shape = _shape(space)
     if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
         return validate.distance_matrix(name, space), "matrix"
     points = validate.points(name, space)
     if distances != "euclidean":
         validate.neighbours(name, options.k, len(points))
     return points, distances if distances != "auto" else _geodesic(len(points))
+
+
+def _shape(space: Any) -> tuple[int, ...]:
+    """The shape of an array-like; () for what has none, which validation then names."""
+    try:
+        return tuple(np.shape(space))
+    except ValueError:
+        return ()
 
 
 def _geodesic(n: int) -> str:

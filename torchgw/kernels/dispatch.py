@@ -52,9 +52,7 @@ class Selection(Generic[Function]):
     passed_over: dict[str, str] = field(default_factory=dict)
 
 
-def select(
-    family: Sequence[Implementation[Function]], backend: str, request: Request
-) -> Selection[Function]:
+def select(family: Sequence[Implementation[Function]], backend: str, request: Request) -> Selection[Function]:
     """The first implementation of ``family`` that may run ``request``, or the one that ``backend`` names.
 
     Raises

@@ -19,8 +19,6 @@ def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     if weights.shape[-1] <= MULTINOMIAL_LIMIT:
         return torch.multinomial(weights, count, replacement=True, generator=generator)
     cumulative = weights.to(torch.float64).cumsum(-1)
-    uniform = torch.rand(
-        *weights.shape[:-1], count, generator=generator, dtype=torch.float64, device=weights.device
-    )
+    uniform = torch.rand(*weights.shape[:-1], count, generator=generator, dtype=torch.float64, device=weights.device)
     found = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True)
     return found.clamp_max(weights.shape[-1] - 1)

@@ -1,7 +1,7 @@
 """Rounding a plan onto exact marginals.
 
-Rows, then columns, are scaled down where they carry too much; what is missing is added as a rank-one plan, so the result
-is feasible and its L1 distance from the input is at most twice the marginal error.
+Rows, then columns, are scaled down where they carry too much; what is missing is added as a rank-one plan, so the
+result is feasible and its L1 distance from the input is at most twice the marginal error.
 
 Source: J. Altschuler, J. Weed, P. Rigollet, "Near-linear time approximation algorithms for optimal transport via
 Sinkhorn iteration", 2017, algorithm 2.

@@ -12,3 +12,8 @@ from torch import Tensor
 def half_step(log_mass: Tensor, softmin: Tensor) -> Tensor:
     """The potential that gives its side the marginal 2^log_mass; -inf for points without mass."""
     return torch.where(torch.isneginf(log_mass), log_mass, log_mass - softmin)
+
+
+def relax(old: Tensor, new: Tensor, weight: float) -> Tensor:
+    """old + weight (new - old), over-relaxed for weights above 1; -inf, which both have at the same points, stays."""
+    return torch.where(torch.isneginf(new), new, old + weight * (new - old))

@@ -73,7 +73,7 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
 def _largest(x: Tensor) -> float:
     """Largest distance between two rows of x, exact or by sweeps."""
     if len(x) <= EXACT_SIZE:
-        return max(float(_distances(block, x).max()) for block in x.split(512))
+        return max(float(_distances(block, x).max()) for block in torch.split(x, 512))
     here, largest = int(x.square().sum(1).argmax()), 0.0
     for _ in range(N_SWEEPS):
         distance = _distances(x[here : here + 1], x)[0]

@@ -2,8 +2,8 @@
 
 Edges are symmetrised by the maximum (the union of the directed edges). Components that stay apart are stitched by
 Boruvka rounds: each component adds its shortest edge to any other point, so that the added edges belong to a minimum
-spanning tree. The nearest point of ANOTHER component is found with no tree per component: two different labels differ in
-at least one bit, so one search across each bit of the labels, O(log C) searches, sees every pair of components.
+spanning tree. The nearest point of ANOTHER component is found with no tree per component: two different labels differ
+in at least one bit, so one search across each bit of the labels, O(log C) searches, sees every pair of components.
 
 Source: O. Boruvka, "O jistem problemu minimalnim", 1926.
 """

@@ -6,7 +6,8 @@ With landmarks Z, W = D[Z, Z] = V diag(lam) V^T (indefinite) and F = D[:, Z] V |
 
 exact at the landmarks up to the eigenvalues left out. On curves and surfaces 50-100 landmarks give a relative
 Frobenius error of 0.3-1 %. Source: C. Williams and M. Seeger, "Using the Nystrom method to speed up kernel machines",
-2000, with the signs kept; landmarks as in T. Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985.
+2000, with the signs kept; landmarks as in T. Gonzalez, "Clustering to minimize the maximum intercluster distance",
+1985.
 """
 
 from __future__ import annotations

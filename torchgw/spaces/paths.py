@@ -36,8 +36,10 @@ def shortest_paths(jobs: Sequence[tuple[Any, Array]]) -> list[Array]:
     chunks = [(job, part) for job, (_, sources) in enumerate(jobs) for part in np.array_split(sources, n_chunks)]
     # The workers run SciPy's own function and so never import torch.
     done = Parallel(n_jobs=cpu_count())(delayed(dijkstra)(jobs[job][0], indices=part) for job, part in chunks)
-    return [np.concatenate([part for (owner, _), part in zip(chunks, done, strict=True) if owner == job])
-            for job in range(len(jobs))]
+    return [
+        np.concatenate([part for (owner, _), part in zip(chunks, done, strict=True) if owner == job])
+        for job in range(len(jobs))
+    ]
 
 
 def sweep(graph: Any, n_sweeps: int = 4) -> tuple[float, bool]:

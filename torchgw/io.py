@@ -1,0 +1,85 @@
+"""Points, matrices and graphs from files. Nothing here runs code that a file brings: pickles are refused."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchgw.types import Array
+
+SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".h5ad")
+
+
+def read_space(name: str, path: Path) -> Any:
+    """The points (N, D), distance matrix (N, N) or sparse graph in a file.
+
+    .npy and .npz hold one array (or, for several, one called "X" or "points"; or a matrix of SciPy's ``save_npz``),
+    .csv and .tsv numbers with an optional header line, .h5ad cells: ``obsm["X_pca"]`` if there, else ``X``.
+
+    Raises
+    ------
+    ValueError
+        Naming the file and what is wrong with it.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{name} must be a {', '.join(SUFFIXES)} file, got {path}")
+    if not path.is_file():
+        raise ValueError(f"{name} must be a file that is there, got {path}")
+    readers = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_text, ".tsv": _read_text, ".h5ad": _read_h5ad}
+    try:
+        return readers[path.suffix](path)
+    except (ValueError, KeyError, EOFError, OSError, UnicodeDecodeError, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{name}: {path} cannot be read: {reason}") from error
+
+
+def _read_npy(path: Path) -> Array:
+    array: Array = np.load(path, allow_pickle=False)
+    return array
+
+
+def _read_npz(path: Path) -> Any:
+    with np.load(path, allow_pickle=False) as file:
+        names = list(file.files)
+        if {"format", "data", "shape"} <= set(names):
+            from scipy.sparse import load_npz
+
+            return load_npz(path)
+        wanted = names if len(names) == 1 else [n for n in ("X", "points") if n in names]
+        if len(wanted) != 1:
+            raise ValueError(f"it must hold one array, or one called 'X' or 'points', got {names}")
+        return file[wanted[0]]
+
+
+def _read_text(path: Path) -> Array:
+    delimiter = "," if path.suffix == ".csv" else "\t"
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
+    if rows and not _all_numbers(rows[0]):
+        rows = rows[1:]
+    widths = {len(row) for row in rows}
+    if len(widths) != 1:
+        raise ValueError(f"it must hold rows of equal length, got lengths {sorted(widths)}")
+    return np.array([[float(cell) for cell in row] for row in rows])
+
+
+def _all_numbers(row: list[str]) -> bool:
+    try:
+        [float(cell) for cell in row]
+    except ValueError:
+        return False
+    return True
+
+
+def _read_h5ad(path: Path) -> Array:
+    try:
+        import anndata
+    except ImportError:
+        raise ValueError("anndata is not installed; pip install 'torchgw[anndata]'") from None
+    cells = anndata.read_h5ad(path)
+    found = cells.obsm.get("X_pca", cells.X)
+    return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
