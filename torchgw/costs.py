@@ -39,6 +39,6 @@ class FactoredCost:
         """
         return self.U * (2 * LOG2E / epsilon), self.V
 
-    def expectation(self, cross: Tensor, p: Tensor, q: Tensor) -> Tensor:
-        """<C, T> for a plan with marginals p, q and ``cross`` = <U V^T, T>."""
-        return self.a @ p + self.b @ q - 2 * cross
+    def expectation(self, cross: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        """<C, T> for a plan with these marginals, its own rather than those asked for, and ``cross`` = <U V^T, T>."""
+        return self.a @ row + self.b @ column - 2 * cross

@@ -85,7 +85,7 @@ def gw_align(
 
     Notes
     -----
-    O(N K) memory for two float32 arrays, O(N K (M + inner iterations)) work per outer iteration.
+    O(N K) memory, 16 bytes for each pair of points, O(N K (M + inner iterations)) work per outer iteration.
 
     References
     ----------
@@ -120,7 +120,7 @@ def gw_align(
     p_given, q_given = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")
     validate.same_mass(p_given, q_given)
     loop_dtype = torch.float32 if options.mixed_precision else torch.float64
-    needed = 2 * loop_dtype.itemsize * n * k
+    needed = 16 * n * k  # score and last plan; float64 score at the end
     validate.memory(f"the score ({n} x {k})", needed, options.max_memory, "raise the limit or align a subset")
     chosen = softmin_dense.choose(backend, Request(where, loop_dtype, (n, k)))
 

@@ -19,13 +19,14 @@ from torchgw.gw.gradient import Gradient
 from torchgw.gw.stopping import Plateau, observe, verdict
 from torchgw.kernels import LN2
 from torchgw.kernels.softmin_dense.reference import SoftminDense
-from torchgw.options import GWOptions
+from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.result import History, Status
 from torchgw.sinkhorn.annealing import epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
 from torchgw.types import Callback, Progress
 
 LOOP_TOLERANCE = 10.0
+ROUNDING_MARGIN = 2.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def solve(
         iteration, total = iteration + 1, total + state.n_iter
         if iteration % stopping.check_every and iteration < stopping.max_iter:
             continue
-        change, overlap = plan.look(score, state)
-        value = float(cost.expectation(overlap * (now * LN2 / 2), p, q))
+        change, overlap, columns = plan.look(score, state)
+        value = float(cost.expectation(overlap * (now * LN2 / 2), p, columns))
         record(history, callback, iteration, stopping.max_iter, value, state.residual, now, began)
         if iteration > annealing.n_iter:
             plateau = observe(plateau, value, stopping)
@@ -97,21 +98,48 @@ def solve(
             if ended is not None:
                 status = ended
                 break
-    state = sinkhorn(
-        partial(softmin, score),
-        log_p,
-        log_q,
-        state.f,
-        state.g,
-        max_iter=inner.final_max_iter,
-        tol=inner.tol,
-        check_every=inner.check_every,
-        relaxation=inner.relaxation,
-    )
+    state = finish(coupling, score, p, q, softmin, inner)
     if state.residual > inner.tol:
         status = Status.MARGINALS
-    final = PotentialCoupling(coupling.A, coupling.B, state.f, state.g)
+    final = PotentialCoupling(coupling.A.to(state.f.dtype), coupling.B.to(state.f.dtype), state.f, state.g)
     return Solution(final, state.residual, status, iteration, total + state.n_iter, history)
+
+
+def finish(
+    coupling: PotentialCoupling, score: Tensor, p: Tensor, q: Tensor, softmin: SoftminDense, options: SinkhornOptions
+) -> SinkhornState:
+    """The last solve, to full tolerance: over-relaxed, and continued in float64 where float32 cannot reach it.
+
+    A score of range R has float32 entries that are off by R 2^-24, and so are the logarithms of the marginals.
+    """
+    floor = ROUNDING_MARGIN * torch.finfo(score.dtype).eps * float(score.abs().max())
+    limits = {"check_every": options.check_every, "relaxation": options.relaxation}
+    state = sinkhorn(
+        partial(softmin, score),
+        p.log2(),
+        q.log2(),
+        coupling.f,
+        coupling.g,
+        max_iter=options.final_max_iter,
+        tol=max(options.tol, floor),
+        **limits,  # type: ignore[arg-type]
+    )
+    left = options.final_max_iter - state.n_iter
+    if state.residual <= options.tol or left == 0 or score.dtype == torch.float64:
+        return state
+    wide = torch.float64
+    score = coupling.A.to(wide) @ coupling.B.to(wide).T
+    precise = sinkhorn(
+        partial(softmin, score),
+        p.to(wide).log2(),
+        q.to(wide).log2(),
+        state.f.to(wide),
+        state.g.to(wide),
+        max_iter=left,
+        tol=options.tol,
+        **limits,  # type: ignore[arg-type]
+    )
+    return precise._replace(n_iter=state.n_iter + precise.n_iter)
 
 
 class PlanWatch:
@@ -121,16 +149,17 @@ class PlanWatch:
         self.last = torch.zeros_like(score)
         self.rows = max(1, 2**19 // score.shape[1]) if score.device.type == "cpu" else len(score)
 
-    def look(self, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor]:
-        """L1 distance of the plan from the last one looked at, and <score, plan>, in one pass."""
-        change, overlap = score.new_zeros(()), score.new_zeros(())
+    def look(self, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor]:
+        """L1 distance of the plan from the last one looked at, <score, plan>, and its column sums, in one pass."""
+        change, overlap, columns = score.new_zeros(()), score.new_zeros(()), score.new_zeros(score.shape[1])
         for start in range(0, len(score), self.rows):
             where = slice(start, start + self.rows)
             plan = (score[where] + state.f[where, None]).add_(state.g).clamp_min_(-120.0).exp2_()
             overlap += (plan * score[where]).sum()
+            columns += plan.sum(0)
             change += self.last[where].sub_(plan).abs_().sum()
             self.last[where] = plan
-        return change, overlap
+        return change, overlap, columns
 
 
 def record(

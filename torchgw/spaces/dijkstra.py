@@ -27,8 +27,8 @@ class DijkstraDistances:
 
     Notes
     -----
-    The scale is the largest distance found by four farthest-point sweeps of each component, a lower bound on the
-    diameter that is usually attained. The searches run on the CPU, so each call waits for the device to hand over
+    The scale is the largest distance found from 16 farthest points of each component, a lower bound on the diameter
+    that is usually attained. The searches run on the CPU, so each call waits for the device to hand over
     its indices. Points without a path are 1.5 x the scale apart.
     """
 

@@ -1,0 +1,164 @@
+"""Every input that cannot be used is refused at once, by an error that names the argument."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.sparse import csr_matrix
+
+import torchgw
+from torchgw import (
+    AnnealingOptions,
+    DijkstraDistances,
+    EuclideanDistances,
+    GWOptions,
+    LandmarkDistances,
+    PrecomputedDistances,
+    SamplingOptions,
+    SinkhornOptions,
+    SpaceOptions,
+    StoppingOptions,
+    gw_align,
+)
+from torchgw.datasets import make_spiral, make_swiss_roll
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(30, 2)), RNG.normal(size=(40, 3))
+D = np.abs(np.arange(10.0)[:, None] - np.arange(10.0))
+
+
+def poisoned(value: float) -> np.ndarray:
+    bad = X.copy()
+    bad[3, 1] = value
+    return bad
+
+
+def asymmetric() -> np.ndarray:
+    bad = D.copy()
+    bad[2, 5] += 1
+    return bad
+
+
+def align(*spaces: Any, **keywords: Any) -> Any:
+    return lambda: gw_align(*(spaces or (X, Y)), **keywords)
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("three-dimensional points", align(np.zeros((3, 3, 3)), Y), "X must have shape"),
+    ("one-dimensional points", align(X, np.zeros(7)), "Y must have shape"),
+    ("no array at all", align("cloud", Y), "X must be"),
+    ("ragged points", align([[1.0, 2.0], [3.0]], Y), "X must be"),
+    ("complex points", align(X + 1j, Y), "X must be an array of real numbers"),
+    ("object points", align(np.array([[object()] * 2] * 9), Y), "X must be an array of real numbers"),
+    ("NaN in points", align(poisoned(np.nan), Y), "X must be finite"),
+    ("inf in points", align(poisoned(np.inf), Y), "X must be finite"),
+    ("points without coordinates", align(np.zeros((5, 0)), Y), "X must have at least one coordinate"),
+    ("one point", align(np.zeros((1, 3)), Y), "X must hold at least 2 points"),
+    ("no points", align(X, np.zeros((0, 3))), "Y must hold at least 2 points"),
+    ("too many neighbours", align(X, Y, options=GWOptions(spaces=SpaceOptions(k=30))), "k must be smaller"),
+    ("asymmetric matrix", align(asymmetric(), Y), "X must be a symmetric distance matrix"),
+    ("negative distances", align(-D, Y), "X must be non-negative"),
+    ("NaN distances", align(D * np.nan, Y), "X must not contain NaN"),
+    ("similarities", align(np.exp(-D), Y), "X must have a zero diagonal"),
+    ("non-square graph", align(csr_matrix(np.ones((3, 4))), Y), "X must be a square sparse graph"),
+    ("asymmetric graph", align(csr_matrix(np.triu(D)), Y), "X must be a symmetric graph"),
+    ("negative graph", align(csr_matrix(-D), Y), "X must have non-negative edge lengths"),
+    ("NaN in a graph", align(csr_matrix(D * np.nan), Y), "X must have finite edge lengths"),
+    ("complex graph", align(csr_matrix(D * 1j), Y), "X must hold real edge lengths"),
+    ("one-point graph", align(csr_matrix((1, 1)), Y), "X must hold at least 2 points"),
+    ("euclidean distances of a graph", align(csr_matrix(D), Y, distances="euclidean"), "distances='euclidean'"),
+    ("kind for a provider", align(EuclideanDistances(X), Y, distances="landmark"), "distances must be 'auto'"),
+    ("negative masses", align(p=np.linspace(-1, 1, 30)), "p must be non-negative"),
+    ("zero masses", align(q=np.zeros(40)), "q must have a positive sum"),
+    ("short masses", align(p=np.ones(29)), r"p must have shape \(N,\) = \(30,\), got \(29,\)"),
+    ("masses as a matrix", align(q=np.ones((40, 1))), "q must have shape"),
+    ("NaN masses", align(p=np.full(30, np.nan)), "p must be finite"),
+    ("unequal sums", align(p=np.ones(30), q=np.ones(40)), r"p and q must sum alike, got sum\(p\) = 30 and .* = 40"),
+    ("zero epsilon", align(epsilon=0), "epsilon must be .*> 0"),
+    ("negative epsilon", align(epsilon=-1e-3), "epsilon must be .*> 0"),
+    ("NaN epsilon", align(epsilon=float("nan")), "epsilon must be"),
+    ("text epsilon", align(epsilon="small"), "epsilon must be a number"),
+    ("unknown distances", align(distances="geodesic"), "distances must be one of"),
+    ("three distances", align(distances=("auto",) * 3), "distances must be"),
+    ("distances by number", align(distances=3), "distances must be one of"),
+    ("unknown backend", align(backend="cuda"), "backend must be one of"),
+    ("backend that cannot run", align(backend="triton", device="cpu"), "backend 'triton' cannot run"),
+    ("unknown device", align(device="abacus"), "device must name a torch device"),
+    ("absent device", align(device="cuda:99"), "device 'cuda:99' is not there"),
+    ("unsupported device", align(device="meta"), "device must be 'cpu' or 'cuda'"),
+    ("device by number", align(device=0), "device must be a string"),
+    ("options as a dictionary", align(options={"k": 5}), "options must be a GWOptions"),
+    ("marginals as text", align(marginals="balanced"), "marginals must be a Balanced"),
+    ("callback that is none", align(callback=3), "callback must be callable"),
+    ("seed as text", align(random_state="zero"), "random_state must be"),
+    ("negative seed", align(random_state=-1), "random_state must be"),
+    ("unknown argument", align(espilon=1), "espilon"),
+    ("unknown option", lambda: GWOptions(samplng=SamplingOptions()), "samplng"),  # type: ignore[call-arg]
+    ("group of the wrong kind", lambda: GWOptions(sampling=SinkhornOptions()), "sampling must be a SamplingOptions"),
+    ("mixed precision by number", lambda: GWOptions(mixed_precision=1), "mixed_precision must be True or False"),
+    ("no memory", lambda: GWOptions(max_memory=0), "max_memory must be >= 1"),
+    ("no anchors", lambda: SamplingOptions(n_anchors=0), "n_anchors must be >= 1"),
+    ("fractional anchors", lambda: SamplingOptions(n_anchors=2.5), "n_anchors must be an integer"),
+    ("step above one", lambda: SamplingOptions(step=1.5), "step must be"),
+    ("no neighbours", lambda: SpaceOptions(k=0), "k must be >= 1"),
+    ("k as a truth value", lambda: SpaceOptions(k=True), "k must be an integer"),
+    ("one landmark", lambda: SpaceOptions(n_landmarks=1), "n_landmarks must be >= 2"),
+    ("no cache", lambda: SpaceOptions(cache_rows=0), "cache_rows must be >= 1"),
+    ("hot annealing", lambda: AnnealingOptions(factor=11.0), "factor must be"),
+    ("negative annealing", lambda: AnnealingOptions(n_iter=-1), "n_iter must be >= 0"),
+    ("no inner iterations", lambda: SinkhornOptions(max_iter=0), "max_iter must be >= 1"),
+    ("no tolerance", lambda: SinkhornOptions(tol=0.0), "tol must be"),
+    ("relaxation of two", lambda: SinkhornOptions(relaxation=2.0), "relaxation must be"),
+    ("no outer iterations", lambda: StoppingOptions(max_iter=0), "max_iter must be >= 1"),
+    ("no patience", lambda: StoppingOptions(patience=0), "patience must be >= 1"),
+    ("empty average", lambda: StoppingOptions(ema_weight=0.0), "ema_weight must be"),
+    ("matrix that is not square", lambda: PrecomputedDistances(np.ones((3, 4))), "D must be a square"),
+    ("graph with too few landmarks", lambda: LandmarkDistances(csr_matrix(D), 1), "n_landmarks must be >= 2"),
+    ("provider without cache", lambda: DijkstraDistances(csr_matrix(D), 0), "cache_rows must be >= 1"),
+    ("points with NaN", lambda: EuclideanDistances(poisoned(np.nan)), "points must be finite"),
+    ("squared by number", lambda: EuclideanDistances(X, squared=2), "squared must be True or False"),  # type: ignore[arg-type]
+    ("too few samples", lambda: make_spiral(1), "n must be >= 2"),
+    ("negative noise", lambda: make_swiss_roll(10, noise=-1), "noise must be"),
+    ("torch generator for a data set", lambda: make_spiral(10, random_state=torch.Generator()), "random_state must be"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "message"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_bad_input_is_refused_at_once_and_named(call: Any, message: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+    assert time.perf_counter() - began < 1.0
+
+
+def test_a_score_over_the_memory_limit_is_refused_before_any_work() -> None:
+    big = np.random.default_rng(0).normal(size=(4000, 2))
+    began = time.perf_counter()
+    with pytest.raises(MemoryError, match="max_memory"):
+        gw_align(big, big, options=GWOptions(max_memory=10**6))
+    assert time.perf_counter() - began < 1.0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_a_single_bad_entry_anywhere_is_found(bad: float, data: st.DataObject) -> None:
+    shape = data.draw(st.tuples(st.integers(8, 20), st.integers(1, 4)))
+    points = data.draw(arrays(np.float64, shape, elements=st.floats(-1e6, 1e6)))
+    points[data.draw(st.integers(0, shape[0] - 1)), data.draw(st.integers(0, shape[1] - 1))] = bad
+    with pytest.raises(ValueError, match="Y must be finite"):
+        gw_align(X, points, distances="euclidean")
+
+
+@given(shape=st.lists(st.integers(0, 5), max_size=4).filter(lambda s: len(s) != 2))
+@settings(max_examples=20, deadline=None)
+def test_any_number_of_dimensions_but_two_is_refused(shape: list[int]) -> None:
+    with pytest.raises(ValueError, match="X must have shape"):
+        torchgw.EuclideanDistances(np.zeros(shape), name="X")

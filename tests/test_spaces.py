@@ -1,0 +1,274 @@
+"""Graphs and distance providers."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import block_diag, csr_matrix
+from scipy.sparse.csgraph import connected_components, dijkstra
+from scipy.spatial.distance import cdist
+
+from tests.problems import path_graph
+from torchgw import (
+    DijkstraDistances,
+    EuclideanDistances,
+    GraphWarning,
+    LandmarkDistances,
+    PrecomputedDistances,
+)
+from torchgw.datasets import make_swiss_roll
+from torchgw.spaces import paths
+from torchgw.spaces.cache import RowCache
+from torchgw.spaces.graph import from_edges, nearest_elsewhere, neighbour_graph
+from torchgw.types import DistanceProvider
+
+ROLL = make_swiss_roll(150)[0]
+GRAPH = neighbour_graph(ROLL, 6)
+GEODESIC = dijkstra(GRAPH)
+
+PROVIDERS = {
+    "precomputed": lambda: PrecomputedDistances(GEODESIC),
+    "dijkstra": lambda: DijkstraDistances(GRAPH, cache_rows=7),
+    "landmark": lambda: LandmarkDistances(GRAPH, 60),
+    "euclidean": lambda: EuclideanDistances(ROLL),
+    "squared": lambda: EuclideanDistances(ROLL, squared=True),
+}
+TRUTH = {
+    "precomputed": GEODESIC,
+    "dijkstra": GEODESIC,
+    "landmark": GEODESIC,
+    "euclidean": cdist(ROLL, ROLL),
+    "squared": cdist(ROLL, ROLL, "sqeuclidean"),
+}
+EVERYTHING = torch.arange(150)
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_provider_serves_scaled_rows_of_the_true_distances(name: str) -> None:
+    provider: Any = PROVIDERS[name]()
+    assert isinstance(provider, DistanceProvider)
+    assert provider.size == 150
+    truth = TRUTH[name] / provider.scale
+    found = provider.rows(EVERYTHING).numpy()
+    if name == "landmark":
+        assert np.linalg.norm(found - truth) < 0.015 * np.linalg.norm(truth)
+    else:
+        np.testing.assert_allclose(found, truth, atol=1e-12)
+    assert 0.95 * TRUTH[name].max() <= provider.scale <= TRUTH[name].max() * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_provider_takes_repeated_and_unordered_indices(name: str) -> None:
+    provider: Any = PROVIDERS[name]()
+    index = torch.tensor([9, 3, 3, 149, 0, 9])
+    everything = provider.rows(EVERYTHING)
+    torch.testing.assert_close(provider.rows(index), everything[index], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_provider_moves_to_another_dtype_and_keeps_the_original(name: str) -> None:
+    provider: Any = PROVIDERS[name]()
+    single = provider.to(torch.device("cpu"), torch.float32)
+    assert single.rows(EVERYTHING).dtype == torch.float32
+    assert provider.rows(EVERYTHING).dtype == torch.float64
+    torch.testing.assert_close(single.rows(EVERYTHING).double(), provider.rows(EVERYTHING), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["landmark", "squared"])
+def test_factors_reproduce_the_rows(name: str) -> None:
+    provider: Any = PROVIDERS[name]()
+    F, signs = provider.factors()
+    torch.testing.assert_close((F * signs) @ F.T, provider.rows(EVERYTHING), rtol=0, atol=1e-12)
+    assert set(signs.tolist()) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("name", ["precomputed", "dijkstra", "euclidean"])
+def test_providers_without_factors_say_so(name: str) -> None:
+    assert PROVIDERS[name]().factors() is None
+
+
+@given(n=st.integers(7, 40), d=st.integers(1, 4), k=st.integers(1, 6), seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_neighbour_graph_is_connected_symmetric_and_metric(n: int, d: int, k: int, seed: int) -> None:
+    x = np.random.default_rng(seed).normal(size=(n, d))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)
+        graph = neighbour_graph(x, k)
+    assert connected_components(graph)[0] == 1
+    assert abs(graph - graph.T).max() == 0
+    coo = graph.tocoo()
+    np.testing.assert_allclose(coo.data, np.linalg.norm(x[coo.row] - x[coo.col], axis=1), rtol=1e-6, atol=1e-9)
+
+
+def test_every_point_keeps_its_k_nearest_neighbours() -> None:
+    exact = np.argsort(cdist(ROLL, ROLL), axis=1)[:, 1:7]
+    for i in range(150):
+        assert set(exact[i]) <= set(GRAPH[i].indices)
+
+
+def test_repeated_edges_keep_the_longest() -> None:
+    graph = from_edges(3, np.array([0, 1, 1]), np.array([1, 0, 2]), np.array([1.0, 4.0, 2.0]))
+    np.testing.assert_array_equal(graph.toarray(), [[0, 4, 0], [4, 0, 2], [0, 2, 0]])
+
+
+def test_two_clusters_are_stitched_at_their_closest_pair_with_counts() -> None:
+    rng = np.random.default_rng(1)
+    x = np.concatenate((rng.uniform(size=(40, 2)), rng.uniform(size=(60, 2)) + np.array([5, 0])))
+    with pytest.warns(GraphWarning, match="2 components; they were stitched with 1 edges"):
+        graph = neighbour_graph(x, 5)
+    gap = cdist(x[:40], x[40:])
+    i, j = np.unravel_index(gap.argmin(), gap.shape)
+    assert graph[i, 40 + j] == pytest.approx(gap.min())
+    assert graph[:40, 40:].nnz == 1
+
+
+def test_a_connected_graph_is_not_warned_about() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        neighbour_graph(np.arange(30.0)[:, None], 2)
+
+
+def test_stitching_adds_the_minimum_spanning_edges() -> None:
+    x = np.concatenate([np.array([0.0, 0.1, 0.2]) + shift for shift in (0, 1, 3, 7)])[:, None]
+    with pytest.warns(GraphWarning, match="4 components; they were stitched with 3 edges"):
+        graph = neighbour_graph(x, 2)
+    np.testing.assert_allclose(dijkstra(graph)[0], x[:, 0], atol=1e-12)
+
+
+def test_hundreds_of_components_are_stitched_quickly() -> None:
+    rng = np.random.default_rng(2)
+    centres = rng.uniform(0, 1000, size=(600, 3))
+    x = (centres[:, None] + rng.normal(size=(600, 10, 3)) * 0.01).reshape(-1, 3)
+    began = time.perf_counter()
+    with pytest.warns(GraphWarning, match="600 components; they were stitched with 599 edges"):
+        graph = neighbour_graph(x, 4)
+    assert connected_components(graph)[0] == 1
+    assert time.perf_counter() - began < 20.0  # one search for each component would take minutes
+
+
+def test_nearest_elsewhere_equals_brute_force() -> None:
+    rng = np.random.default_rng(3)
+    x, label = rng.normal(size=(80, 3)), rng.integers(0, 7, size=80)
+    label[:7] = np.arange(7)
+    distance, partner = nearest_elsewhere(x, label)
+    full = np.where(label[:, None] == label, np.inf, cdist(x, x))
+    np.testing.assert_allclose(distance, full.min(1))
+    np.testing.assert_array_equal(partner, full.argmin(1))
+
+
+def test_duplicated_points_are_at_distance_zero() -> None:
+    rng = np.random.default_rng(4)
+    base = rng.normal(size=(20, 2))
+    x = np.concatenate((base, base, base))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)
+        graph = neighbour_graph(x, 4)
+    D = dijkstra(graph)
+    np.testing.assert_allclose(D[np.arange(20), np.arange(20) + 40], 0, atol=1e-12)
+    assert np.isfinite(D).all()
+
+
+def test_points_that_all_coincide_have_scale_one() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)
+        graph = neighbour_graph(np.ones((12, 3)), 3)
+    for provider in (LandmarkDistances(graph, 5), DijkstraDistances(graph), EuclideanDistances(np.ones((12, 3)))):
+        assert provider.scale == 1.0
+        assert float(provider.rows(torch.arange(12)).abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("kind", [LandmarkDistances, DijkstraDistances])
+def test_unreachable_points_are_one_and_a_half_scales_apart(kind: Any) -> None:
+    one, D = path_graph([1.0, 2.0, 3.0])
+    two, _ = path_graph([1.0, 0.5])
+    with pytest.warns(GraphWarning, match=r"infinite distances were replaced by 1.5"):
+        provider = kind(block_diag((one, two), format="csr"))
+    rows = provider.rows(torch.arange(7)).numpy()
+    assert provider.scale == pytest.approx(6.0)
+    np.testing.assert_allclose(rows[:4, 4:], 1.5, atol=0.02)
+    np.testing.assert_allclose(rows[:4, :4], D / 6, atol=0.02)
+
+
+def test_a_matrix_of_infinite_blocks_is_filled() -> None:
+    D = np.full((4, 4), np.inf)
+    np.fill_diagonal(D, 0)
+    with pytest.warns(GraphWarning, match="infinite"):
+        provider = PrecomputedDistances(D)
+    np.testing.assert_array_equal(provider.rows(torch.arange(4)).numpy(), 1.5 * (1 - np.eye(4)))
+
+
+@pytest.mark.parametrize("kind", [LandmarkDistances, DijkstraDistances])
+def test_a_graph_without_edges_is_the_discrete_metric(kind: Any) -> None:
+    with pytest.warns(GraphWarning, match="infinite"):
+        provider = kind(csr_matrix((5, 5)))
+    np.testing.assert_allclose(provider.rows(torch.arange(5)).numpy(), 1.5 * (1 - np.eye(5)), atol=1e-9)
+
+
+def test_all_pairs_of_two_graphs_match_the_serial_search_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, D = path_graph([1.0, 2.0, 0.5, 4.0])
+    monkeypatch.setattr(paths, "PARALLEL_SECONDS", 0.0)
+    found = PrecomputedDistances.from_graphs([one, GRAPH])
+    np.testing.assert_allclose(found[0].rows(torch.arange(5)).numpy() * found[0].scale, D)
+    np.testing.assert_allclose(found[1].rows(EVERYTHING).numpy() * found[1].scale, GEODESIC)
+
+
+def test_sweeps_find_the_diameter_of_a_tree() -> None:
+    graph, D = path_graph([1.0, 2.0, 3.0, 0.1, 5.0])
+    assert paths.sweep(graph) == (pytest.approx(D.max()), False)
+
+
+def test_landmark_factors_are_exact_when_every_point_is_one() -> None:
+    graph, D = path_graph([1.0, 2.0, 0.7, 4.0, 0.3])
+    provider = LandmarkDistances(graph, 100)
+    assert sorted(provider.landmarks.tolist()) == list(range(6))
+    np.testing.assert_allclose(provider.rows(torch.arange(6)).numpy() * provider.scale, D, atol=1e-2)
+
+
+def test_the_cache_is_bounded_counts_hits_and_computes_each_row_once() -> None:
+    asked: list[int] = []
+
+    def compute(index: np.ndarray) -> np.ndarray:
+        asked.extend(index.tolist())
+        return np.repeat(index[:, None], 3, axis=1).astype(float)
+
+    cache = RowCache(4)
+    np.testing.assert_array_equal(cache.get(np.array([1, 2, 1]), compute)[:, 0], [1, 2, 1])
+    assert asked == [1, 2]
+    assert (cache.hits, cache.misses) == (1, 2)
+    cache.get(np.array([2, 3, 4]), compute)
+    assert asked == [1, 2, 3, 4]
+    cache.get(np.array([5]), compute)  # drops 1, the least recently used
+    cache.get(np.array([2, 3, 4, 5]), compute)
+    assert asked == [1, 2, 3, 4, 5]
+    assert len(cache) == 4
+    assert cache.hit_rate == pytest.approx(6 / 11)
+
+
+def test_a_call_larger_than_the_cache_gets_all_its_rows() -> None:
+    cache = RowCache(2)
+    index = np.array([4, 0, 3, 0, 1, 2])
+    got = cache.get(index, lambda i: np.repeat(i[:, None], 2, axis=1).astype(float))
+    np.testing.assert_array_equal(got[:, 0], index)
+    assert len(cache) == 2
+
+
+def test_dijkstra_hits_its_cache_on_the_second_call() -> None:
+    provider = DijkstraDistances(GRAPH)
+    provider.rows(torch.tensor([1, 2, 3]))
+    assert provider.hit_rate == 0.0
+    provider.rows(torch.tensor([3, 2, 1]))
+    assert provider.hit_rate == 0.5
+    assert provider.to(torch.device("cpu"), torch.float32).hit_rate == 0.5
+
+
+def test_sweeps_over_a_large_cloud_find_nearly_its_diameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = EuclideanDistances(ROLL).scale
+    monkeypatch.setattr("torchgw.spaces.euclidean.EXACT_SIZE", 10)
+    assert 0.95 * exact <= EuclideanDistances(ROLL).scale <= exact * (1 + 1e-12)
