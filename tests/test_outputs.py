@@ -48,9 +48,10 @@ def test_data_sets_depend_on_their_seed_only() -> None:
     assert not np.array_equal(make_spiral(20, random_state=1)[0], make_spiral(20)[0])
     noisy = make_spiral(4000, noise=0.05)[0] - make_spiral(4000, noise=0.0)[0]
     angle = make_spiral(4000)[1]
-    jitter = noisy / np.stack((np.cos(angle), np.sin(angle)), 1)
-    assert np.abs(np.median(np.abs(jitter), axis=0) / 0.6745 - 0.05).max() < 0.003
-    assert abs(np.corrcoef(np.clip(jitter, -0.2, 0.2).T)[0, 1]) < 0.05
+    keep = (np.abs(np.cos(angle)) > 0.1) & (np.abs(np.sin(angle)) > 0.1)
+    jitter = noisy[keep] / np.stack((np.cos(angle[keep]), np.sin(angle[keep])), 1)
+    np.testing.assert_allclose(jitter.std(0), 0.05, rtol=0.05)
+    assert abs(np.corrcoef(jitter.T)[0, 1]) < 0.05  # a draw of its own for each coordinate
 
 
 def test_push_and_pull_are_averages_weighted_by_the_plan(result: GWResult) -> None:
@@ -349,11 +350,12 @@ def test_the_demo_prints_its_table_and_draws_its_picture(
 
 
 def test_the_binned_plan_keeps_all_mass_and_lies_on_the_diagonal() -> None:
-    run = demo.align_once(120, 150, "precomputed", None, None)
+    run = demo.align_once(400, 500, "precomputed", None, None)
     mass = demo.binned_plan(run, 30)
     np.testing.assert_allclose(mass, _binned(run.result.plan.numpy(), 30), atol=1e-12)
     assert mass.sum() == pytest.approx(1.0)
-    assert abs(spearmanr(*np.nonzero(mass > 0.2 * mass.max()))[0]) > 0.9
+    ridge = mass.argmax(1)
+    assert abs(spearmanr(np.arange(30), ridge)[0]) > 0.9
 
 
 def _binned(plan: np.ndarray, bins: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from torchgw.kernels.dispatch import BACKENDS
 from torchgw.options import GWOptions, SamplingOptions, SpaceOptions, StoppingOptions
 from torchgw.progress import ProgressBar
 from torchgw.result import GWResult
+from torchgw.types import TorchGWWarning
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     run = {"align": run_align, "demo": run_demo}[options.command]
     with warnings.catch_warnings():
+        warnings.simplefilter("always", TorchGWWarning)
         warnings.showwarning = lambda message, *_, **__: print(f"torchgw: warning: {message}", file=sys.stderr)
         try:
             run(options)

@@ -43,7 +43,7 @@ def _read_npy(path: Path) -> Array:
 
 
 def _read_npz(path: Path) -> Any:
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
         names = list(file.files)
         if {"format", "data", "shape"} <= set(names):
             from scipy.sparse import load_npz

@@ -60,7 +60,7 @@ class SinkhornOptions:
     """
 
     max_iter: int = 5
-    final_max_iter: int = 1000
+    final_max_iter: int = 2000
     tol: float = 1e-4
     check_every: int = 10
     relaxation: float = 1.8

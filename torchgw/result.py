@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 from os import PathLike
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -213,13 +214,13 @@ class GWResult:
             When the file is not such a result.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             meta = json.loads(str(arrays["meta"]))
             tensors = {name[9:]: torch.from_numpy(a) for name, a in arrays.items() if name.startswith("coupling_")}
             coupling = DenseCoupling(**tensors) if "plan" in tensors else PotentialCoupling(**tensors)
             return cls(coupling=coupling, **_restored(meta))
-        except (KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, EOFError, BadZipFile) as error:
             raise ValueError(f"path must name a file written by GWResult.save, {path} is not one ({error})") from error
 
 
