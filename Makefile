@@ -8,7 +8,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu test-peer coverage check format bench-env bench-published clean
+.PHONY: demo test test-slow test-gpu test-peer coverage check format bench-env bench-published bench-gpu clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -42,6 +42,9 @@ format: $(DONE)
 bench-env: .venv-published/.installed
 bench-published: $(DONE) bench-env
 	$(BIN)/python -m benchmarks published
+
+bench-gpu: $(DONE)
+	$(BIN)/python -m benchmarks gpu
 
 .venv-published/.installed: Makefile
 	$(PYTHON) -m venv .venv-published

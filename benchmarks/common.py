@@ -1,0 +1,83 @@
+"""What every suite shares: a description of the machine, repeated timing, tables and result files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
+
+
+def environment() -> dict[str, Any]:
+    """Hardware, versions and commit."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": commit,
+        "uncommitted_changes": any(not line.endswith(".json") for line in dirty.splitlines()),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def seconds(call: Callable[[], object], repeats: int = 5) -> float:
+    """Median time of ``call`` after one run that does not count; waits for the GPU where there is one."""
+
+    def once() -> float:
+        began = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    once()
+    return statistics.median(once() for _ in range(repeats))
+
+
+def write(name: str, rows: list[dict[str, Any]], **more: Any) -> None:
+    """Store a suite's rows with the environment they were measured in."""
+    RESULTS.mkdir(exist_ok=True)
+    content = {"environment": environment(), "rows": rows} | more
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print rows as an aligned table."""
+    columns = list(rows[0])
+    cells = [columns, *([_text(row[column]) for column in columns] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    for row in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
