@@ -146,6 +146,11 @@ def test_a_score_over_the_memory_limit_is_refused_before_any_work() -> None:
     assert time.perf_counter() - began < 1.0
 
 
+def test_a_distance_matrix_over_the_memory_limit_is_refused_before_any_work() -> None:
+    with pytest.raises(MemoryError, match=r"distance matrix of X .* use distances='landmark'"):
+        gw_align(np.zeros((2000, 2)), Y, distances="precomputed", options=GWOptions(max_memory=20 * 10**6))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)

@@ -72,6 +72,13 @@ def test_numpy_comes_back_as_numpy_and_torch_as_torch(result: GWResult) -> None:
     assert isinstance(tensors.top_k(2)[1], torch.Tensor)
 
 
+def test_a_result_describes_itself_in_one_line(result: GWResult) -> None:
+    assert re.fullmatch(r"GWResult\(90 x 110, value 0\.\d+, plateau after \d+ iterations, .*\)", repr(result))
+    fields = {name: getattr(result, name) for name in GWResult.__dataclass_fields__}
+    guess = GWResult(**fields | {"value": 0.5, "value_exact": False, "value_error": 0.01})
+    assert "value 0.5 +- 0.01" in repr(guess)
+
+
 def test_views_of_the_plan_agree_with_it(result: GWResult) -> None:
     plan = result.plan
     np.testing.assert_array_equal(result.argmax(), plan.argmax(1))

@@ -62,7 +62,7 @@ class History:
     elapsed: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class GWResult:
     """The result of `torchgw.gw_align`.
 
@@ -104,6 +104,14 @@ class GWResult:
     epsilon: float
     options: GWOptions
     numpy_input: bool = True
+
+    def __repr__(self) -> str:
+        n, k = self.shape
+        value = f"{self.value:.6g}" if self.value_exact else f"{self.value:.6g} +- {self.value_error:.1g}"
+        return (
+            f"GWResult({n} x {k}, value {value}, {self.status.name.lower()} after {self.n_iter} iterations, "
+            f"marginal error {self.marginal_error:.1e}, backend {self.backend})"
+        )
 
     @property
     def converged(self) -> bool:
