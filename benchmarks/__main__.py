@@ -8,6 +8,7 @@ SUITES = {
     "softmin": "row and column logsumexp of a stored score against torch.logsumexp",
     "seeds": "matching quality of the three graph providers over ten seeds",
     "relaxation": "iterations of the last solve with and without over-relaxation",
+    "tables": "write the tables of the README and the log from the stored results",
     "gpu": "everything that needs a GPU, with one short table last",
 }
 

@@ -1,0 +1,48 @@
+"""What the documents say agrees with what was measured, and they speak of the project alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tables
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("name", tables.DOCUMENTS)
+def test_tables_equal_the_stored_results(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert tables.MARKED.search(text)
+    assert tables.filled(text) == text, "run `python -m benchmarks tables`"
+
+
+def test_every_result_says_where_it_was_measured() -> None:
+    files = list((ROOT / "benchmarks" / "results").glob("*.json"))
+    assert files
+    for file in files:
+        environment = json.loads(file.read_text())["environment"]
+        assert {"cpu", "cores", "versions", "commit", "date"} <= set(environment), file
+        assert len(environment["commit"]) == 40
+
+
+def test_the_released_solver_is_beaten_by_the_factor_asked_for() -> None:
+    summary = json.loads((ROOT / "benchmarks" / "results" / "published.json").read_text())["summary"]
+    ratios = [row["ratio to ours"] for row in summary if row["solver"].startswith("torchgw 0.4.2")]
+    assert len(ratios) == 2
+    assert min(ratios) >= 5
+
+
+def test_no_file_names_a_path_of_a_machine() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.split():
+        path = ROOT / name
+        if path.suffix in (".py", ".md", ".toml", ".json", ".yaml") and path.name != Path(__file__).name:
+            text = path.read_text()
+            assert "/work/" not in text, name
+            assert "/root/" not in text, name
