@@ -1,6 +1,6 @@
 """Tables of the README and the optimisation log, written from the stored results so that they cannot drift apart.
 
-A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a result file, with ``:summary`` for its summary.
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a result file, NAME:summary its summary.
 """
 
 from __future__ import annotations
