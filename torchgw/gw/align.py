@@ -133,11 +133,10 @@ def gw_align(
 
     mass = float(p_given.sum())
     p64, q64 = (torch.from_numpy(m / m.sum()).to(where) for m in (p_given, q_given))
-    p_loop, q_loop = p64.to(loop_dtype), q64.to(loop_dtype)
     gradient = SampledGradient(source.to(where, loop_dtype), target.to(where, loop_dtype), options.sampling, generator)
-    start = product_start(p_loop.log2(), q_loop.log2())
+    start = product_start(p64.log2().to(loop_dtype), q64.log2().to(loop_dtype))
     # With T = mass * T', the objective is mass^2 E(T') + mass * epsilon * entropy(T'): a solve at epsilon / mass.
-    solution = solve(gradient, start, p_loop, q_loop, epsilon / mass, chosen.function, options, callback)
+    solution = solve(gradient, start, p64, q64, epsilon / mass, chosen.function, options, callback)
     solved = time.perf_counter()
 
     coupling = round_to_marginals(solution.coupling.to(torch.float64), p64, q64)

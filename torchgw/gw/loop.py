@@ -56,41 +56,38 @@ def solve(
     options: GWOptions,
     callback: Callback | None,
 ) -> Solution:
-    """Run the loop from ``start`` on masses p (N,), q (K,) that sum to one; dtype and device are theirs.
+    """Run the loop from ``start``, in its dtype, on float64 masses p (N,), q (K,) that sum to one.
 
     O(N K) memory for the score and the plan of the last check, O(N K (M + inner iterations)) work per iteration.
     """
-    log_p, log_q = p.log2(), q.log2()
-    began = time.perf_counter()
-    score = p.new_empty(len(p), len(q))
-    plan = PlanWatch(score)
-    plateau, status, history = Plateau(), Status.MAX_ITER, History()
-    coupling, state, total = start, SinkhornState(start.f, start.g, float("inf"), 0), 0
-    stopping, inner = options.stopping, options.sinkhorn
+    began, stopping, inner = time.perf_counter(), options.stopping, options.sinkhorn
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
-    old_epsilon = epsilon_at(0, epsilon, annealing)
-    iteration = 0
+    row = p.to(start.dtype)
+    log_p, log_q = p.log2().to(start.dtype), q.log2().to(start.dtype)
+    score = row.new_empty(len(p), len(q))
+    plan, plateau, history, status = PlanWatch(score), Plateau(), History(), Status.MAX_ITER
+    coupling, old_epsilon, iteration, n_inner = start, epsilon_at(0, epsilon, annealing), 0, 0
     while iteration < stopping.max_iter:
         now = epsilon_at(iteration, epsilon, annealing)
-        cost = gradient(coupling, p)
+        cost = gradient(coupling, row)
         A, B = cost.balanced_score(now)
         torch.mm(A, B.T, out=score)
         state = sinkhorn(
             partial(softmin, score),
             log_p,
             log_q,
-            rescale(state.f, log_p, old_epsilon, now),
-            rescale(state.g, log_q, old_epsilon, now),
+            rescale(coupling.f, log_p, old_epsilon, now),
+            rescale(coupling.g, log_q, old_epsilon, now),
             max_iter=inner.max_iter,
             tol=LOOP_TOLERANCE * inner.tol,
             check_every=inner.check_every,
         )
         coupling, old_epsilon = PotentialCoupling(A, B, state.f, state.g), now
-        iteration, total = iteration + 1, total + state.n_iter
+        iteration, n_inner = iteration + 1, n_inner + state.n_iter
         if iteration % stopping.check_every and iteration < stopping.max_iter:
             continue
         change, overlap, columns = plan.look(score, state)
-        value = float(cost.expectation(overlap * (now * LN2 / 2), p, columns))
+        value = float(cost.expectation(overlap * (now * LN2 / 2), row, columns))
         record(history, callback, iteration, stopping.max_iter, value, state.residual, now, began)
         if iteration > annealing.n_iter:
             plateau = observe(plateau, value, stopping)
@@ -98,48 +95,42 @@ def solve(
             if ended is not None:
                 status = ended
                 break
-    state = finish(coupling, score, p, q, softmin, inner)
-    if state.residual > inner.tol:
-        status = Status.MARGINALS
-    final = PotentialCoupling(coupling.A.to(state.f.dtype), coupling.B.to(state.f.dtype), state.f, state.g)
-    return Solution(final, state.residual, status, iteration, total + state.n_iter, history)
+    final, last = finish(coupling, score, p, q, softmin, inner)
+    status = Status.MARGINALS if last.residual > inner.tol else status
+    return Solution(final, last.residual, status, iteration, n_inner + last.n_iter, history)
 
 
 def finish(
     coupling: PotentialCoupling, score: Tensor, p: Tensor, q: Tensor, softmin: SoftminDense, options: SinkhornOptions
-) -> SinkhornState:
+) -> tuple[PotentialCoupling, SinkhornState]:
     """The last solve, to full tolerance: over-relaxed, and continued in float64 where float32 cannot reach it.
 
     A score of range R has float32 entries that are off by R 2^-24, and so are the logarithms of the marginals.
     """
+
+    def settle(start: PotentialCoupling, score: Tensor, max_iter: int, tol: float) -> SinkhornState:
+        return sinkhorn(
+            partial(softmin, score),
+            p.log2().to(score.dtype),
+            q.log2().to(score.dtype),
+            start.f,
+            start.g,
+            max_iter=max_iter,
+            tol=tol,
+            check_every=options.check_every,
+            relaxation=options.relaxation,
+        )
+
     floor = ROUNDING_MARGIN * torch.finfo(score.dtype).eps * float(score.abs().max())
-    limits = {"check_every": options.check_every, "relaxation": options.relaxation}
-    state = sinkhorn(
-        partial(softmin, score),
-        p.log2(),
-        q.log2(),
-        coupling.f,
-        coupling.g,
-        max_iter=options.final_max_iter,
-        tol=max(options.tol, floor),
-        **limits,  # type: ignore[arg-type]
-    )
+    state = settle(coupling, score, options.final_max_iter, max(options.tol, floor))
+    final = PotentialCoupling(coupling.A, coupling.B, state.f, state.g)
     left = options.final_max_iter - state.n_iter
-    if state.residual <= options.tol or left == 0 or score.dtype == torch.float64:
-        return state
-    wide = torch.float64
-    score = coupling.A.to(wide) @ coupling.B.to(wide).T
-    precise = sinkhorn(
-        partial(softmin, score),
-        p.to(wide).log2(),
-        q.to(wide).log2(),
-        state.f.to(wide),
-        state.g.to(wide),
-        max_iter=left,
-        tol=options.tol,
-        **limits,  # type: ignore[arg-type]
-    )
-    return precise._replace(n_iter=state.n_iter + precise.n_iter)
+    if state.residual <= options.tol or left == 0:
+        return final, state
+    final = final.to(torch.float64)
+    precise = settle(final, final.A @ final.B.T, left, options.tol)
+    final = PotentialCoupling(final.A, final.B, precise.f, precise.g)
+    return final, precise._replace(n_iter=state.n_iter + precise.n_iter)
 
 
 class PlanWatch:
