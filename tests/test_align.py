@@ -36,6 +36,11 @@ from torchgw.gw import objective as objective_module
 from torchgw.spaces.graph import neighbour_graph
 
 SHORT = GWOptions(stopping=StoppingOptions(max_iter=6, min_iter=2), annealing=AnnealingOptions(n_iter=3))
+QUICK = GWOptions(
+    stopping=StoppingOptions(max_iter=6),
+    annealing=AnnealingOptions(n_iter=3),
+    sinkhorn=SinkhornOptions(final_max_iter=50),
+)
 SPIRAL, SPIRAL_ANGLE = make_spiral(90)
 ROLL, ROLL_ANGLE = make_swiss_roll(110, random_state=1)
 
@@ -159,15 +164,69 @@ def test_scaling_a_space_changes_only_its_scale() -> None:
     assert scaled.scales == (4.0 * plain.scales[0], 0.5 * plain.scales[1])
 
 
-def test_masses_of_another_sum_scale_plan_and_value() -> None:
+@pytest.mark.parametrize("total", [4.0, 4200.0])
+def test_masses_of_another_sum_scale_plan_and_value_and_nothing_else(total: float) -> None:
     rng = np.random.default_rng(2)
     p, q = random_masses(90, rng), random_masses(110, rng)
-    plain = short(SPIRAL, ROLL, p=p, q=q, epsilon=1e-2)
-    tripled = short(SPIRAL, ROLL, p=4 * p, q=4 * q, epsilon=4e-2)
-    torch.testing.assert_close(tripled.plan, 4 * plain.plan, rtol=1e-6, atol=1e-12)
-    assert tripled.value == pytest.approx(16 * plain.value, rel=1e-6)
-    np.testing.assert_allclose(tripled.plan.sum(1), 4 * p, atol=1e-12)
-    assert tripled.marginal_error < 1e-12
+    plain, scaled = short(SPIRAL, ROLL, p=p, q=q), short(SPIRAL, ROLL, p=total * p, q=total * q)
+    torch.testing.assert_close(scaled.plan, total * plain.plan, rtol=1e-6, atol=1e-12)
+    assert scaled.value == pytest.approx(total**2 * plain.value, rel=1e-6)
+    np.testing.assert_allclose(scaled.plan.sum(1), total * p, atol=1e-9)
+    assert scaled.marginal_error < 1e-9
+    assert scaled.marginal_residual == pytest.approx(plain.marginal_residual, rel=1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-6, 1e-7])
+def test_an_epsilon_too_small_to_solve_for_is_never_called_converged(epsilon: float) -> None:
+    with pytest.warns(ConvergenceWarning, match="marginal residual"):
+        result = gw_align(SPIRAL, ROLL, epsilon=epsilon, options=QUICK, random_state=0)
+    assert result.status is Status.MARGINALS
+    assert result.marginal_residual > 0.01
+    assert result.marginal_error < 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [1e-10, 1e-12, 1e-36])
+def test_an_epsilon_beyond_float64_raises(epsilon: float) -> None:
+    with pytest.raises(FloatingPointError, match="raise epsilon"):
+        gw_align(SPIRAL, ROLL, epsilon=epsilon, options=QUICK, random_state=0)
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 2), (2, 3), (3, 2), (3, 40)])
+def test_the_smallest_spaces_are_aligned(n: int, k: int) -> None:
+    rng = np.random.default_rng(0)
+    result = short(rng.normal(size=(n, 2)), rng.normal(size=(k, 3)), distances="euclidean")
+    assert result.shape == (n, k)
+    assert result.marginal_error < 1e-12
+    assert np.isfinite(result.value)
+
+
+def test_unchecked_outer_iterations_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = GWOptions(stopping=StoppingOptions(max_iter=40, min_iter=40, check_every=20))
+    reads = 0
+    original = {name: getattr(torch.Tensor, name) for name in ("__float__", "tolist", "item", "__bool__")}
+
+    def counted(name: str) -> Any:
+        def read(self: torch.Tensor, *rest: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return original[name](self, *rest)
+
+        return read
+
+    class InLoopOnlyError(Exception):
+        pass
+
+    def stop(*_: Any) -> None:
+        raise InLoopOnlyError
+
+    provider = EuclideanDistances(SPIRAL)
+    monkeypatch.setattr("torchgw.gw.loop.finish", stop)
+    for name in original:
+        monkeypatch.setattr(torch.Tensor, name, counted(name))
+    monkeypatch.setattr("torchgw.gw.align.validate.provider", lambda *_: None)
+    with pytest.raises(InLoopOnlyError):
+        gw_align(provider, provider, options=options, random_state=0)
+    assert reads == 2
 
 
 @pytest.mark.parametrize("kind", ["float32", "int64", "list", "tensor"])
@@ -363,7 +422,7 @@ def test_the_gpu_solves_it_and_matches_the_truth() -> None:
 @pytest.mark.parametrize("distances", ["precomputed", "dijkstra", "landmark"])
 def test_the_spiral_is_matched_with_the_roll(distances: str) -> None:
     source, source_angle = make_spiral(400)
-    target, target_angle = make_swiss_roll(500)
+    target, target_angle = make_swiss_roll(500, random_state=1)
     for seed in range(2):
         result = gw_align(source, target, distances=distances, random_state=seed)
         assert result.converged
@@ -375,7 +434,7 @@ def test_the_spiral_is_matched_with_the_roll(distances: str) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_the_spiral_is_matched_over_ten_seeds(distances: str, seed: int) -> None:
     source, source_angle = make_spiral(400)
-    target, target_angle = make_swiss_roll(500)
+    target, target_angle = make_swiss_roll(500, random_state=1)
     result = gw_align(source, target, distances=distances, random_state=seed)
     assert abs(spearmanr(source_angle, target_angle[result.argmax()])[0]) >= 0.998
 
@@ -386,7 +445,7 @@ def test_the_spiral_is_matched_over_ten_data_sets_whose_graphs_have_no_short_cut
     whole = 0
     for seed in range(10):
         source, source_angle = make_spiral(400, random_state=seed)
-        target, target_angle = make_swiss_roll(500, random_state=seed)
+        target, target_angle = make_swiss_roll(500, random_state=100 + seed)
         graph = neighbour_graph(target, 5).tocoo()
         if np.abs(target_angle[graph.row] - target_angle[graph.col]).max() > 2:
             continue  # an edge joins two turns of the roll: these geodesics are not those of the roll
@@ -400,6 +459,6 @@ def test_the_spiral_is_matched_over_ten_data_sets_whose_graphs_have_no_short_cut
 @pytest.mark.parametrize("seed", range(3))
 def test_the_large_spiral_is_matched(seed: int) -> None:
     source, source_angle = make_spiral(4000, random_state=seed)
-    target, target_angle = make_swiss_roll(5000, random_state=seed)
+    target, target_angle = make_swiss_roll(5000, random_state=100 + seed)
     result = gw_align(source, target, distances="landmark", random_state=seed)
     assert abs(spearmanr(source_angle, target_angle[result.argmax()])[0]) >= 0.999

@@ -40,6 +40,34 @@ def poisoned(value: float) -> np.ndarray:
     return bad
 
 
+class Provider:
+    """A user's provider, as good or bad as it is told to be."""
+
+    stored = True
+
+    def __init__(self, size: Any = 10, scale: float = 1.0, rows: Any = None) -> None:
+        self.size, self.scale, self._rows = size, scale, np.ones((1, 10)) if rows is None else rows
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Provider:
+        return self
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self._rows)
+
+    def factors(self) -> None:
+        return None
+
+
+class Bare:
+    size, scale = 10, 1.0
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(index), 10)
+
+
+ONE_WAY = csr_matrix((np.array([1e-9, 1.0, 1.0]), (np.array([0, 1, 2]), np.array([1, 2, 1]))), shape=(3, 3))
+
+
 def asymmetric() -> np.ndarray:
     bad = D.copy()
     bad[2, 5] += 1
@@ -75,6 +103,17 @@ BAD: list[tuple[str, Any, str]] = [
     ("one-point graph", align(csr_matrix((1, 1)), Y), "X must hold at least 2 points"),
     ("euclidean distances of a graph", align(csr_matrix(D), Y, distances="euclidean"), "distances='euclidean'"),
     ("kind for a provider", align(EuclideanDistances(X), Y, distances="landmark"), "distances must be 'auto'"),
+    ("graph with a one-way edge", align(ONE_WAY, Y), "X must be a symmetric graph, got edges without their reverse"),
+    ("points of astronomic size", align(X * 1e200, Y), "X must stay below"),
+    ("sparse tensor", align(torch.eye(5).to_sparse(), Y, distances="landmark"), "X must be an array"),
+    ("matrix taken for points", align(D, Y, distances="landmark"), "X is a distance matrix"),
+    ("provider without all members", align(Bare(), Y), "X has rows but is no DistanceProvider: Bare lacks stored, to"),
+    ("provider of one point", align(Provider(size=1), Y), "X.size must be >= 2"),
+    ("provider without scale", align(Provider(scale=0.0), Y), "X.scale must be"),
+    ("provider of the wrong width", align(Provider(rows=np.ones((1, 9))), Y), r"X.rows must return .*\(1, 10\)"),
+    ("provider of lists", align(Provider(size=11), Y), "X.rows must return"),
+    ("provider of NaN", align(Provider(rows=np.full((1, 10), np.nan)), Y), "X.rows must be finite"),
+    ("masses beyond floats", align(p=np.full(30, 1e308)), "p must have a positive sum within float range"),
     ("negative masses", align(p=np.linspace(-1, 1, 30)), "p must be non-negative"),
     ("zero masses", align(q=np.zeros(40)), "q must have a positive sum"),
     ("short masses", align(p=np.ones(29)), r"p must have shape \(N,\) = \(30,\), got \(29,\)"),

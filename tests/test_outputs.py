@@ -135,6 +135,25 @@ def test_a_result_survives_saving_and_loading(result: GWResult, tmp_path: Path) 
         assert file["f"].shape == (90,)
 
 
+def test_options_given_as_numpy_numbers_survive_saving(tmp_path: Path) -> None:
+    options = GWOptions(
+        spaces=SpaceOptions(k=np.int64(6)),  # type: ignore[arg-type]
+        stopping=StoppingOptions(plan_tol=np.float32(0.5)),  # type: ignore[arg-type]
+        mixed_precision=np.bool_(True),  # type: ignore[arg-type]
+    )
+    gw_align(SPIRAL, ROLL, random_state=0, options=options).save(tmp_path / "r.npz")
+    assert GWResult.load(tmp_path / "r.npz").options == options
+
+
+def test_values_on_points_may_be_views_and_must_be_real(result: GWResult) -> None:
+    np.testing.assert_allclose(result.push(SPIRAL_ANGLE[::-1]), result.push(SPIRAL_ANGLE[::-1].copy()))
+    fixed = SPIRAL_ANGLE.copy()
+    fixed.flags.writeable = False
+    np.testing.assert_allclose(result.push(fixed), result.push(SPIRAL_ANGLE))
+    with pytest.raises(TypeError, match="V must hold real numbers"):
+        result.push(SPIRAL_ANGLE * 1j)
+
+
 def test_a_dense_coupling_survives_saving_and_loading(result: GWResult, tmp_path: Path) -> None:
     fields = {name: getattr(result, name) for name in GWResult.__dataclass_fields__}
     stored = GWResult(**fields | {"coupling": dense_coupling(5, 6, 0)})
@@ -230,6 +249,8 @@ BAD_FILES = {
     "latin.csv": b"\xff\xfe\x00",
     "broken.npz": b"PK\x03\x04 broken",
     "one.csv": b"1,2,3\n",
+    "hole.csv": b"1.0,NA\n2,3\n4,5\n",
+    "flipped.npz": "flipped",
     "nan.csv": b"1,2\nnan,3\n4,5\n6,7\n8,9\n1,1\n2,2\n",
 }
 
@@ -242,6 +263,11 @@ def test_a_bad_file_gives_one_line_and_exit_code_two(
     path, content = tmp_path / name, BAD_FILES[name]
     if content == "folder":
         path.mkdir()
+    elif content == "flipped":
+        np.savez_compressed(path, ROLL)
+        whole = bytearray(path.read_bytes())
+        whole[60:400] = bytes(340)
+        path.write_bytes(whole)
     elif isinstance(content, bytes):
         path.write_bytes(content)
     assert cli.main(["align", str(path), target, "-o", str(tmp_path / "out.npz")]) == 2

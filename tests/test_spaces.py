@@ -228,7 +228,7 @@ def test_landmark_factors_are_exact_when_every_point_is_one() -> None:
     graph, D = path_graph([1.0, 2.0, 0.7, 4.0, 0.3])
     provider = LandmarkDistances(graph, 100)
     assert sorted(provider.landmarks.tolist()) == list(range(6))
-    np.testing.assert_allclose(provider.rows(torch.arange(6)).numpy() * provider.scale, D, atol=1e-2)
+    np.testing.assert_allclose(provider.rows(torch.arange(6)).numpy() * provider.scale, D, atol=1e-10)
 
 
 def test_the_cache_is_bounded_counts_hits_and_computes_each_row_once() -> None:
@@ -272,3 +272,44 @@ def test_sweeps_over_a_large_cloud_find_nearly_its_diameter(monkeypatch: pytest.
     exact = EuclideanDistances(ROLL).scale
     monkeypatch.setattr("torchgw.spaces.euclidean.EXACT_SIZE", 10)
     assert 0.95 * exact <= EuclideanDistances(ROLL).scale <= exact * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("dimension", "k"), [(20, 5), (2, 5)])
+def test_edge_lengths_are_right_far_from_the_origin(dimension: int, k: int) -> None:
+    x = np.random.default_rng(5).normal(size=(8 if dimension == 2 else 200, dimension))
+    near, far = (neighbour_graph(points, k) for points in (x, x * 0.125 + 1e6))
+    np.testing.assert_array_equal(near.indices, far.indices)
+    np.testing.assert_allclose(far.data, near.data * 0.125, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e140])
+def test_the_size_of_the_numbers_does_not_matter(size: float) -> None:
+    for make in (EuclideanDistances, lambda x: LandmarkDistances(neighbour_graph(x, 6), 40)):
+        plain, scaled = make(ROLL), make(ROLL * size)
+        torch.testing.assert_close(plain.rows(EVERYTHING), scaled.rows(EVERYTHING), rtol=0, atol=1e-9)
+        assert scaled.scale == pytest.approx(plain.scale * size, rel=1e-9)
+
+
+def test_duplicates_in_many_dimensions_are_joined_by_edges_of_length_zero() -> None:
+    x = np.random.default_rng(6).normal(size=(40, 30)) + 1e4
+    graph = neighbour_graph(np.concatenate((x, x)), 6)
+    assert graph[3, 43] == 0
+    assert 43 in graph[3].indices
+
+
+def test_every_component_gets_a_landmark() -> None:
+    pair = csr_matrix(np.array([[0, 2.0], [2, 0]]))
+    with pytest.warns(GraphWarning, match="not connected"):
+        provider = LandmarkDistances(block_diag([pair] * 30, format="csr"), 10)
+    assert len(provider.landmarks) == 30
+    assert set((provider.landmarks // 2).tolist()) == set(range(30))
+
+
+def test_a_matrix_in_single_precision_is_accepted_and_mended() -> None:
+    x = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    D = torch.cdist(x, x)
+    assert float(D.diagonal().max()) > 0
+    rows = PrecomputedDistances(D).rows(torch.arange(100))
+    assert float(rows.diagonal().abs().max()) == 0
+    assert torch.equal(rows, rows.T)
+    np.testing.assert_allclose(rows, (cdist(x, x) / cdist(x, x).max()), atol=2e-4)

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = lambda message, *_, **__: print(f"torchgw: warning: {message}", file=sys.stderr)
         try:
             run(options)
-        except (ValueError, TypeError, MemoryError, OSError) as error:
+        except (ValueError, TypeError, MemoryError, ArithmeticError, OSError) as error:
             print(f"torchgw: error: {' '.join(str(error).split())}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
@@ -90,18 +90,25 @@ def run_align(arguments: argparse.Namespace) -> None:
     )
     source, target = read_space("source", arguments.source), read_space("target", arguments.target)
     bar = ProgressBar("align")
-    result = gw_align(
-        source,
-        target,
-        distances=arguments.distances,
-        epsilon=arguments.epsilon,
-        options=options,
-        device=arguments.device,
-        backend=arguments.backend,
-        random_state=arguments.seed,
-        callback=bar,
-    )
-    bar.close()
+    with warnings.catch_warnings(record=True) as given:
+        try:
+            result = gw_align(
+                source,
+                target,
+                distances=arguments.distances,
+                epsilon=arguments.epsilon,
+                options=options,
+                device=arguments.device,
+                backend=arguments.backend,
+                random_state=arguments.seed,
+                callback=bar,
+            )
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{error} (X is {arguments.source}, Y is {arguments.target})") from error
+        finally:
+            bar.close()
+    for warning in given:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     write_whole(result, arguments.output)
     if sys.stderr.isatty():
         n, k = result.shape
@@ -125,8 +132,11 @@ def check_output(path: Path, suffix: str) -> None:
 def write_whole(result: GWResult, path: Path) -> None:
     """Write aside, then rename, so that a reader never sees half a file."""
     aside = path.with_name(path.name + ".part")
-    result.save(aside)
-    aside.replace(path)
+    try:
+        result.save(aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def run_demo(arguments: argparse.Namespace) -> None:

@@ -44,7 +44,8 @@ def make_swiss_roll(
 ) -> tuple[Array, Array]:
     """The spiral of `make_spiral` drawn out along a uniform height in [0, 1], the middle column.
 
-    Parameters, errors and the meaning of ``angle`` are those of `make_spiral`.
+    Parameters, errors and the meaning of ``angle`` are those of `make_spiral`. The planar noise is drawn in the same
+    way, so give the two clouds of a comparison different seeds.
 
     Returns
     -------

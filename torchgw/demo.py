@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from torchgw import datasets
@@ -85,8 +84,10 @@ def run_all(device: str | None, watch: Callable[[str], Any]) -> list[Run]:
     runs = []
     for n, k, provider in RUNS:
         bar = watch(f"{n} x {k} {provider}")
-        runs.append(align_once(n, k, provider, device, bar))
-        bar.close()
+        try:
+            runs.append(align_once(n, k, provider, device, bar))
+        finally:
+            bar.close()
     return runs
 
 
@@ -172,7 +173,7 @@ def _draw_history(axes: Any, runs: list[Run]) -> None:
     for run, colour, style in zip(runs, colours, styles, strict=False):
         history = run.result.history
         label = f"{run.result.shape[0]} x {run.result.shape[1]} {run.provider}"
-        axes.plot(history.iteration, np.maximum(history.cost, 1e-6), color=colour, linestyle=style, label=label)
+        axes.plot(history.iteration, history.cost, color=colour, linestyle=style, label=label)
     axes.set_yscale("log")
     axes.set_xlabel("outer iteration")
     axes.set_ylabel("sampled GW cost")

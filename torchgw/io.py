@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def read_space(name: str, path: Path) -> Any:
     readers = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_text, ".tsv": _read_text, ".h5ad": _read_h5ad}
     try:
         return readers[path.suffix](path)
-    except (ValueError, KeyError, EOFError, OSError, UnicodeDecodeError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, EOFError, OSError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{name}: {path} cannot be read: {reason}") from error
 
@@ -58,21 +59,25 @@ def _read_npz(path: Path) -> Any:
 def _read_text(path: Path) -> Array:
     delimiter = "," if path.suffix == ".csv" else "\t"
     with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
-    if rows and not _all_numbers(rows[0]):
+        reader = csv.reader(file, delimiter=delimiter)
+        rows = [(reader.line_num, [_number(cell) for cell in row]) for row in reader if row]
+    if rows and all(cell is None for cell in rows[0][1]):
         rows = rows[1:]
-    widths = {len(row) for row in rows}
+    for line, row in rows:
+        if None in row:
+            raise ValueError(f"line {line} holds something that is not a number in column {row.index(None) + 1}")
+    widths = {len(row) for _, row in rows}
     if len(widths) != 1:
         raise ValueError(f"it must hold rows of equal length, got lengths {sorted(widths)}")
-    return np.array([[float(cell) for cell in row] for row in rows])
+    return np.array([row for _, row in rows])
 
 
-def _all_numbers(row: list[str]) -> bool:
+def _number(cell: str) -> float | None:
+    """A cell as a number, None if it is not one."""
     try:
-        [float(cell) for cell in row]
+        return float(cell)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _read_h5ad(path: Path) -> Array:

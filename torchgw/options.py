@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from torchgw import validate
 
 
+def _keep(options: object, **values: object) -> None:
+    """Store validated values, so that NumPy numbers become Python ones."""
+    for name, value in values.items():
+        object.__setattr__(options, name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpaceOptions:
     """How distances come from points or graphs.
@@ -23,9 +29,9 @@ class SpaceOptions:
     cache_rows: int = 2000
 
     def __post_init__(self) -> None:
-        validate.integer("k", self.k, least=1)
-        validate.integer("n_landmarks", self.n_landmarks, least=2)
-        validate.integer("cache_rows", self.cache_rows, least=1)
+        _keep(self, k=validate.integer("k", self.k, least=1))
+        _keep(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))
+        _keep(self, cache_rows=validate.integer("cache_rows", self.cache_rows, least=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +48,8 @@ class SamplingOptions:
     step: float = 0.5
 
     def __post_init__(self) -> None:
-        validate.integer("n_anchors", self.n_anchors, least=1)
-        validate.real("step", self.step, above=0.0, most=1.0)
+        _keep(self, n_anchors=validate.integer("n_anchors", self.n_anchors, least=1))
+        _keep(self, step=validate.real("step", self.step, above=0.0, most=1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +72,11 @@ class SinkhornOptions:
     relaxation: float = 1.8
 
     def __post_init__(self) -> None:
-        validate.integer("max_iter", self.max_iter, least=1)
-        validate.integer("final_max_iter", self.final_max_iter, least=1)
-        validate.real("tol", self.tol, above=0.0)
-        validate.integer("check_every", self.check_every, least=1)
-        validate.real("relaxation", self.relaxation, least=1.0, most=1.99)
+        _keep(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
+        _keep(self, final_max_iter=validate.integer("final_max_iter", self.final_max_iter, least=1))
+        _keep(self, tol=validate.real("tol", self.tol, above=0.0))
+        _keep(self, check_every=validate.integer("check_every", self.check_every, least=1))
+        _keep(self, relaxation=validate.real("relaxation", self.relaxation, least=1.0, most=1.99))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +93,8 @@ class AnnealingOptions:
     n_iter: int = 20
 
     def __post_init__(self) -> None:
-        validate.real("factor", self.factor, least=1.0, most=10.0)
-        validate.integer("n_iter", self.n_iter, least=0)
+        _keep(self, factor=validate.real("factor", self.factor, least=1.0, most=10.0))
+        _keep(self, n_iter=validate.integer("n_iter", self.n_iter, least=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +121,14 @@ class StoppingOptions:
     plan_tol: float = 1e-3
 
     def __post_init__(self) -> None:
-        validate.integer("max_iter", self.max_iter, least=1)
-        validate.integer("min_iter", self.min_iter, least=0)
-        validate.integer("check_every", self.check_every, least=1)
-        validate.real("ema_weight", self.ema_weight, above=0.0, most=1.0)
-        validate.real("improvement", self.improvement, least=0.0)
+        _keep(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
+        _keep(self, min_iter=validate.integer("min_iter", self.min_iter, least=0))
+        _keep(self, check_every=validate.integer("check_every", self.check_every, least=1))
+        _keep(self, ema_weight=validate.real("ema_weight", self.ema_weight, above=0.0, most=1.0))
+        _keep(self, improvement=validate.real("improvement", self.improvement, least=0.0))
         if self.patience is not None:
-            validate.integer("patience", self.patience, least=1)
-        validate.real("plan_tol", self.plan_tol, least=0.0)
+            _keep(self, patience=validate.integer("patience", self.patience, least=1))
+        _keep(self, plan_tol=validate.real("plan_tol", self.plan_tol, least=0.0))
 
     @property
     def checks_without_progress(self) -> int:
@@ -155,5 +161,5 @@ class GWOptions:
         validate.instance("sinkhorn", self.sinkhorn, SinkhornOptions)
         validate.instance("annealing", self.annealing, AnnealingOptions)
         validate.instance("stopping", self.stopping, StoppingOptions)
-        validate.flag("mixed_precision", self.mixed_precision)
-        validate.integer("max_memory", self.max_memory, least=1)
+        _keep(self, mixed_precision=validate.flag("mixed_precision", self.mixed_precision))
+        _keep(self, max_memory=validate.integer("max_memory", self.max_memory, least=1))

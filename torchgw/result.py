@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from functools import cached_property
@@ -34,8 +35,7 @@ class Status(Enum):
     PLATEAU = "the cost stopped improving"
     SETTLED = "the plan stopped changing"
     MAX_ITER = (
-        "the iteration limit was reached while the cost was still improving; "
-        "raise options.stopping.max_iter, or epsilon"
+        "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter, or epsilon"
     )
     MARGINALS = (
         "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass; "
@@ -71,9 +71,10 @@ class GWResult:
     coupling : the plan without its N x K entries: products, marginals, samples, largest entries.
     value, value_quad, value_linear : objective of the returned plan on the scaled distances, and its two parts.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
-    potentials : natural-log potentials f (N,), g (K,), in units of epsilon, of the plan before its rounding.
-    marginal_error : largest L1 marginal error of the returned plan over its two sides.
-    marginal_residual : the same before rounding, as the last Sinkhorn solve left it.
+    potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included: the plan but for its
+        rank-one correction is exp(A B^T ln 2 + f + g), with A and B of ``coupling``, the score of the last cost.
+    marginal_error : largest L1 marginal error of the returned plan over its two sides, against the masses given.
+    marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
     status, converged : how the solve ended.
     n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
     history : cost, marginal error, epsilon and time at every check.
@@ -157,7 +158,9 @@ class GWResult:
         return self._carry(V, axis=1)
 
     def _carry(self, V: Array | Tensor, axis: int) -> Array | Tensor:
-        given = torch.as_tensor(V)
+        given = V if isinstance(V, Tensor) else torch.from_numpy(np.array(V))
+        if given.is_complex():
+            raise TypeError(f"V must hold real numbers, got dtype {given.dtype}")
         size = self.shape[axis]
         if given.ndim not in (1, 2) or given.shape[0] != size:
             raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
@@ -170,7 +173,10 @@ class GWResult:
         return averaged if isinstance(V, Tensor) else averaged.cpu().numpy()
 
     def argmax(self, axis: int = 1) -> Array | Tensor:
-        """For each source point the target index it sends most mass to, (N,); with axis 0 the reverse, (K,)."""
+        """For each source point the target index it sends most mass to, (N,); with axis 0 the reverse, (K,).
+
+        A point without mass gets 0: nothing is known of it.
+        """
         validate.integer("axis", axis, least=0, most=1)
         found = self.coupling.argmax(axis)
         return found.cpu().numpy() if self.numpy_input else found
@@ -228,7 +234,7 @@ class GWResult:
             tensors = {name[9:]: torch.from_numpy(a) for name, a in arrays.items() if name.startswith("coupling_")}
             coupling = DenseCoupling(**tensors) if "plan" in tensors else PotentialCoupling(**tensors)
             return cls(coupling=coupling, **_restored(meta))
-        except (KeyError, TypeError, ValueError, AttributeError, EOFError, BadZipFile) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
             raise ValueError(f"path must name a file written by GWResult.save, {path} is not one ({error})") from error
 
 

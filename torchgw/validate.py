@@ -1,4 +1,4 @@
-"""The only place that rejects user input: every message names the argument, what was expected and what arrived."""
+"""Checks of user input: every message names the argument, what was expected and what arrived."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from torchgw.types import Array
 
 SYMMETRY_TOLERANCE = 1e-5
-MASS_TOLERANCE = 1e-6
+MASS_TOLERANCE = 5e-7
+LARGEST_COORDINATE = 1e150
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -73,11 +74,12 @@ def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
 
 def _numbers(name: str, value: object, n_dim: int, shape: str) -> Array:
     """``value`` as a float64 array of ``n_dim`` dimensions."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
     try:
+        if isinstance(value, Tensor):
+            wide = value.detach().to("cpu")
+            value = (wide.to(torch.float64) if wide.is_floating_point() else wide).numpy()
         array = np.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must be an array of shape {shape}, got an unreadable one ({error})") from None
     if array.dtype.kind not in "fiub":
         what = f"{type(value).__name__} of dtype {array.dtype}"
@@ -101,14 +103,18 @@ def points(name: str, value: object) -> Array:
         raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
+    if np.abs(array).max() > LARGEST_COORDINATE:
+        raise ValueError(f"{name} must stay below {LARGEST_COORDINATE:g}, got {np.abs(array).max():g}; rescale it")
     return array
 
 
 def distance_matrix(name: str, value: object) -> Array:
     """A symmetric non-negative matrix (N, N) with N >= 2 and a zero diagonal, as float64.
 
-    Infinite entries off the diagonal mean "not connected" and are allowed.
+    Infinite entries off the diagonal mean "not connected" and are allowed. Asymmetry and a diagonal as small as the
+    input's dtype rounds are mended.
     """
+    tolerance = max(SYMMETRY_TOLERANCE, _resolution(value) ** 0.5)
     array = _numbers(name, value, 2, "(N, N)")
     if array.shape[0] != array.shape[1]:
         raise ValueError(f"{name} must be a square distance matrix (N, N), got shape {array.shape}")
@@ -121,15 +127,31 @@ def distance_matrix(name: str, value: object) -> Array:
     finite = np.where(np.isinf(array), -1.0, array)
     largest = max(float(finite.max()), 0.0)
     gap = float(np.abs(finite - finite.T).max())
-    if gap > SYMMETRY_TOLERANCE * max(largest, 1e-300):
+    if gap > tolerance * max(largest, 1e-300):
         raise ValueError(
             f"{name} must be a symmetric distance matrix, got entries that differ by {gap:g}; "
             f"if its rows are points, pass distances='landmark' or 'euclidean'"
         )
     worst = float(np.abs(array.diagonal()).max())
-    if worst > SYMMETRY_TOLERANCE * max(largest, 1e-300):
+    if worst > tolerance * max(largest, 1e-300):
         raise ValueError(f"{name} must have a zero diagonal (distances, not similarities), got {worst:g} on it")
+    array = (array + array.T) / 2
+    np.fill_diagonal(array, 0.0)
     return array
+
+
+def looks_like_distances(array: Array) -> bool:
+    """Whether points (N, N) are in truth a distance matrix: symmetric, non-negative, zero on the diagonal."""
+    square = array.shape[0] == array.shape[1]
+    return square and not array.diagonal().any() and bool((array >= 0).all()) and bool((array == array.T).all())
+
+
+def _resolution(value: object) -> float:
+    """Rounding unit of an array's own dtype, float64's for what has none."""
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, torch.dtype):
+        return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    return float(np.finfo(dtype).eps) if isinstance(dtype, np.dtype) and dtype.kind == "f" else 0.0
 
 
 def graph(name: str, value: Any) -> Any:
@@ -146,13 +168,13 @@ def graph(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must have finite edge lengths, got {_count_bad(csr.data)}")
     if (csr.data < 0).any():
         raise ValueError(f"{name} must have non-negative edge lengths, got {csr.data.min():g}")
-    gap = abs(csr - csr.T)
-    largest = float(csr.data.max()) if csr.nnz else 0.0
-    if gap.nnz and float(gap.data.max()) > SYMMETRY_TOLERANCE * largest:
-        raise ValueError(
-            f"{name} must be a symmetric graph, got edge lengths that differ by {gap.data.max():g}; "
-            f"pass {name}.maximum({name}.T) to make every edge mutual"
-        )
+    turned = csr.T.tocsr()
+    csr.sort_indices()
+    turned.sort_indices()
+    mutual = np.array_equal(csr.indptr, turned.indptr) and np.array_equal(csr.indices, turned.indices)
+    if not mutual or not np.allclose(csr.data, turned.data, rtol=SYMMETRY_TOLERANCE, atol=0.0):
+        what = "edge lengths that differ between the two directions" if mutual else "edges without their reverse"
+        raise ValueError(f"{name} must be a symmetric graph, got {what}; {name}.maximum({name}.T) makes edges mutual")
     return csr
 
 
@@ -173,8 +195,10 @@ def masses(name: str, value: object, n: int, letter: str) -> Array:
         raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
     if (array < 0).any():
         raise ValueError(f"{name} must be non-negative, got a smallest mass of {array.min():g}")
-    if array.sum() <= 0:
-        raise ValueError(f"{name} must have a positive sum, got {array.sum():g}")
+    with np.errstate(over="ignore"):
+        total = float(array.sum())
+    if not 0 < total < np.inf:
+        raise ValueError(f"{name} must have a positive sum within float range, got {total:g}")
     return array
 
 
@@ -218,3 +242,20 @@ def memory(name: str, needed: int, limit: int, advice: str) -> None:
         raise MemoryError(
             f"{name} would take {needed / 2**30:.2f} GiB, over options.max_memory = {limit / 2**30:.2f} GiB; {advice}"
         )
+
+
+def provider(name: str, value: Any) -> None:
+    """A distance provider with all its members, at least 2 points, a positive scale, and a first row that is finite."""
+    missing = [member for member in ("size", "scale", "stored", "to", "rows", "factors") if not hasattr(value, member)]
+    if missing:
+        raise TypeError(
+            f"{name} has rows but is no DistanceProvider: {type(value).__name__} lacks {', '.join(missing)}"
+        )
+    size = integer(f"{name}.size", value.size, least=2)
+    real(f"{name}.scale", value.scale, above=0.0)
+    row = value.to(torch.device("cpu"), torch.float64).rows(torch.tensor([0]))
+    if not isinstance(row, Tensor) or tuple(row.shape) != (1, size):
+        got = tuple(row.shape) if isinstance(row, Tensor) else type(row).__name__
+        raise ValueError(f"{name}.rows must return a tensor (M, N) = (1, {size}) for one index, got {got}")
+    if not bool(torch.isfinite(row).all()):
+        raise ValueError(f"{name}.rows must be finite, got NaN or infinite distances from point 0")

@@ -13,18 +13,21 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings import PotentialCoupling
 from torchgw.gw.gradient import SampledGradient
-from torchgw.gw.loop import Solution, product_start, solve
+from torchgw.gw.loop import product_start, solve
 from torchgw.gw.objective import objective
 from torchgw.gw.prepare import check_distances, check_space, make_generator, make_providers, pick_device
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.dispatch import BACKENDS, Request
 from torchgw.options import GWOptions
-from torchgw.result import GWResult
+from torchgw.result import GWResult, Status
 from torchgw.sinkhorn.marginals import Balanced
 from torchgw.sinkhorn.rounding import round_to_marginals
 from torchgw.types import Array, Callback, ConvergenceWarning, RandomState
 
 logger = logging.getLogger("torchgw")
+
+ROUNDING_SLACK = 2.0
+RESOLUTION = 1e-8
 
 
 def gw_align(
@@ -56,6 +59,7 @@ def gw_align(
         pairs of them, or the matrix given. "euclidean": straight lines. "auto": a symmetric square array is a
         distance matrix; points and graphs get "precomputed" up to 500 points and "landmark" above.
     p, q : masses (N,), (K,), non-negative, of equal sum; uniform with sum 1 when None. They are the plan's marginals.
+        Their sum scales plan and value and nothing else: epsilon belongs to masses of sum 1.
     epsilon : entropy, > 0, in units of the scaled squared distances (each space's largest distance is 1).
     marginals : the marginal model.
     options : everything else, see `GWOptions`.
@@ -74,7 +78,9 @@ def gw_align(
     ValueError, TypeError
         For input that cannot be used, naming the argument, before any work.
     MemoryError
-        When the dense score would exceed ``options.max_memory``, before any work.
+        When the score or a distance matrix would exceed ``options.max_memory``, before any work.
+    FloatingPointError
+        When epsilon is so small that cost / epsilon exceeds what float64 resolves.
 
     Warns
     -----
@@ -135,15 +141,21 @@ def gw_align(
     p64, q64 = (torch.from_numpy(m / m.sum()).to(where) for m in (p_given, q_given))
     gradient = SampledGradient(source.to(where, loop_dtype), target.to(where, loop_dtype), options.sampling, generator)
     start = product_start(p64.log2().to(loop_dtype), q64.log2().to(loop_dtype))
-    # With T = mass * T', the objective is mass^2 E(T') + mass * epsilon * entropy(T'): a solve at epsilon / mass.
-    solution = solve(gradient, start, p64, q64, epsilon / mass, chosen.function, options, callback)
+    solution = solve(gradient, start, p64, q64, epsilon, chosen.function, marginals, options, callback)
     solved = time.perf_counter()
 
-    coupling = round_to_marginals(solution.coupling.to(torch.float64), p64, q64)
+    require_resolved(solution.coupling, epsilon)
+    coupling, residual = round_to_marginals(solution.coupling.to(torch.float64), p64, q64)
+    # The plan decides, not the potentials: where they are too large to move, their differences vanish.
+    settled = residual <= ROUNDING_SLACK * options.sinkhorn.tol
+    status = solution.status if settled else Status.MARGINALS
     exact = [space.to(where, torch.float64) for space in (source, target)]
     found = objective(coupling, p64, q64, exact[0], exact[1], options.max_memory, generator)
     coupling = with_mass(coupling, mass)
-    errors = [float((coupling.marginal(axis) - mass * side).abs().sum()) for axis, side in ((1, p64), (0, q64))]
+    errors = [
+        float((coupling.marginal(axis).cpu() - torch.from_numpy(side)).abs().sum())
+        for axis, side in ((1, p_given), (0, q_given))
+    ]
     finished = time.perf_counter()
     result = GWResult(
         coupling=coupling,
@@ -153,21 +165,21 @@ def gw_align(
         value_exact=found.exact,
         value_error=found.error * mass**2,
         marginal_error=max(errors),
-        marginal_residual=solution.residual * mass,
-        status=solution.status,
+        marginal_residual=residual,
+        status=status,
         n_iter=solution.n_iter,
         n_iter_sinkhorn=solution.n_iter_sinkhorn,
         history=solution.history,
         backend=chosen.name,
         backends_passed_over=chosen.passed_over,
-        scales=(source.scale, target.scale),
+        scales=(float(source.scale), float(target.scale)),
         providers=(type(source).__name__, type(target).__name__),
         timings={"prepare": prepared - began, "solve": solved - prepared, "finish": finished - solved},
         epsilon=float(epsilon),
         options=options,
         numpy_input=not any(isinstance(space, Tensor) for space in (X, Y)),
     )
-    warn_unless_converged(solution)
+    warn_unless_converged(result)
     return result
 
 
@@ -185,11 +197,24 @@ def with_mass(coupling: PotentialCoupling, mass: float) -> PotentialCoupling:
     return PotentialCoupling(**scaled)
 
 
-def warn_unless_converged(solution: Solution) -> None:
+def require_resolved(coupling: PotentialCoupling, epsilon: float) -> None:
+    """Refuse to return a plan whose potentials float64 cannot add up: its marginals could not be made exact."""
+    largest = max(
+        float(torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max()) for side in (coupling.f, coupling.g)
+    )
+    if largest * torch.finfo(torch.float64).eps > RESOLUTION:
+        raise FloatingPointError(
+            f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, which float64 no longer resolves; "
+            f"raise epsilon"
+        )
+
+
+def warn_unless_converged(result: GWResult) -> None:
     """Say what happened and what to change."""
-    if not solution.status.converged:
+    if not result.converged:
         warnings.warn(
-            f"{solution.status.value} (marginal residual {solution.residual:.1e} after {solution.n_iter} iterations)",
+            f"{result.status.value} "
+            f"(marginal residual {result.marginal_residual:.1e} after {result.n_iter} iterations)",
             ConvergenceWarning,
             stacklevel=3,
         )

@@ -23,6 +23,7 @@ from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.result import History, Status
 from torchgw.sinkhorn.annealing import epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
+from torchgw.sinkhorn.marginals import Balanced
 from torchgw.types import Callback, Progress
 
 LOOP_TOLERANCE = 10.0
@@ -34,7 +35,6 @@ class Solution:
     """Where the loop ended."""
 
     coupling: PotentialCoupling
-    residual: float
     status: Status
     n_iter: int
     n_iter_sinkhorn: int
@@ -53,6 +53,7 @@ def solve(
     q: Tensor,
     epsilon: float,
     softmin: SoftminDense,
+    marginals: Balanced,
     options: GWOptions,
     callback: Callback | None,
 ) -> Solution:
@@ -81,31 +82,40 @@ def solve(
             max_iter=inner.max_iter,
             tol=LOOP_TOLERANCE * inner.tol,
             check_every=inner.check_every,
+            damping=marginals.damping(now),
         )
         coupling, old_epsilon = PotentialCoupling(A, B, state.f, state.g), now
         iteration, n_inner = iteration + 1, n_inner + state.n_iter
         if iteration % stopping.check_every and iteration < stopping.max_iter:
             continue
         change, overlap, columns = plan.look(score, state)
-        value = float(cost.expectation(overlap * (now * LN2 / 2), row, columns))
-        record(history, callback, iteration, stopping.max_iter, value, state.residual, now, began)
+        expected = cost.expectation(overlap * (now * LN2 / 2), row, columns)
+        value, moved, residual = torch.stack((expected, change, state.residual)).tolist()
+        record(history, callback, iteration, stopping.max_iter, value, residual, now, began)
         if iteration > annealing.n_iter:
             plateau = observe(plateau, value, stopping)
-            ended = verdict(iteration, plateau, float(change) / stopping.check_every, stopping)
+            ended = verdict(iteration, plateau, moved / stopping.check_every, stopping)
             if ended is not None:
                 status = ended
                 break
-    final, last = finish(coupling, score, p, q, softmin, inner)
-    status = Status.MARGINALS if last.residual > inner.tol else status
-    return Solution(final, last.residual, status, iteration, n_inner + last.n_iter, history)
+    del plan
+    final, n_last = finish(coupling, score, p, q, softmin, marginals.damping(epsilon), inner)
+    return Solution(final, status, iteration, n_inner + n_last, history)
 
 
 def finish(
-    coupling: PotentialCoupling, score: Tensor, p: Tensor, q: Tensor, softmin: SoftminDense, options: SinkhornOptions
-) -> tuple[PotentialCoupling, SinkhornState]:
+    coupling: PotentialCoupling,
+    score: Tensor,
+    p: Tensor,
+    q: Tensor,
+    softmin: SoftminDense,
+    damping: tuple[float, float],
+    options: SinkhornOptions,
+) -> tuple[PotentialCoupling, int]:
     """The last solve, to full tolerance: over-relaxed, and continued in float64 where float32 cannot reach it.
 
-    A score of range R has float32 entries that are off by R 2^-24, and so are the logarithms of the marginals.
+    A score of range R has float32 entries that are off by R 2^-24, and so are the logarithms of the marginals: below
+    that floor a residual means nothing. Returns the coupling and the iterations it took.
     """
 
     def settle(start: PotentialCoupling, score: Tensor, max_iter: int, tol: float) -> SinkhornState:
@@ -119,18 +129,19 @@ def finish(
             tol=tol,
             check_every=options.check_every,
             relaxation=options.relaxation,
+            damping=damping,
         )
 
     floor = ROUNDING_MARGIN * torch.finfo(score.dtype).eps * float(score.abs().max())
     state = settle(coupling, score, options.final_max_iter, max(options.tol, floor))
     final = PotentialCoupling(coupling.A, coupling.B, state.f, state.g)
     left = options.final_max_iter - state.n_iter
-    if state.residual <= options.tol or left == 0:
-        return final, state
+    reached = floor <= options.tol and float(state.residual) <= options.tol
+    if reached or left == 0 or score.dtype == torch.float64:
+        return final, state.n_iter
     final = final.to(torch.float64)
     precise = settle(final, final.A @ final.B.T, left, options.tol)
-    final = PotentialCoupling(final.A, final.B, precise.f, precise.g)
-    return final, precise._replace(n_iter=state.n_iter + precise.n_iter)
+    return PotentialCoupling(final.A, final.B, precise.f, precise.g), state.n_iter + precise.n_iter
 
 
 class PlanWatch:
@@ -138,7 +149,7 @@ class PlanWatch:
 
     def __init__(self, score: Tensor) -> None:
         self.last = torch.zeros_like(score)
-        self.rows = max(1, 2**19 // score.shape[1]) if score.device.type == "cpu" else len(score)
+        self.rows = max(1, (2**19 if score.device.type == "cpu" else 2**26) // score.shape[1])
 
     def look(self, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor]:
         """L1 distance of the plan from the last one looked at, <score, plan>, and its column sums, in one pass."""

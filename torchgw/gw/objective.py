@@ -49,8 +49,7 @@ def objective(
     ``max_memory``. All tensors in one dtype, float64 for full accuracy: the three terms cancel.
     """
     if _affordable(source, target, max_memory):
-        square = squared_mean(source, p) + squared_mean(target, q)
-        return Objective(float(square - 2 * cross_term(coupling, source, target)), True, 0.0)
+        return Objective(float(exact_objective(coupling, p, q, source, target)), True, 0.0)
     return sampled_objective(coupling, p, source, target, generator)
 
 
@@ -62,38 +61,40 @@ def _affordable(source: DistanceProvider, target: DistanceProvider, max_memory: 
     return dense <= max_memory
 
 
-def times(space: DistanceProvider, V: Tensor) -> Tensor:
-    """D V (N, d), through the factors or in blocks of rows."""
-    factors = space.factors()
-    if factors is not None:
-        F, signs = factors
-        return (F * signs) @ (F.T @ V)
-    index = torch.arange(space.size, device=V.device)
-    return torch.cat([space.rows(part) @ V for part in torch.split(index, ROW_BLOCK)])
-
-
-def squared_mean(space: DistanceProvider, mass: Tensor) -> Tensor:
-    """mass^T (D o D) mass."""
+def square_and_product(space: DistanceProvider, mass: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+    """mass^T (D o D) mass, and D V (N, d), from the factors or from one pass over the rows."""
     factors = space.factors()
     if factors is not None:
         F, signs = factors
         gram = F.T @ (F * mass[:, None])
-        return signs @ gram.square() @ signs
-    index = torch.arange(space.size, device=mass.device)
-    parts = [mass[part] @ (space.rows(part).square() @ mass) for part in torch.split(index, ROW_BLOCK)]
-    return torch.stack(parts).sum()
+        return signs @ gram.square() @ signs, (F * signs) @ (F.T @ V)
+    square, product = mass.new_zeros(()), torch.empty_like(V)
+    # All searches in one call, so that they may run in parallel.
+    step = ROW_BLOCK if space.stored else space.size
+    for index in torch.split(torch.arange(space.size, device=mass.device), step):
+        rows = space.rows(index)
+        product[index] = rows @ V
+        square += mass[index] @ (rows.square_() @ mass)
+    return square, product
 
 
-def cross_term(coupling: Coupling, source: DistanceProvider, target: DistanceProvider) -> Tensor:
-    """<D_X T D_Y, T>."""
+def exact_objective(
+    coupling: Coupling, p: Tensor, q: Tensor, source: DistanceProvider, target: DistanceProvider
+) -> Tensor:
+    """E(T) by a thin product with the factors of one space, or with the dense plan where neither has any."""
     for near, far, axis in ((target, source, 1), (source, target, 0)):
         factors = near.factors()
         if factors is not None:
             F, signs = factors
             carried = coupling.apply(F, axis)
-            return ((carried * times(far, carried)).sum(0) * signs).sum()
+            near_mass, far_mass = (q, p) if axis == 1 else (p, q)
+            near_square, _ = square_and_product(near, near_mass, F[:, :0])
+            far_square, product = square_and_product(far, far_mass, carried)
+            return near_square + far_square - 2 * ((carried * product).sum(0) * signs).sum()
     plan = coupling.to_dense()
-    return (times(source, plan) * times(target, plan.T).T).sum()
+    target_square, right = square_and_product(target, q, plan.T)
+    source_square, left = square_and_product(source, p, plan)
+    return source_square + target_square - 2 * left.mul_(right.T).sum()
 
 
 def sampled_objective(

@@ -18,11 +18,6 @@ DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
 AUTO_ALL_PAIRS = 500
 
 
-def is_provider(space: object) -> bool:
-    """Whether this object serves distances by itself."""
-    return isinstance(space, DistanceProvider)
-
-
 def is_graph(space: Any) -> bool:
     """Whether this object is a SciPy sparse matrix or array."""
     return hasattr(space, "tocsr") and hasattr(space, "nnz")
@@ -41,7 +36,8 @@ def check_distances(distances: object) -> tuple[str, str]:
 
 def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> tuple[Any, str]:
     """The validated space and the kind of provider it will get, before anything long starts."""
-    if is_provider(space):
+    if hasattr(space, "rows"):
+        validate.provider(name, space)
         if distances != "auto":
             raise ValueError(f"distances must be 'auto' when {name} is a distance provider, got {distances!r}")
         return space, "provider"
@@ -55,6 +51,10 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
     if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
         return validate.distance_matrix(name, space), "matrix"
     points = validate.points(name, space)
+    if validate.looks_like_distances(points):
+        raise ValueError(
+            f"{name} is a distance matrix, got distances={distances!r} for it; use 'precomputed' or 'auto'"
+        )
     if distances != "euclidean":
         validate.neighbours(name, options.k, len(points))
     return points, distances if distances != "auto" else _geodesic(len(points))
@@ -80,7 +80,9 @@ def make_providers(spaces: list[tuple[str, Any, str]], options: SpaceOptions) ->
         if kind in ("landmark", "dijkstra", "precomputed"):
             graphs[position] = space if is_graph(space) else neighbour_graph(space, options.k, name)
     all_pairs = [position for position, (_, _, kind) in enumerate(spaces) if kind == "precomputed"]
-    done = dict(zip(all_pairs, PrecomputedDistances.from_graphs([graphs[i] for i in all_pairs]), strict=True))
+    names = [spaces[i][0] for i in all_pairs]
+    found = PrecomputedDistances.from_graphs([graphs[i] for i in all_pairs], names)
+    done = dict(zip(all_pairs, found, strict=True))
     return [
         done[position] if position in done else _make(name, space, kind, graphs.get(position), options)
         for position, (name, space, kind) in enumerate(spaces)

@@ -15,12 +15,14 @@ from torch import Tensor
 from torchgw.couplings import PotentialCoupling
 
 
-def round_to_marginals(coupling: PotentialCoupling, p: Tensor, q: Tensor) -> PotentialCoupling:
-    """The rounded coupling, still factored: three passes over its rows, O((N + K) r) memory.
+def round_to_marginals(coupling: PotentialCoupling, p: Tensor, q: Tensor) -> tuple[PotentialCoupling, float]:
+    """The rounded coupling, still factored, and the larger L1 marginal error that it had before.
 
-    ``p`` (N,) and ``q`` (K,) must have equal sums.
+    ``p`` (N,) and ``q`` (K,) must have equal sums. Four passes over the rows, O((N + K) r) memory.
     """
-    row = _shrink(p, coupling.marginal(1))
+    row_sums = coupling.marginal(1)
+    residual = max(float((row_sums - p).abs().sum()), float((coupling.marginal(0) - q).abs().sum()))
+    row = _shrink(p, row_sums)
     half = coupling.rescaled(row, torch.ones_like(q))
     column_sums = half.marginal(0)
     column = _shrink(q, column_sums)
@@ -29,7 +31,7 @@ def round_to_marginals(coupling: PotentialCoupling, p: Tensor, q: Tensor) -> Pot
     missing_q = (q - column * column_sums).clamp_min(0.0)
     # The two sums agree up to rounding; dividing by either leaves the other side off by that much only.
     total = missing_p.sum().clamp_min(torch.finfo(p.dtype).tiny)
-    return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, missing_p, missing_q / total)
+    return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, missing_p, missing_q / total), residual
 
 
 def _shrink(target: Tensor, actual: Tensor) -> Tensor:

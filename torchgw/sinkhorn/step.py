@@ -1,6 +1,7 @@
 """One half-step of the marginal model, outside the kernels so that no backend can differ in it.
 
-Balanced: f = log2 p - log2 sum_j 2^(S_ij + g_j), and the same for g with rows and columns exchanged.
+With the mass inside the potential, f = log2 p - tau log2 sum_j 2^(S_ij + g_j), and the same for g with rows and columns
+exchanged. tau = 1 is a hard marginal.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor
 
 
-def half_step(log_mass: Tensor, softmin: Tensor) -> Tensor:
-    """The potential that gives its side the marginal 2^log_mass; -inf for points without mass."""
-    return torch.where(torch.isneginf(log_mass), log_mass, log_mass - softmin)
+def half_step(log_mass: Tensor, softmin: Tensor, tau: float) -> Tensor:
+    """The next potential of a side with masses 2^log_mass; -inf for points without mass."""
+    return torch.where(torch.isneginf(log_mass), log_mass, log_mass - tau * softmin)
 
 
 def relax(old: Tensor, new: Tensor, weight: float) -> Tensor:

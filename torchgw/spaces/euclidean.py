@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.spaces.graph import unit_cloud
 from torchgw.spaces.paths import positive_scale
 from torchgw.types import Array
 
@@ -35,12 +36,12 @@ class EuclideanDistances:
     stored = True
 
     def __init__(self, points: Array | Tensor, squared: bool = False, *, name: str = "points") -> None:
-        raw = torch.from_numpy(validate.points(name, points))
+        raw, size = unit_cloud(validate.points(name, points))
         self.squared = validate.flag("squared", squared)
-        centred = raw - raw.mean(0)
-        spread = positive_scale(_largest(centred))
-        self.scale = spread**2 if self.squared else spread
-        self._x = centred / spread
+        unit = torch.from_numpy(raw)
+        spread = positive_scale(_largest(unit))
+        self.scale = (spread * size) ** 2 if self.squared else spread * size
+        self._x = unit / spread
 
     @property
     def size(self) -> int:

@@ -55,12 +55,13 @@ def neighbour_graph(points: Array, k: int, name: str = "points") -> Any:
     points = validate.points(name, points)
     validate.integer("k", k, least=1)
     validate.neighbours(name, k, len(points))
-    length, neighbour = NearestNeighbors(n_neighbors=k).fit(points).kneighbors()
+    points, size = unit_cloud(points)
+    neighbour = NearestNeighbors(n_neighbors=k).fit(points).kneighbors(return_distance=False).ravel()
     source = np.repeat(np.arange(len(points)), k)
-    graph = from_edges(len(points), source, neighbour.ravel(), length.ravel())
+    graph = from_edges(len(points), source, neighbour, lengths(points, source, neighbour))
     n_components, label = connected_components(graph, directed=False)
     if n_components == 1:
-        return graph
+        return graph * size
     graph, n_edges = stitch(graph, points, label)
     warnings.warn(
         f"the {k}-nearest-neighbour graph of {name} has {n_components} components; they were stitched with "
@@ -68,7 +69,23 @@ def neighbour_graph(points: Array, k: int, name: str = "points") -> Any:
         GraphWarning,
         stacklevel=2,
     )
-    return graph
+    return graph * size
+
+
+def unit_cloud(points: Array) -> tuple[Array, float]:
+    """The points centred and divided by their largest coordinate, and that divisor.
+
+    Searches that expand |x - y|^2 lose all digits of clouds far from the origin, and squares leave the range of floats.
+    """
+    centred = points - points.mean(0)
+    size = float(np.abs(centred).max()) or 1.0
+    return centred / size, size
+
+
+def lengths(points: Array, source: Array, target: Array) -> Array:
+    """Euclidean edge lengths from coordinate differences: exactly zero for duplicates."""
+    found: Array = np.linalg.norm(points[source] - points[target], axis=1)
+    return found
 
 
 def from_edges(n: int, source: Array, target: Array, length: Array) -> Any:
@@ -101,7 +118,7 @@ def stitch(graph: Any, points: Array, label: Array) -> tuple[Any, int]:
         closest = order[np.searchsorted(label[order], np.arange(n_components))]
         edges |= {(min(i, j), max(i, j)) for i, j in zip(closest.tolist(), partner[closest].tolist(), strict=True)}
         added = np.array(sorted(edges))
-        length = np.linalg.norm(points[added[:, 0]] - points[added[:, 1]], axis=1)
+        length = lengths(points, added[:, 0], added[:, 1])
         graph = from_edges(
             n,
             np.concatenate((coo.row.astype(np.int64), added[:, 0])),
@@ -121,8 +138,9 @@ def nearest_elsewhere(points: Array, label: Array) -> tuple[Array, Array]:
     for bit in range(int(label.max()).bit_length()):
         side = (label >> bit) & 1 == 1
         for near, far in ((np.flatnonzero(side), np.flatnonzero(~side)), (np.flatnonzero(~side), np.flatnonzero(side))):
-            found, index = NearestNeighbors(n_neighbors=1).fit(points[far]).kneighbors(points[near])
-            better = found[:, 0] < distance[near]
-            distance[near[better]] = found[better, 0]
-            partner[near[better]] = far[index[better, 0]]
+            index = NearestNeighbors(n_neighbors=1).fit(points[far]).kneighbors(points[near], return_distance=False)
+            other = far[index[:, 0]]
+            found = lengths(points, near, other)
+            better = found < distance[near]
+            distance[near[better]], partner[near[better]] = found[better], other[better]
     return distance, partner

@@ -31,7 +31,7 @@ class LandmarkDistances:
     Parameters
     ----------
     graph : SciPy sparse (N, N), symmetric, edge lengths >= 0; explicit zeros are edges of length zero.
-    n_landmarks : L, at most N are used.
+    n_landmarks : L; at most N are used, and at least one for each component of the graph.
 
     Attributes
     ----------
@@ -51,8 +51,12 @@ class LandmarkDistances:
     stored = True
 
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
+        from scipy.sparse.csgraph import connected_components
+
         checked = validate.graph(name, graph)
-        n_landmarks = min(validate.integer("n_landmarks", n_landmarks, least=2), checked.shape[0])
+        n_components = connected_components(checked, directed=False)[0]
+        n_landmarks = max(validate.integer("n_landmarks", n_landmarks, least=2), n_components)
+        n_landmarks = min(n_landmarks, checked.shape[0])
         index, columns = farthest_points(checked, n_landmarks)
         unreachable = np.isinf(columns)
         self.scale = positive_scale(float(np.where(unreachable, 0.0, columns).max()))

@@ -39,11 +39,11 @@ class PrecomputedDistances:
         self._D = torch.from_numpy(matrix / self.scale)
 
     @classmethod
-    def from_graphs(cls, graphs: Sequence[Any]) -> list[PrecomputedDistances]:
+    def from_graphs(cls, graphs: Sequence[Any], names: Sequence[str] | None = None) -> list[PrecomputedDistances]:
         """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays."""
+        names = ["graph"] * len(graphs) if names is None else names
         jobs = [(graph, np.arange(graph.shape[0])) for graph in graphs]
-        # The two directions of a path are summed in different orders and may differ in the last bit.
-        return [cls(np.minimum(D, D.T), name="graph") for D in shortest_paths(jobs)]
+        return [cls(D, name=name) for name, D in zip(names, shortest_paths(jobs), strict=True)]
 
     @property
     def size(self) -> int:
