@@ -204,7 +204,7 @@ def require_resolved(coupling: PotentialCoupling, epsilon: float) -> None:
     )
     if largest * torch.finfo(torch.float64).eps > RESOLUTION:
         raise FloatingPointError(
-            f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, which float64 does not resolve; "
+            f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves; "
             f"raise epsilon"
         )
 
