@@ -58,6 +58,10 @@ class Provider:
         return None
 
 
+def networkx_like() -> Any:
+    return type("Graph", (), {"edges": [], "nodes": []})()
+
+
 class Bare:
     size, scale = 10, 1.0
 
@@ -103,6 +107,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("one-point graph", align(csr_matrix((1, 1)), Y), "X must hold at least 2 points"),
     ("euclidean distances of a graph", align(csr_matrix(D), Y, distances="euclidean"), "distances='euclidean'"),
     ("kind for a provider", align(EuclideanDistances(X), Y, distances="landmark"), "distances must be 'auto'"),
+    ("a path", align("source.npy", Y), "X must be .*, got a str; load it first"),
+    ("networkx graph", align(networkx_like(), Y), "X must be a SciPy sparse graph .*to_scipy_sparse_array"),
     ("graph with a one-way edge", align(ONE_WAY, Y), "X must be a symmetric graph, got edges without their reverse"),
     ("points of astronomic size", align(X * 1e200, Y), "X must stay below"),
     ("sparse tensor", align(torch.eye(5).to_sparse(), Y, distances="landmark"), "X must be an array"),

@@ -35,11 +35,15 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> Parser:
     """All commands with their options; defaults are the library's own."""
     spaces, sampling, stopping = SpaceOptions(), SamplingOptions(), StoppingOptions()
-    parser = Parser(prog="torchgw", description="Gromov-Wasserstein alignment of point clouds and graphs.")
+    parser = Parser(
+        prog="torchgw", allow_abbrev=False, description="Gromov-Wasserstein alignment of point clouds and graphs."
+    )
     parser.add_argument("--version", action="version", version=f"torchgw {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    align = commands.add_parser("align", help="align two files and write matching, potentials, value and options")
+    align = commands.add_parser(
+        "align", allow_abbrev=False, help="align two files and write matching, potentials, value and options"
+    )
     kinds = ", ".join(SUFFIXES)
     align.add_argument("source", type=Path, help=f"points, square distance matrix or sparse graph ({kinds})")
     align.add_argument("target", type=Path, help="the same for the other space")
@@ -55,7 +59,7 @@ def build_parser() -> Parser:
     align.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     align.add_argument("--backend", choices=BACKENDS, default="auto")
 
-    show = commands.add_parser("demo", help="align a spiral with a Swiss roll and draw the result")
+    show = commands.add_parser("demo", allow_abbrev=False, help="align a spiral with a Swiss roll and draw the result")
     show.add_argument("-o", "--output", type=Path, default=Path("demo.png"), help="picture (default: %(default)s)")
     show.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     return parser
@@ -147,7 +151,7 @@ def run_demo(arguments: argparse.Namespace) -> None:
     try:
         demo.draw(runs, arguments.output)
     except ModuleNotFoundError as error:
-        raise ValueError(f"the picture needs matplotlib ({error}); pip install 'torchgw[plot]'") from error
+        raise ValueError(f"the picture needs matplotlib ({error}); pip install matplotlib") from error
     print(f"wrote {arguments.output}")
 
 

@@ -39,7 +39,10 @@ def read_space(name: str, path: Path) -> Any:
 
 
 def _read_npy(path: Path) -> Array:
-    array: Array = np.load(path, allow_pickle=False)
+    try:
+        array: Array = np.load(path, allow_pickle=False)
+    except ValueError:
+        raise ValueError("it is no NumPy array, or one of pickled objects, which are never loaded") from None
     return array
 
 
@@ -53,15 +56,24 @@ def _read_npz(path: Path) -> Any:
         wanted = names if len(names) == 1 else [n for n in ("X", "points") if n in names]
         if len(wanted) != 1:
             raise ValueError(f"it must hold one array, or one called 'X' or 'points', got {names}")
-        return file[wanted[0]]
+        try:
+            return file[wanted[0]]
+        except ValueError:
+            raise ValueError(f"its array {wanted[0]!r} holds pickled objects, which are never loaded") from None
 
 
 def _read_text(path: Path) -> Array:
     delimiter = "," if path.suffix == ".csv" else "\t"
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file, delimiter=delimiter)
-        rows = [(reader.line_num, [_number(cell) for cell in row]) for row in reader if row]
-    if rows and all(cell is None for cell in rows[0][1]):
+        text = [(reader.line_num, row) for row in reader if row]
+    header = text[0][1] if text else []
+    rows = [(line, [_number(cell) for cell in row]) for line, row in text]
+    if not rows:
+        raise ValueError("it holds no rows")
+    if all(cell is None for cell in rows[0][1]):
+        if "" in header:
+            raise ValueError(f"column {header.index('') + 1} has no name, like an index; leave it out of the file")
         rows = rows[1:]
     for line, row in rows:
         if None in row:
@@ -84,7 +96,7 @@ def _read_h5ad(path: Path) -> Array:
     try:
         import anndata
     except ImportError:
-        raise ValueError("anndata is not installed; pip install 'torchgw[anndata]'") from None
+        raise ValueError("anndata is not installed; pip install anndata") from None
     cells = anndata.read_h5ad(path)
     found = cells.obsm.get("X_pca", cells.X)
     return np.asarray(found.toarray() if hasattr(found, "toarray") else found)

@@ -42,6 +42,9 @@ class Status(Enum):
         "raise options.sinkhorn.final_max_iter or options.sinkhorn.tol, or epsilon"
     )
 
+    def __str__(self) -> str:
+        return f"{self.name.lower()}: {self.value}"
+
     @property
     def converged(self) -> bool:
         return self in (Status.PLATEAU, Status.SETTLED)
@@ -141,7 +144,7 @@ class GWResult:
             Over ``options.max_memory``, naming what to use instead.
         """
         n, k = self.shape
-        advice = "use argmax(), top_k(k), sparsify(mass), push(V) or pull(V), or raise the limit"
+        advice = "use argmax(), top_k(k), sparsify(mass), push(V) or pull(V)"
         validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.options.max_memory, advice)
         return self.coupling.to_dense()
 
@@ -158,6 +161,10 @@ class GWResult:
         return self._carry(V, axis=1)
 
     def _carry(self, V: Array | Tensor, axis: int) -> Array | Tensor:
+        if not isinstance(V, Tensor) and np.asarray(V).dtype.kind not in "fiubc":
+            raise TypeError(
+                f"V must hold real numbers, got dtype {np.asarray(V).dtype}; for labels push their one-hot rows"
+            )
         given = V if isinstance(V, Tensor) else torch.from_numpy(np.array(V))
         if given.is_complex():
             raise TypeError(f"V must hold real numbers, got dtype {given.dtype}")

@@ -240,7 +240,8 @@ def memory(name: str, needed: int, limit: int, advice: str) -> None:
     """Refuse an allocation over the limit before it is made."""
     if needed > limit:
         raise MemoryError(
-            f"{name} would take {needed / 2**30:.2f} GiB, over options.max_memory = {limit / 2**30:.2f} GiB; {advice}"
+            f"{name} would take {needed / 2**30:.3g} GiB, over the limit of {limit / 2**30:.3g} GiB; {advice}, "
+            f"or set GWOptions(max_memory=...) in bytes"
         )
 
 

@@ -127,7 +127,7 @@ def gw_align(
     validate.same_mass(p_given, q_given)
     loop_dtype = torch.float32 if options.mixed_precision else torch.float64
     needed = 16 * n * k  # score and last plan; float64 score at the end
-    validate.memory(f"the score ({n} x {k})", needed, options.max_memory, "raise the limit or align a subset")
+    validate.memory(f"the score ({n} x {k})", needed, options.max_memory, "align a subset")
     for (name, _, kind), size in zip(checked, (n, k), strict=True):
         stored = 8 * size**2 if kind in ("precomputed", "matrix") else 0
         validate.memory(f"the distance matrix of {name}", stored, options.max_memory, "use distances='landmark'")

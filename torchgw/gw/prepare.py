@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,15 @@ def check_distances(distances: object) -> tuple[str, str]:
 
 def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> tuple[Any, str]:
     """The validated space and the kind of provider it will get, before anything long starts."""
+    if isinstance(space, str | PathLike):
+        raise TypeError(
+            f"{name} must be an array, a sparse graph or a provider, got a {type(space).__name__}; load it first"
+        )
+    if hasattr(space, "edges"):
+        raise TypeError(
+            f"{name} must be a SciPy sparse graph of edge lengths, got {type(space).__name__}; "
+            f"networkx.to_scipy_sparse_array makes one"
+        )
     if hasattr(space, "rows"):
         validate.provider(name, space)
         if distances != "auto":
