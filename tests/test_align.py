@@ -440,6 +440,7 @@ def test_the_spiral_is_matched_over_ten_seeds(distances: str, seed: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")  # some of these graphs are stitched
 @pytest.mark.parametrize("distances", ["precomputed", "dijkstra", "landmark"])
 def test_the_spiral_is_matched_over_ten_data_sets_whose_graphs_have_no_short_cut(distances: str) -> None:
     whole = 0
