@@ -206,3 +206,16 @@ def test_noise_around_a_level_ends_the_loop_and_half_a_percent_counts_as_progres
 def test_a_plan_that_stands_still_is_settled() -> None:
     assert verdict(40, Plateau(1.0, 1.0, 0), 1e-4, StoppingOptions()) is Status.SETTLED
     assert verdict(40, Plateau(1.0, 1.0, 0), 1e-2, StoppingOptions()) is None
+
+
+def test_the_objective_leaves_a_providers_own_storage_alone() -> None:
+    rng = np.random.default_rng(7)
+    inner = [PrecomputedDistances(random_distances(n, rng)) for n in (9, 11)]
+    stored = [one.rows(torch.arange(one.size)) for one in inner]
+    for one, kept in zip(inner, stored, strict=True):
+        one.rows = lambda _, kept=kept: kept  # type: ignore[method-assign, misc]
+    before = [kept.clone() for kept in stored]
+    p, q = random_masses(9, rng), random_masses(11, rng)
+    coupling = DenseCoupling(torch.from_numpy(random_plan(p, q, rng)))
+    objective(coupling, torch.from_numpy(p), torch.from_numpy(q), inner[0], inner[1], 2**30, generator())
+    assert all(torch.equal(kept, copy) for kept, copy in zip(stored, before, strict=True))

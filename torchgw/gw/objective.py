@@ -74,7 +74,7 @@ def square_and_product(space: DistanceProvider, mass: Tensor, V: Tensor) -> tupl
     for index in torch.split(torch.arange(space.size, device=mass.device), step):
         rows = space.rows(index)
         product[index] = rows @ V
-        square += mass[index] @ (rows.square_() @ mass)
+        square += mass[index] @ (rows.square() @ mass)
     return square, product
 
 
