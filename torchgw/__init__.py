@@ -5,20 +5,25 @@ from torchgw._version import __version__
 from torchgw.gw.align import gw_align
 from torchgw.options import (
     AnnealingOptions,
+    CoarseOptions,
     GWOptions,
     SamplingOptions,
     SinkhornOptions,
     SpaceOptions,
     StoppingOptions,
 )
-from torchgw.result import GWResult, History, Status
+from torchgw.result import Basin, Certificate, GWResult, History, Status
 from torchgw.sinkhorn.marginals import Balanced
 from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
-from torchgw.types import ConvergenceWarning, GraphWarning, Progress, TorchGWWarning
+from torchgw.types import AmbiguityWarning, ConvergenceWarning, GraphWarning, Progress, TorchGWWarning
 
 __all__ = [
+    "AmbiguityWarning",
     "AnnealingOptions",
     "Balanced",
+    "Basin",
+    "Certificate",
+    "CoarseOptions",
     "ConvergenceWarning",
     "DijkstraDistances",
     "EuclideanDistances",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from torchgw.kernels import LOG2E
@@ -31,6 +32,23 @@ class FactoredCost:
         a = U.square().sum(1) + 2 * (U @ shift) + shift.square().sum()
         b = V.square().sum(1) - 2 * (V @ shift)
         return cls(a, b, U, V)
+
+    def centred(self) -> tuple[FactoredCost, Tensor, Tensor]:
+        """The same cost with U and V centred, and the row (N,) and column (K,) terms r, c that this takes off U V^T.
+
+        U V^T = U' V'^T + r 1^T + 1 c^T. The smaller product keeps more digits in float32.
+        """
+        u0, v0 = self.U.mean(0), self.V.mean(0)
+        row, column = self.U @ v0, self.V @ u0 - u0 @ v0
+        return FactoredCost(self.a - 2 * row, self.b - 2 * column, self.U - u0, self.V - v0), row, column
+
+    def to(self, dtype: torch.dtype) -> FactoredCost:
+        """The same cost in another dtype."""
+        return FactoredCost(self.a.to(dtype), self.b.to(dtype), self.U.to(dtype), self.V.to(dtype))
+
+    def rows(self, where: slice) -> Tensor:
+        """C[where], shape (len, K)."""
+        return torch.addmm(self.b, self.U[where], self.V.T, alpha=-2.0).add_(self.a[where, None])
 
     def balanced_score(self, epsilon: float) -> tuple[Tensor, Tensor]:
         """A (N, r), B (K, r) with A B^T = -C log2(e) / epsilon up to row and column terms.

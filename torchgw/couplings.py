@@ -104,20 +104,28 @@ class BlockCoupling(ABC):
 
 
 class DenseCoupling(BlockCoupling):
-    """A stored plan (N, K)."""
+    """A stored plan (N, K), with the base-2 potentials f (N,), g (K,) it came from where there are any."""
 
-    def __init__(self, plan: Tensor) -> None:
-        self.plan = plan
+    def __init__(self, plan: Tensor, f: Tensor | None = None, g: Tensor | None = None) -> None:
+        self.plan, self.f, self.g = plan, f, g
         self.shape = (plan.shape[0], plan.shape[1])
 
     def rows(self, index: Tensor | slice) -> Tensor:
         return self.plan[index]
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"plan": self.plan}
+        found = {"plan": self.plan}
+        if self.f is not None and self.g is not None:
+            found |= {"f": self.f, "g": self.g}
+        return found
 
     def to_dense(self) -> Tensor:
         return self.plan
+
+    def times(self, mass: float) -> DenseCoupling:
+        """The coupling with ``mass`` times the mass."""
+        f = None if self.f is None else self.f + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
+        return DenseCoupling(self.plan * mass if mass != 1.0 else self.plan, f, self.g)
 
 
 class PotentialCoupling(BlockCoupling):
@@ -144,6 +152,14 @@ class PotentialCoupling(BlockCoupling):
         if self.x is not None and self.y is not None:
             found |= {"x": self.x, "y": self.y}
         return found
+
+    def times(self, mass: float) -> PotentialCoupling:
+        """The coupling with ``mass`` times the mass."""
+        scaled = dict(self.tensors())
+        scaled["f"] = self.f + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
+        if self.x is not None:
+            scaled["x"] = self.x * mass
+        return PotentialCoupling(**scaled)
 
     def to(self, dtype: torch.dtype) -> PotentialCoupling:
         """The same coupling in another dtype."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from torchgw import validate
 
 
+GRADIENTS = ("auto", "exact", "sampled")
+
+
 def _keep(options: object, **values: object) -> None:
     """Store validated values, so that NumPy numbers become Python ones."""
     for name, value in values.items():
@@ -19,17 +22,18 @@ class SpaceOptions:
 
     Parameters
     ----------
-    k : neighbours of each point in the k-nearest-neighbour graph.
+    k : neighbours of each point in the k-nearest-neighbour graph; None chooses, and leaves short cuts out.
     n_landmarks : landmarks of the factored geodesic distances (all points when there are fewer).
     cache_rows : rows of geodesic distances that the on-demand provider keeps.
     """
 
-    k: int = 5
+    k: int | None = None
     n_landmarks: int = 100
     cache_rows: int = 2000
 
     def __post_init__(self) -> None:
-        _keep(self, k=validate.integer("k", self.k, least=1))
+        if self.k is not None:
+            _keep(self, k=validate.integer("k", self.k, least=1))
         _keep(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))
         _keep(self, cache_rows=validate.integer("cache_rows", self.cache_rows, least=1))
 
@@ -58,7 +62,8 @@ class SinkhornOptions:
 
     Parameters
     ----------
-    max_iter : most iterations within one outer iteration; potentials are carried to the next.
+    max_iter : most iterations within one outer iteration of the sampled loop; potentials are carried to the next.
+    exact_max_iter : the same with the exact gradient, whose every problem is worth solving.
     final_max_iter : most iterations of the last solve, whose plan is returned.
     tol : L1 marginal residual at which the last solve stops; the loop's own solves stop at ten times this.
     check_every : iterations between two checks of the residual (each waits for the device).
@@ -66,6 +71,7 @@ class SinkhornOptions:
     """
 
     max_iter: int = 5
+    exact_max_iter: int = 100
     final_max_iter: int = 2000
     tol: float = 1e-4
     check_every: int = 10
@@ -73,6 +79,7 @@ class SinkhornOptions:
 
     def __post_init__(self) -> None:
         _keep(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
+        _keep(self, exact_max_iter=validate.integer("exact_max_iter", self.exact_max_iter, least=2))
         _keep(self, final_max_iter=validate.integer("final_max_iter", self.final_max_iter, least=1))
         _keep(self, tol=validate.real("tol", self.tol, above=0.0))
         _keep(self, check_every=validate.integer("check_every", self.check_every, least=1))
@@ -82,6 +89,8 @@ class SinkhornOptions:
 @dataclass(frozen=True, kw_only=True)
 class AnnealingOptions:
     """Epsilon falls geometrically from ``factor`` times its target over the first ``n_iter`` outer iterations.
+
+    Only where the loop begins at the product plan (``coarse=None``): a coarse start is annealed before.
 
     Parameters
     ----------
@@ -104,12 +113,13 @@ class StoppingOptions:
     Parameters
     ----------
     max_iter : most outer iterations.
-    min_iter : iterations before which nothing stops the loop.
+    min_iter : iterations before which nothing stops the sampled loop.
     check_every : iterations between two checks.
     ema_weight : weight of the newest cost in the exponential moving average.
     improvement : relative fall of the average that counts as progress.
     patience : checks without progress that end the loop; ``max(min_iter // 2, 20)`` when None.
-    plan_tol : L1 change of the plan per iteration, relative to its mass, under which it counts as settled.
+    plan_tol : L1 change of the plan per iteration, relative to its mass, under which it counts as settled; with the
+        exact gradient, relative change of the objective.
     """
 
     max_iter: int = 300
@@ -137,12 +147,36 @@ class StoppingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CoarseOptions:
+    """The landmark problem that finds the basin.
+
+    Parameters
+    ----------
+    n_landmarks : landmarks of each space and kind (farthest-point, k-means++, random).
+    n_starts : starts for each kind, solved as one batch.
+    n_basins : most basins carried to the full problem and compared there.
+    """
+
+    n_landmarks: int = 60
+    n_starts: int = 48
+    n_basins: int = 3
+
+    def __post_init__(self) -> None:
+        _keep(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))
+        _keep(self, n_starts=validate.integer("n_starts", self.n_starts, least=1))
+        _keep(self, n_basins=validate.integer("n_basins", self.n_basins, least=1))
+
+
+@dataclass(frozen=True, kw_only=True)
 class GWOptions:
     """All options of `gw_align`.
 
     Parameters
     ----------
     spaces, sampling, sinkhorn, annealing, stopping : one group each, see there.
+    coarse : the landmark problem that finds where to start; None starts at the product plan.
+    gradient : "exact", "sampled", or "auto": exact from factors or from dense matrices where both fit and the products
+        are fast enough, sampled otherwise.
     mixed_precision : iterate in float32 and return float64; False iterates in float64 as well.
     max_memory : bytes that one dense object (score, plan, distance matrix) may take.
     """
@@ -152,6 +186,8 @@ class GWOptions:
     sinkhorn: SinkhornOptions = field(default_factory=SinkhornOptions)
     annealing: AnnealingOptions = field(default_factory=AnnealingOptions)
     stopping: StoppingOptions = field(default_factory=StoppingOptions)
+    coarse: CoarseOptions | None = field(default_factory=CoarseOptions)
+    gradient: str = "auto"
     mixed_precision: bool = True
     max_memory: int = 4 * 2**30
 
@@ -161,5 +197,8 @@ class GWOptions:
         validate.instance("sinkhorn", self.sinkhorn, SinkhornOptions)
         validate.instance("annealing", self.annealing, AnnealingOptions)
         validate.instance("stopping", self.stopping, StoppingOptions)
+        if self.coarse is not None:
+            validate.instance("coarse", self.coarse, CoarseOptions, " or None")
+        _keep(self, gradient=validate.choice("gradient", self.gradient, GRADIENTS))
         _keep(self, mixed_precision=validate.flag("mixed_precision", self.mixed_precision))
         _keep(self, max_memory=validate.integer("max_memory", self.max_memory, least=1))

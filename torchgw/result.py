@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 from os import PathLike
@@ -26,7 +26,12 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
+from torchgw.spaces.graph import GraphReport
 from torchgw.types import Array, Coupling
+
+
+NEAR_TIE = 1.05
+TINY = 1e-9
 
 
 class Status(Enum):
@@ -34,6 +39,7 @@ class Status(Enum):
 
     PLATEAU = "the cost stopped improving"
     SETTLED = "the plan stopped changing"
+    STATIONARY = "no plan nearby is better to first order"
     MAX_ITER = (
         "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter, or epsilon"
     )
@@ -47,7 +53,7 @@ class Status(Enum):
 
     @property
     def converged(self) -> bool:
-        return self in (Status.PLATEAU, Status.SETTLED)
+        return self in (Status.PLATEAU, Status.SETTLED, Status.STATIONARY)
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,63 @@ class History:
     marginal_error: list[float] = field(default_factory=list)
     epsilon: list[float] = field(default_factory=list)
     elapsed: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basin:
+    """One local optimum that the coarse stage found.
+
+    Attributes
+    ----------
+    energy : objective on the level it was compared on.
+    count : starts that ended in it.
+    level : "full" (all points), "subset" (weighted points), "lifted" or "landmarks".
+    difference : mean distance, in units of the target's scale, between its matches and those of the best basin.
+    matching : (N,) target index of each source point, to the resolution of the level.
+    shift : (N,) the distance behind ``difference`` for each source point.
+    """
+
+    energy: float
+    count: int
+    level: str
+    difference: float
+    matching: Tensor = field(repr=False)
+    shift: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What is certain of a plan, in the units of its value.
+
+    Attributes
+    ----------
+    stationarity : Frank-Wolfe gap: to first order, no plan near this one is better by more. A plan with entropy keeps a
+        gap of about 2 epsilon times the entropy of its rows; at ``epsilon=0`` it goes to zero.
+    stationarity_exact : False when the gap comes from a sampled gradient.
+    lower_bound : no plan at all has a smaller value (the larger of Memoli's first and second bounds).
+    gap : value minus lower bound: how far from the global optimum the plan can be.
+    """
+
+    stationarity: float
+    stationarity_exact: bool
+    lower_bound: float
+    gap: float
+
+    def times(self, factor: float) -> Certificate:
+        """The certificate of a value that is ``factor`` times as large."""
+        return replace(
+            self,
+            stationarity=self.stationarity * factor,
+            lower_bound=self.lower_bound * factor,
+            gap=self.gap * factor,
+        )
+
+    def __str__(self) -> str:
+        sampled = "" if self.stationarity_exact else " (estimated)"
+        return (
+            f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum; "
+            f"to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -96,6 +159,10 @@ class GWResult:
     value_error: float
     marginal_error: float
     marginal_residual: float
+    certificate: Certificate
+    basins: tuple[Basin, ...]
+    gradient: str
+    gradient_passed_over: str
     status: Status
     n_iter: int
     n_iter_sinkhorn: int
@@ -104,6 +171,7 @@ class GWResult:
     backends_passed_over: dict[str, str]
     scales: tuple[float, float]
     providers: tuple[str, str]
+    graphs: tuple[GraphReport | None, GraphReport | None]
     timings: dict[str, float]
     epsilon: float
     options: GWOptions
@@ -123,6 +191,17 @@ class GWResult:
         return self.status.converged
 
     @property
+    def rival(self) -> Basin | None:
+        """The basin of lowest energy among those that differ from the best and were compared on the same points."""
+        others = [basin for basin in self.basins[1:] if basin.level == self.basins[0].level]
+        return min(others, key=lambda basin: basin.energy, default=None)
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether another basin's energy is within 5 % of the best one's: the matching is then a choice among equals."""
+        return self.rival is not None and self.rival.energy <= NEAR_TIE * max(self.basins[0].energy, TINY)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         return self.coupling.shape
@@ -130,7 +209,9 @@ class GWResult:
     @property
     def potentials(self) -> tuple[Tensor, Tensor] | None:
         """Natural-log potentials (f (N,), g (K,)), or None for a plan that has none."""
-        if not isinstance(self.coupling, PotentialCoupling):
+        if not isinstance(self.coupling, PotentialCoupling | DenseCoupling):
+            return None
+        if self.coupling.f is None or self.coupling.g is None:
             return None
         return self.coupling.f * LN2, self.coupling.g * LN2
 

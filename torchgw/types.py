@@ -32,6 +32,10 @@ class GraphWarning(TorchGWWarning):
     """A neighbour graph or distance matrix had to be repaired before use."""
 
 
+class AmbiguityWarning(TorchGWWarning):
+    """Another matching is as good as the returned one: the spaces have a symmetry that nothing breaks."""
+
+
 ProviderT = TypeVar("ProviderT", bound="DistanceProvider")
 
 

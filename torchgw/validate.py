@@ -209,6 +209,28 @@ def same_mass(p: Array, q: Array) -> None:
         raise ValueError(f"p and q must sum alike, got sum(p) = {a:.9g} and sum(q) = {b:.9g}; divide each by its sum")
 
 
+def pairs(name: str, value: object, n: int, k: int) -> Tensor:
+    """Matching pairs (m, 2) of indices below N and K, m >= 1, as int64."""
+    array = _numbers(name, value, 2, "(m, 2)").astype(np.int64)
+    if len(array) == 0:
+        raise ValueError(f"{name} must hold at least one matching pair, got shape {array.shape}")
+    if (array < 0).any() or (array >= (n, k)).any():
+        raise ValueError(f"{name} must hold pairs of indices below ({n}, {k}), got some up to {tuple(array.max(0))}")
+    return torch.from_numpy(array)
+
+
+def plan(name: str, value: object, n: int, k: int) -> Tensor:
+    """A finite non-negative plan (N, K) with some mass, as float64."""
+    array = _numbers(name, value, 2, f"(N, K) = ({n}, {k})")
+    if array.shape != (n, k):
+        raise ValueError(
+            f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got shape {array.shape}"
+        )
+    if not np.isfinite(array).all() or (array < 0).any() or array.sum() <= 0:
+        raise ValueError(f"{name} must be finite and non-negative with a positive sum, got {_count_bad(array)}")
+    return torch.from_numpy(array)
+
+
 def device(name: str, value: object) -> torch.device:
     """A torch device that is there."""
     if not isinstance(value, str | torch.device):

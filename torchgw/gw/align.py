@@ -11,23 +11,25 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings import PotentialCoupling
-from torchgw.gw.gradient import SampledGradient
-from torchgw.gw.loop import product_start, solve
-from torchgw.gw.objective import objective
-from torchgw.gw.prepare import check_distances, check_space, make_generator, make_providers, pick_device
+from torchgw.couplings import DenseCoupling
+from torchgw.gw.prepare import (
+    check_distances,
+    check_init,
+    check_space,
+    make_generator,
+    make_providers,
+    pick_device,
+    why_not_exact,
+)
+from torchgw.gw.run import run
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.dispatch import BACKENDS, Request
 from torchgw.options import GWOptions
-from torchgw.result import GWResult, Status
+from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
-from torchgw.sinkhorn.rounding import round_to_marginals
-from torchgw.types import Array, Callback, ConvergenceWarning, RandomState
+from torchgw.types import AmbiguityWarning, Array, Callback, ConvergenceWarning, RandomState
 
 logger = logging.getLogger("torchgw")
-
-ROUNDING_SLACK = 2.0
-RESOLUTION = 1e-8
 
 
 def gw_align(
@@ -37,6 +39,7 @@ def gw_align(
     distances: str | tuple[str, str] = "auto",
     p: Array | Tensor | None = None,
     q: Array | Tensor | None = None,
+    init: Array | Tensor | None = None,
     epsilon: float = 1e-3,
     marginals: Balanced = Balanced(),  # noqa: B008 - frozen, so one instance serves every call
     options: GWOptions = GWOptions(),  # noqa: B008
@@ -45,7 +48,10 @@ def gw_align(
     random_state: RandomState = None,
     callback: Callback | None = None,
 ) -> GWResult:
-    """Align two metric-measure spaces by sampled entropic Gromov-Wasserstein transport.
+    """Align two metric-measure spaces by Gromov-Wasserstein transport.
+
+    A search on landmarks finds the basin of the global optimum, a descent with the exact gradient (or a sampled one
+    where that is out of reach) ends in it, and the result says how good it is: see `GWResult.certificate`.
 
     Minimises sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j' with entropy over the plans T with marginals p and q, each
     space's distances divided by its own largest one.
@@ -60,12 +66,14 @@ def gw_align(
         distance matrix; points and graphs get "precomputed" up to 500 points and "landmark" above.
     p, q : masses (N,), (K,), non-negative, of equal sum; uniform with sum 1 when None. They are the plan's marginals.
         Their sum scales plan and value and nothing else: epsilon belongs to masses of sum 1.
-    epsilon : entropy, > 0, in units of the scaled squared distances (each space's largest distance is 1).
+    init : where to start instead of the search: a plan (N, K), or matching pairs (m, 2) of integer indices into X and Y.
+    epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1). 0 asks for the
+        optimum without entropy, a matching-like plan; it needs the exact gradient and takes several times longer.
     marginals : the marginal model.
     options : everything else, see `GWOptions`.
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
     backend : "auto", "triton", "compile" or "eager".
-    random_state : int, torch.Generator or numpy.random.Generator; the same seed on the same machine gives the same
+    random_state : of the landmarks, the starts and the anchors: int, torch.Generator or numpy.random.Generator; the same seed on the same machine gives the same
         bits. None takes fresh entropy. Global random state is neither read nor changed.
     callback : called with a `Progress` at every check of the loop; what it raises ends the solve.
 
@@ -88,10 +96,13 @@ def gw_align(
         When a graph had to be stitched or infinite distances replaced.
     ConvergenceWarning
         When the result is not a converged one; its status says what to change.
+    AmbiguityWarning
+        When another matching is as good as the one returned.
 
     Notes
     -----
-    O(N K) memory, 16 bytes for each pair of points, O(N K (M + inner iterations)) work per outer iteration.
+    O(N K) memory, 16 bytes for each pair of points, O(N K (r + inner iterations)) work per outer iteration, with r the
+    rank of the distances' factors (without any, N + K) or the number of anchors.
 
     References
     ----------
@@ -111,7 +122,7 @@ def gw_align(
     began = time.perf_counter()
     validate.instance("options", options, GWOptions, "; for example GWOptions(sampling=SamplingOptions(n_anchors=200))")
     validate.instance("marginals", marginals, Balanced)
-    validate.real("epsilon", epsilon, above=0.0)
+    validate.real("epsilon", epsilon, least=0.0)
     validate.choice("backend", backend, BACKENDS)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
@@ -125,88 +136,69 @@ def gw_align(
     n, k = (space.size if kind == "provider" else len_of(space) for _, space, kind in checked)
     p_given, q_given = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")
     validate.same_mass(p_given, q_given)
-    loop_dtype = torch.float32 if options.mixed_precision else torch.float64
-    needed = 16 * n * k  # score and last plan; float64 score at the end
-    validate.memory(f"the score ({n} x {k})", needed, options.max_memory, "align a subset")
+    started = check_init(init, n, k, where)
+    validate.memory(f"the score ({n} x {k})", 16 * n * k, options.max_memory, "align a subset")
     for (name, _, kind), size in zip(checked, (n, k), strict=True):
         stored = 8 * size**2 if kind in ("precomputed", "matrix") else 0
         validate.memory(f"the distance matrix of {name}", stored, options.max_memory, "use distances='landmark'")
+    sides = [(kind, space, size) for (_, space, kind), size in zip(checked, (n, k), strict=True)]
+    against = why_not_exact(sides, where, options)
+    if against is not None and (options.gradient == "exact" or epsilon == 0):
+        asked = "epsilon=0 needs the exact gradient: " if epsilon == 0 else "options.gradient='exact' cannot run: "
+        raise MemoryError(asked + against)
+    loop_dtype = torch.float32 if options.mixed_precision else torch.float64
     chosen = softmin_dense.choose(backend, Request(where, loop_dtype, (n, k)))
 
-    source, target = make_providers(checked, options.spaces)
+    made, graphs = make_providers(checked, options.spaces)
     prepared = time.perf_counter()
-    logger.info("prepared %s and %s in %.2f s", type(source).__name__, type(target).__name__, prepared - began)
-
+    logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - began)
     mass = float(p_given.sum())
     p64, q64 = (torch.from_numpy(m / m.sum()).to(where) for m in (p_given, q_given))
-    gradient = SampledGradient(source.to(where, loop_dtype), target.to(where, loop_dtype), options.sampling, generator)
-    start = product_start(p64.log2().to(loop_dtype), q64.log2().to(loop_dtype))
-    solution = solve(gradient, start, p64, q64, epsilon, chosen.function, marginals, options, callback)
-    solved = time.perf_counter()
-
-    require_resolved(solution.coupling, epsilon)
-    coupling, residual = round_to_marginals(solution.coupling.to(torch.float64), p64, q64)
-    # The plan decides, not the potentials: where they are too large to move, their differences vanish.
-    settled = residual <= ROUNDING_SLACK * options.sinkhorn.tol
-    status = solution.status if settled else Status.MARGINALS
-    exact = [space.to(where, torch.float64) for space in (source, target)]
-    found = objective(coupling, p64, q64, exact[0], exact[1], options.max_memory, generator)
-    coupling = with_mass(coupling, mass)
+    exact = against is None and options.gradient != "sampled"
+    found = run(
+        made, (p64, q64), epsilon, exact, started, chosen.function, marginals, options, generator, callback
+    )
+    ended, certificate = found.ended, found.certificate
+    coupling = ended.coupling.times(mass)
     errors = [
-        float((coupling.marginal(axis).cpu() - torch.from_numpy(side)).abs().sum())
+        float((DenseCoupling(ended.plan).marginal(axis).cpu() * mass - torch.from_numpy(side)).abs().sum())
         for axis, side in ((1, p_given), (0, q_given))
     ]
-    finished = time.perf_counter()
     result = GWResult(
         coupling=coupling,
-        value=found.value * mass**2,
-        value_quad=found.value * mass**2,
+        value=found.objective.value * mass**2,
+        value_quad=found.objective.value * mass**2,
         value_linear=0.0,
-        value_exact=found.exact,
-        value_error=found.error * mass**2,
+        value_exact=found.objective.exact,
+        value_error=found.objective.error * mass**2,
         marginal_error=max(errors),
-        marginal_residual=residual,
-        status=status,
-        n_iter=solution.n_iter,
-        n_iter_sinkhorn=solution.n_iter_sinkhorn,
-        history=solution.history,
+        marginal_residual=ended.residual,
+        certificate=certificate.times(mass**2),
+        basins=found.basins,
+        gradient="exact" if exact else "sampled",
+        gradient_passed_over="" if exact else against or "options.gradient is 'sampled'",
+        status=ended.status,
+        n_iter=ended.n_iter,
+        n_iter_sinkhorn=ended.n_iter_sinkhorn,
+        history=ended.history,
         backend=chosen.name,
         backends_passed_over=chosen.passed_over,
-        scales=(float(source.scale), float(target.scale)),
-        providers=(type(source).__name__, type(target).__name__),
-        timings={"prepare": prepared - began, "solve": solved - prepared, "finish": finished - solved},
+        scales=(float(made[0].scale), float(made[1].scale)),
+        providers=(type(made[0]).__name__, type(made[1]).__name__),
+        graphs=graphs,
+        timings={"prepare": prepared - began} | found.seconds,
         epsilon=float(epsilon),
         options=options,
         numpy_input=not any(isinstance(space, Tensor) for space in (X, Y)),
     )
     warn_unless_converged(result)
+    warn_if_ambiguous(result)
     return result
 
 
 def len_of(space: Any) -> int:
     """Number of points of validated points, a matrix or a graph."""
     return int(space.shape[0])
-
-
-def with_mass(coupling: PotentialCoupling, mass: float) -> PotentialCoupling:
-    """The coupling times ``mass``."""
-    scaled = dict(coupling.tensors())
-    scaled["f"] = coupling.f + torch.tensor(mass, dtype=coupling.dtype).log2().to(coupling.device)
-    if coupling.x is not None:
-        scaled["x"] = coupling.x * mass
-    return PotentialCoupling(**scaled)
-
-
-def require_resolved(coupling: PotentialCoupling, epsilon: float) -> None:
-    """Refuse to return a plan whose potentials float64 cannot add up: its marginals could not be made exact."""
-    largest = max(
-        float(torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max()) for side in (coupling.f, coupling.g)
-    )
-    if largest * torch.finfo(torch.float64).eps > RESOLUTION:
-        raise FloatingPointError(
-            f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves; "
-            f"raise epsilon"
-        )
 
 
 def warn_unless_converged(result: GWResult) -> None:
@@ -216,5 +208,19 @@ def warn_unless_converged(result: GWResult) -> None:
             f"{result.status.value} "
             f"(marginal residual {result.marginal_residual:.1e} after {result.n_iter} iterations)",
             ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
+def warn_if_ambiguous(result: GWResult) -> None:
+    """Say that two different matchings are as good as each other, and how to break the tie."""
+    if result.ambiguous:
+        rival = result.rival
+        assert rival is not None
+        warnings.warn(
+            f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and {rival.energy:.4g}, "
+            f"and send points {rival.difference:.0%} of the target's scale apart on average (a symmetry?); result.basins "
+            f"lists both. Matching pairs through init=, or masses p and q, can break the tie",
+            AmbiguityWarning,
             stacklevel=3,
         )

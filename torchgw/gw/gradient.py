@@ -1,11 +1,18 @@
 """The linearised cost of a plan: what an outer iteration solves a transport problem for.
 
-A gradient is a callable from the current coupling to a `FactoredCost`. Here it is the unbiased sampled one,
+A gradient is a callable from the current coupling to a `FactoredCost`. The exact one is, for marginals p and q,
+
+    C = (D_X o D_X) p 1^T + 1 ((D_Y o D_Y) q)^T - 2 D_X T D_Y,
+
+whose last term needs one product of T with the factors of a space that has them, D = F diag(s) F^T, so that the rank of
+C is the smaller of the two; where neither has any, D_X T is stored. The sampled one is its unbiased estimate
 
     C_ij = mean_m (D_X[i, i_m] - D_Y[j, j_m])^2,   (i_m, j_m) ~ T.
 
-Source: T. Kerdoncuff, R. Emonet, M. Sebban, "Sampled Gromov Wasserstein", 2021; here all anchors
-share one batch of rows.
+Sources: G. Peyre, M. Cuturi, J. Solomon, "Gromov-Wasserstein averaging of kernel and distance matrices", 2016;
+M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distances using low rank couplings and costs", 2022
+(factored distances); T. Kerdoncuff, R. Emonet, M. Sebban, "Sampled Gromov Wasserstein", 2021; here all anchors share
+one batch of rows.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from torch import Tensor
 from torchgw.costs import FactoredCost
 from torchgw.gw.anchors import Anchors, refresh, sample_anchors
 from torchgw.options import SamplingOptions
+from torchgw.spaces import PrecomputedDistances
 from torchgw.types import Coupling, DistanceProvider
 
 
@@ -28,11 +36,84 @@ class Gradient(Protocol):
         """Linearised cost of ``coupling``, whose row marginal is ``p``."""
 
 
+class ExactGradient:
+    """The gradient itself, for couplings with marginals p (N,) and q (K,).
+
+    Spaces without factors are stored as matrices, so construction may take all graph searches.
+    """
+
+    def __init__(
+        self, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor
+    ) -> None:
+        self.source, self.target = (
+            space if space.factors() is not None else PrecomputedDistances.of(space, p.device)
+            for space in (source, target)
+        )
+        self.a, self.b = mean_squares(self.source, p), mean_squares(self.target, q)
+
+    def __call__(self, coupling: Coupling, p: Tensor) -> FactoredCost:
+        left, right = self.source.factors(), self.target.factors()
+        if left is not None and right is not None:
+            (F, s), (G, t) = left, right
+            core = s[:, None] * (F.T @ coupling.apply(G, 1)) * t
+            narrow = F.shape[1] <= G.shape[1]
+            U, V = (F, G @ core.T) if narrow else (F @ core, G)
+        elif left is not None:
+            F, s = left
+            U, V = F * s, product(self.target, coupling.apply(F, 0))
+        elif right is not None:
+            G, t = right
+            U, V = product(self.source, coupling.apply(G, 1)), G * t
+        else:
+            # The cheaper order of D_X T D_Y: the product that is left has the smaller inner dimension.
+            plan = coupling.to_dense()
+            D, E = dense(self.source), dense(self.target)
+            U, V = (D, E @ plan.T) if plan.shape[0] <= plan.shape[1] else (D @ plan, E)
+        return FactoredCost(self.a, self.b, U, V)
+
+    def of_points(self, rows: Tensor, columns: Tensor, T: Tensor) -> FactoredCost:
+        """The cost of a plan T (L, L') that lives on a few points of each space, given by their indices."""
+        left, right = self.source.factors(), self.target.factors()
+        if left is not None and right is not None:
+            (F, s), (G, t) = left, right
+            return self._with(F @ (s[:, None] * (F[rows].T @ T @ G[columns]) * t), G)
+        return self._with(self.source.rows(rows).T @ T, self.target.rows(columns).T)
+
+    def _with(self, U: Tensor, V: Tensor) -> FactoredCost:
+        return FactoredCost(self.a, self.b, U, V)
+
+
+def dense(space: DistanceProvider) -> Tensor:
+    """The stored matrix of a space that has one."""
+    assert isinstance(space, PrecomputedDistances)
+    return space.matrix
+
+
+def product(space: DistanceProvider, V: Tensor) -> Tensor:
+    """D V (N, d) by the factors or the stored matrix."""
+    factors = space.factors()
+    if factors is None:
+        return dense(space) @ V
+    F, signs = factors
+    return (F * signs) @ (F.T @ V)
+
+
+def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
+    """(D o D) mass (N,), the squared eccentricities."""
+    factors = space.factors()
+    if factors is None:
+        return dense(space).square() @ mass
+    F, signs = factors
+    signed = F * signs
+    return ((signed @ (F.T @ (F * mass[:, None]))) * signed).sum(1)
+
+
 def sampled_cost(source: DistanceProvider, target: DistanceProvider, anchors: Anchors) -> FactoredCost:
     """The factored cost of given anchor pairs, O((N + K) M) memory."""
     root = len(anchors.rows) ** 0.5
     U, V = source.rows(anchors.rows), target.rows(anchors.columns)
-    return FactoredCost.squared_distance(U.T / root, V.T / root)
+    U, V = U.T / root, V.T / root
+    return FactoredCost(U.square().sum(1), V.square().sum(1), U, V)
 
 
 class SampledGradient:

@@ -1,4 +1,4 @@
-"""The outer loop: linearise the objective at the current plan, solve the entropic transport problem, repeat.
+"""The sampled outer loop: linearise the objective at the current plan, solve the entropic transport problem, repeat.
 
     anchors ~ T -> cost C(T) -> score -C / epsilon -> Sinkhorn from the last potentials -> T
 
@@ -14,12 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from torchgw.costs import FactoredCost
 from torchgw.couplings import PotentialCoupling
 from torchgw.gw.gradient import Gradient
+from torchgw.gw.start import Start
 from torchgw.gw.stopping import Plateau, observe, verdict
-from torchgw.kernels import LN2
+from torchgw.kernels import LN2, LOG2E
 from torchgw.kernels.softmin_dense.reference import SoftminDense
-from torchgw.options import GWOptions, SinkhornOptions
+from torchgw.options import AnnealingOptions, GWOptions
 from torchgw.result import History, Status
 from torchgw.sinkhorn.annealing import epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
@@ -27,28 +29,25 @@ from torchgw.sinkhorn.marginals import Balanced
 from torchgw.types import Callback, Progress
 
 LOOP_TOLERANCE = 10.0
-ROUNDING_MARGIN = 2.0
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Where the loop ended."""
+    """Where a loop ended: the last cost, and base-2 potentials of its uncentred score at ``epsilon``."""
 
-    coupling: PotentialCoupling
+    cost: FactoredCost
+    f: Tensor
+    g: Tensor
+    epsilon: float
     status: Status
     n_iter: int
     n_iter_sinkhorn: int
     history: History
 
 
-def product_start(log_p: Tensor, log_q: Tensor) -> PotentialCoupling:
-    """The product plan p q^T as a coupling: no information about the matching."""
-    return PotentialCoupling(log_p.new_zeros(len(log_p), 1), log_q.new_zeros(len(log_q), 1), log_p, log_q)
-
-
 def solve(
     gradient: Gradient,
-    start: PotentialCoupling,
+    start: Start,
     p: Tensor,
     q: Tensor,
     epsilon: float,
@@ -59,32 +58,38 @@ def solve(
 ) -> Solution:
     """Run the loop from ``start``, in its dtype, on float64 masses p (N,), q (K,) that sum to one.
 
+    A start whose potentials belong to no epsilon is annealed from above; any other begins at the target.
     O(N K) memory for the score and the plan of the last check, O(N K (M + inner iterations)) work per iteration.
     """
     began, stopping, inner = time.perf_counter(), options.stopping, options.sinkhorn
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
-    row = p.to(start.dtype)
-    log_p, log_q = p.log2().to(start.dtype), q.log2().to(start.dtype)
+    annealing = annealing if start.epsilon is None else AnnealingOptions(n_iter=0)
+    row = p.to(start.f.dtype)
+    log_p, log_q = p.log2().to(row.dtype), q.log2().to(row.dtype)
     score = row.new_empty(len(p), len(q))
     plan, plateau, history, status = PlanWatch(score), Plateau(), History(), Status.MAX_ITER
-    coupling, old_epsilon, iteration, n_inner = start, epsilon_at(0, epsilon, annealing), 0, 0
+    coupling, f, g, iteration, n_inner = start.coupling(), start.f, start.g, 0, 0
+    old_epsilon = start.epsilon or epsilon_at(0, epsilon, annealing)
     while iteration < stopping.max_iter:
         now = epsilon_at(iteration, epsilon, annealing)
-        cost = gradient(coupling, row)
+        raw = gradient(coupling, row)
+        cost, row_term, column_term = raw.centred()
+        unit = 2 * LOG2E / now
         A, B = cost.balanced_score(now)
         torch.mm(A, B.T, out=score)
         state = sinkhorn(
             partial(softmin, score),
             log_p,
             log_q,
-            rescale(coupling.f, log_p, old_epsilon, now),
-            rescale(coupling.g, log_q, old_epsilon, now),
+            rescale(f, log_p, old_epsilon, now) + unit * row_term,
+            rescale(g, log_q, old_epsilon, now) + unit * column_term,
             max_iter=inner.max_iter,
             tol=LOOP_TOLERANCE * inner.tol,
             check_every=inner.check_every,
             damping=marginals.damping(now),
         )
         coupling, old_epsilon = PotentialCoupling(A, B, state.f, state.g), now
+        f, g = state.f - unit * row_term, state.g - unit * column_term
         iteration, n_inner = iteration + 1, n_inner + state.n_iter
         if iteration % stopping.check_every and iteration < stopping.max_iter:
             continue
@@ -98,50 +103,7 @@ def solve(
             if ended is not None:
                 status = ended
                 break
-    del plan
-    final, n_last = finish(coupling, score, p, q, softmin, marginals.damping(epsilon), inner)
-    return Solution(final, status, iteration, n_inner + n_last, history)
-
-
-def finish(
-    coupling: PotentialCoupling,
-    score: Tensor,
-    p: Tensor,
-    q: Tensor,
-    softmin: SoftminDense,
-    damping: tuple[float, float],
-    options: SinkhornOptions,
-) -> tuple[PotentialCoupling, int]:
-    """The last solve, to full tolerance: over-relaxed, and continued in float64 where float32 cannot reach it.
-
-    A score of range R has float32 entries that are off by R 2^-24, and so are the logarithms of the marginals: below
-    that floor a residual means nothing. Returns the coupling and the iterations it took.
-    """
-
-    def settle(start: PotentialCoupling, score: Tensor, max_iter: int, tol: float) -> SinkhornState:
-        return sinkhorn(
-            partial(softmin, score),
-            p.log2().to(score.dtype),
-            q.log2().to(score.dtype),
-            start.f,
-            start.g,
-            max_iter=max_iter,
-            tol=tol,
-            check_every=options.check_every,
-            relaxation=options.relaxation,
-            damping=damping,
-        )
-
-    floor = ROUNDING_MARGIN * torch.finfo(score.dtype).eps * float(score.abs().max())
-    state = settle(coupling, score, options.final_max_iter, max(options.tol, floor))
-    final = PotentialCoupling(coupling.A, coupling.B, state.f, state.g)
-    left = options.final_max_iter - state.n_iter
-    reached = floor <= options.tol and float(state.residual) <= options.tol
-    if reached or left == 0 or score.dtype == torch.float64:
-        return final, state.n_iter
-    final = final.to(torch.float64)
-    precise = settle(final, final.A @ final.B.T, left, options.tol)
-    return PotentialCoupling(final.A, final.B, precise.f, precise.g), state.n_iter + precise.n_iter
+    return Solution(raw, f, g, now, status, iteration, n_inner, history)
 
 
 class PlanWatch:

@@ -48,14 +48,17 @@ def objective(
     Exact when each space without factors has rows at hand or at most 5000 points, and the dense matrices needed fit
     ``max_memory``. All tensors in one dtype, float64 for full accuracy: the three terms cancel.
     """
-    if _affordable(source, target, max_memory):
+    if affordable(source, target, max_memory):
         return Objective(float(exact_objective(coupling, p, q, source, target)), True, 0.0)
     return sampled_objective(coupling, p, source, target, generator)
 
 
-def _affordable(source: DistanceProvider, target: DistanceProvider, max_memory: int) -> bool:
+def affordable(source: DistanceProvider, target: DistanceProvider, max_memory: int) -> bool:
+    """Whether every distance of the spaces without factors is at hand or searched soon, and fits the memory."""
     plain = [space for space in (source, target) if space.factors() is None]
     if any(not space.stored and space.size > SEARCHED_ROWS for space in plain):
+        return False
+    if any(8 * space.size**2 > max_memory for space in plain):
         return False
     dense = 8 * 3 * source.size * target.size if len(plain) == 2 else 0
     return dense <= max_memory

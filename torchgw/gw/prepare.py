@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.options import SpaceOptions
+from torchgw.options import GWOptions, SpaceOptions
 from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
-from torchgw.spaces.graph import neighbour_graph
+from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.types import DistanceProvider
 
 DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
 AUTO_ALL_PAIRS = 500
+SEARCHED_SIZE = 5000
+EXACT_WORK = {"cpu": 4e10, "cuda": 4e12}
 
 
 def is_graph(space: Any) -> bool:
@@ -66,7 +68,8 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             f"{name} is a distance matrix, got distances={distances!r} for it; use 'precomputed' or 'auto'"
         )
     if distances != "euclidean":
-        validate.neighbours(name, options.k, len(points))
+        if options.k is not None:
+            validate.neighbours(name, options.k, len(points))
     return points, distances if distances != "auto" else _geodesic(len(points))
 
 
@@ -83,20 +86,66 @@ def _geodesic(n: int) -> str:
     return "precomputed" if n <= AUTO_ALL_PAIRS else "landmark"
 
 
-def make_providers(spaces: list[tuple[str, Any, str]], options: SpaceOptions) -> list[DistanceProvider]:
-    """A provider for each (name, validated space, kind); all-pairs searches of several spaces run together."""
+def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | None:
+    """A plan (N, K) as float64, or matching pairs (m, 2) as int64, on ``device``; None stays None."""
+    if init is None:
+        return None
+    shape = _shape(init)
+    values = np.asarray(init.detach().cpu() if isinstance(init, Tensor) else init)
+    if len(shape) == 2 and shape[1] == 2 and values.dtype.kind in "iu":
+        return validate.pairs("init", values, n, k).to(device)
+    return validate.plan("init", values, n, k).to(device)
+
+
+def why_not_exact(sides: list[tuple[str, Any, int]], device: torch.device, options: GWOptions) -> str | None:
+    """None where the exact gradient can and should run, else the reason against it, before anything is built.
+
+    ``sides`` are (kind, validated space, size). With factors on one side at least it always pays; dense, it takes
+    N K (N + K) multiplications at each iteration and both matrices in memory. Asked for by name, or for epsilon = 0,
+    only memory can stand against it.
+    """
+    plain = [
+        (kind, space, size)
+        for kind, space, size in sides
+        if kind != "landmark" and not (kind == "provider" and space.factors() is not None)
+    ]
+    for kind, space, size in plain:
+        if 8 * size**2 > options.max_memory:
+            return f"a dense distance matrix of {size} points exceeds options.max_memory; use distances='landmark'"
+        searched = kind == "dijkstra" or (kind == "provider" and not space.stored)
+        if searched and size > SEARCHED_SIZE and options.gradient == "auto":
+            return f"all pairs of {size} points cost as many graph searches"
+    (_, _, n), (_, _, k) = sides
+    if len(plain) == 2 and n * k * (n + k) > EXACT_WORK.get(device.type, 4e10) and options.gradient == "auto":
+        return f"dense products at {n} x {k} are too slow, and neither space has factors"
+    return None
+
+
+Graphs: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
+
+
+def make_providers(
+    spaces: list[tuple[str, Any, str]], options: SpaceOptions
+) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
+    """A provider for each (name, validated space, kind), and how the neighbour graphs among them were made.
+
+    All-pairs searches of several spaces run together.
+    """
     graphs: dict[int, Any] = {}
+    reports: list[GraphReport | None] = [None, None]
     for position, (name, space, kind) in enumerate(spaces):
         if kind in ("landmark", "dijkstra", "precomputed"):
-            graphs[position] = space if is_graph(space) else neighbour_graph(space, options.k, name)
+            built = (space, None) if is_graph(space) else build_graph(space, options.k, name)
+            graphs[position], reports[position] = built
     all_pairs = [position for position, (_, _, kind) in enumerate(spaces) if kind == "precomputed"]
     names = [spaces[i][0] for i in all_pairs]
     found = PrecomputedDistances.from_graphs([graphs[i] for i in all_pairs], names)
     done = dict(zip(all_pairs, found, strict=True))
-    return [
+    first, second = (
         done[position] if position in done else _make(name, space, kind, graphs.get(position), options)
         for position, (name, space, kind) in enumerate(spaces)
-    ]
+    )
+    return (first, second), (reports[0], reports[1])
 
 
 def _make(name: str, space: Any, kind: str, graph: Any, options: SpaceOptions) -> DistanceProvider:

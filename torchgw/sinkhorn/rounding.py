@@ -13,24 +13,28 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings import PotentialCoupling
+from torchgw.types import Coupling
 
 
-def round_to_marginals(coupling: PotentialCoupling, p: Tensor, q: Tensor) -> tuple[PotentialCoupling, float]:
+def round_to_marginals(
+    coupling: PotentialCoupling, p: Tensor, q: Tensor, stored: Coupling | None = None
+) -> tuple[PotentialCoupling, float]:
     """The rounded coupling, still factored, and the larger L1 marginal error that it had before.
 
-    ``p`` (N,) and ``q`` (K,) must have equal sums. Four passes over the rows, O((N + K) r) memory.
+    ``p`` (N,) and ``q`` (K,) must have equal sums. ``stored`` is the same plan where it is at hand as a matrix, for
+    faster products. Four products, O((N + K) r) memory.
     """
-    row_sums = coupling.marginal(1)
-    residual = max(float((row_sums - p).abs().sum()), float((coupling.marginal(0) - q).abs().sum()))
+    plan: Coupling = coupling if stored is None else stored
+    row_sums = plan.marginal(1)
+    residual = max(float((row_sums - p).abs().sum()), float((plan.marginal(0) - q).abs().sum()))
     row = _shrink(p, row_sums)
-    half = coupling.rescaled(row, torch.ones_like(q))
-    column_sums = half.marginal(0)
+    column_sums = plan.apply(row[:, None], 0)[:, 0]
     column = _shrink(q, column_sums)
-    scaled = half.rescaled(torch.ones_like(p), column)
-    missing_p = (p - scaled.marginal(1)).clamp_min(0.0)
+    missing_p = (p - row * plan.apply(column[:, None], 1)[:, 0]).clamp_min(0.0)
     missing_q = (q - column * column_sums).clamp_min(0.0)
     # The two sums agree up to rounding; dividing by either leaves the other side off by that much only.
     total = missing_p.sum().clamp_min(torch.finfo(p.dtype).tiny)
+    scaled = coupling.rescaled(row, column)
     return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, missing_p, missing_q / total), residual
 
 

@@ -12,23 +12,47 @@ from __future__ import annotations
 
 import logging
 import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from torchgw import validate
+from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts, shrinks
 from torchgw.types import Array, GraphWarning
 
 logger = logging.getLogger("torchgw")
 
+CANDIDATES = (8, 10, 12, 15)
 
-def neighbour_graph(points: Array, k: int, name: str = "points") -> Any:
+
+@dataclass(frozen=True)
+class GraphReport:
+    """How a neighbour graph was made.
+
+    Attributes
+    ----------
+    k : neighbours of each point.
+    n_components : parts before stitching.
+    n_stitched : edges that joined them.
+    short_cuts : (m, 2) pairs of points whose edge was left out as a short cut.
+    """
+
+    k: int
+    n_components: int
+    n_stitched: int
+    short_cuts: Array = field(repr=False)
+
+
+def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -> Any:
     """Connected, symmetric k-nearest-neighbour graph with Euclidean edge lengths.
 
     Parameters
     ----------
     points : (N, D), finite.
-    k : neighbours of each point, below N. Duplicated points are joined by edges of length zero.
+    k : neighbours of each point, below N. None chooses: the first of 8, 10, 12 and 15 that joins all points, 8 where
+        none does, and leaves out the edges that are short cuts (see `torchgw.spaces.shortcuts`). A number is taken as
+        it is. Duplicated points are joined by edges of length zero.
     name : what messages call these points.
 
     Returns
@@ -43,33 +67,101 @@ def neighbour_graph(points: Array, k: int, name: str = "points") -> Any:
     Warns
     -----
     GraphWarning
-        When components had to be stitched, with counts.
+        When components had to be stitched, with counts; when a k that was given bridges parts that are far apart.
 
     Notes
     -----
     O(N log N) in low dimension through scikit-learn's trees, O(N^2 D) where those fall back to brute force.
     """
-    from scipy.sparse.csgraph import connected_components
+    return build_graph(points, k, name)[0]
+
+
+def build_graph(points: Array, k: int | None = None, name: str = "points") -> tuple[Any, GraphReport]:
+    """`neighbour_graph` and what was done to make it."""
+    points = validate.points(name, points)
+    if k is not None:
+        validate.integer("k", k, least=1)
+        validate.neighbours(name, k, len(points))
+    points, size = unit_cloud(points)
+    neighbour = nearest(points, max(CANDIDATES) if k is None else k)
+    chosen = choose_k(neighbour) if k is None else k
+    graph, cut = _assemble(points, neighbour, chosen, prune=k is None)
+    graph, n_components, n_stitched = _joined(graph, points)
+    if n_stitched:
+        advice = "the data may be in separate parts" if k is None else "a larger k may join them by itself"
+        warnings.warn(
+            f"the {chosen}-nearest-neighbour graph of {name} has {n_components} components; they were stitched with "
+            f"{n_stitched} edges between closest pairs; {advice}",
+            GraphWarning,
+            stacklevel=3,
+        )
+    if k is not None and k > min(CANDIDATES):
+        _warn_of_bridges(graph, points, k, name)
+    if len(cut):
+        logger.info("%s: %d short cuts left out of the %d-nearest-neighbour graph", name, len(cut), chosen)
+    return graph * size, GraphReport(chosen, n_components, n_stitched, cut)
+
+
+def nearest(points: Array, k: int) -> Array:
+    """Indices of the k nearest other points (N, k), nearest first; fewer where there are not so many."""
     from sklearn.neighbors import NearestNeighbors
 
-    points = validate.points(name, points)
-    validate.integer("k", k, least=1)
-    validate.neighbours(name, k, len(points))
-    points, size = unit_cloud(points)
-    neighbour = NearestNeighbors(n_neighbors=k).fit(points).kneighbors(return_distance=False).ravel()
-    source = np.repeat(np.arange(len(points)), k)
-    graph = from_edges(len(points), source, neighbour, lengths(points, source, neighbour))
+    k = min(k, len(points) - 1)
+    found: Array = NearestNeighbors(n_neighbors=k).fit(points).kneighbors(return_distance=False)
+    return found
+
+
+def choose_k(neighbour: Array) -> int:
+    """The first candidate whose graph is in one piece, or the smallest."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    n, most = neighbour.shape
+    for k in CANDIDATES:
+        if k >= most:
+            return most
+        ends = (np.repeat(np.arange(n), k), neighbour[:, :k].ravel())
+        if connected_components(csr_matrix((np.ones(n * k), ends), shape=(n, n)), directed=False)[0] == 1:
+            return k
+    return min(CANDIDATES)
+
+
+def _assemble(points: Array, neighbour: Array, k: int, prune: bool) -> tuple[Any, Array]:
+    """The symmetric graph of the first k neighbours, and the short cuts that were left out of it (m, 2)."""
+    n = len(points)
+    source, target = np.repeat(np.arange(n), k), neighbour[:, :k].ravel()
+    length = lengths(points, source, target)
+    cut = short_cuts(n, source, target, length) if prune else np.empty((0, 2), dtype=np.int64)
+    if len(cut):
+        low, high = np.minimum(source, target), np.maximum(source, target)
+        stays = ~np.isin(low * n + high, cut.min(1) * n + cut.max(1))
+        source, target, length = source[stays], target[stays], length[stays]
+    return from_edges(n, source, target, length), cut
+
+
+def _joined(graph: Any, points: Array) -> tuple[Any, int, int]:
+    """The graph in one piece, how many components it had, and how many edges joined them."""
+    from scipy.sparse.csgraph import connected_components
+
     n_components, label = connected_components(graph, directed=False)
     if n_components == 1:
-        return graph * size
+        return graph, 1, 0
     graph, n_edges = stitch(graph, points, label)
-    warnings.warn(
-        f"the {k}-nearest-neighbour graph of {name} has {n_components} components; they were stitched with "
-        f"{n_edges} edges between closest pairs; a larger k may join them by itself",
-        GraphWarning,
-        stacklevel=2,
-    )
-    return graph * size
+    return graph, n_components, n_edges
+
+
+def _warn_of_bridges(graph: Any, points: Array, k: int, name: str) -> None:
+    """Compare the graph that was asked for with the one that would have been chosen."""
+    neighbour = nearest(points, max(CANDIDATES))
+    reference = _joined(_assemble(points, neighbour, choose_k(neighbour), prune=True)[0], points)[0]
+    shrunk = shrinks(graph, reference)
+    if shrunk > SHRUNK_SHARE:
+        warnings.warn(
+            f"k = {k} joins parts of {name} that are far apart: {shrunk:.0%} of the distances are less than half as "
+            f"long as with fewer neighbours; use k=None, which leaves such edges out",
+            GraphWarning,
+            stacklevel=4,
+        )
 
 
 def unit_cloud(points: Array) -> tuple[Array, float]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.spaces.paths import fill_unreachable, positive_scale, shortest_paths, warn_unreachable
-from torchgw.types import Array
+from torchgw.types import Array, DistanceProvider
 
 
 class PrecomputedDistances:
@@ -44,6 +44,25 @@ class PrecomputedDistances:
         names = ["graph"] * len(graphs) if names is None else names
         jobs = [(graph, np.arange(graph.shape[0])) for graph in graphs]
         return [cls(D, name=name) for name, D in zip(names, shortest_paths(jobs), strict=True)]
+
+    @classmethod
+    def of(cls, space: DistanceProvider, device: torch.device) -> PrecomputedDistances:
+        """All rows of another provider that serves ``device``, stored with its scale and dtype. O(N^2) memory."""
+        if isinstance(space, cls):
+            return space
+        return cls.stored_matrix(space.rows(torch.arange(space.size, device=device)), space.scale)
+
+    @classmethod
+    def stored_matrix(cls, D: Tensor, scale: float) -> PrecomputedDistances:
+        """Scaled distances that are known to be good, taken as they are, without a copy."""
+        other = object.__new__(cls)
+        other.scale, other._D = scale, D
+        return other
+
+    @property
+    def matrix(self) -> Tensor:
+        """The scaled distances (N, N)."""
+        return self._D
 
     @property
     def size(self) -> int:

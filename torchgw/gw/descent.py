@@ -1,0 +1,123 @@
+"""The outer loop with the exact gradient: each linearised problem is solved, rounded, and linearised anew.
+
+    cost C(T) -> score -C / epsilon -> Sinkhorn scaling from the last potentials -> T, rounded onto its marginals
+
+Rounding before the gradient is what keeps few iterations stable: gradient and objective then belong to a feasible plan,
+however far Sinkhorn came. The loop ends when the last potentials already solved the new cost and the objective stopped
+falling. From a good start that takes three iterations.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings import DenseCoupling
+from torchgw.gw.gradient import Gradient
+from torchgw.gw.loop import Solution, record
+from torchgw.gw.start import Start
+from torchgw.kernels import LN2, LOG2E
+from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.options import AnnealingOptions, GWOptions
+from torchgw.result import History, Status
+from torchgw.sinkhorn.annealing import epsilon_at, rescale
+from torchgw.sinkhorn.scaling import feasible, scaling
+from torchgw.types import Callback
+
+MOVED_TOLERANCE = 10.0
+
+
+@dataclass(frozen=True)
+class Descent(Solution):
+    """Where the descent ended, with the rounded plan (N, K)."""
+
+    plan: Tensor
+
+    def start(self) -> Start:
+        """To go on from here at another epsilon."""
+        return Start(self.cost, self.f, self.g, self.epsilon)
+
+    def released(self) -> Solution:
+        """All but the plan, whose memory the caller needs."""
+        return Solution(**{entry.name: getattr(self, entry.name) for entry in fields(Solution)})
+
+    def followed_by(self, other: Descent) -> Descent:
+        """``other``, which went on from here, with the iterations of both."""
+        return replace(
+            other, n_iter=self.n_iter + other.n_iter, n_iter_sinkhorn=self.n_iter_sinkhorn + other.n_iter_sinkhorn
+        )
+
+
+def descend(
+    gradient: Gradient,
+    start: Start,
+    p: Tensor,
+    q: Tensor,
+    epsilon: float,
+    softmin: SoftminDense,
+    options: GWOptions,
+    callback: Callback | None = None,
+    max_iter: int | None = None,
+    history: History | None = None,
+) -> Descent:
+    """Run from ``start``, in its dtype, on float64 masses p (N,), q (K,) that sum to one.
+
+    A start whose potentials belong to no epsilon is annealed from above; any other is solved at the target at once.
+    O(N K) memory for score and plan.
+    """
+    began, inner = time.perf_counter(), options.sinkhorn
+    max_iter = options.stopping.max_iter if max_iter is None else max_iter
+    history = History() if history is None else history
+    dtype = start.f.dtype
+    row, column, log_p, log_q = p.to(dtype), q.to(dtype), p.log2().to(dtype), q.log2().to(dtype)
+    falling = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
+    annealing = falling if start.epsilon is None else AnnealingOptions(n_iter=0)
+    cost = gradient(start.coupling(), row) if start.cost is None else start.cost
+    f, g, last_epsilon = start.f, start.g, start.epsilon or epsilon_at(0, epsilon, annealing)
+    score, plan = row.new_empty(len(p), len(q)), row.new_empty(len(p), len(q))
+    value, status, n_inner, iteration = float("inf"), Status.MAX_ITER, 0, 0
+    while iteration < max_iter:
+        now = epsilon_at(iteration, epsilon, annealing)
+        centred, row_term, column_term = cost.centred()
+        A, B = centred.balanced_score(now)
+        torch.mm(A, B.T, out=score)
+        unit = 2 * LOG2E / now
+        f, g = (rescale(side, mass, last_epsilon, now) for side, mass in ((f, log_p), (g, log_q)))
+        state = scaling(
+            score,
+            partial(softmin, score),
+            log_p,
+            log_q,
+            f + unit * row_term,
+            g + unit * column_term,
+            plan,
+            max_iter=inner.exact_max_iter,
+            tol=inner.tol,
+            check_every=inner.check_every,
+            relaxation=inner.relaxation,
+        )
+        solved, f, g, last_epsilon = cost, state.f - unit * row_term, state.g - unit * column_term, now
+        feasible(plan, row, column)
+        last_value, value = value, float(centred.expectation(_overlap(score, plan) * (now * LN2 / 2), row, column))
+        iteration, n_inner = iteration + 1, n_inner + state.n_iter
+        record(history, callback, len(history.iteration) + 1, max_iter, value, state.residual, now, began)
+        still = abs(last_value - value) <= options.stopping.plan_tol * abs(value)
+        if now == epsilon and still and state.moved <= MOVED_TOLERANCE * inner.tol:
+            status = Status.SETTLED
+            break
+        if iteration < max_iter:
+            cost = gradient(DenseCoupling(plan), row)
+    return Descent(solved, f, g, epsilon, status, iteration, n_inner, history, plan)
+
+
+def _overlap(score: Tensor, plan: Tensor) -> Tensor:
+    """<score, plan>, in blocks that stay in the cache."""
+    step = max(1, 2**19 // score.shape[1]) if score.device.type == "cpu" else len(score)
+    total = score.new_zeros(())
+    for start in range(0, len(score), step):
+        total += torch.dot(score[start : start + step].flatten(), plan[start : start + step].flatten())
+    return total

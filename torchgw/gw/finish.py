@@ -1,0 +1,98 @@
+"""The end of every solve: the last problem solved in float64 to full tolerance, and rounded onto exact marginals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.gw.start import potential_coupling
+from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.options import SinkhornOptions
+from torchgw.sinkhorn.rounding import round_to_marginals
+from torchgw.sinkhorn.scaling import scaling
+
+RESOLUTION = 1e-8
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The feasible plan, stored and (where its score has a small rank) by potentials, and what the last solve left.
+
+    ``f`` and ``g`` are base-2 potentials of the uncentred score 2 U V^T log2(e) / epsilon.
+    """
+
+    plan: Tensor
+    coupling: PotentialCoupling | DenseCoupling
+    f: Tensor
+    g: Tensor
+    residual: float
+    n_iter: int
+
+
+def finish(
+    cost: FactoredCost,
+    f: Tensor,
+    g: Tensor,
+    epsilon: float,
+    p: Tensor,
+    q: Tensor,
+    softmin: SoftminDense,
+    options: SinkhornOptions,
+) -> Finished:
+    """Solve ``cost`` at ``epsilon`` from warm potentials, for float64 masses p (N,), q (K,) that sum to one.
+
+    O(N K) memory, 16 bytes for each pair of points.
+
+    Raises
+    ------
+    FloatingPointError
+        When the potentials are so large that float64 cannot add them up to exact marginals.
+    """
+    n, k = len(p), len(q)
+    start = potential_coupling(cost, f, g, epsilon).to(torch.float64)
+    low_rank = start.A.shape[1] < min(n, k) // 2
+    if low_rank:
+        score = start.A @ start.B.T
+    else:
+        A, B = cost.centred()[0].balanced_score(epsilon)
+        score = (A @ B.T).to(torch.float64)
+    plan = torch.empty_like(score)
+    state = scaling(
+        score,
+        partial(softmin, score),
+        p.log2(),
+        q.log2(),
+        start.f,
+        start.g,
+        plan,
+        max_iter=options.final_max_iter,
+        tol=options.tol,
+        check_every=options.check_every,
+        relaxation=options.relaxation,
+    )
+    require_resolved(state.f, state.g, epsilon)
+    solved = PotentialCoupling(start.A, start.B, state.f, state.g)
+    rounded, residual = round_to_marginals(solved, p, q, DenseCoupling(plan))
+    assert rounded.x is not None
+    assert rounded.y is not None
+    plan.mul_((rounded.f - state.f).nan_to_num(nan=0.0).exp2()[:, None])
+    plan.mul_((rounded.g - state.g).nan_to_num(nan=0.0).exp2()).addr_(rounded.x, rounded.y)
+    # The terms that centring took off belong to the potentials of the score as it was given.
+    shift_f, shift_g = start.f - f.to(torch.float64), start.g - g.to(torch.float64)
+    f, g = state.f - shift_f.nan_to_num(), state.g - shift_g.nan_to_num()
+    return Finished(plan, rounded if low_rank else DenseCoupling(plan, f, g), f, g, residual, state.n_iter)
+
+
+def require_resolved(f: Tensor, g: Tensor, epsilon: float) -> None:
+    """Refuse to return a plan whose potentials float64 cannot add up: its marginals could not be made exact."""
+    largest = max(float(torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max()) for side in (f, g))
+    if largest * torch.finfo(torch.float64).eps > RESOLUTION:
+        raise FloatingPointError(
+            f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves; "
+            f"raise epsilon"
+        )

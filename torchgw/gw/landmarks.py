@@ -1,0 +1,118 @@
+"""Landmarks: a few points of a space, each standing for the mass of those nearest to it.
+
+Which points matters. Farthest-point landmarks cover curves and surfaces best, but they are outliers, and on distances of
+few values they can suggest a wrong matching that landmarks spread like the mass do not. So the coarse stage mixes kinds.
+
+Sources: T. Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985; D. Arthur, S. Vassilvitskii,
+"k-means++: the advantages of careful seeding", 2007, drawn in rounds as in B. Bahmani et al., "Scalable k-means++", 2012.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels.sampling import draw
+from torchgw.types import DistanceProvider
+
+KINDS = ("farthest", "spread", "random")
+ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Landmarks:
+    """Indices (L,), distances to the points of interest (L, N) and among each other (L, L), masses of the cells (L,)."""
+
+    index: Tensor
+    rows: Tensor
+    distances: Tensor
+    mass: Tensor
+
+    def seen_by(self, index: Tensor) -> Landmarks:
+        """The same landmarks, with distances to the points ``index`` only."""
+        return Landmarks(self.index, self.rows[:, index], self.distances, self.mass)
+
+    def between(self, one: Tensor, other: Tensor) -> Tensor:
+        """Distances (n,) between the points ``one`` and ``other``, by way of the landmark nearest to each of ``one``."""
+        found = self.rows[self.rows.argmin(0)[one], other].clamp_min(0.0)
+        return found.masked_fill(one == other, 0.0)
+
+
+def choose_landmarks(
+    space: DistanceProvider, mass: Tensor, kind: str, count: int, generator: torch.Generator, first: Tensor | None = None
+) -> Landmarks:
+    """At most ``count`` points with mass, of a kind out of `KINDS`; all of them when there are not more.
+
+    ``mass`` (N,) is in the dtype of the space; ``first`` is the index that farthest-point landmarks begin with.
+    """
+    present = torch.nonzero(mass > 0)[:, 0]
+    if len(present) <= count:
+        index = present
+        rows = space.rows(index)
+    elif kind == "farthest":
+        index, rows = _farthest(space, mass, count, first)
+    elif kind == "spread":
+        index, rows = _spread(space, mass, count, generator)
+    else:
+        index = _without_replacement(mass, count, generator)
+        rows = space.rows(index)
+    nearest = rows.argmin(0)
+    nearest[index] = torch.arange(len(index), device=index.device)
+    cells = torch.zeros(len(index), dtype=mass.dtype, device=mass.device).index_add_(0, nearest, mass)
+    among = rows[:, index]
+    return Landmarks(index, rows, ((among + among.T) / 2).fill_diagonal_(0.0), cells)
+
+
+def coverage(landmarks: Landmarks, mass: Tensor) -> float:
+    """Mean square distance to the nearest landmark, relative to that between two random points."""
+    near = landmarks.rows.amin(0).clamp_min(0.0).square() @ mass
+    spread = landmarks.mass @ (landmarks.rows.square() @ mass)
+    return float(near / spread.clamp_min(torch.finfo(mass.dtype).tiny))
+
+
+def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    absent = mass <= 0
+    if first is None:
+        start = torch.argmax(mass)
+        for _ in range(2):
+            start = space.rows(start[None])[0].masked_fill(absent, -1.0).argmax()
+        first = start
+    index, rows = [first], [space.rows(first[None])[0]]
+    nearest = rows[0].masked_fill(absent, -1.0)
+    nearest[first] = -1.0
+    for _ in range(count - 1):
+        index.append(nearest.argmax())
+        rows.append(space.rows(index[-1][None])[0])
+        nearest = torch.minimum(nearest, rows[-1])
+        nearest[index[-1]] = -1.0
+    return torch.stack(index), torch.stack(rows)
+
+
+def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Each round draws a tenth of the landmarks in proportion to mass times squared distance from those before."""
+    index = _without_replacement(mass, max(count // ROUNDS, 1), generator)
+    rows = space.rows(index)
+    while len(index) < count:
+        weight = mass * rows.amin(0).clamp_min(0.0).square()
+        weight[index] = 0.0
+        if not bool((weight > 0).any()):
+            weight = mass.clone()
+            weight[index] = 0.0
+        new = _without_replacement(weight, min(max(count // ROUNDS, 1), count - len(index)), generator)
+        index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
+    return index, rows
+
+
+def _without_replacement(weight: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Up to ``count`` distinct indices drawn in proportion to ``weight``: the largest of the Gumbel-perturbed logs."""
+    count = min(count, int((weight > 0).sum()))
+    uniform = torch.rand(weight.shape, generator=generator, device=weight.device, dtype=torch.float64)
+    keys = weight.to(torch.float64).log() - (-uniform.clamp_min(1e-300).log()).log()
+    return keys.topk(count).indices
+
+
+def draw_pairs(p: Tensor, q: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """``count`` independent random pairs of landmarks."""
+    return draw(p, count, generator), draw(q, count, generator)

@@ -1,0 +1,201 @@
+"""One solve, from providers to a feasible plan with its certificate: search, descent, finish, bounds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.gw.anchors import sample_anchors
+from torchgw.gw.bounds import first_bound, second_bound, stationarity
+from torchgw.gw.descent import Descent, descend
+from torchgw.gw.finish import finish
+from torchgw.gw.gradient import ExactGradient, SampledGradient, sampled_cost
+from torchgw.gw.loop import solve
+from torchgw.gw.objective import Objective, affordable, objective
+from torchgw.gw.search import Problem, find_starts
+from torchgw.gw.sharp import Sharp, column_dual, conditional_gradient
+from torchgw.gw.start import Start, pairs_start, plan_start, product_start
+from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.options import GWOptions
+from torchgw.result import Basin, Certificate, History, Status
+from torchgw.sinkhorn.marginals import Balanced
+from torchgw.sinkhorn.scaling import feasible
+from torchgw.spaces import PrecomputedDistances
+from torchgw.types import Callback, DistanceProvider
+
+ROUNDING_SLACK = 2.0
+SHARP_START = 1e-3
+SHARP_END = 5e-5
+SHARP_RATIO = 0.5
+SHARP_STEPS = 4
+SHARP_BASINS_PAIRS = 10_000
+CERTIFICATE_ANCHORS = 1000
+ROUNDING_ERROR = 1e-10
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A feasible plan (N, K) of mass one, stored and as a coupling, column potentials in units of cost, how it ended."""
+
+    plan: Tensor
+    coupling: PotentialCoupling | DenseCoupling
+    dual: Tensor
+    residual: float
+    status: Status
+    n_iter: int
+    n_iter_sinkhorn: int
+    history: History
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found, what is certain of it, the basins of the search, and the seconds of each phase."""
+
+    ended: Ended
+    objective: Objective
+    certificate: Certificate
+    basins: tuple[Basin, ...]
+    seconds: dict[str, float]
+
+
+def run(
+    spaces: tuple[DistanceProvider, DistanceProvider],
+    masses: tuple[Tensor, Tensor],
+    epsilon: float,
+    exact: bool,
+    init: Tensor | None,
+    softmin: SoftminDense,
+    marginals: Balanced,
+    options: GWOptions,
+    generator: torch.Generator,
+    callback: Callback | None,
+) -> Outcome:
+    """Solve for float64 masses p (N,), q (K,) of sum one, on their device.
+
+    ``exact`` says which gradient runs; ``init`` is a plan (N, K), or matching pairs (m, 2) of integers, or None.
+    """
+    began = time.perf_counter()
+    p, q = masses
+    dtype = torch.float32 if options.mixed_precision else torch.float64
+    wide = [space.to(p.device, torch.float64) for space in spaces]
+    if exact:  # graph searches once, for both precisions
+        wide = [s if s.factors() is not None else PrecomputedDistances.of(s, p.device) for s in wide]
+    source, target = (space.to(p.device, dtype) for space in wide)
+    gradient = (
+        ExactGradient(source, target, p.to(dtype), q.to(dtype))
+        if exact
+        else SampledGradient(source, target, options.sampling, generator)
+    )
+    problem = Problem(source, target, gradient, p, q, epsilon or SHARP_START, softmin, options, generator)
+    starts, basins = where_to_start(problem, init)
+    searched = time.perf_counter()
+    if epsilon == 0:
+        ended = solve_sharply(problem, starts, ExactGradient(wide[0], wide[1], p, q), callback)
+    else:
+        ended = solve_smoothly(problem, starts[0], marginals, callback)
+    solved = time.perf_counter()
+    value, certificate = certify(ended, wide[0], wide[1], problem)
+    seconds = {
+        "search": searched - began,
+        "solve": solved - searched,
+        "finish": time.perf_counter() - solved,
+    }
+    return Outcome(ended, value, certificate, basins, seconds)
+
+
+def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Start], tuple[Basin, ...]]:
+    """What the user gave, else what the coarse stage found, the best first, else the product plan."""
+    log_p, log_q = (mass.log2() for mass in problem.masses)
+    if init is not None and not init.is_floating_point():
+        return [pairs_start(init, problem.source, problem.target, log_p, log_q, problem.epsilon)], ()
+    if init is not None:
+        return [plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)], ()
+    if problem.options.coarse is None:
+        return [product_start(log_p, log_q)], ()
+    found = find_starts(problem, problem.options.coarse)
+    return [start for start, _ in found], tuple(basin for _, basin in found)
+
+
+def solve_smoothly(problem: Problem, start: Start, marginals: Balanced, callback: Callback | None) -> Ended:
+    """The entropic optimum at ``problem.epsilon``."""
+    p, q, epsilon, options, softmin = problem.p, problem.q, problem.epsilon, problem.options, problem.softmin
+    if problem.exact:
+        solution = descend(problem.gradient, start, p, q, epsilon, softmin, options, callback).released()
+    else:
+        solution = solve(problem.gradient, start, p, q, epsilon, softmin, marginals, options, callback)
+    last = finish(solution.cost, solution.f, solution.g, epsilon, p, q, softmin, options.sinkhorn)
+    # The plan decides, not the potentials: where they are too large to move, their differences vanish.
+    settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
+    return Ended(
+        plan=last.plan,
+        coupling=last.coupling,
+        dual=column_dual(solution.cost, last.g, q, epsilon),
+        residual=last.residual,
+        status=solution.status if settled else Status.MARGINALS,
+        n_iter=solution.n_iter,
+        n_iter_sinkhorn=solution.n_iter_sinkhorn + last.n_iter,
+        history=solution.history,
+    )
+
+
+def solve_sharply(problem: Problem, starts: list[Start], wide: ExactGradient, callback: Callback | None) -> Ended:
+    """The optimum without entropy: from the best basin, or from every one where the problem is small."""
+    small = len(problem.p) * len(problem.q) <= SHARP_BASINS_PAIRS
+    ends = [_sharpened(problem, start, wide, callback) for start in (starts if small else starts[:1])]
+    sharp, annealed = min(ends, key=lambda end: end[0].value)
+    return Ended(
+        plan=sharp.plan,
+        coupling=DenseCoupling(sharp.plan),
+        dual=sharp.dual,
+        residual=0.0,
+        status=sharp.status,
+        n_iter=annealed.n_iter + sharp.n_iter,
+        n_iter_sinkhorn=annealed.n_iter_sinkhorn,
+        history=annealed.history,
+    )
+
+
+def _sharpened(
+    problem: Problem, start: Start, wide: ExactGradient, callback: Callback | None
+) -> tuple[Sharp, Descent]:
+    """Epsilon annealed down while the value falls, then conditional gradients."""
+    p, q, epsilon = problem.p, problem.q, problem.epsilon
+    now = descend(problem.gradient, start, p, q, epsilon, problem.softmin, problem.options, callback)
+    while epsilon > SHARP_END:
+        epsilon *= SHARP_RATIO
+        now = now.followed_by(
+            descend(
+                problem.gradient, now.start(), p, q, epsilon, problem.softmin, problem.options, callback,
+                max_iter=SHARP_STEPS, history=now.history,
+            )
+        )
+    plan = feasible(now.plan.to(torch.float64), p, q)
+    dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
+    return conditional_gradient(wide, plan, p, q, dual, now.history, callback), now
+
+
+def certify(
+    ended: Ended, source: DistanceProvider, target: DistanceProvider, problem: Problem
+) -> tuple[Objective, Certificate]:
+    """Value, Frank-Wolfe gap and lower bound: exact wherever distances and memory allow."""
+    p, q, limit, generator = problem.p, problem.q, problem.options.max_memory, problem.generator
+    stored = DenseCoupling(ended.plan)
+    exact = affordable(source, target, limit)
+    lower = second_bound(source, target, p, q)
+    if exact:
+        gradient = ExactGradient(source, target, p, q)
+        found = stationarity(gradient(stored, p), ended.plan, p, q, ended.dual)
+        value = Objective(found.value, True, 0.0)
+        lower = max(lower, first_bound(gradient.a, gradient.b, p, q))
+    else:
+        value = objective(stored, p, q, source, target, limit, generator)
+        pairs = sample_anchors(stored, p, CERTIFICATE_ANCHORS, generator)
+        found = stationarity(sampled_cost(source, target, pairs), ended.plan, p, q, ended.dual)
+    lower = max(lower - ROUNDING_ERROR, 0.0)  # an isometric copy has both at zero, up to rounding
+    return value, Certificate(
+        stationarity=found.gap, stationarity_exact=exact, lower_bound=lower, gap=max(value.value - lower, 0.0)
+    )

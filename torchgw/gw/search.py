@@ -1,0 +1,230 @@
+"""The search for the basin: landmark problems, a rung of weighted points, and the last comparison on all points.
+
+    landmark basins of each kind -> the best of each, solved on about 500 weighted points where there are many more
+        -> those that are distinct and near the lowest, compared on all points -> where the loop begins
+
+Landmark energies of different kinds cannot be compared closely; energies on all points can, so they decide.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.couplings import DenseCoupling
+from torchgw.gw.coarse import CoarseBasin, coarse_basins
+from torchgw.gw.descent import Descent, descend
+from torchgw.gw.gradient import ExactGradient, Gradient
+from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage
+from torchgw.gw.lift import Solved, lift
+from torchgw.gw.objective import sampled_objective
+from torchgw.gw.start import Start
+from torchgw.gw.starts import quantiles
+from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.options import CoarseOptions, GWOptions
+from torchgw.result import Basin
+from torchgw.spaces import PrecomputedDistances
+from torchgw.types import DistanceProvider
+
+logger = logging.getLogger("torchgw")
+
+RUNG = 500
+RUNG_PAYS = 2
+RUNG_STEPS = 8
+FULL_STEPS = 5
+NEAR = 2.0
+CLOSE = 1.25
+APART = 0.1
+POOR_COVERAGE = 0.02
+FULL_QUANTILES = 32
+QUANTILE_SHARPNESS = 32.0
+MOST_QUANTILE_PAIRS = 2.5e7
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Two spaces in the loop's dtype, float64 masses p (N,), q (K,) that sum to one, and how to solve."""
+
+    source: DistanceProvider
+    target: DistanceProvider
+    gradient: Gradient
+    p: Tensor
+    q: Tensor
+    epsilon: float
+    softmin: SoftminDense
+    options: GWOptions
+    generator: torch.Generator
+
+    @property
+    def masses(self) -> tuple[Tensor, Tensor]:
+        """The masses in the dtype of the spaces."""
+        dtype = torch.float32 if self.options.mixed_precision else torch.float64
+        return self.p.to(dtype), self.q.to(dtype)
+
+    @property
+    def exact(self) -> bool:
+        return isinstance(self.gradient, ExactGradient)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A basin on its way: where to start on all points, its matching (N,), and its energy on the level reached."""
+
+    start: Start
+    matching: Tensor
+    energy: float
+    count: int
+    level: str
+
+
+def find_starts(problem: Problem, coarse: CoarseOptions) -> list[tuple[Start, Basin]]:
+    """Every basin that was found and where the loop on all points would begin in it, the best first."""
+    p, q = problem.masses
+    first = tuple(_outermost(problem, side) for side in (0, 1))
+    kinds = coarse_basins(problem.source, problem.target, p, q, problem.epsilon, coarse, problem.generator, first)
+    reference, poor = kinds[0][0].target, _poor(kinds, p, q)
+    rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
+    found: list[Candidate] = []
+    for basins in kinds:
+        for rank, basin in enumerate(basins):
+            near = basin.energy <= NEAR * basins[0].energy and rank < coarse.n_basins
+            found.append(_raised(problem, basin, rung) if near else _lifted(problem, basin, basin, basin.energy))
+    found = _distinct(found, reference, p)
+    raised = [c for c in found if c.level != "landmarks"] or found[:1]
+    lowest = min(c.energy for c in raised)
+    finalists = [c for c in raised if poor or c.energy <= CLOSE * lowest][: coarse.n_basins]
+    if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
+        finalists.append(_by_distributions(problem))
+    if len(finalists) > 1:
+        rest = [c for c in found if all(c is not f for f in finalists)]
+        finalists = _distinct([_compared(problem, c) for c in finalists], reference, p)
+        found = finalists + rest
+    best = finalists[0]
+    ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
+    logger.info("coarse stage: %s", ", ".join(f"{c.energy:.3g} ({c.level}, {c.count} starts)" for c in ordered))
+    return [(c.start, _described(c, best, reference, p)) for c in ordered]
+
+
+def _described(candidate: Candidate, best: Candidate, reference: Landmarks, mass: Tensor) -> Basin:
+    shift = reference.between(best.matching, candidate.matching)
+    return Basin(
+        energy=candidate.energy,
+        count=candidate.count,
+        level=candidate.level,
+        difference=float(mass @ shift),
+        matching=candidate.matching,
+        shift=shift,
+    )
+
+
+def _outermost(problem: Problem, side: int) -> Tensor | None:
+    """The point with the largest mean square distance, which a copy of the space has too; None where unknown."""
+    gradient = problem.gradient
+    if not isinstance(gradient, ExactGradient):
+        return None
+    spread, mass = ((gradient.a, problem.p), (gradient.b, problem.q))[side]
+    return spread.masked_fill(mass <= 0, -1.0).argmax()
+
+
+def _poor(kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> bool:
+    """Whether landmarks are too far from the points they stand for: many dimensions, or no structure."""
+    sides = ((kinds[0][0].source, p), (kinds[0][0].target, q))
+    return max(coverage(landmarks, mass) for landmarks, mass in sides) > POOR_COVERAGE
+
+
+def _lifted(problem: Problem, solved: Solved, basin: CoarseBasin, energy: float, level: str = "landmarks") -> Candidate:
+    p, q = problem.masses
+    gradient = problem.gradient if isinstance(problem.gradient, ExactGradient) else None
+    start, matching = lift(solved, p.log2(), q.log2(), gradient)
+    return Candidate(start, matching, energy, basin.count, level)
+
+
+def _raised(problem: Problem, basin: CoarseBasin, rung: _Rung | None) -> Candidate:
+    if rung is None:
+        return _lifted(problem, basin, basin, basin.energy, "lifted")
+    solved, energy = rung.solve(basin)
+    return _lifted(problem, solved, basin, energy, "subset")
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """A weighted subset of each space, and the problem between them."""
+
+    source: Landmarks
+    target: Landmarks
+    problem: Problem
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Rung:
+        spaces = zip((problem.source, problem.target), problem.masses, strict=True)
+        x, y = (choose_landmarks(space, mass, "spread", RUNG, problem.generator) for space, mass in spaces)
+        near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
+        gradient = ExactGradient(near, far, x.mass, y.mass)
+        p, q = (side.mass.to(torch.float64) / side.mass.to(torch.float64).sum() for side in (x, y))
+        return cls(x, y, replace(problem, source=near, target=far, gradient=gradient, p=p, q=q))
+
+    def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
+        """The basin solved on the subset, and its energy there."""
+        inner = self.problem
+        seen = replace(basin, source=basin.source.seen_by(self.source.index), target=basin.target.seen_by(self.target.index))
+        p, q = inner.masses
+        start, _ = lift(seen, p.log2(), q.log2(), None)
+        done = _descended(inner, start, max(basin.epsilon, inner.epsilon), RUNG_STEPS)
+        solved = Solved(self.source, self.target, done.plan, done.f, done.g, done.epsilon)
+        return solved, done.history.cost[-1]
+
+
+def _descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
+    return descend(
+        problem.gradient, start, problem.p, problem.q, epsilon, problem.softmin, problem.options, max_iter=steps
+    )
+
+
+def _compared(problem: Problem, candidate: Candidate) -> Candidate:
+    """The candidate after a few iterations on all points, or with its estimated energy where those are sampled."""
+    if not problem.exact:
+        p, _ = problem.masses
+        coupling = candidate.start.coupling()
+        found = sampled_objective(coupling, p, problem.source, problem.target, problem.generator)
+        return replace(candidate, energy=found.value, level="full")
+    start = candidate.start
+    done = _descended(problem, start, max(start.epsilon or 0.0, problem.epsilon), FULL_STEPS)
+    return replace(
+        candidate, start=done.start(), energy=done.history.cost[-1], level="full", matching=done.plan.argmax(1)
+    )
+
+
+def _by_distributions(problem: Problem) -> Candidate:
+    """A start on all points from the distributions of their distances, for spaces that few landmarks cannot stand for."""
+    p, q = problem.masses
+    every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
+    U = quantiles(problem.source.rows(every[0]), p, FULL_QUANTILES) / FULL_QUANTILES**0.5
+    V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
+    cost = FactoredCost.squared_distance(U, V)
+    mean = cost.a @ p + cost.b @ q - 2 * (cost.U.T @ p) @ (cost.V.T @ q)
+    epsilon = max(float(mean) / QUANTILE_SHARPNESS, torch.finfo(p.dtype).tiny)
+    done = _descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
+    linearised = problem.gradient(DenseCoupling(done.plan), p)
+    start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
+    return Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full")
+
+
+def _apart(reference: Landmarks, one: Tensor, other: Tensor, mass: Tensor) -> float:
+    return float(mass @ reference.between(one, other))
+
+
+def _distinct(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> list[Candidate]:
+    """Candidates whose matchings differ, the furthest raised and lowest first; counts of those merged are added."""
+    kept: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (c.level == "landmarks", c.energy)):
+        for position, other in enumerate(kept):
+            if _apart(reference, other.matching, candidate.matching, mass) <= APART:
+                kept[position] = replace(other, count=other.count + candidate.count)
+                break
+        else:
+            kept.append(candidate)
+    return kept

@@ -1,0 +1,60 @@
+"""Where the outer loop begins: a cost to solve first, and potentials to solve it from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.gw.anchors import Anchors
+from torchgw.gw.gradient import Gradient, sampled_cost
+from torchgw.kernels import LOG2E
+from torchgw.types import DistanceProvider
+
+
+@dataclass(frozen=True)
+class Start:
+    """A linearised cost (None: take it from ``coupling``) and base-2 potentials that belong to ``epsilon``.
+
+    The potentials are those of the score 2 U V^T log2(e) / epsilon, with U and V of the cost as they are. ``epsilon``
+    None means that the potentials carry nothing, and annealing begins at its own first value.
+    """
+
+    cost: FactoredCost | None
+    f: Tensor
+    g: Tensor
+    epsilon: float | None = None
+
+    def coupling(self) -> PotentialCoupling:
+        """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""
+        if self.cost is None or self.epsilon is None:
+            return PotentialCoupling(self.f.new_zeros(len(self.f), 1), self.g.new_zeros(len(self.g), 1), self.f, self.g)
+        return potential_coupling(self.cost, self.f, self.g, self.epsilon)
+
+
+def potential_coupling(cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float) -> PotentialCoupling:
+    """2^(2 U V^T log2(e) / epsilon + f + g), with the product centred."""
+    centred, row, column = cost.centred()
+    A, B = centred.balanced_score(epsilon)
+    unit = 2 * LOG2E / epsilon
+    return PotentialCoupling(A, B, f + unit * row, g + unit * column)
+
+
+def product_start(log_p: Tensor, log_q: Tensor) -> Start:
+    """The product plan p q^T: no information about the matching."""
+    return Start(None, log_p, log_q)
+
+
+def plan_start(plan: Tensor, gradient: Gradient, log_p: Tensor, log_q: Tensor, epsilon: float) -> Start:
+    """From a plan (N, K) of the user's, scaled to mass one; its marginals need not hold."""
+    coupling = DenseCoupling(plan / plan.sum())
+    return Start(gradient(coupling, coupling.marginal(1)), log_p, log_q, epsilon)
+
+
+def pairs_start(
+    pairs: Tensor, source: DistanceProvider, target: DistanceProvider, log_p: Tensor, log_q: Tensor, epsilon: float
+) -> Start:
+    """From matching pairs (m, 2): each point is matched by its distances to them."""
+    return Start(sampled_cost(source, target, Anchors(pairs[:, 0], pairs[:, 1])), log_p, log_q, epsilon)

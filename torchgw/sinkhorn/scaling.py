@@ -1,0 +1,141 @@
+"""Sinkhorn iterations on a stored kernel: two matrix-vector products each, four to ten times cheaper than logsumexp.
+
+The potentials are absorbed into the kernel, K = 2^(S + f + g), and the iterations scale it, T = diag(u) K diag(v). Every
+absorption begins with a half-step of each side in the log domain, so K has exact rows however stale the potentials
+were. When the scalings grow beyond 2^40, or stop being finite, they are absorbed anew before entries that were too
+small to store would matter; so the result is that of the log domain.
+
+Sources: B. Schmitzer, "Stabilized sparse scaling algorithms for entropy regularized transport problems", 2019;
+over-relaxation as in `torchgw.sinkhorn.loop`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw.sinkhorn.step import half_step
+from torchgw.types import Softmin
+
+LOWEST_EXPONENT = -120.0
+LARGEST_DRIFT = 40.0
+
+
+class ScalingState(NamedTuple):
+    """Potentials f (N,), g (K,); residuals before the first and after the last iteration; iterations done.
+
+    ``moved`` is the L1 column residual that the warm potentials had under this score: how far it was from solved.
+    """
+
+    f: Tensor
+    g: Tensor
+    moved: float
+    residual: float
+    n_iter: int
+
+
+def absorb(score: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
+    """2^(score + f + g) into ``out``, entries below 2^-120 raised to that; rows and columns without mass are zero."""
+    torch.add(score, f[:, None], out=out)
+    out.add_(g).clamp_min_(LOWEST_EXPONENT).exp2_()
+    out[torch.isneginf(f)] = 0.0
+    out[:, torch.isneginf(g)] = 0.0
+    return out
+
+
+def scaling(
+    score: Tensor,
+    softmin: Softmin,
+    log_p: Tensor,
+    log_q: Tensor,
+    f: Tensor,
+    g: Tensor,
+    out: Tensor,
+    *,
+    max_iter: int,
+    tol: float,
+    check_every: int,
+    relaxation: float,
+) -> ScalingState:
+    """Solve from the warm potentials (f, g) and leave the plan in ``out`` (N, K); its row sums are exact.
+
+    Parameters
+    ----------
+    score : base-2 score S (N, K).
+    softmin : base-2 logsumexp of that score plus a potential, for the half-steps in the log domain.
+    log_p, log_q : base-2 logarithms of masses that sum to one.
+    max_iter : most iterations, those in the log domain included; at least two are done.
+    tol : L1 column residual that ends it.
+    check_every : iterations between two readings of the residual.
+    relaxation : weight of the half-steps between checks, in [1, 2).
+    """
+    p, q = log_p.exp2(), log_q.exp2()
+    # A point without mass has a zero row: the ones make its scaling 1 instead of 0 / 0.
+    no_p, no_q = (p == 0).to(p.dtype), (q == 0).to(q.dtype)
+    moved, residual, weight, n_iter = None, float("inf"), relaxation, 0
+    while True:
+        new_g = half_step(log_q, softmin(f, 0), 1.0)
+        if moved is None:
+            # Where both are -inf the difference is NaN and the mass is zero.
+            moved = float((q * (torch.nan_to_num(g - new_g).exp2() - 1).abs()).sum())
+        g = new_g
+        f = half_step(log_p, softmin(g, 1), 1.0)
+        n_iter += 1
+        absorb(score, f, g, out)
+        u, v = torch.ones_like(f), torch.ones_like(g)
+        safe = True
+        for step in range(1, max(max_iter - n_iter, 1) + 1):
+            columns = u @ out
+            new_v = (q + no_q) / (columns + no_q)
+            checked = step % check_every == 0 or n_iter + 1 >= max_iter or step == 1
+            n_iter += 1
+            if not checked:
+                v = v * (new_v / v) ** weight
+                u = u * ((p + no_p) / (out @ v + no_p) / u) ** weight
+                continue
+            last, residual = residual, float((columns * v - q).abs().sum())
+            v = new_v
+            u = (p + no_p) / (out @ v + no_p)
+            drift = float(torch.maximum(u.log2().abs().max(), v.log2().abs().max()))
+            safe = drift <= LARGEST_DRIFT
+            if not safe or residual <= tol:
+                break
+            weight = weight if residual <= last or step == 1 else (1 + weight) / 2
+        if drift <= torch.finfo(p.dtype).max:
+            f, g = f + u.log2(), g + v.log2()
+        if safe or n_iter >= max_iter:
+            break
+    if safe:
+        out.mul_(u[:, None]).mul_(v)
+    else:
+        f = half_step(log_p, softmin(g, 1), 1.0)
+        absorb(score, f, g, out)
+    return ScalingState(f, g, moved, residual, n_iter)
+
+
+def balance(kernel: Tensor, p: Tensor, q: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:
+    """Scalings u (..., N), v (..., K) after ``n_iter`` plain iterations on a batch of kernels with exact rows."""
+    tiny = torch.finfo(p.dtype).tiny
+    u = torch.ones_like(kernel[..., 0])
+    v = torch.ones_like(kernel[..., 0, :])
+    for _ in range(n_iter):
+        v = q / torch.matmul(u[..., None, :], kernel)[..., 0, :].clamp_min(tiny)
+        u = p / torch.matmul(kernel, v[..., :, None])[..., 0].clamp_min(tiny)
+    return u, v
+
+
+def feasible(plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Plans (..., N, K) rounded, in place, onto marginals p (N,), q (K,) of equal sums.
+
+    The dense form of `torchgw.sinkhorn.rounding`.
+    """
+    tiny = torch.finfo(p.dtype).tiny
+    plan.mul_((p / plan.sum(-1).clamp_min(tiny)).clamp_max(1.0)[..., :, None])
+    columns = plan.sum(-2)
+    shrink = (q / columns.clamp_min(tiny)).clamp_max(1.0)
+    plan.mul_(shrink[..., None, :])
+    missing_p, missing_q = (p - plan.sum(-1)).clamp_min(0.0), (q - columns * shrink).clamp_min(0.0)
+    share = missing_q / missing_q.sum(-1, keepdim=True).clamp_min(tiny)
+    return plan.add_(missing_p[..., :, None] * share[..., None, :]) if plan.ndim > 2 else plan.addr_(missing_p, share)
