@@ -72,13 +72,18 @@ class Problem:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A basin on its way: where to start on all points, its matching (N,), and its energy on the level reached."""
+    """A basin on its way: where to start on all points, its matching (N,), and its energy on the level reached.
+
+    ``near`` says that it is among the lowest of its kind of landmarks.
+    """
 
     start: Start
     matching: Tensor
     energy: float
     count: int
     level: str
+    near: bool
+    basin: CoarseBasin | None = None
 
 
 def find_starts(problem: Problem, coarse: CoarseOptions) -> list[tuple[Start, Basin]]:
@@ -88,15 +93,16 @@ def find_starts(problem: Problem, coarse: CoarseOptions) -> list[tuple[Start, Ba
     kinds = coarse_basins(problem.source, problem.target, p, q, problem.epsilon, coarse, problem.generator, first)
     reference, poor = kinds[0][0].target, _poor(kinds, p, q)
     rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
-    found: list[Candidate] = []
-    for basins in kinds:
-        for rank, basin in enumerate(basins):
-            near = basin.energy <= NEAR * basins[0].energy and rank < coarse.n_basins
-            found.append(_raised(problem, basin, rung) if near else _lifted(problem, basin, basin, basin.energy))
+    found = [
+        _lifted(problem, basin, basin, rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
+        for basins in kinds
+        for rank, basin in enumerate(basins)
+    ]
     found = _distinct(found, reference, p)
-    raised = [c for c in found if c.level != "landmarks"] or found[:1]
-    lowest = min(c.energy for c in raised)
-    finalists = [c for c in raised if poor or c.energy <= CLOSE * lowest][: coarse.n_basins]
+    if rung is not None:
+        found = _distinct([_raised(problem, c, rung) if c.near else c for c in found], reference, p)
+    lowest = min(c.energy for c in found if c.near)
+    finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest)][: coarse.n_basins]
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         finalists.append(_by_distributions(problem))
     if len(finalists) > 1:
@@ -136,18 +142,18 @@ def _poor(kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> bool:
     return max(coverage(landmarks, mass) for landmarks, mass in sides) > POOR_COVERAGE
 
 
-def _lifted(problem: Problem, solved: Solved, basin: CoarseBasin, energy: float, level: str = "landmarks") -> Candidate:
+def _lifted(problem: Problem, solved: Solved, basin: CoarseBasin, near: bool) -> Candidate:
     p, q = problem.masses
     gradient = problem.gradient if isinstance(problem.gradient, ExactGradient) else None
     start, matching = lift(solved, p.log2(), q.log2(), gradient)
-    return Candidate(start, matching, energy, basin.count, level)
+    return Candidate(start, matching, basin.energy, basin.count, "landmarks", near, basin)
 
 
-def _raised(problem: Problem, basin: CoarseBasin, rung: _Rung | None) -> Candidate:
-    if rung is None:
-        return _lifted(problem, basin, basin, basin.energy, "lifted")
-    solved, energy = rung.solve(basin)
-    return _lifted(problem, solved, basin, energy, "subset")
+def _raised(problem: Problem, candidate: Candidate, rung: _Rung) -> Candidate:
+    assert candidate.basin is not None
+    solved, energy = rung.solve(candidate.basin)
+    lifted = _lifted(problem, solved, candidate.basin, candidate.near)
+    return replace(lifted, energy=energy, level="subset", count=candidate.count)
 
 
 @dataclass(frozen=True)
@@ -210,7 +216,7 @@ def _by_distributions(problem: Problem) -> Candidate:
     done = _descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
     linearised = problem.gradient(DenseCoupling(done.plan), p)
     start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
-    return Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full")
+    return Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)
 
 
 def _apart(reference: Landmarks, one: Tensor, other: Tensor, mass: Tensor) -> float:
@@ -218,9 +224,9 @@ def _apart(reference: Landmarks, one: Tensor, other: Tensor, mass: Tensor) -> fl
 
 
 def _distinct(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> list[Candidate]:
-    """Candidates whose matchings differ, the furthest raised and lowest first; counts of those merged are added."""
+    """Candidates whose matchings differ, near ones first, then lowest first; counts of those merged are added."""
     kept: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda c: (c.level == "landmarks", c.energy)):
+    for candidate in sorted(candidates, key=lambda c: (not c.near, c.energy)):
         for position, other in enumerate(kept):
             if _apart(reference, other.matching, candidate.matching, mass) <= APART:
                 kept[position] = replace(other, count=other.count + candidate.count)
