@@ -28,7 +28,7 @@ from torchgw.spaces import PrecomputedDistances
 from torchgw.types import Callback, DistanceProvider
 
 ROUNDING_SLACK = 2.0
-SHARP_START = 1e-3
+SHARP_START = 2.5e-4
 SHARP_END = 5e-5
 SHARP_RATIO = 0.5
 SHARP_STEPS = 4
@@ -164,7 +164,9 @@ def _sharpened(
 ) -> tuple[Sharp, Descent]:
     """Epsilon annealed down while the value falls, then conditional gradients."""
     p, q, epsilon = problem.p, problem.q, problem.epsilon
-    now = descend(problem.gradient, start, p, q, epsilon, problem.softmin, problem.options, callback)
+    now = descend(
+        problem.gradient, start, p, q, epsilon, problem.softmin, problem.options, callback, max_iter=SHARP_STEPS
+    )
     while epsilon > SHARP_END:
         epsilon *= SHARP_RATIO
         now = now.followed_by(
