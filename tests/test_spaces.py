@@ -30,7 +30,7 @@ from torchgw.spaces.graph import from_edges, nearest_elsewhere, neighbour_graph
 from torchgw.types import DistanceProvider
 
 ROLL = make_swiss_roll(150)[0]
-GRAPH = neighbour_graph(ROLL, 6)
+GRAPH = neighbour_graph(ROLL, 5)
 GEODESIC = dijkstra(GRAPH)
 
 PROVIDERS = {

@@ -2,6 +2,7 @@
 
 from torchgw import datasets
 from torchgw._version import __version__
+from torchgw.evidence import Basin, Certificate, Confidence
 from torchgw.gw.align import gw_align
 from torchgw.options import (
     AnnealingOptions,
@@ -12,9 +13,10 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
-from torchgw.result import Basin, Certificate, GWResult, History, Status
+from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
 from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
+from torchgw.status import History, Status
 from torchgw.types import AmbiguityWarning, ConvergenceWarning, GraphWarning, Progress, TorchGWWarning
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Basin",
     "Certificate",
     "CoarseOptions",
+    "Confidence",
     "ConvergenceWarning",
     "DijkstraDistances",
     "EuclideanDistances",

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from torchgw import validate
 
-
 GRADIENTS = ("auto", "exact", "sampled")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import zlib
-from dataclasses import asdict, dataclass, field, fields, replace
-from enum import Enum
+from dataclasses import dataclass, fields
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -16,116 +14,17 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
+from torchgw.evidence import Basin, Certificate, Confidence, entropy_and_margin
 from torchgw.kernels import LN2
-from torchgw.options import (
-    AnnealingOptions,
-    GWOptions,
-    SamplingOptions,
-    SinkhornOptions,
-    SpaceOptions,
-    StoppingOptions,
-)
+from torchgw.options import GWOptions
 from torchgw.spaces.graph import GraphReport
+from torchgw.status import History, Status
+from torchgw.storage import pack, unpack
 from torchgw.types import Array, Coupling
-
 
 NEAR_TIE = 1.05
 TINY = 1e-9
-
-
-class Status(Enum):
-    """How a solve ended. The text says what happened and what to change."""
-
-    PLATEAU = "the cost stopped improving"
-    SETTLED = "the plan stopped changing"
-    STATIONARY = "no plan nearby is better to first order"
-    MAX_ITER = (
-        "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter, or epsilon"
-    )
-    MARGINALS = (
-        "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass; "
-        "raise options.sinkhorn.final_max_iter or options.sinkhorn.tol, or epsilon"
-    )
-
-    def __str__(self) -> str:
-        return f"{self.name.lower()}: {self.value}"
-
-    @property
-    def converged(self) -> bool:
-        return self in (Status.PLATEAU, Status.SETTLED, Status.STATIONARY)
-
-
-@dataclass(frozen=True)
-class History:
-    """One entry for each check of the outer loop, all of equal length.
-
-    ``cost`` is the sampled estimate that steers the loop (the scaled objective, before rounding); ``marginal_error``
-    the L1 residual of the inner solve; ``elapsed`` seconds since the loop began.
-    """
-
-    iteration: list[int] = field(default_factory=list)
-    cost: list[float] = field(default_factory=list)
-    marginal_error: list[float] = field(default_factory=list)
-    epsilon: list[float] = field(default_factory=list)
-    elapsed: list[float] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Basin:
-    """One local optimum that the coarse stage found.
-
-    Attributes
-    ----------
-    energy : objective on the level it was compared on.
-    count : starts that ended in it.
-    level : "full" (all points), "subset" (weighted points), "lifted" or "landmarks".
-    difference : mean distance, in units of the target's scale, between its matches and those of the best basin.
-    matching : (N,) target index of each source point, to the resolution of the level.
-    shift : (N,) the distance behind ``difference`` for each source point.
-    """
-
-    energy: float
-    count: int
-    level: str
-    difference: float
-    matching: Tensor = field(repr=False)
-    shift: Tensor = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Certificate:
-    """What is certain of a plan, in the units of its value.
-
-    Attributes
-    ----------
-    stationarity : Frank-Wolfe gap: to first order, no plan near this one is better by more. A plan with entropy keeps a
-        gap of about 2 epsilon times the entropy of its rows; at ``epsilon=0`` it goes to zero.
-    stationarity_exact : False when the gap comes from a sampled gradient.
-    lower_bound : no plan at all has a smaller value (the larger of Memoli's first and second bounds).
-    gap : value minus lower bound: how far from the global optimum the plan can be.
-    """
-
-    stationarity: float
-    stationarity_exact: bool
-    lower_bound: float
-    gap: float
-
-    def times(self, factor: float) -> Certificate:
-        """The certificate of a value that is ``factor`` times as large."""
-        return replace(
-            self,
-            stationarity=self.stationarity * factor,
-            lower_bound=self.lower_bound * factor,
-            gap=self.gap * factor,
-        )
-
-    def __str__(self) -> str:
-        sampled = "" if self.stationarity_exact else " (estimated)"
-        return (
-            f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum; "
-            f"to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -141,13 +40,17 @@ class GWResult:
         rank-one correction is exp(A B^T ln 2 + f + g), with A and B of ``coupling``, the score of the last cost.
     marginal_error : largest L1 marginal error of the returned plan over its two sides, against the masses given.
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
+    certificate : what is certain of the plan: stationarity gap, lower bound, distance from the optimum.
+    basins : the local optima that the search found, the best first; empty without a search.
+    gradient : "exact" or "sampled", whichever ran; ``gradient_passed_over`` says why the exact one did not.
     status, converged : how the solve ended.
     n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
     history : cost, marginal error, epsilon and time at every check.
     backend : the kernel implementation that ran; ``backends_passed_over`` says why those before it did not.
     scales : what the distances of the two spaces were divided by.
     providers : class names of the two distance providers.
-    timings : seconds spent in "prepare", "solve" and "finish".
+    graphs : how the neighbour graphs were made (k, stitching, short cuts left out); None for spaces that needed none.
+    timings : seconds spent in "prepare", "search", "solve" and "finish".
     epsilon, options : what the solve was called with.
     """
 
@@ -198,7 +101,7 @@ class GWResult:
 
     @property
     def ambiguous(self) -> bool:
-        """Whether another basin's energy is within 5 % of the best one's: the matching is then a choice among equals."""
+        """Whether another basin's energy is within 5 % of the best one's: a choice among equals."""
         return self.rival is not None and self.rival.energy <= NEAR_TIE * max(self.basins[0].energy, TINY)
 
     @property
@@ -275,6 +178,18 @@ class GWResult:
         values, index = self.coupling.top_k(k)
         return (values.cpu().numpy(), index.cpu().numpy()) if self.numpy_input else (values, index)
 
+    def confidence(self) -> Confidence:
+        """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows."""
+        if not isinstance(self.coupling, BlockCoupling):
+            raise TypeError(f"confidence knows the library's own couplings, got {type(self.coupling).__name__}")
+        entropy, margin = entropy_and_margin(self.coupling)
+        stability = torch.ones_like(entropy)
+        for basin in self.basins[1:]:
+            discount = min((self.basins[0].energy + TINY) / (basin.energy + TINY), 1.0)
+            stability = torch.minimum(stability, 1 - discount * basin.shift.to(stability))
+        found = (entropy, margin, stability.clamp_min(0.0))
+        return Confidence(*(side.cpu().numpy() if self.numpy_input else side for side in found))
+
     def sparsify(self, mass: float = 0.99) -> Any:
         """SciPy CSR matrix (N, K) of the fewest entries that carry the share ``mass`` of each row."""
         return self.coupling.to_sparse(validate.real("mass", mass, above=0.0, most=1.0))
@@ -289,20 +204,10 @@ class GWResult:
 
         Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON).
         """
-        meta = {
-            entry.name: getattr(self, entry.name)
-            for entry in fields(self)
-            if entry.name not in ("coupling", "status", "options", "history")
-        }
-        meta |= {"status": self.status.name, "options": asdict(self.options), "history": asdict(self.history)}
-        arrays: dict[str, Array] = {
-            "matching": self.coupling.argmax(1).cpu().numpy(),
-            "value": np.array(self.value),
-            "meta": np.array(json.dumps(meta)),
-        }
-        if self.potentials is not None:
-            arrays |= {"f": self.potentials[0].cpu().numpy(), "g": self.potentials[1].cpu().numpy()}
-        arrays |= {f"coupling_{name}": tensor.cpu().numpy() for name, tensor in self._tensors().items()}
+        like = (PotentialCoupling, DenseCoupling)
+        if not isinstance(self.coupling, like):
+            raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
+        arrays = pack({entry.name: getattr(self, entry.name) for entry in fields(self)}, self.coupling)
         with open(path, "wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
@@ -318,29 +223,6 @@ class GWResult:
         try:
             with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-            meta = json.loads(str(arrays["meta"]))
-            tensors = {name[9:]: torch.from_numpy(a) for name, a in arrays.items() if name.startswith("coupling_")}
-            coupling = DenseCoupling(**tensors) if "plan" in tensors else PotentialCoupling(**tensors)
-            return cls(coupling=coupling, **_restored(meta))
+            return cls(**unpack(arrays))
         except (KeyError, TypeError, ValueError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
             raise ValueError(f"path must name a file written by GWResult.save, {path} is not one ({error})") from error
-
-
-def _restored(meta: dict[str, Any]) -> dict[str, Any]:
-    """Constructor arguments from the JSON part of a saved result."""
-    options = meta["options"]
-    groups = {
-        "spaces": SpaceOptions,
-        "sampling": SamplingOptions,
-        "sinkhorn": SinkhornOptions,
-        "annealing": AnnealingOptions,
-        "stopping": StoppingOptions,
-    }
-    rebuilt = {name: groups[name](**value) if name in groups else value for name, value in options.items()}
-    return meta | {
-        "status": Status[meta["status"]],
-        "options": GWOptions(**rebuilt),
-        "history": History(**meta["history"]),
-        "scales": tuple(meta["scales"]),
-        "providers": tuple(meta["providers"]),
-    }

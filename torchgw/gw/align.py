@@ -66,15 +66,15 @@ def gw_align(
         distance matrix; points and graphs get "precomputed" up to 500 points and "landmark" above.
     p, q : masses (N,), (K,), non-negative, of equal sum; uniform with sum 1 when None. They are the plan's marginals.
         Their sum scales plan and value and nothing else: epsilon belongs to masses of sum 1.
-    init : where to start instead of the search: a plan (N, K), or matching pairs (m, 2) of integer indices into X and Y.
-    epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1). 0 asks for the
-        optimum without entropy, a matching-like plan; it needs the exact gradient and takes several times longer.
+    init : where to start instead of the search: a plan (N, K), or matching pairs (m, 2) of integer indices into X, Y.
+    epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1). 0 asks for
+        the optimum without entropy, a matching-like plan; it needs the exact gradient and takes a few times longer.
     marginals : the marginal model.
     options : everything else, see `GWOptions`.
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
     backend : "auto", "triton", "compile" or "eager".
-    random_state : of the landmarks, the starts and the anchors: int, torch.Generator or numpy.random.Generator; the same seed on the same machine gives the same
-        bits. None takes fresh entropy. Global random state is neither read nor changed.
+    random_state : of landmarks, starts and anchors: int, torch.Generator or numpy.random.Generator; the same seed on
+        the same machine gives the same bits. None takes fresh entropy. Global random state is neither read nor changed.
     callback : called with a `Progress` at every check of the loop; what it raises ends the solve.
 
     Returns
@@ -155,9 +155,7 @@ def gw_align(
     mass = float(p_given.sum())
     p64, q64 = (torch.from_numpy(m / m.sum()).to(where) for m in (p_given, q_given))
     exact = against is None and options.gradient != "sampled"
-    found = run(
-        made, (p64, q64), epsilon, exact, started, chosen.function, marginals, options, generator, callback
-    )
+    found = run(made, (p64, q64), epsilon, exact, started, chosen.function, marginals, options, generator, callback)
     ended, certificate = found.ended, found.certificate
     coupling = ended.coupling.times(mass)
     errors = [
@@ -218,9 +216,10 @@ def warn_if_ambiguous(result: GWResult) -> None:
         rival = result.rival
         assert rival is not None
         warnings.warn(
-            f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and {rival.energy:.4g}, "
-            f"and send points {rival.difference:.0%} of the target's scale apart on average (a symmetry?); result.basins "
-            f"lists both. Matching pairs through init=, or masses p and q, can break the tie",
+            f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
+            f"{rival.energy:.4g}, and send points {rival.difference:.0%} of the target's scale apart on average (a "
+            f"symmetry?); result.basins lists both. Matching pairs through init=, masses p and q, or a smaller epsilon "
+            f"can break the tie",
             AmbiguityWarning,
             stacklevel=3,
         )

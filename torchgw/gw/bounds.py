@@ -71,7 +71,7 @@ def second_bound(source: DistanceProvider, target: DistanceProvider, p: Tensor, 
     masses = [_histogram(space, mass, low, width) for space, mass in ((source, p), (target, q))]
     centres = low + np.arange(N_BINS + 1) * width
     distance = _wasserstein_squared(centres, centres, *masses) ** 0.5
-    return max(distance - width, 0.0) ** 2
+    return float(max(distance - width, 0.0) ** 2)
 
 
 def _blocks(space: DistanceProvider, mass: Tensor) -> list[Tensor]:
@@ -97,7 +97,8 @@ def _histogram(space: DistanceProvider, mass: Tensor, low: float, width: float) 
         weight = mass[index][:, None] * mass
         total += torch.bincount(position.flatten(), weights=weight.flatten(), minlength=N_BINS + 1)
     found: Array = total.cpu().numpy()
-    return found / found.sum()
+    share: Array = found / found.sum()
+    return share
 
 
 def _wasserstein_squared(x: Array, y: Array, p: Array, q: Array) -> float:

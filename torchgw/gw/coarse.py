@@ -88,15 +88,13 @@ def landmark_basins(
     counts = [len(group) for group in groups]
     batch = batch[torch.tensor([group[0] for group in groups], device=p.device)]
     last, now = max(epsilon, COLDEST * unit), float(batch.epsilon[0])
-    for step in range(1, COOLING_STEPS + 1):
-        level = torch.full_like(batch.epsilon, now * (last / now) ** (step / COOLING_STEPS))
+    for fall in range(1, COOLING_STEPS + 1):
+        level = torch.full_like(batch.epsilon, float(now * (last / now) ** (fall / COOLING_STEPS)))
         batch = anneal(batch, DX, DY, p, q, level, *COOLING)
     plans = feasible(batch.plan.clone(), p, q)
     energy = energies(plans, DX, DY)
     return [
-        CoarseBasin(
-            x, y, plans[i], batch.f[i], batch.g[i], last, float(energy[i]), sum(counts[j] for j in group)
-        )
+        CoarseBasin(x, y, plans[i], batch.f[i], batch.g[i], last, float(energy[i]), sum(counts[j] for j in group))
         for group in basins_of(plans, energy)
         for i in group[:1]
     ]

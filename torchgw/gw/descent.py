@@ -23,9 +23,9 @@ from torchgw.gw.start import Start
 from torchgw.kernels import LN2, LOG2E
 from torchgw.kernels.softmin_dense.reference import SoftminDense
 from torchgw.options import AnnealingOptions, GWOptions
-from torchgw.result import History, Status
 from torchgw.sinkhorn.annealing import epsilon_at, rescale
 from torchgw.sinkhorn.scaling import feasible, scaling
+from torchgw.status import History, Status
 from torchgw.types import Callback
 
 MOVED_TOLERANCE = 10.0

@@ -42,9 +42,7 @@ class ExactGradient:
     Spaces without factors are stored as matrices, so construction may take all graph searches.
     """
 
-    def __init__(
-        self, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor
-    ) -> None:
+    def __init__(self, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor) -> None:
         self.source, self.target = (
             space if space.factors() is not None else PrecomputedDistances.of(space, p.device)
             for space in (source, target)

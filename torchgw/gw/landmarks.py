@@ -1,10 +1,11 @@
 """Landmarks: a few points of a space, each standing for the mass of those nearest to it.
 
-Which points matters. Farthest-point landmarks cover curves and surfaces best, but they are outliers, and on distances of
-few values they can suggest a wrong matching that landmarks spread like the mass do not. So the coarse stage mixes kinds.
+Which points matters. Farthest-point landmarks cover curves and surfaces best, but they are outliers, and on distances
+of few values they can suggest a wrong matching that landmarks spread like the mass do not. So the coarse stage mixes
+kinds.
 
 Sources: T. Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985; D. Arthur, S. Vassilvitskii,
-"k-means++: the advantages of careful seeding", 2007, drawn in rounds as in B. Bahmani et al., "Scalable k-means++", 2012.
+"k-means++: the advantages of careful seeding", 2007, in rounds as in B. Bahmani et al., "Scalable k-means++", 2012.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROUNDS = 10
 
 @dataclass(frozen=True)
 class Landmarks:
-    """Indices (L,), distances to the points of interest (L, N) and among each other (L, L), masses of the cells (L,)."""
+    """Indices (L,), distances to the points of interest (L, N) and to each other (L, L), masses of the cells (L,)."""
 
     index: Tensor
     rows: Tensor
@@ -35,13 +36,18 @@ class Landmarks:
         return Landmarks(self.index, self.rows[:, index], self.distances, self.mass)
 
     def between(self, one: Tensor, other: Tensor) -> Tensor:
-        """Distances (n,) between the points ``one`` and ``other``, by way of the landmark nearest to each of ``one``."""
+        """Distances (n,) between the points ``one`` and ``other``, by way of the landmark nearest to ``one``."""
         found = self.rows[self.rows.argmin(0)[one], other].clamp_min(0.0)
         return found.masked_fill(one == other, 0.0)
 
 
 def choose_landmarks(
-    space: DistanceProvider, mass: Tensor, kind: str, count: int, generator: torch.Generator, first: Tensor | None = None
+    space: DistanceProvider,
+    mass: Tensor,
+    kind: str,
+    count: int,
+    generator: torch.Generator,
+    first: Tensor | None = None,
 ) -> Landmarks:
     """At most ``count`` points with mass, of a kind out of `KINDS`; all of them when there are not more.
 

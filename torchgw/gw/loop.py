@@ -22,10 +22,10 @@ from torchgw.gw.stopping import Plateau, observe, verdict
 from torchgw.kernels import LN2, LOG2E
 from torchgw.kernels.softmin_dense.reference import SoftminDense
 from torchgw.options import AnnealingOptions, GWOptions
-from torchgw.result import History, Status
 from torchgw.sinkhorn.annealing import epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
 from torchgw.sinkhorn.marginals import Balanced
+from torchgw.status import History, Status
 from torchgw.types import Callback, Progress
 
 LOOP_TOLERANCE = 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -13,10 +14,16 @@ from torchgw import validate
 from torchgw.options import GWOptions, SpaceOptions
 from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
 from torchgw.spaces.graph import GraphReport, build_graph
+from torchgw.spaces.paths import fill_unreachable, shortest_paths
 from torchgw.types import DistanceProvider
+
+logger = logging.getLogger("torchgw")
 
 DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
 AUTO_ALL_PAIRS = 500
+MOST_CHECKED = 2500
+LANDMARK_ERROR = 0.03
+CHECKED_ROWS = 8
 SEARCHED_SIZE = 5000
 EXACT_WORK = {"cpu": 4e10, "cuda": 4e12}
 
@@ -67,9 +74,8 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         raise ValueError(
             f"{name} is a distance matrix, got distances={distances!r} for it; use 'precomputed' or 'auto'"
         )
-    if distances != "euclidean":
-        if options.k is not None:
-            validate.neighbours(name, options.k, len(points))
+    if distances != "euclidean" and options.k is not None:
+        validate.neighbours(name, options.k, len(points))
     return points, distances if distances != "auto" else _geodesic(len(points))
 
 
@@ -82,8 +88,8 @@ def _shape(space: Any) -> tuple[int, ...]:
 
 
 def _geodesic(n: int) -> str:
-    """All pairs while they are cheap, landmarks beyond."""
-    return "precomputed" if n <= AUTO_ALL_PAIRS else "landmark"
+    """All pairs while they are cheap; landmarks beyond, where they turn out to be accurate or nothing else fits."""
+    return "precomputed" if n <= AUTO_ALL_PAIRS else "landmark" if n > MOST_CHECKED else "checked"
 
 
 def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | None:
@@ -107,7 +113,7 @@ def why_not_exact(sides: list[tuple[str, Any, int]], device: torch.device, optio
     plain = [
         (kind, space, size)
         for kind, space, size in sides
-        if kind != "landmark" and not (kind == "provider" and space.factors() is not None)
+        if kind not in ("landmark", "checked") and not (kind == "provider" and space.factors() is not None)
     ]
     for kind, space, size in plain:
         if 8 * size**2 > options.max_memory:
@@ -134,7 +140,7 @@ def make_providers(
     graphs: dict[int, Any] = {}
     reports: list[GraphReport | None] = [None, None]
     for position, (name, space, kind) in enumerate(spaces):
-        if kind in ("landmark", "dijkstra", "precomputed"):
+        if kind in ("landmark", "checked", "dijkstra", "precomputed"):
             built = (space, None) if is_graph(space) else build_graph(space, options.k, name)
             graphs[position], reports[position] = built
     all_pairs = [position for position, (_, _, kind) in enumerate(spaces) if kind == "precomputed"]
@@ -149,8 +155,13 @@ def make_providers(
 
 
 def _make(name: str, space: Any, kind: str, graph: Any, options: SpaceOptions) -> DistanceProvider:
-    if kind == "landmark":
-        return LandmarkDistances(graph, options.n_landmarks, name=name)
+    if kind in ("landmark", "checked"):
+        factored = LandmarkDistances(graph, options.n_landmarks, name=name)
+        error = relative_error(factored, graph) if kind == "checked" else 0.0
+        if error <= LANDMARK_ERROR:
+            return factored
+        logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * error)
+        return PrecomputedDistances.from_graphs([graph], [name])[0]
     if kind == "dijkstra":
         return DijkstraDistances(graph, options.cache_rows, name=name)
     if kind == "euclidean":
@@ -159,6 +170,14 @@ def _make(name: str, space: Any, kind: str, graph: Any, options: SpaceOptions) -
         return PrecomputedDistances(space, name=name)
     provider: DistanceProvider = space
     return provider
+
+
+def relative_error(factored: LandmarkDistances, graph: Any) -> float:
+    """Relative Frobenius error of factored distances on a few evenly spread rows of the graph."""
+    sources = np.linspace(0, graph.shape[0] - 1, CHECKED_ROWS).astype(np.int64)
+    true = fill_unreachable(shortest_paths([(graph, sources)])[0], factored.scale) / factored.scale
+    found = factored.rows(torch.from_numpy(sources)).numpy()
+    return float(np.linalg.norm(found - true) / max(np.linalg.norm(true), np.finfo(float).tiny))
 
 
 def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.evidence import Basin, Certificate
 from torchgw.gw.anchors import sample_anchors
 from torchgw.gw.bounds import first_bound, second_bound, stationarity
 from torchgw.gw.descent import Descent, descend
@@ -21,10 +22,10 @@ from torchgw.gw.sharp import Sharp, column_dual, conditional_gradient
 from torchgw.gw.start import Start, pairs_start, plan_start, product_start
 from torchgw.kernels.softmin_dense.reference import SoftminDense
 from torchgw.options import GWOptions
-from torchgw.result import Basin, Certificate, History, Status
 from torchgw.sinkhorn.marginals import Balanced
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.spaces import PrecomputedDistances
+from torchgw.status import History, Status
 from torchgw.types import Callback, DistanceProvider
 
 ROUNDING_SLACK = 2.0
@@ -39,7 +40,7 @@ ROUNDING_ERROR = 1e-10
 
 @dataclass(frozen=True)
 class Ended:
-    """A feasible plan (N, K) of mass one, stored and as a coupling, column potentials in units of cost, how it ended."""
+    """A feasible plan (N, K) of mass one, as a matrix and as a coupling; column potentials in units of cost (K,)."""
 
     plan: Tensor
     coupling: PotentialCoupling | DenseCoupling
@@ -99,6 +100,8 @@ def run(
         ended = solve_smoothly(problem, starts[0], marginals, callback)
     solved = time.perf_counter()
     value, certificate = certify(ended, wide[0], wide[1], problem)
+    if basins and epsilon > 0:  # the best basin was solved to the end, so its energy is now known
+        basins = (replace(basins[0], energy=min(basins[0].energy, value.value), level="full"), *basins[1:])
     seconds = {
         "search": searched - began,
         "solve": solved - searched,
@@ -159,9 +162,7 @@ def solve_sharply(problem: Problem, starts: list[Start], wide: ExactGradient, ca
     )
 
 
-def _sharpened(
-    problem: Problem, start: Start, wide: ExactGradient, callback: Callback | None
-) -> tuple[Sharp, Descent]:
+def _sharpened(problem: Problem, start: Start, wide: ExactGradient, callback: Callback | None) -> tuple[Sharp, Descent]:
     """Epsilon annealed down while the value falls, then conditional gradients."""
     p, q, epsilon = problem.p, problem.q, problem.epsilon
     now = descend(
@@ -171,8 +172,16 @@ def _sharpened(
         epsilon *= SHARP_RATIO
         now = now.followed_by(
             descend(
-                problem.gradient, now.start(), p, q, epsilon, problem.softmin, problem.options, callback,
-                max_iter=SHARP_STEPS, history=now.history,
+                problem.gradient,
+                now.start(),
+                p,
+                q,
+                epsilon,
+                problem.softmin,
+                problem.options,
+                callback,
+                max_iter=SHARP_STEPS,
+                history=now.history,
             )
         )
     plan = feasible(now.plan.to(torch.float64), p, q)

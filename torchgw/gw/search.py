@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling
+from torchgw.evidence import Basin
 from torchgw.gw.coarse import CoarseBasin, coarse_basins
 from torchgw.gw.descent import Descent, descend
 from torchgw.gw.gradient import ExactGradient, Gradient
@@ -26,7 +27,6 @@ from torchgw.gw.start import Start
 from torchgw.gw.starts import quantiles
 from torchgw.kernels.softmin_dense.reference import SoftminDense
 from torchgw.options import CoarseOptions, GWOptions
-from torchgw.result import Basin
 from torchgw.spaces import PrecomputedDistances
 from torchgw.types import DistanceProvider
 
@@ -89,7 +89,7 @@ class Candidate:
 def find_starts(problem: Problem, coarse: CoarseOptions) -> list[tuple[Start, Basin]]:
     """Every basin that was found and where the loop on all points would begin in it, the best first."""
     p, q = problem.masses
-    first = tuple(_outermost(problem, side) for side in (0, 1))
+    first = (_outermost(problem, 0), _outermost(problem, 1))
     kinds = coarse_basins(problem.source, problem.target, p, q, problem.epsilon, coarse, problem.generator, first)
     reference, poor = kinds[0][0].target, _poor(kinds, p, q)
     rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
@@ -176,7 +176,9 @@ class _Rung:
     def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
         """The basin solved on the subset, and its energy there."""
         inner = self.problem
-        seen = replace(basin, source=basin.source.seen_by(self.source.index), target=basin.target.seen_by(self.target.index))
+        seen = replace(
+            basin, source=basin.source.seen_by(self.source.index), target=basin.target.seen_by(self.target.index)
+        )
         p, q = inner.masses
         start, _ = lift(seen, p.log2(), q.log2(), None)
         done = _descended(inner, start, max(basin.epsilon, inner.epsilon), RUNG_STEPS)
@@ -205,7 +207,7 @@ def _compared(problem: Problem, candidate: Candidate) -> Candidate:
 
 
 def _by_distributions(problem: Problem) -> Candidate:
-    """A start on all points from the distributions of their distances, for spaces that few landmarks cannot stand for."""
+    """A start on all points from the distributions of their distances, where landmarks cannot stand for the spaces."""
     p, q = problem.masses
     every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
     U = quantiles(problem.source.rows(every[0]), p, FULL_QUANTILES) / FULL_QUANTILES**0.5

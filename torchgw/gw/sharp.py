@@ -5,8 +5,9 @@ exactly, the objective being quadratic on it. The linear problem is solved by Hi
 reduced by dual potentials, is small; entries that price out negative are added until none does, so the optimum is that
 of the full problem. After Sinkhorn's potentials the first round almost always suffices.
 
-Sources: T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with application
-on graphs", 2019 (conditional gradient); Q. Huangfu, J. Hall, "Parallelizing the dual revised simplex method", 2018.
+Sources: T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with
+application on graphs", 2019 (conditional gradient); Q. Huangfu, J. Hall, "Parallelizing the dual revised simplex
+method", 2018.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from torchgw.couplings import DenseCoupling
 from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.loop import record
 from torchgw.kernels import LN2
-from torchgw.result import History, Status
 from torchgw.sinkhorn.scaling import feasible
+from torchgw.status import History, Status
 from torchgw.types import Array, Callback
 
 CANDIDATES = 10
@@ -74,7 +75,10 @@ def transport(C: Array, p: Array, q: Array, dual: Array) -> tuple[Array, Array]:
         row, column = np.divmod(keys, k)
         entries, every = np.ones(len(keys)), np.arange(len(keys))
         sums = vstack(
-            (coo_matrix((entries, (row, every)), (n, len(keys))), coo_matrix((entries, (column, every)), (k, len(keys))))
+            (
+                coo_matrix((entries, (row, every)), (n, len(keys))),
+                coo_matrix((entries, (column, every)), (k, len(keys))),
+            )
         )
         found = linprog(
             reduced[row, column],
@@ -128,8 +132,8 @@ def conditional_gradient(
 ) -> Sharp:
     """From a feasible plan, in float64, to a stationary one.
 
-    ``dual`` (K,) are column potentials of the linearised problem, in units of cost. O(N K) memory; one linear program and
-    one gradient for each step.
+    ``dual`` (K,) are column potentials of the linearised problem, in units of cost. O(N K) memory; one linear program
+    and one gradient for each step.
     """
     began = time.perf_counter()
     rows, columns = p > 0, q > 0
@@ -139,7 +143,7 @@ def conditional_gradient(
     C = gradient(DenseCoupling(plan), p).rows(whole)
     value, gap, status, step = float((C * plan).sum()), float("inf"), Status.MAX_ITER, 0
     while step < MAX_STEPS:
-        small, potential = transport(C[rows][:, columns].cpu().numpy(), *masses, potential)
+        small, potential = transport(C[rows][:, columns].cpu().numpy(), masses[0], masses[1], potential)
         vertex = torch.zeros_like(plan)
         vertex[rows.nonzero(), columns.nonzero()[:, 0]] = torch.from_numpy(small).to(plan)
         direction = feasible(vertex, p, q) - plan

@@ -53,7 +53,8 @@ def quantiles(D: Tensor, mass: Tensor, count: int) -> Tensor:
     share = ((cuts - low) / (high - low).clamp_min(torch.finfo(D.dtype).tiny)).clamp(0.0, 1.0)
     low_area = area.gather(1, above - 1)
     cumulative = low_area + share * (area.gather(1, above) - low_area)
-    return (cumulative[:, 1:] - cumulative[:, :-1]) * count
+    means: Tensor = (cumulative[:, 1:] - cumulative[:, :-1]) * count
+    return means
 
 
 def _coordinates(D: Tensor, mass: Tensor) -> Tensor:
@@ -66,7 +67,9 @@ def _coordinates(D: Tensor, mass: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh((root[:, None] * gram * root).to(torch.float64))
     count = min(N_COORDINATES, len(D))
     values, vectors = values[-count:].flip(0), vectors[:, -count:].flip(1)
-    return (vectors * values.clamp_min(0.0).sqrt()).to(D.dtype) / root.clamp_min(torch.finfo(D.dtype).tiny)[:, None]
+    scale = root.clamp_min(torch.finfo(D.dtype).tiny)[:, None]
+    found: Tensor = (vectors * values.clamp_min(0.0).sqrt()).to(D.dtype) / scale
+    return found
 
 
 def _between(x: Tensor, y: Tensor) -> Tensor:

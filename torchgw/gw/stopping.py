@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torchgw.options import StoppingOptions
-from torchgw.result import Status
+from torchgw.status import Status
 
 
 class Plateau(NamedTuple):

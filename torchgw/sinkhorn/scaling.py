@@ -1,9 +1,9 @@
 """Sinkhorn iterations on a stored kernel: two matrix-vector products each, four to ten times cheaper than logsumexp.
 
-The potentials are absorbed into the kernel, K = 2^(S + f + g), and the iterations scale it, T = diag(u) K diag(v). Every
-absorption begins with a half-step of each side in the log domain, so K has exact rows however stale the potentials
-were. When the scalings grow beyond 2^40, or stop being finite, they are absorbed anew before entries that were too
-small to store would matter; so the result is that of the log domain.
+The potentials are absorbed into the kernel, K = 2^(S + f + g), and the iterations scale it, T = diag(u) K diag(v).
+Every absorption begins with a half-step of each side in the log domain, so K has exact rows however stale the
+potentials were. When the scalings grow beyond 2^40, or stop being finite, they are absorbed anew before entries that
+were too small to store would matter; so the result is that of the log domain.
 
 Sources: B. Schmitzer, "Stabilized sparse scaling algorithms for entropy regularized transport problems", 2019;
 over-relaxation as in `torchgw.sinkhorn.loop`.

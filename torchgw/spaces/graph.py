@@ -11,6 +11,7 @@ Source: O. Boruvka, "O jistem problemu minimalnim", 1926.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,8 @@ from torchgw.types import Array, GraphWarning
 
 logger = logging.getLogger("torchgw")
 
-CANDIDATES = (8, 10, 12, 15)
+FEWEST = 5
+STEPS = (0, 2, 4, 7)
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,9 @@ def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -
     Parameters
     ----------
     points : (N, D), finite.
-    k : neighbours of each point, below N. None chooses: the first of 8, 10, 12 and 15 that joins all points, 8 where
-        none does, and leaves out the edges that are short cuts (see `torchgw.spaces.shortcuts`). A number is taken as
-        it is. Duplicated points are joined by edges of length zero.
+    k : neighbours of each point, below N. None chooses: the natural logarithm of N, at least 5, or up to 7 more where
+        that joins all points; and leaves out the edges that are short cuts (see `torchgw.spaces.shortcuts`). A number
+        is taken as it is. Duplicated points are joined by edges of length zero.
     name : what messages call these points.
 
     Returns
@@ -83,7 +85,7 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
         validate.integer("k", k, least=1)
         validate.neighbours(name, k, len(points))
     points, size = unit_cloud(points)
-    neighbour = nearest(points, max(CANDIDATES) if k is None else k)
+    neighbour = nearest(points, max(candidates(len(points))) if k is None else k)
     chosen = choose_k(neighbour) if k is None else k
     graph, cut = _assemble(points, neighbour, chosen, prune=k is None)
     graph, n_components, n_stitched = _joined(graph, points)
@@ -95,7 +97,7 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
             GraphWarning,
             stacklevel=3,
         )
-    if k is not None and k > min(CANDIDATES):
+    if k is not None and k > min(candidates(len(points))):
         _warn_of_bridges(graph, points, k, name)
     if len(cut):
         logger.info("%s: %d short cuts left out of the %d-nearest-neighbour graph", name, len(cut), chosen)
@@ -111,19 +113,25 @@ def nearest(points: Array, k: int) -> Array:
     return found
 
 
+def candidates(n: int) -> list[int]:
+    """Neighbour counts to try for n points, fewest first."""
+    fewest = max(FEWEST, round(math.log(n)))
+    return [fewest + step for step in STEPS]
+
+
 def choose_k(neighbour: Array) -> int:
     """The first candidate whose graph is in one piece, or the smallest."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import connected_components
 
     n, most = neighbour.shape
-    for k in CANDIDATES:
+    for k in candidates(n):
         if k >= most:
-            return most
+            return int(most)
         ends = (np.repeat(np.arange(n), k), neighbour[:, :k].ravel())
         if connected_components(csr_matrix((np.ones(n * k), ends), shape=(n, n)), directed=False)[0] == 1:
             return k
-    return min(CANDIDATES)
+    return min(candidates(n))
 
 
 def _assemble(points: Array, neighbour: Array, k: int, prune: bool) -> tuple[Any, Array]:
@@ -152,7 +160,7 @@ def _joined(graph: Any, points: Array) -> tuple[Any, int, int]:
 
 def _warn_of_bridges(graph: Any, points: Array, k: int, name: str) -> None:
     """Compare the graph that was asked for with the one that would have been chosen."""
-    neighbour = nearest(points, max(CANDIDATES))
+    neighbour = nearest(points, max(candidates(len(points))))
     reference = _joined(_assemble(points, neighbour, choose_k(neighbour), prune=True)[0], points)[0]
     shrunk = shrinks(graph, reference)
     if shrunk > SHRUNK_SHARE:

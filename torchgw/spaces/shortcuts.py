@@ -9,6 +9,7 @@ rolls with 5 to 10 neighbours this finds every edge between two turns (measured 
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -71,9 +72,7 @@ class _Parts:
 
 def _adjacency(graph: Any) -> list[dict[int, float]]:
     index, data, pointer = graph.indices.tolist(), (graph.data - 1.0).tolist(), graph.indptr.tolist()
-    return [
-        dict(zip(index[a:b], data[a:b], strict=True)) for a, b in zip(pointer[:-1], pointer[1:], strict=True)
-    ]
+    return [dict(zip(index[a:b], data[a:b], strict=True)) for a, b in pairwise(pointer)]
 
 
 def _within(links: list[dict[int, float]], source: int, target: int, limit: float) -> bool:

@@ -1,0 +1,99 @@
+"""Evidence that comes with a plan: the other optima, what is certain of its value, and how sure each point is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings import BlockCoupling
+from torchgw.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basin:
+    """One local optimum that the coarse stage found.
+
+    Attributes
+    ----------
+    energy : objective on the level it was compared on.
+    count : starts that ended in it.
+    level : "full" (all points), "subset" (weighted points), "lifted" or "landmarks".
+    difference : mean distance, in units of the target's scale, between its matches and those of the best basin.
+    matching : (N,) target index of each source point, to the resolution of the level.
+    shift : (N,) the distance behind ``difference`` for each source point.
+    """
+
+    energy: float
+    count: int
+    level: str
+    difference: float
+    matching: Tensor = field(repr=False)
+    shift: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What is certain of a plan, in the units of its value.
+
+    Attributes
+    ----------
+    stationarity : Frank-Wolfe gap: to first order, no plan near this one is better by more. A plan with entropy keeps a
+        gap of about 2 epsilon times the entropy of its rows; at ``epsilon=0`` it goes to zero.
+    stationarity_exact : False when the gap comes from a sampled gradient.
+    lower_bound : no plan at all has a smaller value (the larger of Memoli's first and second bounds).
+    gap : value minus lower bound: how far from the global optimum the plan can be.
+    """
+
+    stationarity: float
+    stationarity_exact: bool
+    lower_bound: float
+    gap: float
+
+    def times(self, factor: float) -> Certificate:
+        """The certificate of a value that is ``factor`` times as large."""
+        return replace(
+            self,
+            stationarity=self.stationarity * factor,
+            lower_bound=self.lower_bound * factor,
+            gap=self.gap * factor,
+        )
+
+    def __str__(self) -> str:
+        sampled = "" if self.stationarity_exact else " (estimated)"
+        return (
+            f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum; "
+            f"to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
+        )
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """Three views of every source point, each (N,).
+
+    Attributes
+    ----------
+    entropy : of the point's matches, in nats: 0 for a single match, log K for no idea; exp(entropy) is the number of
+        points it is effectively spread over.
+    margin : 1 - second largest / largest mass in the row: 1 for a single match, 0 for a tie.
+    stability : 1 minus the distance, in units of the target's scale, to where another basin sends the point, discounted
+        by how much worse that basin is (best energy / its energy); the worst over all basins. 1 where none was found.
+
+    Points without mass have NaN in the first two.
+    """
+
+    entropy: Array | Tensor
+    margin: Array | Tensor
+    stability: Array | Tensor
+
+
+def entropy_and_margin(coupling: BlockCoupling) -> tuple[Tensor, Tensor]:
+    """Entropy (N,) and margin (N,) of the rows, read in blocks."""
+    entropies, margins = [], []
+    for _, block in coupling.blocks():
+        share = block / block.sum(1, keepdim=True)
+        entropies.append(torch.special.entr(share).sum(1))
+        largest = share.topk(min(2, share.shape[1]), dim=1).values
+        margins.append(1 - largest[:, -1] / largest[:, 0] if share.shape[1] > 1 else torch.ones_like(share[:, 0]))
+    return torch.cat(entropies), torch.cat(margins)

@@ -1,0 +1,43 @@
+"""How a solve ended, and what it went through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Status(Enum):
+    """How a solve ended. The text says what happened and what to change."""
+
+    PLATEAU = "the cost stopped improving"
+    SETTLED = "the plan stopped changing"
+    STATIONARY = "no plan nearby is better to first order"
+    MAX_ITER = (
+        "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter, or epsilon"
+    )
+    MARGINALS = (
+        "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass; "
+        "raise options.sinkhorn.final_max_iter or options.sinkhorn.tol, or epsilon"
+    )
+
+    def __str__(self) -> str:
+        return f"{self.name.lower()}: {self.value}"
+
+    @property
+    def converged(self) -> bool:
+        return self in (Status.PLATEAU, Status.SETTLED, Status.STATIONARY)
+
+
+@dataclass(frozen=True)
+class History:
+    """One entry for each check of the outer loop, all of equal length.
+
+    ``cost`` is the sampled estimate that steers the loop (the scaled objective, before rounding); ``marginal_error``
+    the L1 residual of the inner solve; ``elapsed`` seconds since the loop began.
+    """
+
+    iteration: list[int] = field(default_factory=list)
+    cost: list[float] = field(default_factory=list)
+    marginal_error: list[float] = field(default_factory=list)
+    epsilon: list[float] = field(default_factory=list)
+    elapsed: list[float] = field(default_factory=list)

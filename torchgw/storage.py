@@ -1,0 +1,101 @@
+"""A result as named arrays and one JSON string, and back: what `GWResult.save` writes, no pickles."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.evidence import Basin, Certificate
+from torchgw.kernels import LN2
+from torchgw.options import (
+    AnnealingOptions,
+    CoarseOptions,
+    GWOptions,
+    SamplingOptions,
+    SinkhornOptions,
+    SpaceOptions,
+    StoppingOptions,
+)
+from torchgw.spaces.graph import GraphReport
+from torchgw.status import History, Status
+from torchgw.types import Array
+
+GROUPS = {
+    "spaces": SpaceOptions,
+    "sampling": SamplingOptions,
+    "sinkhorn": SinkhornOptions,
+    "annealing": AnnealingOptions,
+    "stopping": StoppingOptions,
+    "coarse": CoarseOptions,
+}
+
+
+def pack(members: dict[str, Any], coupling: PotentialCoupling | DenseCoupling) -> dict[str, Array]:
+    """The members of a result as arrays: ``matching`` (N,), ``value``, natural-log ``f`` and ``g`` where there are any,
+    ``coupling_*``, ``basin_*`` and ``meta`` (JSON)."""
+    basins = members["basins"]
+    plain = {k: v for k, v in members.items() if k not in ("coupling", "status", "options", "history", "graphs")}
+    plain |= {
+        "status": members["status"].name,
+        "options": asdict(members["options"]),
+        "history": asdict(members["history"]),
+        "certificate": asdict(members["certificate"]),
+        "graphs": [_from_report(report) for report in members["graphs"]],
+        "basins": [
+            {"energy": b.energy, "count": b.count, "level": b.level, "difference": b.difference} for b in basins
+        ],
+    }
+    arrays: dict[str, Array] = {
+        "matching": coupling.argmax(1).cpu().numpy(),
+        "value": np.array(members["value"]),
+        "meta": np.array(json.dumps(plain)),
+    }
+    if coupling.f is not None and coupling.g is not None:
+        arrays |= {"f": (coupling.f * LN2).cpu().numpy(), "g": (coupling.g * LN2).cpu().numpy()}
+    for name in ("matching", "shift") if basins else ():
+        arrays[f"basin_{name}"] = torch.stack([getattr(b, name) for b in basins]).cpu().numpy()
+    return arrays | {f"coupling_{name}": tensor.cpu().numpy() for name, tensor in coupling.tensors().items()}
+
+
+def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
+    """The members of a result from such arrays, on the CPU."""
+    meta: dict[str, Any] = json.loads(str(arrays["meta"]))
+    tensors = {name[9:]: torch.from_numpy(a) for name, a in arrays.items() if name.startswith("coupling_")}
+    options = {
+        name: GROUPS[name](**value) if name in GROUPS and value is not None else value
+        for name, value in meta["options"].items()
+    }
+    basins = tuple(
+        Basin(
+            **entry,
+            matching=torch.from_numpy(arrays["basin_matching"][i]),
+            shift=torch.from_numpy(arrays["basin_shift"][i]),
+        )
+        for i, entry in enumerate(meta["basins"])
+    )
+    return meta | {
+        "coupling": DenseCoupling(**tensors) if "plan" in tensors else PotentialCoupling(**tensors),
+        "status": Status[meta["status"]],
+        "options": GWOptions(**options),
+        "history": History(**meta["history"]),
+        "certificate": Certificate(**meta["certificate"]),
+        "basins": basins,
+        "graphs": tuple(_to_report(report) for report in meta["graphs"]),
+        "scales": tuple(meta["scales"]),
+        "providers": tuple(meta["providers"]),
+    }
+
+
+def _from_report(report: GraphReport | None) -> dict[str, Any] | None:
+    return None if report is None else asdict(report) | {"short_cuts": report.short_cuts.tolist()}
+
+
+def _to_report(plain: dict[str, Any] | None) -> GraphReport | None:
+    if plain is None:
+        return None
+    return GraphReport(**(plain | {"short_cuts": np.array(plain["short_cuts"], dtype=np.int64).reshape(-1, 2)}))
