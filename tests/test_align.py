@@ -35,8 +35,11 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.gw import objective as objective_module
 from torchgw.spaces.graph import neighbour_graph
 
-SHORT = GWOptions(stopping=StoppingOptions(max_iter=6, min_iter=2), annealing=AnnealingOptions(n_iter=3))
-QUICK = GWOptions(
+FIVE = GWOptions(spaces=SpaceOptions(k=5))  # the graph of these small clouds is known to be sound
+SAMPLED = replace(FIVE, gradient="sampled", coarse=None)
+SHORT = replace(SAMPLED, stopping=StoppingOptions(max_iter=6, min_iter=2), annealing=AnnealingOptions(n_iter=3))
+QUICK = replace(
+    SAMPLED,
     stopping=StoppingOptions(max_iter=6),
     annealing=AnnealingOptions(n_iter=3),
     sinkhorn=SinkhornOptions(final_max_iter=50),
@@ -61,7 +64,10 @@ def test_an_isometric_copy_is_matched_point_by_point_by_the_start_of_lowest_valu
     y = 3.0 * x[order] @ turn + 7.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        runs = [gw_align(x, y, distances="euclidean", epsilon=5e-4, random_state=start) for start in range(8)]
+        runs = [
+            gw_align(x, y, distances="euclidean", epsilon=5e-4, options=SAMPLED, random_state=start)
+            for start in range(8)
+        ]
     best = min(runs, key=lambda run: run.value)
     np.testing.assert_array_equal(order[best.argmax()], np.arange(25))
     assert best.value < 5e-4
@@ -110,7 +116,7 @@ def test_marginals_are_exact_and_the_value_is_that_of_the_plan(distances: str, m
 def test_the_value_agrees_with_pot(distances: str) -> None:
     gromov = pytest.importorskip("ot.gromov")
     spaces = {"landmark": LandmarkDistances, "dijkstra": DijkstraDistances}
-    result = gw_align(SPIRAL, ROLL, distances=distances, random_state=0)
+    result = gw_align(SPIRAL, ROLL, distances=distances, options=FIVE, random_state=0)
     if distances == "precomputed":
         providers: Any = PrecomputedDistances.from_graphs([neighbour_graph(x, 5) for x in (SPIRAL, ROLL)])
     elif distances == "euclidean":
@@ -124,7 +130,7 @@ def test_the_value_agrees_with_pot(distances: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_another_run() -> None:
-    one, two, other = (gw_align(SPIRAL, ROLL, random_state=seed) for seed in (3, 3, 4))
+    one, two, other = (gw_align(SPIRAL, ROLL, options=SAMPLED, random_state=seed) for seed in (3, 3, 4))
     assert torch.equal(one.plan, two.plan)
     assert one.history.cost == two.history.cost
     assert one.value == two.value
@@ -201,7 +207,7 @@ def test_the_smallest_spaces_are_aligned(n: int, k: int) -> None:
 
 
 def test_unchecked_outer_iterations_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = GWOptions(stopping=StoppingOptions(max_iter=40, min_iter=40, check_every=20))
+    options = replace(SAMPLED, stopping=StoppingOptions(max_iter=40, min_iter=40, check_every=20))
     reads = 0
     original = {name: getattr(torch.Tensor, name) for name in ("__float__", "tolist", "item", "__bool__")}
 
@@ -220,7 +226,7 @@ def test_unchecked_outer_iterations_do_not_wait_for_the_device(monkeypatch: pyte
         raise InLoopOnlyError
 
     provider = EuclideanDistances(SPIRAL)
-    monkeypatch.setattr("torchgw.gw.loop.finish", stop)
+    monkeypatch.setattr("torchgw.gw.run.finish", stop)
     for name in original:
         monkeypatch.setattr(torch.Tensor, name, counted(name))
     monkeypatch.setattr("torchgw.gw.align.validate.provider", lambda *_: None)
@@ -294,7 +300,7 @@ def test_a_disconnected_graph_is_warned_about_and_solved() -> None:
     [
         replace(SHORT, sampling=SamplingOptions(n_anchors=20)),
         replace(SHORT, sampling=SamplingOptions(step=1.0)),
-        replace(SHORT, spaces=SpaceOptions(k=7)),
+        replace(SHORT, spaces=SpaceOptions(k=6)),
         replace(SHORT, spaces=SpaceOptions(n_landmarks=20)),
         replace(SHORT, sinkhorn=SinkhornOptions(max_iter=2)),
         replace(SHORT, sinkhorn=SinkhornOptions(final_max_iter=3)),
@@ -325,8 +331,8 @@ def test_changing_an_option_changes_the_plan(options: GWOptions) -> None:
     ],
 )
 def test_changing_a_stopping_rule_changes_when_the_loop_ends(stopping: StoppingOptions) -> None:
-    base = short(SPIRAL, ROLL, options=GWOptions(stopping=StoppingOptions(min_iter=30)))
-    changed = short(SPIRAL, ROLL, options=GWOptions(stopping=stopping))
+    base = short(SPIRAL, ROLL, options=replace(SAMPLED, stopping=StoppingOptions(min_iter=30)))
+    changed = short(SPIRAL, ROLL, options=replace(SAMPLED, stopping=stopping))
     assert changed.n_iter != base.n_iter
 
 
@@ -339,7 +345,7 @@ def test_the_iteration_limit_warns_and_says_what_to_change() -> None:
 
 
 def test_an_unfinished_last_solve_warns_and_keeps_exact_marginals() -> None:
-    options = GWOptions(sinkhorn=SinkhornOptions(final_max_iter=1))
+    options = replace(SAMPLED, sinkhorn=SinkhornOptions(final_max_iter=1))
     with pytest.warns(ConvergenceWarning, match="final_max_iter"):
         result = gw_align(SPIRAL, ROLL, epsilon=1e-3, options=options, random_state=0)
     assert result.status is Status.MARGINALS
@@ -350,12 +356,15 @@ def test_an_unfinished_last_solve_warns_and_keeps_exact_marginals() -> None:
 def test_a_converged_result_says_how_it_was_reached() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = gw_align(SPIRAL, ROLL, random_state=0)
+        result = gw_align(SPIRAL, ROLL, options=SAMPLED, random_state=0)
     assert result.converged
     assert result.status is Status.PLATEAU
+    assert result.gradient == "sampled"
+    assert result.gradient_passed_over == "options.gradient is 'sampled'"
+    assert result.basins == ()
     assert result.backend == "eager"
     assert set(result.backends_passed_over) == {"triton", "compile"}
-    assert set(result.timings) == {"prepare", "solve", "finish"}
+    assert set(result.timings) == {"prepare", "search", "solve", "finish"}
     assert result.epsilon == 1e-3
     assert result.n_iter_sinkhorn > result.n_iter
     history = result.history
@@ -413,7 +422,7 @@ def test_the_compiled_backend_agrees_with_the_eager_one() -> None:
 
 @pytest.mark.gpu
 def test_the_gpu_solves_it_and_matches_the_truth() -> None:
-    result = gw_align(SPIRAL, ROLL, device="cuda", random_state=0)
+    result = gw_align(SPIRAL, ROLL, device="cuda", options=FIVE, random_state=0)
     assert result.plan.is_cuda
     assert result.marginal_error <= 1e-12
     assert abs(spearmanr(SPIRAL_ANGLE, ROLL_ANGLE[result.argmax()])[0]) > 0.98

@@ -25,12 +25,13 @@ from torchgw.types import Progress
 
 ROOT = Path(__file__).parent.parent
 SPIRAL, SPIRAL_ANGLE = make_spiral(90)
-ROLL, ROLL_ANGLE = make_swiss_roll(110, random_state=1)
+ROLL, ROLL_ANGLE = make_spiral(110, random_state=1)
 
 
 @pytest.fixture(scope="module")
 def result() -> GWResult:
-    return gw_align(SPIRAL, ROLL, random_state=0, options=GWOptions(spaces=SpaceOptions(k=6)))
+    options = GWOptions(spaces=SpaceOptions(k=5, n_landmarks=30))
+    return gw_align(SPIRAL, ROLL, distances="landmark", random_state=0, options=options)
 
 
 def test_data_sets_are_the_curves_they_say() -> None:
@@ -73,7 +74,7 @@ def test_numpy_comes_back_as_numpy_and_torch_as_torch(result: GWResult) -> None:
 
 
 def test_a_result_describes_itself_in_one_line(result: GWResult) -> None:
-    assert re.fullmatch(r"GWResult\(90 x 110, value 0\.\d+, plateau after \d+ iterations, .*\)", repr(result))
+    assert re.fullmatch(r"GWResult\(90 x 110, value 0\.\d+, settled after \d+ iterations, .*\)", repr(result))
     fields = {name: getattr(result, name) for name in GWResult.__dataclass_fields__}
     guess = GWResult(**fields | {"value": 0.5, "value_exact": False, "value_error": 0.01})
     assert "value 0.5 +- 0.01" in repr(guess)
@@ -299,7 +300,7 @@ def test_several_arrays_without_a_known_name_are_refused(tmp_path: Path) -> None
     [
         (["-o", "out.csv"], "output must be a .npz"),
         (["-o", "no/such/folder/out.npz"], "folder that is not there"),
-        (["-o", "out.npz", "--epsilon", "0"], "epsilon"),
+        (["-o", "out.npz", "--epsilon", "-1"], "epsilon"),
         (["-o", "out.npz", "--epsilon", "tiny"], "epsilon"),
         (["-o", "out.npz", "--distances", "taxi"], "distances"),
         (["-o", "out.npz", "--device", "cuda:99"], "device"),

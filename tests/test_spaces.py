@@ -23,10 +23,11 @@ from torchgw import (
     LandmarkDistances,
     PrecomputedDistances,
 )
-from torchgw.datasets import make_swiss_roll
+from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces import paths
 from torchgw.spaces.cache import RowCache
-from torchgw.spaces.graph import from_edges, nearest_elsewhere, neighbour_graph
+from torchgw.spaces.graph import build_graph, from_edges, nearest_elsewhere, neighbour_graph
+from torchgw.spaces.shortcuts import short_cuts
 from torchgw.types import DistanceProvider
 
 ROLL = make_swiss_roll(150)[0]
@@ -108,7 +109,7 @@ def test_neighbour_graph_is_connected_symmetric_and_metric(n: int, d: int, k: in
 
 
 def test_every_point_keeps_its_k_nearest_neighbours() -> None:
-    exact = np.argsort(cdist(ROLL, ROLL), axis=1)[:, 1:7]
+    exact = np.argsort(cdist(ROLL, ROLL), axis=1)[:, 1:6]
     for i in range(150):
         assert set(exact[i]) <= set(GRAPH[i].indices)
 
@@ -313,3 +314,67 @@ def test_a_matrix_in_single_precision_is_accepted_and_mended() -> None:
     assert float(rows.diagonal().abs().max()) == 0
     assert torch.equal(rows, rows.T)
     np.testing.assert_allclose(rows, (cdist(x, x) / cdist(x, x).max()), atol=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_chosen_graph_joins_no_two_turns_of_the_roll(seed: int) -> None:
+    for make, n in ((make_spiral, 400), (make_swiss_roll, 500)):
+        x, angle = make(n, random_state=100 + seed)
+        graph, report = build_graph(x)
+        coo = graph.tocoo()
+        assert np.abs(angle[coo.row] - angle[coo.col]).max() < 2
+        assert connected_components(graph)[0] == 1
+        kept = {(min(i, j), max(i, j)) for i, j in zip(coo.row.tolist(), coo.col.tolist(), strict=True)}
+        assert not kept & {tuple(sorted(edge)) for edge in report.short_cuts.tolist()}
+        assert report.k >= 9
+        assert report.n_stitched == 0
+
+
+def test_a_k_that_bridges_the_arms_is_warned_about_and_kept() -> None:
+    x, angle = make_spiral(400)
+    with pytest.warns(GraphWarning, match="k = 30 joins parts of X that are far apart"):
+        graph = neighbour_graph(x, 30, "X")
+    coo = graph.tocoo()
+    assert np.abs(angle[coo.row] - angle[coo.col]).max() > 2
+
+
+def test_an_edge_that_cuts_across_is_found_and_a_ring_is_left_whole() -> None:
+    t = np.linspace(0, 2 * np.pi, 60, endpoint=False)
+    ring = np.stack((np.cos(t), np.sin(t)), 1)
+    i = np.arange(60)
+    source = np.concatenate((i, i, [0]))
+    target = np.concatenate(((i + 1) % 60, (i - 1) % 60, [30]))
+    length = np.linalg.norm(ring[source] - ring[target], axis=1)
+    assert len(short_cuts(60, source[:-1], target[:-1], length[:-1])) == 0
+    # A detour of pi / 2 times the length is no short cut; once the ring is three times as long as it looks, it is.
+    assert len(short_cuts(60, source, target, length)) == 0
+    longer = length.copy()
+    longer[:-1] *= 4
+    np.testing.assert_array_equal(short_cuts(60, source, target, longer), [[0, 30]])
+
+
+def test_edges_of_length_zero_are_no_short_cuts() -> None:
+    x = np.concatenate((make_spiral(80)[0],) * 2)
+    graph, report = build_graph(x)
+    assert connected_components(graph)[0] == 1
+    assert len(report.short_cuts) < 10
+    assert graph.nnz > 0
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 9])
+def test_few_points_get_as_many_neighbours_as_there_are(n: int) -> None:
+    graph, report = build_graph(np.random.default_rng(n).normal(size=(n, 2)))
+    assert report.k == min(n - 1, 5)
+    assert connected_components(graph)[0] == 1
+
+
+def test_all_pairs_are_used_where_landmarks_are_poor() -> None:
+    from torchgw.gw.prepare import make_providers
+    from torchgw.options import SpaceOptions
+
+    rng = np.random.default_rng(0)
+    curve, cloud = make_spiral(600)[0], rng.normal(size=(600, 10))
+    made, reports = make_providers([("X", curve, "checked"), ("Y", cloud, "checked")], SpaceOptions())
+    assert isinstance(made[0], LandmarkDistances)
+    assert isinstance(made[1], PrecomputedDistances)
+    assert all(report is not None and report.k >= 9 for report in reports)

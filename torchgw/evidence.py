@@ -29,8 +29,8 @@ class Basin:
     count: int
     level: str
     difference: float
-    matching: Tensor = field(repr=False)
-    shift: Tensor = field(repr=False)
+    matching: Tensor = field(repr=False, compare=False)
+    shift: Tensor = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

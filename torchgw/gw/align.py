@@ -124,6 +124,10 @@ def gw_align(
     validate.instance("marginals", marginals, Balanced)
     validate.real("epsilon", epsilon, least=0.0)
     validate.choice("backend", backend, BACKENDS)
+    if epsilon == 0 and options.gradient == "sampled":
+        raise ValueError(
+            "epsilon must be > 0 with options.gradient='sampled', got 0; the sharp end needs exact gradients"
+        )
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
     where = pick_device(device, (X, Y))

@@ -19,6 +19,7 @@ from torchgw.gw.landmarks import draw_pairs
 
 N_QUANTILES = 16
 N_COORDINATES = 3
+SMALLEST_EIGENVALUE = 1e-3
 
 
 def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -26,9 +27,10 @@ def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, genera
     costs = [_between(quantiles(DX, p, N_QUANTILES), quantiles(DY, q, N_QUANTILES))]
     costs.append(_between((DX @ p)[:, None], (DY @ q)[:, None]))
     x, y = _coordinates(DX, p), _coordinates(DY, q)
-    for code in range(2 ** x.shape[1]):
-        signs = torch.tensor([1.0 - 2.0 * (code >> bit & 1) for bit in range(x.shape[1])]).to(x)
-        costs.append(_between(x * signs, y))
+    shared = min(x.shape[1], y.shape[1])
+    for code in range(2**shared):
+        signs = torch.tensor([1.0 - 2.0 * (code >> bit & 1) for bit in range(shared)]).to(x)
+        costs.append(_between(x[:, :shared] * signs, y[:, :shared]))
     while len(costs) < count:
         i, j = draw_pairs(p, q, 2 + len(costs) % 3, generator)
         costs.append(_between(DX[:, i], DY[:, j]))
@@ -58,14 +60,14 @@ def quantiles(D: Tensor, mass: Tensor, count: int) -> Tensor:
 
 
 def _coordinates(D: Tensor, mass: Tensor) -> Tensor:
-    """The leading classical scaling coordinates (L, 3) of distances D under masses, fewer for fewer points."""
+    """The leading classical scaling coordinates (L, 3) of distances D under masses, fewer where fewer matter."""
     squared = D.square()
     means = squared @ mass
     gram = -(squared - means[:, None] - means + mass @ means) / 2
     root = mass.sqrt()
     # eigh of float32 on a few landmarks: in float64, as nearly equal eigenvalues are common here.
     values, vectors = torch.linalg.eigh((root[:, None] * gram * root).to(torch.float64))
-    count = min(N_COORDINATES, len(D))
+    count = max(1, min(N_COORDINATES, int((values > SMALLEST_EIGENVALUE * values[-1]).sum())))
     values, vectors = values[-count:].flip(0), vectors[:, -count:].flip(1)
     scale = root.clamp_min(torch.finfo(D.dtype).tiny)[:, None]
     found: Tensor = (vectors * values.clamp_min(0.0).sqrt()).to(D.dtype) / scale

@@ -43,7 +43,7 @@ class GraphReport:
     k: int
     n_components: int
     n_stitched: int
-    short_cuts: Array = field(repr=False)
+    short_cuts: Array = field(repr=False, compare=False)
 
 
 def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -> Any:
@@ -52,9 +52,9 @@ def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -
     Parameters
     ----------
     points : (N, D), finite.
-    k : neighbours of each point, below N. None chooses: the natural logarithm of N, at least 5, or up to 7 more where
-        that joins all points; and leaves out the edges that are short cuts (see `torchgw.spaces.shortcuts`). A number
-        is taken as it is. Duplicated points are joined by edges of length zero.
+    k : neighbours of each point, below N. A number is taken as it is. None chooses 1.5 times the natural logarithm of
+        N, at least 5, or up to 7 more where that joins all points, and leaves out the edges that are short cuts (see
+        `torchgw.spaces.shortcuts`). Duplicated points are joined by edges of length zero.
     name : what messages call these points.
 
     Returns
@@ -115,7 +115,7 @@ def nearest(points: Array, k: int) -> Array:
 
 def candidates(n: int) -> list[int]:
     """Neighbour counts to try for n points, fewest first."""
-    fewest = max(FEWEST, round(math.log(n)))
+    fewest = max(FEWEST, round(1.5 * math.log(n)))
     return [fewest + step for step in STEPS]
 
 

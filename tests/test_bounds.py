@@ -1,0 +1,140 @@
+"""The certificate: bounds that hold, gaps that are exact, and confidence."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+
+from tests.problems import linearised_cost, random_distances, random_masses, random_plan
+from torchgw import EuclideanDistances, PrecomputedDistances, gw_align
+from torchgw.couplings import DenseCoupling
+from torchgw.datasets import make_spiral
+from torchgw.evidence import entropy_and_margin
+from torchgw.gw import bounds as bounds_module
+from torchgw.gw.bounds import first_bound, second_bound, stationarity
+from torchgw.gw.gradient import ExactGradient
+
+
+def wasserstein_squared(x: np.ndarray, y: np.ndarray, p: np.ndarray, q: np.ndarray) -> float:
+    """By the linear program."""
+    n, k = len(x), len(y)
+    sums = np.zeros((n + k, n * k))
+    for i in range(n):
+        sums[i, i * k : (i + 1) * k] = 1
+    for j in range(k):
+        sums[n + j, j::k] = 1
+    cost = (x[:, None] - y) ** 2
+    return float(linprog(cost.ravel(), A_eq=sums, b_eq=np.concatenate((p, q))).fun)
+
+
+def problem(seed: int, n: int = 6, k: int = 7) -> tuple:  # type: ignore[type-arg]
+    rng = np.random.default_rng(seed)
+    DX, DY = random_distances(n, rng), random_distances(k, rng)
+    DX, DY = DX / DX.max(), DY / DY.max()
+    return DX, DY, random_masses(n, rng), random_masses(k, rng), rng
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bounds_are_the_transport_problems_they_stand_for(seed: int) -> None:
+    DX, DY, p, q, _ = problem(seed)
+    P, Q = torch.from_numpy(p), torch.from_numpy(q)
+    gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), P, Q)
+    first = wasserstein_squared(np.sqrt(DX**2 @ p), np.sqrt(DY**2 @ q), p, q)
+    assert first_bound(gradient.a, gradient.b, P, Q) == pytest.approx(first, abs=1e-9)
+    second = wasserstein_squared(DX.ravel(), DY.ravel(), np.outer(p, p).ravel(), np.outer(q, q).ravel())
+    found = second_bound(PrecomputedDistances(DX), PrecomputedDistances(DY), P, Q)
+    assert second - 2e-4 <= found <= second + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_plan_is_below_the_bounds(seed: int) -> None:
+    DX, DY, p, q, rng = problem(seed)
+    P, Q = torch.from_numpy(p), torch.from_numpy(q)
+    gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), P, Q)
+    lower = max(
+        first_bound(gradient.a, gradient.b, P, Q),
+        second_bound(PrecomputedDistances(DX), PrecomputedDistances(DY), P, Q),
+    )
+    for _ in range(20):
+        T = random_plan(p, q, rng)
+        assert float((linearised_cost(DX, DY, T) * T).sum()) >= lower
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        best = gw_align(DX, DY, p=p, q=q, epsilon=0, random_state=0)
+    assert best.value >= lower
+    assert best.certificate.lower_bound == pytest.approx(lower, abs=1e-9)
+    assert best.certificate.gap == pytest.approx(best.value - lower, abs=1e-9)
+
+
+def test_bounds_hold_for_signed_factors_and_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    spaces = [EuclideanDistances(rng.normal(size=(n, 2)), squared=True) for n in (50, 60)]
+    p, q = (torch.full((n,), 1 / n, dtype=torch.float64) for n in (50, 60))
+    whole = second_bound(*spaces, p, q)
+    monkeypatch.setattr(bounds_module, "BLOCK_ELEMENTS", {"cpu": 200})
+    assert second_bound(*spaces, p, q) == pytest.approx(whole, rel=1e-9)
+    monkeypatch.setattr(bounds_module, "MOST_PAIRS", 100)
+    assert second_bound(*spaces, p, q) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gap_is_that_of_the_linear_program_for_optimal_duals(seed: int) -> None:
+    DX, DY, p, q, rng = problem(seed)
+    T = random_plan(p, q, rng)
+    P, Q = torch.from_numpy(p), torch.from_numpy(q)
+    gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), P, Q)
+    cost = gradient(DenseCoupling(torch.from_numpy(T)), P)
+    C = linearised_cost(DX, DY, T)
+    sums = np.zeros((13, 42))
+    for i in range(6):
+        for j in range(7):
+            sums[[i, 6 + j], i * 7 + j] = 1
+    program = linprog(C.ravel(), A_eq=sums, b_eq=np.concatenate((p, q)))
+    exact = 2 * ((C * T).sum() - program.fun)
+    found = stationarity(cost, torch.from_numpy(T), P, Q, torch.from_numpy(program.eqlin.marginals[6:].copy()))
+    assert found.value == pytest.approx((C * T).sum(), rel=1e-12)
+    assert found.gap == pytest.approx(exact, abs=1e-9)
+    loose = stationarity(cost, torch.from_numpy(T), P, Q, torch.zeros(7, dtype=torch.float64))
+    assert loose.gap >= exact - 1e-12
+
+
+def test_a_certificate_belongs_to_its_value_and_scales_with_it() -> None:
+    X, Y = make_spiral(80)[0], make_spiral(90, random_state=1)[0]
+    one = gw_align(X, Y, random_state=0)
+    two = gw_align(X, Y, p=np.full(80, 2 / 80), q=np.full(90, 2 / 90), random_state=0)
+    assert 0 < one.certificate.lower_bound < one.value
+    assert one.certificate.gap == pytest.approx(one.value - one.certificate.lower_bound)
+    assert one.certificate.stationarity_exact
+    assert 0 < one.certificate.stationarity < 0.01
+    assert two.certificate.lower_bound == pytest.approx(4 * one.certificate.lower_bound, rel=1e-6)
+    assert "no plan has a value below" in str(one.certificate)
+    sharper = gw_align(X, Y, epsilon=2e-4, random_state=0)
+    assert sharper.certificate.stationarity < 0.5 * one.certificate.stationarity
+
+
+def test_entropy_and_margin_of_known_rows() -> None:
+    plan = torch.tensor([[0.25, 0.25, 0.0], [0.5, 0.0, 0.0], [0.3, 0.15, 0.0]], dtype=torch.float64)
+    entropy, margin = entropy_and_margin(DenseCoupling(plan))
+    np.testing.assert_allclose(entropy, [np.log(2), 0, -(2 / 3) * np.log(2 / 3) - np.log(1 / 3) / 3])
+    np.testing.assert_allclose(margin, [0, 1, 0.5])
+
+
+def test_confidence_falls_with_epsilon_and_with_a_rival_basin() -> None:
+    X, Y = make_spiral(80)[0], make_spiral(90, random_state=1)[0]
+    sharp, blurred = (gw_align(X, Y, epsilon=e, random_state=0).confidence() for e in (5e-4, 1e-2))
+    assert sharp.entropy.shape == (80,)
+    assert sharp.entropy.mean() < blurred.entropy.mean()
+    assert ((sharp.margin >= 0) & (sharp.margin <= 1)).all()
+    assert ((sharp.stability >= 0) & (sharp.stability <= 1)).all()
+    line = np.abs(np.linspace(0, 1, 50)[:, None] - np.linspace(0, 1, 50))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        symmetric = gw_align(line, line, random_state=0)
+    assert symmetric.ambiguous
+    stability = symmetric.confidence().stability
+    assert stability[[0, -1]].max() < 0.2
+    assert stability[24] > 0.8

@@ -1,0 +1,130 @@
+"""The optimum without entropy: exact transport, conditional gradients, and exhaustive search on tiny problems."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment, linprog
+
+from tests.problems import gw_by_enumeration, random_distances, random_masses, random_plan
+from torchgw import GWResult, Status, gw_align
+from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.gw.gradient import ExactGradient
+from torchgw.gw.sharp import conditional_gradient, transport
+from torchgw.spaces import PrecomputedDistances
+from torchgw.status import History
+
+
+def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return gw_align(*spaces, epsilon=0, random_state=0, **keywords)  # type: ignore[arg-type]
+
+
+def exhaustive(DX: np.ndarray, DY: np.ndarray) -> float:
+    """The lowest value over all permutations, of distances scaled to 1, uniform masses."""
+    n = len(DX)
+    DX, DY = DX / DX.max(), DY / DY.max()
+    orders = np.array(list(itertools.permutations(range(n))))
+    return float(((DX[None] - DY[orders[:, :, None], orders[:, None]]) ** 2).sum((1, 2)).min() / n**2)
+
+
+@pytest.mark.parametrize(("n", "k"), [(3, 3), (12, 17), (30, 9), (1, 4)])
+def test_transport_is_the_optimum_of_the_full_linear_program(n: int, k: int) -> None:
+    rng = np.random.default_rng(n)
+    C, p, q = rng.normal(size=(n, k)), random_masses(n, rng), random_masses(k, rng)
+    plan, dual = transport(C, p, q, 50 * rng.normal(size=k))
+    sums = np.zeros((n + k, n * k))
+    for i, j in itertools.product(range(n), range(k)):
+        sums[[i, n + j], i * k + j] = 1
+    full = linprog(C.ravel(), A_eq=sums, b_eq=np.concatenate((p, q)))
+    assert float((C * plan).sum()) == pytest.approx(full.fun, abs=1e-9)
+    np.testing.assert_allclose(plan.sum(1), p, atol=1e-9)
+    np.testing.assert_allclose(plan.sum(0), q, atol=1e-9)
+    lower = p @ (C - dual).min(1) + q @ dual
+    assert lower == pytest.approx(full.fun, abs=1e-7)
+
+
+def test_transport_of_equal_masses_is_an_assignment() -> None:
+    C = np.random.default_rng(0).normal(size=(60, 60))
+    plan, _ = transport(C, np.full(60, 1 / 60), np.full(60, 1 / 60), np.zeros(60))
+    np.testing.assert_array_equal(plan.argmax(1), linear_sum_assignment(C)[1])
+
+
+def test_conditional_gradients_descend_to_a_stationary_plan() -> None:
+    rng = np.random.default_rng(1)
+    DX, DY = random_distances(12, rng), random_distances(15, rng)
+    p, q = random_masses(12, rng), random_masses(15, rng)
+    tensors = [torch.from_numpy(a) for a in (p, q)]
+    gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), *tensors)
+    T = torch.from_numpy(random_plan(p, q, rng))
+    history = History()
+    found = conditional_gradient(gradient, T, *tensors, torch.zeros(15, dtype=torch.float64), history)
+    expected = gw_by_enumeration(DX / DX.max(), DY / DY.max(), found.plan.numpy())
+    assert found.value == pytest.approx(expected, rel=1e-9)
+    assert found.gap <= 1e-4 * found.value
+    assert found.status is Status.STATIONARY
+    assert history.cost == sorted(history.cost, reverse=True)
+    np.testing.assert_allclose(found.plan.sum(1), p, atol=1e-12)
+    np.testing.assert_allclose(found.plan.sum(0), q, atol=1e-12)
+
+
+def test_the_sharp_plan_is_better_than_the_entropic_one_and_matching_like() -> None:
+    X, Y = make_spiral(150)[0], make_swiss_roll(180, random_state=50)[0]
+    smooth, plan = gw_align(X, Y, random_state=0), sharp(X, Y)
+    assert plan.value < 0.7 * smooth.value
+    assert int((plan.plan > 1e-12).sum()) <= 150 + 180
+    assert plan.marginal_error < 1e-12
+    assert plan.status is Status.STATIONARY
+    assert plan.certificate.stationarity <= 1e-3 * plan.value
+    assert plan.potentials is None
+    assert plan.epsilon == 0
+
+
+def test_masses_and_missing_points_are_respected() -> None:
+    rng = np.random.default_rng(2)
+    DX, DY = random_distances(20, rng), random_distances(24, rng)
+    p, q = 3 * random_masses(20, rng), 3 * random_masses(24, rng)
+    p[[2, 7]], q[5] = 0, 0
+    p, q = 3 * p / p.sum(), 3 * q / q.sum()
+    result = sharp(DX, DY, p=p, q=q)
+    np.testing.assert_allclose(result.plan.sum(1), p, atol=1e-12)
+    np.testing.assert_allclose(result.plan.sum(0), q, atol=1e-12)
+    assert result.value == pytest.approx(gw_by_enumeration(DX / DX.max(), DY / DY.max(), result.plan.numpy()), rel=1e-9)
+
+
+def test_an_isometric_copy_has_value_zero() -> None:
+    rng = np.random.default_rng(3)
+    D, order = random_distances(40, rng), rng.permutation(40)
+    result = sharp(D, 5 * D[order][:, order])
+    assert result.value == pytest.approx(0, abs=1e-12)
+    np.testing.assert_array_equal(order[result.argmax()], np.arange(40))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_exhaustive_optimum_of_seven_points_is_reached(seed: int) -> None:
+    """The optimum over all plans is at most that over permutations, and every plan is above the lower bound."""
+    rng = np.random.default_rng(seed)
+    DX, DY = random_distances(7, rng), random_distances(7, rng)
+    result = sharp(DX, DY)
+    best = exhaustive(DX, DY)
+    assert result.value <= best * 1.0001 + 1e-12
+    assert result.certificate.lower_bound <= result.value
+
+
+def test_the_largest_problem_that_fits_no_dense_gradient_says_what_to_use() -> None:
+    rng = np.random.default_rng(4)
+    with pytest.raises(MemoryError, match="epsilon=0 needs the exact gradient"):
+        gw_align(
+            rng.normal(size=(300, 2)), rng.normal(size=(20, 2)), distances="euclidean", epsilon=0, options=_small()
+        )
+
+
+def _small() -> object:
+    from torchgw import GWOptions
+
+    return GWOptions(max_memory=8 * 250**2)
