@@ -88,7 +88,7 @@ def branching_views(n: int, seed: int, d: int = 60) -> tuple[np.ndarray, np.ndar
     views = []
     for _ in range(2):
         mixing = rng.normal(size=(latent.shape[1], d))
-        views.append(np.tanh(latent @ mixing / 2) + 0.15 * rng.normal(size=(n, d)))
+        views.append(np.tanh(latent @ mixing / 2) + 0.5 * rng.normal(size=(n, d)))
     order = rng.permutation(n)
     return views[0], views[1][order], cluster, order
 

@@ -25,6 +25,7 @@ COLD = (0.1, 0.075, 0.05, 0.04, 0.03)
 COLDEST = 0.005
 COOLING_STEPS = 6
 START_SHARPNESS = 8.0
+KEPT, SMALL_KEPT = 2, 4
 SAME_PLAN = 0.5
 SEARCH_STEPS = (4, 8)
 COOLING = (4, 10)
@@ -62,13 +63,17 @@ def coarse_basins(
     first: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> list[list[CoarseBasin]]:
     """The basins of each kind of landmarks, lowest energy first; masses p, q in the dtype of the spaces."""
-    small = max(int((p > 0).sum()), int((q > 0).sum())) <= options.n_landmarks
-    kinds, count = (KINDS[:1], len(KINDS) * options.n_starts) if small else (KINDS, options.n_starts)
+    largest = max(int((p > 0).sum()), int((q > 0).sum()))
+    small = largest <= options.n_landmarks
+    # Where the landmarks are all points, starts cost little, and their problem is the whole problem.
+    count = len(KINDS) * options.n_starts * max(options.n_landmarks // largest, 1) if small else options.n_starts
+    kinds = KINDS[:1] if small else KINDS
     found = []
     for kind in kinds:
         x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0])
         y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1])
-        found.append(landmark_basins(x, y, epsilon, count, 2 * options.n_basins, generator))
+        kept = (SMALL_KEPT if small else KEPT) * options.n_basins
+        found.append(landmark_basins(x, y, epsilon, count, kept, generator))
     return found
 
 
