@@ -9,6 +9,7 @@ SUITES = {
     "seeds": "matching quality of the three graph providers over ten seeds",
     "relaxation": "iterations of the last solve with and without over-relaxation",
     "quality": "the right optimum on every kind of problem, against POT, SCOT's recipe and the published solver",
+    "sampling": "error of the sampled gradient by how its anchors are used",
     "tables": "write the tables of the README and the log from the stored results",
     "gpu": "everything that needs a GPU, with one short table last",
 }

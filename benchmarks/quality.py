@@ -113,8 +113,8 @@ def sharp() -> list[Row]:
             X, _, Y, _ = clouds(n, k, seed)
             DX, DY = geodesics(X, Y)
             p, q = np.full(n, 1 / n), np.full(k, 1 / k)
-            ours, seconds = timed(lambda: gw_align(DX, DY, epsilon=0, random_state=0))  # noqa: B023
-            peer, peer_seconds = timed(lambda: ot.gromov.gromov_wasserstein(DX, DY, p, q, "square_loss"))  # noqa: B023
+            ours, seconds = timed(lambda: gw_align(DX, DY, epsilon=0, random_state=0))
+            peer, peer_seconds = timed(lambda: ot.gromov.gromov_wasserstein(DX, DY, p, q, "square_loss"))
             values = [objective(DX, DY, T) for T in (ours.plan.numpy(), np.asarray(peer))]
             ratios.append(values[0] / values[1])
             runs.append({"ours": values[0], "POT": values[1], "seconds": seconds, "POT seconds": peer_seconds})
@@ -134,7 +134,7 @@ def spiral() -> list[Row]:
         runs = []
         for seed in range(20):
             X, x, Y, y = clouds(n, k, seed)
-            result, seconds = timed(lambda: gw_align(X, Y, random_state=seed))  # noqa: B023
+            result, seconds = timed(lambda: gw_align(X, Y, random_state=seed))
             runs.append({"rho": float(spearmanr(x, y[result.argmax()])[0]), "seconds": seconds, "value": result.value})
         lowest = min(r["rho"] for r in runs)
         measured = f"lowest {lowest:.4f}, median {statistics.median(r['seconds'] for r in runs):.2f} s"
@@ -154,9 +154,7 @@ def gauss() -> list[Row]:
         Y, place = problems.rotated_copy(X, noise, np.random.default_rng(n + 1))
         hits: dict[str, float] = {}
         for name, epsilon in (("epsilon 0", 0.0), ("default", 1e-3)):
-            result, seconds = timed(
-                lambda: gw_align(X, Y, distances="euclidean", epsilon=epsilon, random_state=0)  # noqa: B023
-            )
+            result, seconds = timed(lambda: gw_align(X, Y, distances="euclidean", epsilon=epsilon, random_state=0))
             hits[name] = float((result.argmax() == place).mean())
             hits[f"{name} seconds"] = seconds
         required, most = ">= 0.99", 0.99
@@ -164,7 +162,7 @@ def gauss() -> list[Row]:
             p = np.full(n, 1 / n)
             DX, DY = (cdist(x, x) for x in (X, Y))
             peer, seconds = timed(
-                lambda: ot.gromov.gromov_wasserstein(DX / DX.max(), DY / DY.max(), p, p, "square_loss")  # noqa: B023
+                lambda: ot.gromov.gromov_wasserstein(DX / DX.max(), DY / DY.max(), p, p, "square_loss")
             )
             hits["POT conditional gradient"] = float((np.asarray(peer).argmax(1) == place).mean())
             hits["POT seconds"] = seconds
@@ -187,7 +185,7 @@ def words() -> list[Row]:
     p = np.full(n, 1 / n)
     hits = {}
     for epsilon in (0.0, 2e-4):
-        result, seconds = timed(lambda: gw_align(DX, DY, epsilon=epsilon, random_state=0))  # noqa: B023
+        result, seconds = timed(lambda: gw_align(DX, DY, epsilon=epsilon, random_state=0))
         hits[f"ours {epsilon:g}"] = (float((result.argmax() == place).mean()), seconds)
     for epsilon in (2e-4, 5e-4, 1e-3):
         peer, seconds = timed(
@@ -255,7 +253,7 @@ def hops() -> list[Row]:
         for seed in range(20):
             A, B, cluster, order = problems.branching_views(1000, seed)
             DX, DY = problems.hop_distances(A, k), problems.hop_distances(B, k)
-            result, seconds = timed(lambda: gw_align(DX, DY, random_state=seed))  # noqa: B023
+            result, seconds = timed(lambda: gw_align(DX, DY, random_state=seed))
             place = np.argsort(order)
             runs.append(
                 {
@@ -300,10 +298,10 @@ def views() -> list[Row]:
             scores[key] = (problems.foscttm(moved, B), share, seconds)
 
         for epsilon in (0.0, 1e-3, 5e-3):
-            result, seconds = timed(lambda: gw_align(A, B, epsilon=epsilon, random_state=0))  # noqa: B023
+            result, seconds = timed(lambda: gw_align(A, B, epsilon=epsilon, random_state=0))
             note(f"ours points {epsilon:g}", result.plan.numpy(), seconds)
         for (recipe, (DX, DY)), epsilon in itertools.product(recipes.items(), (0.0, 1e-3, 5e-3)):
-            result, seconds = timed(lambda: gw_align(DX, DY, epsilon=epsilon, random_state=0))  # noqa: B023
+            result, seconds = timed(lambda: gw_align(DX, DY, epsilon=epsilon, random_state=0))
             note(f"ours {recipe} {epsilon:g}", result.plan.numpy(), seconds)
         for (recipe, (DX, DY)), epsilon in itertools.product(
             recipes.items(), (5e-3, 1e-2) if large else (1e-3, 5e-3, 1e-2)
@@ -316,7 +314,7 @@ def views() -> list[Row]:
                     p,
                     "square_loss",
                     epsilon=epsilon,
-                    max_iter=30 if large else 200,  # noqa: B023
+                    max_iter=30 if large else 200,
                 )
             )
             who = "POT" if recipe == "euclidean" else "SCOT"

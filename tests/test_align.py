@@ -55,22 +55,15 @@ def short(*spaces: Any, **keywords: Any) -> GWResult:
         return gw_align(*spaces, **({"options": SHORT, "random_state": 0} | keywords))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_an_isometric_copy_is_matched_point_by_point_by_the_start_of_lowest_value(seed: int) -> None:
-    """Sampled starts may end in another local optimum; the value tells which start found the isometry."""
+@pytest.mark.parametrize("seed", range(6))
+def test_an_isometric_copy_is_matched_point_by_point(seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, order = rng.normal(size=(25, 2)), rng.permutation(25)
     turn = np.array([[0.6, 0.0, 0.8], [-0.8, 0.0, 0.6]])
     y = 3.0 * x[order] @ turn + 7.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        runs = [
-            gw_align(x, y, distances="euclidean", epsilon=5e-4, options=SAMPLED, random_state=start)
-            for start in range(8)
-        ]
-    best = min(runs, key=lambda run: run.value)
-    np.testing.assert_array_equal(order[best.argmax()], np.arange(25))
-    assert best.value < 5e-4
+    result = gw_align(x, y, distances="euclidean", epsilon=5e-4, random_state=seed)
+    np.testing.assert_array_equal(order[result.argmax()], np.arange(25))
+    assert result.value < 5e-4
 
 
 def test_a_huge_epsilon_gives_the_product_plan_and_its_value() -> None:
@@ -300,6 +293,8 @@ def test_a_disconnected_graph_is_warned_about_and_solved() -> None:
     [
         replace(SHORT, sampling=SamplingOptions(n_anchors=20)),
         replace(SHORT, sampling=SamplingOptions(step=1.0)),
+        replace(SHORT, sampling=SamplingOptions(n_control=0)),
+        replace(SHORT, sampling=SamplingOptions(n_control=20)),
         replace(SHORT, spaces=SpaceOptions(k=6)),
         replace(SHORT, spaces=SpaceOptions(n_landmarks=20)),
         replace(SHORT, sinkhorn=SinkhornOptions(max_iter=2)),

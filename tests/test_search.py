@@ -25,6 +25,7 @@ from torchgw import (
     GWOptions,
     LandmarkDistances,
     PrecomputedDistances,
+    SamplingOptions,
     SinkhornOptions,
     SpaceOptions,
     gw_align,
@@ -32,7 +33,7 @@ from torchgw import (
 from torchgw.couplings import DenseCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.gw.coarse import basins_of, coarse_basins, energies
-from torchgw.gw.gradient import ExactGradient
+from torchgw.gw.gradient import ExactGradient, SampledGradient, landmark_control
 from torchgw.gw.landmarks import KINDS, choose_landmarks, coverage
 from torchgw.gw.lift import Solved, lift, lift_potentials
 from torchgw.gw.starts import quantiles, start_costs
@@ -73,6 +74,32 @@ def test_the_exact_gradient_is_the_four_index_sum(left: str, right: str, n: int,
     spread[i[:, None], j] = small
     few = gradient.of_points(i, j, small)
     np.testing.assert_allclose(few.U @ few.V.T, DX @ spread.numpy() @ DY, atol=1e-12)
+
+
+def test_control_variates_keep_the_expectation_and_cut_the_error() -> None:
+    rng = np.random.default_rng(11)
+    graphs = [path_graph(list(rng.uniform(0.5, 1.5, size=n - 1)))[0] for n in (60, 70)]
+    x, y = PrecomputedDistances.from_graphs(graphs)
+    p, q = (random_masses(n, rng) for n in (60, 70))
+    T = torch.from_numpy(random_plan(p, q, rng))
+    P, Q = torch.from_numpy(p), torch.from_numpy(q)
+    exact = ExactGradient(x, y, P, Q)(DenseCoupling(T), P).rows(slice(0, 60))
+    errors = {}
+    for count in (0, 6):
+        gen = generator(3)
+        controls = None if count == 0 else tuple(landmark_control(s, m, count, gen) for s, m in ((x, P), (y, Q)))
+        draws = torch.stack(
+            [
+                SampledGradient(x, y, SamplingOptions(n_anchors=20), gen, controls)(DenseCoupling(T), P).rows(
+                    slice(0, 60)
+                )
+                for _ in range(300)
+            ]
+        )
+        bias = (draws.mean(0) - exact).norm() / exact.norm()
+        errors[count] = float((draws - exact).norm(dim=(1, 2)).mean() / exact.norm())
+        assert float(bias) < 4 * errors[count] / 300**0.5
+    assert errors[6] < 0.3 * errors[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

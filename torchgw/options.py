@@ -45,14 +45,18 @@ class SamplingOptions:
     ----------
     n_anchors : M, pairs behind each linearised cost; noise falls as 1/sqrt(M), work grows as M.
     step : probability that a pair is drawn afresh at an iteration; 1 forgets the last plan at once.
+    n_control : landmarks whose factored distances serve as control variates; 0 for none. With them 80 anchors have less
+        error than 1600 without.
     """
 
     n_anchors: int = 80
     step: float = 0.5
+    n_control: int = 60
 
     def __post_init__(self) -> None:
         _keep(self, n_anchors=validate.integer("n_anchors", self.n_anchors, least=1))
         _keep(self, step=validate.real("step", self.step, above=0.0, most=1.0))
+        _keep(self, n_control=validate.integer("n_control", self.n_control, least=0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,15 +17,17 @@ one batch of rows.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgw.costs import FactoredCost
 from torchgw.gw.anchors import Anchors, refresh, sample_anchors
+from torchgw.gw.landmarks import choose_landmarks
 from torchgw.options import SamplingOptions
 from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.landmark import signed_factors
 from torchgw.types import Coupling, DistanceProvider
 
 
@@ -101,7 +103,11 @@ def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
     factors = space.factors()
     if factors is None:
         return dense(space).square() @ mass
-    F, signs = factors
+    return factored_mean_squares(*factors, mass)
+
+
+def factored_mean_squares(F: Tensor, signs: Tensor, mass: Tensor) -> Tensor:
+    """(D o D) mass (N,) for D = F diag(signs) F^T, O(N r^2)."""
     signed = F * signs
     return ((signed @ (F.T @ (F * mass[:, None]))) * signed).sum(1)
 
@@ -114,8 +120,30 @@ def sampled_cost(source: DistanceProvider, target: DistanceProvider, anchors: An
     return FactoredCost(U.square().sum(1), V.square().sum(1), U, V)
 
 
+class Control(NamedTuple):
+    """Factored distances F diag(s) F^T near a space's own, and their mean squares under its masses (N,)."""
+
+    F: Tensor
+    signs: Tensor
+    mean_squares: Tensor
+
+
+def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> Control:
+    """Signed Nystrom factors from ``count`` farthest-point landmarks; O(N count) memory, ``count`` rows."""
+    chosen = choose_landmarks(space, mass, "farthest", count, generator)
+    F, signs = (
+        torch.from_numpy(side).to(mass)
+        for side in signed_factors(chosen.rows.T.double().cpu().numpy(), chosen.index.cpu().numpy())
+    )
+    return Control(F, signs, factored_mean_squares(F, signs, mass))
+
+
 class SampledGradient:
-    """Draws anchors from each coupling it is called with and renews those it holds."""
+    """Draws anchors from each coupling it is called with and renews those it holds.
+
+    With controls, the landmarks' factored distances D~ give their part of the gradient exactly, and the anchors sample
+    only what is missing, D_X D_Y - D~_X D~_Y: the error falls by one to two orders of magnitude at equal anchors.
+    """
 
     def __init__(
         self,
@@ -123,13 +151,29 @@ class SampledGradient:
         target: DistanceProvider,
         options: SamplingOptions,
         generator: torch.Generator,
+        controls: tuple[Control, Control] | None = None,
     ) -> None:
         self.source, self.target = source, target
-        self.options, self.generator = options, generator
+        self.options, self.generator, self.controls = options, generator, controls
         self.anchors: Anchors | None = None
 
     def __call__(self, coupling: Coupling, p: Tensor) -> FactoredCost:
         fresh = sample_anchors(coupling, p, self.options.n_anchors, self.generator)
         old = self.anchors
         self.anchors = fresh if old is None else refresh(old, fresh, self.options.step, self.generator)
-        return sampled_cost(self.source, self.target, self.anchors)
+        cost = sampled_cost(self.source, self.target, self.anchors)
+        return cost if self.controls is None else controlled(cost, self.anchors, coupling, *self.controls)
+
+
+def controlled(cost: FactoredCost, anchors: Anchors, coupling: Coupling, x: Control, y: Control) -> FactoredCost:
+    """The sampled cost with the landmarks' part of it replaced by its expectation; the rank grows by theirs."""
+    i, j, m = anchors.rows, anchors.columns, len(anchors.rows)
+    expected = x.F.T @ coupling.apply(y.F, 1)
+    core = x.signs[:, None] * (expected - x.F[i].T @ y.F[j] / m) * y.signs
+    near_x, near_y = (side.F @ (side.F[index] * side.signs).T for side, index in ((x, i), (y, j)))
+    return FactoredCost(
+        cost.a + x.mean_squares - near_x.square().mean(1),
+        cost.b + y.mean_squares - near_y.square().mean(1),
+        torch.cat((x.F @ core, cost.U), dim=1),
+        torch.cat((y.F, cost.V), dim=1),
+    )

@@ -14,7 +14,7 @@ from torchgw.gw.anchors import sample_anchors
 from torchgw.gw.bounds import first_bound, second_bound, stationarity
 from torchgw.gw.descent import Descent, descend
 from torchgw.gw.finish import finish
-from torchgw.gw.gradient import ExactGradient, SampledGradient, sampled_cost
+from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landmark_control, sampled_cost
 from torchgw.gw.loop import solve
 from torchgw.gw.objective import Objective, affordable, objective
 from torchgw.gw.search import Problem, find_starts
@@ -86,11 +86,7 @@ def run(
     if exact:  # graph searches once, for both precisions
         wide = [s if s.factors() is not None else PrecomputedDistances.of(s, p.device) for s in wide]
     source, target = (space.to(p.device, dtype) for space in wide)
-    gradient = (
-        ExactGradient(source, target, p.to(dtype), q.to(dtype))
-        if exact
-        else SampledGradient(source, target, options.sampling, generator)
-    )
+    gradient = make_gradient(source, target, (p.to(dtype), q.to(dtype)), exact, options, generator)
     problem = Problem(source, target, gradient, p, q, epsilon or SHARP_START, softmin, options, generator)
     starts, basins = where_to_start(problem, init)
     searched = time.perf_counter()
@@ -108,6 +104,26 @@ def run(
         "finish": time.perf_counter() - solved,
     }
     return Outcome(ended, value, certificate, basins, seconds)
+
+
+def make_gradient(
+    source: DistanceProvider,
+    target: DistanceProvider,
+    masses: tuple[Tensor, Tensor],
+    exact: bool,
+    options: GWOptions,
+    generator: torch.Generator,
+) -> Gradient:
+    """The exact gradient, or the sampled one with landmark control variates."""
+    if exact:
+        return ExactGradient(source, target, *masses)
+    count = options.sampling.n_control
+    if count == 0:
+        return SampledGradient(source, target, options.sampling, generator)
+    x, y = (
+        landmark_control(space, mass, count, generator) for space, mass in zip((source, target), masses, strict=True)
+    )
+    return SampledGradient(source, target, options.sampling, generator, (x, y))
 
 
 def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Start], tuple[Basin, ...]]:
