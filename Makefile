@@ -8,7 +8,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu test-peer coverage check format bench-env bench-published bench-gpu clean
+.PHONY: demo test test-slow test-gpu test-peer coverage check format bench-env bench-quality bench-gpu clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -40,8 +40,9 @@ format: $(DONE)
 
 # The published package shares our import name, so it lives in an environment of its own.
 bench-env: .venv-published/.installed
-bench-published: $(DONE) bench-env
-	$(BIN)/python -m benchmarks published
+bench-quality: $(DONE) bench-env
+	$(BIN)/python -m pip install -q -e '.[peers]'
+	$(BIN)/python -m benchmarks quality
 
 bench-gpu: $(DONE)
 	$(BIN)/python -m benchmarks gpu

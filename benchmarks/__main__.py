@@ -4,9 +4,7 @@ import argparse
 import importlib
 
 SUITES = {
-    "published": "points to plan against the published sampled solver 0.4.2, in its own environment",
     "softmin": "row and column logsumexp of a stored score against torch.logsumexp",
-    "seeds": "matching quality of the three graph providers over ten seeds",
     "relaxation": "iterations of the last solve with and without over-relaxation",
     "quality": "the right optimum on every kind of problem, against POT, SCOT's recipe and the published solver",
     "sampling": "error of the sampled gradient by how its anchors are used",

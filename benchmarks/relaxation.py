@@ -19,7 +19,7 @@ def run() -> None:
     for n, k in SIZES:
         X, Y = make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
         for weight in WEIGHTS:
-            options = GWOptions(sinkhorn=SinkhornOptions(relaxation=weight))
+            options = GWOptions(gradient="sampled", coarse=None, sinkhorn=SinkhornOptions(relaxation=weight))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 result = gw_align(X, Y, distances="landmark", options=options, random_state=0)
