@@ -38,6 +38,7 @@ def run() -> None:
                     "distances": distances,
                     "backend": result.backend,
                     "prepare s": result.timings["prepare"],
+                    "search s": result.timings["search"],
                     "solve s": result.timings["solve"],
                     "|rho|": abs(float(spearmanr(angle_x, angle_y[result.argmax()])[0])),
                     "value": result.value,

@@ -279,7 +279,10 @@ def hops() -> list[Row]:
 
 
 def views() -> list[Row]:
-    """Two feature views of real tables: the best over the same distances and epsilons for us, POT and SCOT's recipe."""
+    """Two feature views of real tables: our default and the same distances and entropies as POT and SCOT's recipe.
+
+    Each side's best over the recipes counts, as a user without labels cannot choose but a referee can.
+    """
     import ot
 
     found = []
@@ -297,24 +300,17 @@ def views() -> list[Row]:
             share = float((label[plan.argmax(1)] == label).mean())
             scores[key] = (problems.foscttm(moved, B), share, seconds)
 
-        for epsilon in (0.0, 1e-3, 5e-3):
-            result, seconds = timed(lambda: gw_align(A, B, epsilon=epsilon, random_state=0))
-            note(f"ours points {epsilon:g}", result.plan.numpy(), seconds)
-        for (recipe, (DX, DY)), epsilon in itertools.product(recipes.items(), (0.0, 1e-3, 5e-3)):
-            result, seconds = timed(lambda: gw_align(DX, DY, epsilon=epsilon, random_state=0))
-            note(f"ours {recipe} {epsilon:g}", result.plan.numpy(), seconds)
-        for (recipe, (DX, DY)), epsilon in itertools.product(
-            recipes.items(), (5e-3, 1e-2) if large else (1e-3, 5e-3, 1e-2)
-        ):
+        # The peers' gradient has a factor 2, so their epsilon is twice ours for the same entropy.
+        grid = (5e-3, 1e-2) if large else (1e-3, 5e-3, 1e-2)
+        most = 30 if large else 200
+        result, seconds = timed(lambda: gw_align(A, B, random_state=0))
+        note("ours, default", result.plan.numpy(), seconds)
+        for (recipe, (DX, DY)), epsilon in itertools.product(recipes.items(), grid):
+            result, seconds = timed(lambda: gw_align(DX, DY, epsilon=epsilon / 2, random_state=0))
+            note(f"ours {recipe} {epsilon / 2:g}", result.plan.numpy(), seconds)
             peer, seconds = timed(
                 lambda: ot.gromov.entropic_gromov_wasserstein(
-                    DX / DX.max(),
-                    DY / DY.max(),
-                    p,
-                    p,
-                    "square_loss",
-                    epsilon=epsilon,
-                    max_iter=30 if large else 200,
+                    DX / DX.max(), DY / DY.max(), p, p, "square_loss", epsilon=epsilon, max_iter=most
                 )
             )
             who = "POT" if recipe == "euclidean" else "SCOT"

@@ -124,6 +124,26 @@ def test_the_largest_problem_that_fits_no_dense_gradient_says_what_to_use() -> N
         )
 
 
+def test_the_iteration_limit_holds_at_the_sharp_end_and_the_clock_runs_on() -> None:
+    from torchgw import GWOptions, StoppingOptions
+
+    X, Y = make_spiral(120)[0], make_swiss_roll(130, random_state=50)[0]
+    heard = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = gw_align(
+            X,
+            Y,
+            epsilon=0,
+            options=GWOptions(stopping=StoppingOptions(max_iter=6)),
+            callback=heard.append,
+            random_state=0,
+        )
+    assert result.n_iter <= 12
+    assert [one.iteration for one in heard] == list(range(1, len(heard) + 1))
+    assert result.history.elapsed == sorted(result.history.elapsed)
+
+
 def _small() -> object:
     from torchgw import GWOptions
 

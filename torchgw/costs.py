@@ -42,10 +42,6 @@ class FactoredCost:
         row, column = self.U @ v0, self.V @ u0 - u0 @ v0
         return FactoredCost(self.a - 2 * row, self.b - 2 * column, self.U - u0, self.V - v0), row, column
 
-    def to(self, dtype: torch.dtype) -> FactoredCost:
-        """The same cost in another dtype."""
-        return FactoredCost(self.a.to(dtype), self.b.to(dtype), self.U.to(dtype), self.V.to(dtype))
-
     def rows(self, where: slice) -> Tensor:
         """C[where], shape (len, K)."""
         return torch.addmm(self.b, self.U[where], self.V.T, alpha=-2.0).add_(self.a[where, None])

@@ -50,7 +50,7 @@ class Run:
             f"{r.shape[0]} x {r.shape[1]}",
             self.provider,
             f"{r.timings['prepare']:.2f}",
-            f"{r.timings['solve'] + r.timings['finish']:.2f}",
+            f"{sum(r.timings[phase] for phase in ('search', 'solve', 'finish')):.2f}",
             f"{self.spearman:+.4f}",
             f"{r.value:.5f}",
             f"{r.marginal_error:.1e}",

@@ -10,6 +10,9 @@ from torch import Tensor
 from torchgw.couplings import BlockCoupling
 from torchgw.types import Array
 
+NEAR_TIE = 1.05
+TINY = 1e-9
+
 
 @dataclass(frozen=True, kw_only=True)
 class Basin:
@@ -18,7 +21,7 @@ class Basin:
     Attributes
     ----------
     energy : objective on the level it was compared on.
-    count : starts that ended in it.
+    count : starts that ended in it, as far as the coarse stage kept what they found.
     level : "full" (all points), "subset" (weighted points), "lifted" or "landmarks".
     difference : mean distance, in units of the target's scale, between its matches and those of the best basin.
     matching : (N,) target index of each source point, to the resolution of the level.
@@ -78,7 +81,8 @@ class Confidence:
         points it is effectively spread over.
     margin : 1 - second largest / largest mass in the row: 1 for a single match, 0 for a tie.
     stability : 1 minus the distance, in units of the target's scale, to where another basin sends the point, discounted
-        by how much worse that basin is (best energy / its energy); the worst over all basins. 1 where none was found.
+        by how much worse that basin is (best energy / its energy, as listed); the worst over all basins. 1 where none
+        was found.
 
     Points without mass have NaN in the first two.
     """

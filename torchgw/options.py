@@ -57,6 +57,8 @@ class SamplingOptions:
         _keep(self, n_anchors=validate.integer("n_anchors", self.n_anchors, least=1))
         _keep(self, step=validate.real("step", self.step, above=0.0, most=1.0))
         _keep(self, n_control=validate.integer("n_control", self.n_control, least=0))
+        if self.n_control == 1:
+            raise ValueError("n_control must be 0 or >= 2, got 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +70,10 @@ class SinkhornOptions:
     max_iter : most iterations within one outer iteration of the sampled loop; potentials are carried to the next.
     exact_max_iter : the same with the exact gradient, whose every problem is worth solving.
     final_max_iter : most iterations of the last solve, whose plan is returned.
-    tol : L1 marginal residual at which the last solve stops; the loop's own solves stop at ten times this.
+    tol : L1 marginal residual at which the last solve stops, and those of the exact loop; the sampled loop's own solves
+        stop at ten times this.
     check_every : iterations between two checks of the residual (each waits for the device).
-    relaxation : over-relaxation of the last solve's half-steps, in [1, 2); 1 means none.
+    relaxation : over-relaxation of the half-steps where a problem is solved to its end, in [1, 2); 1 means none.
     """
 
     max_iter: int = 5
@@ -111,7 +114,7 @@ class AnnealingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingOptions:
-    """When the outer loop ends.
+    """When the outer loop ends. With the exact gradient only ``max_iter`` and ``plan_tol`` matter.
 
     Parameters
     ----------
@@ -156,7 +159,8 @@ class CoarseOptions:
     Parameters
     ----------
     n_landmarks : landmarks of each space and kind (farthest-point, k-means++, random).
-    n_starts : starts for each kind, solved as one batch.
+    n_starts : starts for each kind, solved as one batch, the product plan included (2 at least); several times as many
+        for spaces of fewer points than landmarks.
     n_basins : most basins carried to the full problem and compared there.
     """
 

@@ -15,16 +15,13 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
-from torchgw.evidence import Basin, Certificate, Confidence, entropy_and_margin
+from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, entropy_and_margin
 from torchgw.kernels import LN2
 from torchgw.options import GWOptions
 from torchgw.spaces.graph import GraphReport
 from torchgw.status import History, Status
 from torchgw.storage import pack, unpack
 from torchgw.types import Array, Coupling
-
-NEAR_TIE = 1.05
-TINY = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -36,8 +33,9 @@ class GWResult:
     coupling : the plan without its N x K entries: products, marginals, samples, largest entries.
     value, value_quad, value_linear : objective of the returned plan on the scaled distances, and its two parts.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
-    potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included: the plan but for its
-        rank-one correction is exp(A B^T ln 2 + f + g), with A and B of ``coupling``, the score of the last cost.
+    potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
+        factors A, B, the plan but for its rank-one correction is exp(A B^T ln 2 + f + g); where it is stored, they are
+        those of the score 2 D_X T D_Y / epsilon. None at epsilon = 0.
     marginal_error : largest L1 marginal error of the returned plan over its two sides, against the masses given.
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
     certificate : what is certain of the plan: stationarity gap, lower bound, distance from the optimum.

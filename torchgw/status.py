@@ -11,6 +11,7 @@ class Status(Enum):
 
     PLATEAU = "the cost stopped improving"
     SETTLED = "the plan stopped changing"
+    TRANSPORT = "a linear transport problem was not solved, so the plan before it was returned; use a small epsilon > 0"
     STATIONARY = "no plan nearby is better to first order"
     MAX_ITER = (
         "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter, or epsilon"
@@ -32,8 +33,9 @@ class Status(Enum):
 class History:
     """One entry for each check of the outer loop, all of equal length.
 
-    ``cost`` is the sampled estimate that steers the loop (the scaled objective, before rounding); ``marginal_error``
-    the L1 residual of the inner solve; ``elapsed`` seconds since the loop began.
+    ``cost`` is the scaled objective that steers the loop, <C(T), T'> of a plan T and the next one T' (sampled where the
+    gradient is, the objective of T itself at the sharp end); ``marginal_error`` the L1 residual of the inner solve;
+    ``elapsed`` seconds since the loop began.
     """
 
     iteration: list[int] = field(default_factory=list)

@@ -63,7 +63,8 @@ def gw_align(
     distances : how distances come from points or a graph, one for both spaces or a pair. "landmark": factored
         shortest paths on the k-nearest-neighbour graph. "dijkstra": exact shortest paths on demand. "precomputed": all
         pairs of them, or the matrix given. "euclidean": straight lines. "auto": a symmetric square array is a
-        distance matrix; points and graphs get "precomputed" up to 500 points and "landmark" above.
+        distance matrix; points and graphs get "precomputed" up to 500 points, "landmark" above 2500, and in between
+        "landmark" where it is accurate to 3 % on a few rows.
     p, q : masses (N,), (K,), non-negative, of equal sum; uniform with sum 1 when None. They are the plan's marginals.
         Their sum scales plan and value and nothing else: epsilon belongs to masses of sum 1.
     init : where to start instead of the search: a plan (N, K), or matching pairs (m, 2) of integer indices into X, Y.
@@ -101,8 +102,8 @@ def gw_align(
 
     Notes
     -----
-    O(N K) memory, 16 bytes for each pair of points, O(N K (r + inner iterations)) work per outer iteration, with r the
-    rank of the distances' factors (without any, N + K) or the number of anchors.
+    O(N K) memory, 16 bytes for each pair of points (about 60 with epsilon = 0), O(N K (r + inner iterations)) work per
+    outer iteration, with r the rank of the distances' factors (without any, N + K) or the number of anchors.
 
     References
     ----------
@@ -222,8 +223,8 @@ def warn_if_ambiguous(result: GWResult) -> None:
         warnings.warn(
             f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
             f"{rival.energy:.4g}, and send points {rival.difference:.0%} of the target's scale apart on average (a "
-            f"symmetry?); result.basins lists both. Matching pairs through init=, masses p and q, or a smaller epsilon "
-            f"can break the tie",
+            f"symmetry?); result.basins lists both. Matching pairs through init=, or masses p and q, can break the "
+            f"tie; where epsilon blurs everything, so does a smaller one",
             AmbiguityWarning,
             stacklevel=3,
         )

@@ -4,9 +4,9 @@ With C the linearised cost of T, the gradient of the objective is 2 C, so T can 
 
     gap = 2 (<C, T> - min over plans S of <C, S>)   <=   2 (<C, T> - p . a - q . b)
 
-for any dual potentials a_i = min_j (C_ij - b_j). The lower bounds are Memoli's first (the largest mismatch of mean
-distances, transported in one dimension) and second (of all distances). The second bins the distances with width h and
-subtracts h from the Wasserstein distance, so it stays a bound.
+for any dual potentials a_i = min_j (C_ij - b_j). The lower bounds are Memoli's first (the points' root mean square
+distances, transported in one dimension) and second (all distances, likewise). The second bins the distances with width
+h and subtracts h from the Wasserstein distance, so it stays a bound.
 
 Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex objectives", 2016; F. Memoli,
 "Gromov-Wasserstein distances and the metric approach to object matching", 2011, section 6.

@@ -87,7 +87,7 @@ def landmark_basins(
     batch = first_guesses(DX, DY, p, q, max(n_starts - 1, 1), generator)
     cold = torch.arange(len(batch.plan), device=p.device) % 2 == 1
     for hot_step, cold_step in zip(HOT, COLD, strict=True):
-        step = torch.where(cold, cold_step * unit, hot_step * unit).clamp_min(epsilon)
+        step = torch.where(cold, p.new_tensor(cold_step * unit), p.new_tensor(hot_step * unit)).clamp_min(epsilon)
         batch = anneal(batch, DX, DY, p, q, step, *SEARCH_STEPS)
     groups = basins_of(batch.plan, energies(batch.plan, DX, DY))[:n_kept]
     counts = [len(group) for group in groups]
@@ -143,10 +143,10 @@ def _logsumexp2(exponent: Tensor, axis: int) -> Tensor:
 
 
 def energies(plans: Tensor, DX: Tensor, DY: Tensor) -> Tensor:
-    """The objective of each plan (B, L, L'), with the marginals that it has."""
+    """The objective of each plan (B, L, L'), with the marginals that it has; never below zero, as rounding can be."""
     rows, columns = plans.sum(-1), plans.sum(-2)
     squares = ((rows @ DX.square()) * rows).sum(-1) + ((columns @ DY.square()) * columns).sum(-1)
-    return squares - 2 * ((DX @ plans @ DY) * plans).sum((-1, -2))
+    return (squares - 2 * ((DX @ plans @ DY) * plans).sum((-1, -2))).clamp_min(0.0)
 
 
 def basins_of(plans: Tensor, energy: Tensor) -> list[list[int]]:

@@ -22,8 +22,8 @@ from torchgw.gw.loop import Solution, record
 from torchgw.gw.start import Start
 from torchgw.kernels import LN2, LOG2E
 from torchgw.kernels.softmin_dense.reference import SoftminDense
-from torchgw.options import AnnealingOptions, GWOptions
-from torchgw.sinkhorn.annealing import epsilon_at, rescale
+from torchgw.options import GWOptions
+from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.sinkhorn.scaling import feasible, scaling
 from torchgw.status import History, Status
 from torchgw.types import Callback
@@ -66,22 +66,22 @@ def descend(
 ) -> Descent:
     """Run from ``start``, in its dtype, on float64 masses p (N,), q (K,) that sum to one.
 
-    A start whose potentials belong to no epsilon is annealed from above; any other is solved at the target at once.
-    O(N K) memory for score and plan.
+    A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
+    iteration. ``history`` is gone on with where there is one. O(N K) memory for score and plan.
     """
-    began, inner = time.perf_counter(), options.sinkhorn
+    inner = options.sinkhorn
     max_iter = options.stopping.max_iter if max_iter is None else max_iter
     history = History() if history is None else history
+    began = time.perf_counter() - (history.elapsed[-1] if history.elapsed else 0.0)
     dtype = start.f.dtype
     row, column, log_p, log_q = p.to(dtype), q.to(dtype), p.log2().to(dtype), q.log2().to(dtype)
-    falling = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
-    annealing = falling if start.epsilon is None else AnnealingOptions(n_iter=0)
+    annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
     cost = gradient(start.coupling(), row) if start.cost is None else start.cost
     f, g, last_epsilon = start.f, start.g, start.epsilon or epsilon_at(0, epsilon, annealing)
     score, plan = row.new_empty(len(p), len(q)), row.new_empty(len(p), len(q))
     value, status, n_inner, iteration = float("inf"), Status.MAX_ITER, 0, 0
     while iteration < max_iter:
-        now = epsilon_at(iteration, epsilon, annealing)
+        now = annealed(iteration, epsilon, start.epsilon, annealing)
         centred, row_term, column_term = cost.centred()
         A, B = centred.balanced_score(now)
         torch.mm(A, B.T, out=score)
@@ -104,8 +104,19 @@ def descend(
         feasible(plan, row, column)
         last_value, value = value, float(centred.expectation(_overlap(score, plan) * (now * LN2 / 2), row, column))
         iteration, n_inner = iteration + 1, n_inner + state.n_iter
-        record(history, callback, len(history.iteration) + 1, max_iter, value, state.residual, now, began)
-        still = abs(last_value - value) <= options.stopping.plan_tol * abs(value)
+        record(
+            history,
+            callback,
+            len(history.iteration) + 1,
+            options.stopping.max_iter,
+            value,
+            state.residual,
+            now,
+            began,
+        )
+        # Below the rounding of the terms that cancel in it, a change of the value means nothing.
+        noise = 4 * torch.finfo(dtype).eps * float(cost.a @ row + cost.b @ column)
+        still = abs(last_value - value) <= options.stopping.plan_tol * abs(value) + noise
         if now == epsilon and still and state.moved <= MOVED_TOLERANCE * inner.tol:
             status = Status.SETTLED
             break

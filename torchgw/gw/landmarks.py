@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.kernels.sampling import draw
 from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
@@ -117,8 +116,3 @@ def _without_replacement(weight: Tensor, count: int, generator: torch.Generator)
     uniform = torch.rand(weight.shape, generator=generator, device=weight.device, dtype=torch.float64)
     keys = weight.to(torch.float64).log() - (-uniform.clamp_min(1e-300).log()).log()
     return keys.topk(count).indices
-
-
-def draw_pairs(p: Tensor, q: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """``count`` independent random pairs of landmarks."""
-    return draw(p, count, generator), draw(q, count, generator)

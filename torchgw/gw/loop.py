@@ -21,8 +21,8 @@ from torchgw.gw.start import Start
 from torchgw.gw.stopping import Plateau, observe, verdict
 from torchgw.kernels import LN2, LOG2E
 from torchgw.kernels.softmin_dense.reference import SoftminDense
-from torchgw.options import AnnealingOptions, GWOptions
-from torchgw.sinkhorn.annealing import epsilon_at, rescale
+from torchgw.options import GWOptions
+from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
 from torchgw.sinkhorn.marginals import Balanced
 from torchgw.status import History, Status
@@ -58,12 +58,11 @@ def solve(
 ) -> Solution:
     """Run the loop from ``start``, in its dtype, on float64 masses p (N,), q (K,) that sum to one.
 
-    A start whose potentials belong to no epsilon is annealed from above; any other begins at the target.
+    A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon.
     O(N K) memory for the score and the plan of the last check, O(N K (M + inner iterations)) work per iteration.
     """
     began, stopping, inner = time.perf_counter(), options.stopping, options.sinkhorn
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
-    annealing = annealing if start.epsilon is None else AnnealingOptions(n_iter=0)
     row = p.to(start.f.dtype)
     log_p, log_q = p.log2().to(row.dtype), q.log2().to(row.dtype)
     score = row.new_empty(len(p), len(q))
@@ -71,7 +70,7 @@ def solve(
     coupling, f, g, iteration, n_inner = start.coupling(), start.f, start.g, 0, 0
     old_epsilon = start.epsilon or epsilon_at(0, epsilon, annealing)
     while iteration < stopping.max_iter:
-        now = epsilon_at(iteration, epsilon, annealing)
+        now = annealed(iteration, epsilon, start.epsilon, annealing)
         raw = gradient(coupling, row)
         cost, row_term, column_term = raw.centred()
         unit = 2 * LOG2E / now
@@ -97,7 +96,7 @@ def solve(
         expected = cost.expectation(overlap * (now * LN2 / 2), row, columns)
         value, moved, residual = torch.stack((expected, change, state.residual)).tolist()
         record(history, callback, iteration, stopping.max_iter, value, residual, now, began)
-        if iteration > annealing.n_iter:
+        if now == epsilon and (start.epsilon is not None or iteration > annealing.n_iter):
             plateau = observe(plateau, value, stopping)
             ended = verdict(iteration, plateau, moved / stopping.check_every, stopping)
             if ended is not None:

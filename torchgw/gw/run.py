@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings import DenseCoupling, PotentialCoupling
-from torchgw.evidence import Basin, Certificate
+from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate
 from torchgw.gw.anchors import sample_anchors
 from torchgw.gw.bounds import first_bound, second_bound, stationarity
 from torchgw.gw.descent import Descent, descend
 from torchgw.gw.finish import finish
 from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landmark_control, sampled_cost
+from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.loop import solve
-from torchgw.gw.objective import Objective, affordable, objective
-from torchgw.gw.search import Problem, find_starts
-from torchgw.gw.sharp import Sharp, column_dual, conditional_gradient
+from torchgw.gw.objective import Objective, affordable, sampled_objective
+from torchgw.gw.search import Candidate, Problem, described, find_basins
+from torchgw.gw.sharp import column_dual, conditional_gradient
 from torchgw.gw.start import Start, pairs_start, plan_start, product_start
 from torchgw.kernels.softmin_dense.reference import SoftminDense
 from torchgw.options import GWOptions
@@ -33,6 +36,7 @@ SHARP_START = 2.5e-4
 SHARP_END = 5e-5
 SHARP_RATIO = 0.5
 SHARP_STEPS = 4
+SHARP_PROGRESS = 1e-3
 SHARP_BASINS_PAIRS = 10_000
 CERTIFICATE_ANCHORS = 1000
 ROUNDING_ERROR = 1e-10
@@ -46,6 +50,7 @@ class Ended:
     coupling: PotentialCoupling | DenseCoupling
     dual: Tensor
     residual: float
+    energy: float
     status: Status
     n_iter: int
     n_iter_sinkhorn: int
@@ -87,23 +92,49 @@ def run(
         wide = [s if s.factors() is not None else PrecomputedDistances.of(s, p.device) for s in wide]
     source, target = (space.to(p.device, dtype) for space in wide)
     gradient = make_gradient(source, target, (p.to(dtype), q.to(dtype)), exact, options, generator)
-    problem = Problem(source, target, gradient, p, q, epsilon or SHARP_START, softmin, options, generator)
-    starts, basins = where_to_start(problem, init)
+    problem = Problem(source, target, gradient, p, q, epsilon or SHARP_START, epsilon == 0, softmin, options, generator)
+    candidates, reference = where_to_start(problem, init)
     searched = time.perf_counter()
     if epsilon == 0:
-        ended = solve_sharply(problem, starts, ExactGradient(wide[0], wide[1], p, q), callback)
+        solver = partial(solve_sharply, problem, ExactGradient(wide[0], wide[1], p, q), callback)
     else:
-        ended = solve_smoothly(problem, starts[0], marginals, callback)
+        solver = partial(solve_smoothly, problem, marginals, callback)
+    ended, candidates = solve_contenders(problem, candidates, solver)
     solved = time.perf_counter()
     value, certificate = certify(ended, wide[0], wide[1], problem)
-    if basins and epsilon > 0:  # the best basin was solved to the end, so its energy is now known
-        basins = (replace(basins[0], energy=min(basins[0].energy, value.value), level="full"), *basins[1:])
+    basins: tuple[Basin, ...] = ()
+    if reference is not None:
+        basins = tuple(described(c, candidates[0], reference, problem.masses[0]) for c in candidates)
     seconds = {
         "search": searched - began,
         "solve": solved - searched,
         "finish": time.perf_counter() - solved,
     }
     return Outcome(ended, value, certificate, basins, seconds)
+
+
+def solve_contenders(
+    problem: Problem, candidates: list[Candidate], solver: Callable[[Start], Ended]
+) -> tuple[Ended, list[Candidate]]:
+    """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
+
+    Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
+    the best or the matching ambiguous. Small problems without entropy are solved from every candidate.
+    """
+    best, others = candidates[0], candidates[1:]
+    tied = [c for c in others if c.level == best.level == "full" and c.energy <= NEAR_TIE * best.energy + TINY]
+    small = problem.sharp and len(problem.p) * len(problem.q) <= SHARP_BASINS_PAIRS
+    contenders = [best, *(others if small else tied[:1])]
+    ends = [solver(candidate.start) for candidate in contenders]
+    if len(ends) == 1 and not others:
+        return ends[0], candidates
+    settled = [
+        replace(c, energy=max(end.energy, 0.0), level="full", matching=end.plan.argmax(1))
+        for c, end in zip(contenders, ends, strict=True)
+    ]
+    order = sorted(range(len(ends)), key=lambda i: ends[i].energy)
+    rest = [c for c in others if all(c is not contender for contender in contenders)]
+    return ends[order[0]], [*(settled[i] for i in order), *rest]
 
 
 def make_gradient(
@@ -126,20 +157,25 @@ def make_gradient(
     return SampledGradient(source, target, options.sampling, generator, (x, y))
 
 
-def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Start], tuple[Basin, ...]]:
+def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:
     """What the user gave, else what the coarse stage found, the best first, else the product plan."""
     log_p, log_q = (mass.log2() for mass in problem.masses)
-    if init is not None and not init.is_floating_point():
-        return [pairs_start(init, problem.source, problem.target, log_p, log_q, problem.epsilon)], ()
-    if init is not None:
-        return [plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)], ()
-    if problem.options.coarse is None:
-        return [product_start(log_p, log_q)], ()
-    found = find_starts(problem, problem.options.coarse)
-    return [start for start, _ in found], tuple(basin for _, basin in found)
+    if init is None and problem.options.coarse is not None:
+        return find_basins(problem, problem.options.coarse)
+    if init is None:
+        start = product_start(log_p, log_q)
+    elif init.is_floating_point():
+        start = plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)
+    else:
+        start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.epsilon)
+    if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
+        softmin, options = problem.softmin, problem.options
+        solved = descend(problem.gradient, start, problem.p, problem.q, problem.epsilon, softmin, options, max_iter=1)
+        start = solved.start()
+    return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
 
 
-def solve_smoothly(problem: Problem, start: Start, marginals: Balanced, callback: Callback | None) -> Ended:
+def solve_smoothly(problem: Problem, marginals: Balanced, callback: Callback | None, start: Start) -> Ended:
     """The entropic optimum at ``problem.epsilon``."""
     p, q, epsilon, options, softmin = problem.p, problem.q, problem.epsilon, problem.options, problem.softmin
     if problem.exact:
@@ -154,6 +190,7 @@ def solve_smoothly(problem: Problem, start: Start, marginals: Balanced, callback
         coupling=last.coupling,
         dual=column_dual(solution.cost, last.g, q, epsilon),
         residual=last.residual,
+        energy=solution.history.cost[-1],
         status=solution.status if settled else Status.MARGINALS,
         n_iter=solution.n_iter,
         n_iter_sinkhorn=solution.n_iter_sinkhorn + last.n_iter,
@@ -161,48 +198,46 @@ def solve_smoothly(problem: Problem, start: Start, marginals: Balanced, callback
     )
 
 
-def solve_sharply(problem: Problem, starts: list[Start], wide: ExactGradient, callback: Callback | None) -> Ended:
-    """The optimum without entropy: from the best basin, or from every one where the problem is small."""
-    small = len(problem.p) * len(problem.q) <= SHARP_BASINS_PAIRS
-    ends = [_sharpened(problem, start, wide, callback) for start in (starts if small else starts[:1])]
-    sharp, annealed = min(ends, key=lambda end: end[0].value)
+def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | None, start: Start) -> Ended:
+    """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients."""
+    p, q, epsilon, limit = problem.p, problem.q, problem.epsilon, problem.options.stopping.max_iter
+    now = _annealed(problem, start, epsilon, callback, History())
+    while epsilon > SHARP_END and now.n_iter < limit:
+        before, epsilon = now.history.cost[-1], epsilon * SHARP_RATIO
+        now = now.followed_by(_annealed(problem, now.start(), epsilon, callback, now.history))
+        if now.history.cost[-1] > (1 - SHARP_PROGRESS) * before:
+            break
+    plan = feasible(now.plan.to(torch.float64), p, q)
+    dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
+    sharp = conditional_gradient(wide, plan, p, q, dual, now.history, max(limit - now.n_iter, 1), callback)
     return Ended(
         plan=sharp.plan,
         coupling=DenseCoupling(sharp.plan),
         dual=sharp.dual,
         residual=0.0,
+        energy=sharp.value,
         status=sharp.status,
-        n_iter=annealed.n_iter + sharp.n_iter,
-        n_iter_sinkhorn=annealed.n_iter_sinkhorn,
-        history=annealed.history,
+        n_iter=now.n_iter + sharp.n_iter,
+        n_iter_sinkhorn=now.n_iter_sinkhorn,
+        history=now.history,
     )
 
 
-def _sharpened(problem: Problem, start: Start, wide: ExactGradient, callback: Callback | None) -> tuple[Sharp, Descent]:
-    """Epsilon annealed down while the value falls, then conditional gradients."""
-    p, q, epsilon = problem.p, problem.q, problem.epsilon
-    now = descend(
-        problem.gradient, start, p, q, epsilon, problem.softmin, problem.options, callback, max_iter=SHARP_STEPS
+def _annealed(problem: Problem, start: Start, epsilon: float, callback: Callback | None, history: History) -> Descent:
+    """A few iterations at one epsilon of the sharp end's ladder."""
+    steps = min(SHARP_STEPS, problem.options.stopping.max_iter)
+    return descend(
+        problem.gradient,
+        start,
+        problem.p,
+        problem.q,
+        epsilon,
+        problem.softmin,
+        problem.options,
+        callback,
+        max_iter=steps,
+        history=history,
     )
-    while epsilon > SHARP_END:
-        epsilon *= SHARP_RATIO
-        now = now.followed_by(
-            descend(
-                problem.gradient,
-                now.start(),
-                p,
-                q,
-                epsilon,
-                problem.softmin,
-                problem.options,
-                callback,
-                max_iter=SHARP_STEPS,
-                history=now.history,
-            )
-        )
-    plan = feasible(now.plan.to(torch.float64), p, q)
-    dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
-    return conditional_gradient(wide, plan, p, q, dual, now.history, callback), now
 
 
 def certify(
@@ -219,7 +254,7 @@ def certify(
         value = Objective(found.value, True, 0.0)
         lower = max(lower, first_bound(gradient.a, gradient.b, p, q))
     else:
-        value = objective(stored, p, q, source, target, limit, generator)
+        value = sampled_objective(stored, p, source, target, generator)
         pairs = sample_anchors(stored, p, CERTIFICATE_ANCHORS, generator)
         found = stationarity(sampled_cost(source, target, pairs), ended.plan, p, q, ended.dual)
     lower = max(lower - ROUNDING_ERROR, 0.0)  # an isometric copy has both at zero, up to rounding

@@ -42,12 +42,16 @@ APART = 0.1
 POOR_COVERAGE = 0.02
 FULL_QUANTILES = 32
 QUANTILE_SHARPNESS = 32.0
+LEAST_QUANTILE_COST = 1e-7
 MOST_QUANTILE_PAIRS = 2.5e7
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Two spaces in the loop's dtype, float64 masses p (N,), q (K,) that sum to one, and how to solve."""
+    """Two spaces in the loop's dtype, float64 masses p (N,), q (K,) that sum to one, and how to solve.
+
+    ``sharp`` says that ``epsilon`` is only where annealing to zero begins.
+    """
 
     source: DistanceProvider
     target: DistanceProvider
@@ -55,6 +59,7 @@ class Problem:
     p: Tensor
     q: Tensor
     epsilon: float
+    sharp: bool
     softmin: SoftminDense
     options: GWOptions
     generator: torch.Generator
@@ -74,7 +79,7 @@ class Problem:
 class Candidate:
     """A basin on its way: where to start on all points, its matching (N,), and its energy on the level reached.
 
-    ``near`` says that it is among the lowest of its kind of landmarks.
+    ``near`` says that it is among the lowest of its kind of landmarks, ``leading`` that it is the lowest.
     """
 
     start: Start
@@ -83,18 +88,19 @@ class Candidate:
     count: int
     level: str
     near: bool
+    leading: bool = False
     basin: CoarseBasin | None = None
 
 
-def find_starts(problem: Problem, coarse: CoarseOptions) -> list[tuple[Start, Basin]]:
-    """Every basin that was found and where the loop on all points would begin in it, the best first."""
+def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+    """Every basin that was found, the best first, and landmarks of the target to compare matchings by."""
     p, q = problem.masses
     first = (_outermost(problem, 0), _outermost(problem, 1))
     kinds = coarse_basins(problem.source, problem.target, p, q, problem.epsilon, coarse, problem.generator, first)
     reference, poor = kinds[0][0].target, _poor(kinds, p, q)
     rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = [
-        _lifted(problem, basin, basin, rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
+        _lifted(problem, basin, basin, rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy, rank == 0)
         for basins in kinds
         for rank, basin in enumerate(basins)
     ]
@@ -102,20 +108,25 @@ def find_starts(problem: Problem, coarse: CoarseOptions) -> list[tuple[Start, Ba
     if rung is not None:
         found = _distinct([_raised(problem, c, rung) if c.near else c for c in found], reference, p)
     lowest = min(c.energy for c in found if c.near)
-    finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest)][: coarse.n_basins]
+    # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
+    apart = rung is None
+    finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest or (apart and c.leading))]
+    finalists = finalists[: max(coarse.n_basins, len(kinds) if apart else 1)]
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
-        finalists.append(_by_distributions(problem))
+        finalists += _by_distributions(problem)
     if len(finalists) > 1:
         rest = [c for c in found if all(c is not f for f in finalists)]
-        finalists = _distinct([_compared(problem, c) for c in finalists], reference, p)
+        warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
+        finalists = _distinct([_compared(problem, c, warmest) for c in finalists], reference, p)
         found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
     logger.info("coarse stage: %s", ", ".join(f"{c.energy:.3g} ({c.level}, {c.count} starts)" for c in ordered))
-    return [(c.start, _described(c, best, reference, p)) for c in ordered]
+    return ordered, reference
 
 
-def _described(candidate: Candidate, best: Candidate, reference: Landmarks, mass: Tensor) -> Basin:
+def described(candidate: Candidate, best: Candidate, reference: Landmarks, mass: Tensor) -> Basin:
+    """What the result says of a basin, by its distance from the best one."""
     shift = reference.between(best.matching, candidate.matching)
     return Basin(
         energy=candidate.energy,
@@ -142,17 +153,17 @@ def _poor(kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> bool:
     return max(coverage(landmarks, mass) for landmarks, mass in sides) > POOR_COVERAGE
 
 
-def _lifted(problem: Problem, solved: Solved, basin: CoarseBasin, near: bool) -> Candidate:
+def _lifted(problem: Problem, solved: Solved, basin: CoarseBasin, near: bool, leading: bool) -> Candidate:
     p, q = problem.masses
     gradient = problem.gradient if isinstance(problem.gradient, ExactGradient) else None
     start, matching = lift(solved, p.log2(), q.log2(), gradient)
-    return Candidate(start, matching, basin.energy, basin.count, "landmarks", near, basin)
+    return Candidate(start, matching, basin.energy, basin.count, "landmarks", near, leading, basin)
 
 
 def _raised(problem: Problem, candidate: Candidate, rung: _Rung) -> Candidate:
     assert candidate.basin is not None
     solved, energy = rung.solve(candidate.basin)
-    lifted = _lifted(problem, solved, candidate.basin, candidate.near)
+    lifted = _lifted(problem, solved, candidate.basin, candidate.near, candidate.leading)
     return replace(lifted, energy=energy, level="subset", count=candidate.count)
 
 
@@ -192,21 +203,19 @@ def _descended(problem: Problem, start: Start, epsilon: float, steps: int) -> De
     )
 
 
-def _compared(problem: Problem, candidate: Candidate) -> Candidate:
-    """The candidate after a few iterations on all points, or with its estimated energy where those are sampled."""
+def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candidate:
+    """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there."""
     if not problem.exact:
         p, _ = problem.masses
         coupling = candidate.start.coupling()
         found = sampled_objective(coupling, p, problem.source, problem.target, problem.generator)
         return replace(candidate, energy=found.value, level="full")
-    start = candidate.start
-    done = _descended(problem, start, max(start.epsilon or 0.0, problem.epsilon), FULL_STEPS)
-    return replace(
-        candidate, start=done.start(), energy=done.history.cost[-1], level="full", matching=done.plan.argmax(1)
-    )
+    done = _descended(problem, candidate.start, epsilon, FULL_STEPS)
+    energy = max(done.history.cost[-1], 0.0)
+    return replace(candidate, start=done.start(), energy=energy, level="full", matching=done.plan.argmax(1))
 
 
-def _by_distributions(problem: Problem) -> Candidate:
+def _by_distributions(problem: Problem) -> list[Candidate]:
     """A start on all points from the distributions of their distances, where landmarks cannot stand for the spaces."""
     p, q = problem.masses
     every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
@@ -214,11 +223,13 @@ def _by_distributions(problem: Problem) -> Candidate:
     V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
     cost = FactoredCost.squared_distance(U, V)
     mean = cost.a @ p + cost.b @ q - 2 * (cost.U.T @ p) @ (cost.V.T @ q)
-    epsilon = max(float(mean) / QUANTILE_SHARPNESS, torch.finfo(p.dtype).tiny)
+    if float(mean) <= LEAST_QUANTILE_COST:
+        return []  # all points see the same distances: nothing to go by
+    epsilon = float(mean) / QUANTILE_SHARPNESS
     done = _descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
     linearised = problem.gradient(DenseCoupling(done.plan), p)
     start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
-    return Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)
+    return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)]
 
 
 def _apart(reference: Landmarks, one: Tensor, other: Tensor, mass: Tensor) -> float:
@@ -228,10 +239,12 @@ def _apart(reference: Landmarks, one: Tensor, other: Tensor, mass: Tensor) -> fl
 def _distinct(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> list[Candidate]:
     """Candidates whose matchings differ, near ones first, then lowest first; counts of those merged are added."""
     kept: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda c: (not c.near, c.energy)):
+    sound = [c for c in candidates if c.energy < float("inf")] or candidates[:1]
+    for candidate in sorted(sound, key=lambda c: (not c.near, c.energy)):
         for position, other in enumerate(kept):
             if _apart(reference, other.matching, candidate.matching, mass) <= APART:
-                kept[position] = replace(other, count=other.count + candidate.count)
+                leading = other.leading or candidate.leading
+                kept[position] = replace(other, count=other.count + candidate.count, leading=leading)
                 break
         else:
             kept.append(candidate)

@@ -12,6 +12,7 @@ method", 2018.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -28,13 +29,14 @@ from torchgw.sinkhorn.scaling import feasible
 from torchgw.status import History, Status
 from torchgw.types import Array, Callback
 
+logger = logging.getLogger("torchgw")
+
 CANDIDATES = 10
 PRICING_TOLERANCE = 1e-6
 COST_SCALE = 100.0
 PRICING_ROUNDS = 20
 STATIONARY = 1e-4
 STALLED = 1e-5
-MAX_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class Sharp:
     n_iter: int
 
 
+class TransportError(ArithmeticError):
+    """A linear transport problem was not solved to its optimum."""
+
+
 def transport(C: Array, p: Array, q: Array, dual: Array) -> tuple[Array, Array]:
     """An optimal plan (N, K) of the linear problem with cost C, and optimal column potentials (K,).
 
@@ -56,8 +62,8 @@ def transport(C: Array, p: Array, q: Array, dual: Array) -> tuple[Array, Array]:
 
     Raises
     ------
-    ArithmeticError
-        When HiGHS gives up.
+    TransportError
+        When HiGHS gives up, or pricing does not end.
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix, vstack
@@ -89,7 +95,7 @@ def transport(C: Array, p: Array, q: Array, dual: Array) -> tuple[Array, Array]:
             options={"presolve": False},  # measured: presolve can take a minute on 4000 rows, the simplex 0.1 s
         )
         if found.status != 0:
-            raise ArithmeticError(f"the linear transport problem ({n} x {k}) was not solved: {found.message}")
+            raise TransportError(f"the linear transport problem ({n} x {k}) was not solved: {found.message}")
         potential = found.eqlin.marginals
         price = (reduced - potential[:n, None] - potential[n:]).ravel()
         missing = np.setdiff1d(np.flatnonzero(price < -PRICING_TOLERANCE), keys, assume_unique=True)
@@ -97,8 +103,10 @@ def transport(C: Array, p: Array, q: Array, dual: Array) -> tuple[Array, Array]:
             break
         missing = missing[np.argsort(price[missing])[: CANDIDATES * (n + k)]]
         keys = np.union1d(keys, missing)
+    else:
+        raise TransportError(f"the linear transport problem ({n} x {k}) was not priced out in {PRICING_ROUNDS} rounds")
     plan = np.zeros((n, k))
-    plan[row, column] = found.x * unit
+    plan[row, column] = found.x.clip(min=0.0) * unit
     return plan, dual + scale * potential[n:]
 
 
@@ -128,6 +136,7 @@ def conditional_gradient(
     q: Tensor,
     dual: Tensor,
     history: History,
+    max_iter: int = 100,
     callback: Callback | None = None,
 ) -> Sharp:
     """From a feasible plan, in float64, to a stationary one.
@@ -135,21 +144,26 @@ def conditional_gradient(
     ``dual`` (K,) are column potentials of the linearised problem, in units of cost. O(N K) memory; one linear program
     and one gradient for each step.
     """
-    began = time.perf_counter()
+    began = time.perf_counter() - (history.elapsed[-1] if history.elapsed else 0.0)
     rows, columns = p > 0, q > 0
     masses = [side[used].cpu().numpy() for side, used in ((p, rows), (q, columns))]
     potential = dual[columns].cpu().numpy()
     whole = slice(0, len(p))
     C = gradient(DenseCoupling(plan), p).rows(whole)
     value, gap, status, step = float((C * plan).sum()), float("inf"), Status.MAX_ITER, 0
-    while step < MAX_STEPS:
-        small, potential = transport(C[rows][:, columns].cpu().numpy(), masses[0], masses[1], potential)
+    while step < max_iter:
+        try:
+            small, potential = transport(C[rows][:, columns].cpu().numpy(), masses[0], masses[1], potential)
+        except TransportError as error:
+            logger.warning("%s; the plan found so far is returned", error)
+            status = Status.TRANSPORT
+            break
         vertex = torch.zeros_like(plan)
         vertex[rows.nonzero(), columns.nonzero()[:, 0]] = torch.from_numpy(small).to(plan)
         direction = feasible(vertex, p, q) - plan
         slope = float((C * direction).sum())
         gap = max(-2 * slope, 0.0)
-        record(history, callback, len(history.iteration) + 1, MAX_STEPS, value, 0.0, 0.0, began)
+        record(history, callback, len(history.iteration) + 1, max_iter, value, 0.0, 0.0, began)
         if gap <= STATIONARY * value or value <= torch.finfo(p.dtype).eps:
             status = Status.STATIONARY
             break

@@ -4,6 +4,8 @@
 - classical scaling coordinates with every combination of signs: symmetric shapes differ by these;
 - two to four random pairs of points, matched, and everything else by its distances to them.
 
+The first two kinds come twice, for the two temperatures that neighbours in the batch are annealed from.
+
 The product plan, which no cost gives, is added by the caller.
 
 Sources: F. Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011; W. Torgerson,
@@ -15,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw.gw.landmarks import draw_pairs
+from torchgw.kernels.sampling import draw
 
 N_QUANTILES = 16
 N_COORDINATES = 3
@@ -31,8 +33,10 @@ def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, genera
     for code in range(2**shared):
         signs = torch.tensor([1.0 - 2.0 * (code >> bit & 1) for bit in range(shared)]).to(x)
         costs.append(_between(x[:, :shared] * signs, y[:, :shared]))
+    costs = [cost for cost in costs for _ in range(2)]  # neighbours in the batch are annealed from two temperatures
     while len(costs) < count:
-        i, j = draw_pairs(p, q, 2 + len(costs) % 3, generator)
+        pairs = 2 + len(costs) % 3
+        i, j = draw(p, pairs, generator), draw(q, pairs, generator)
         costs.append(_between(DX[:, i], DY[:, j]))
     batch = torch.stack(costs[:count])
     mean = torch.einsum("i,bij,j->b", p, batch, q)[:, None, None]

@@ -21,6 +21,7 @@ from torchgw.types import Softmin
 
 LOWEST_EXPONENT = -120.0
 LARGEST_DRIFT = 40.0
+LARGEST_EXPONENT = 100.0
 
 
 class ScalingState(NamedTuple):
@@ -99,8 +100,9 @@ def scaling(
             v = new_v
             u = (p + no_p) / (out @ v + no_p)
             drift = float(torch.maximum(u.log2().abs().max(), v.log2().abs().max()))
-            safe = drift <= LARGEST_DRIFT
-            if not safe or residual <= tol:
+            solved = residual <= tol and drift <= LARGEST_EXPONENT
+            safe = drift <= LARGEST_DRIFT or solved
+            if solved or not safe:
                 break
             weight = weight if residual <= last or step == 1 else (1 + weight) / 2
         if drift <= torch.finfo(p.dtype).max:

@@ -13,6 +13,8 @@ from torchgw import validate
 from torchgw.spaces.paths import fill_unreachable, positive_scale, shortest_paths, warn_unreachable
 from torchgw.types import Array, DistanceProvider
 
+SYMMETRY_TOLERANCE = 1e-4
+
 
 class PrecomputedDistances:
     """A stored matrix D of distances, divided by its largest finite entry.
@@ -50,7 +52,13 @@ class PrecomputedDistances:
         """All rows of another provider that serves ``device``, stored with its scale and dtype. O(N^2) memory."""
         if isinstance(space, cls):
             return space
-        return cls.stored_matrix(space.rows(torch.arange(space.size, device=device)), space.scale)
+        D = space.rows(torch.arange(space.size, device=device))
+        gap = float((D - D.T).abs().max())
+        if not gap <= SYMMETRY_TOLERANCE:  # NaN as well
+            raise ValueError(
+                f"{type(space).__name__}.rows must give finite, symmetric distances, got entries that differ by {gap:g}"
+            )
+        return cls.stored_matrix(D, space.scale)
 
     @classmethod
     def stored_matrix(cls, D: Tensor, scale: float) -> PrecomputedDistances:
