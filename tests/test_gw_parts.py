@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -19,10 +21,10 @@ from tests.problems import (
 from torchgw import EuclideanDistances, PrecomputedDistances, Status, StoppingOptions
 from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling
-from torchgw.gw import objective as objective_module
+from torchgw.gw import bounds
 from torchgw.gw.anchors import Anchors, refresh, sample_anchors
-from torchgw.gw.gradient import sampled_cost
-from torchgw.gw.objective import objective, sampled_objective
+from torchgw.gw.gradient import ExactGradient, sampled_cost
+from torchgw.gw.objective import affordable, sampled_objective
 from torchgw.gw.stopping import Plateau, observe, verdict
 from torchgw.kernels import LN2
 
@@ -117,21 +119,22 @@ def _distances(x: np.ndarray) -> np.ndarray:
     return np.linalg.norm(x[:, None] - x[None], axis=-1)
 
 
+def exact_value(T: torch.Tensor, p: torch.Tensor, q: torch.Tensor, X: Any, Y: Any) -> float:
+    cost = ExactGradient(X, Y, p, q)(DenseCoupling(T), p)
+    return bounds.stationarity(cost, T, p, q, torch.zeros_like(q)).value
+
+
 @pytest.mark.parametrize("kind", SPACES)
 def test_the_objective_equals_the_four_index_sum(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective_module, "ROW_BLOCK", 5)
+    monkeypatch.setattr(bounds, "BLOCK_ELEMENTS", {"cpu": 40})
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(12, 2)), rng.normal(size=(14, 3))
     p, q = random_masses(12, rng), random_masses(14, rng)
     T = random_plan(p, q, rng)
     X, Y = SPACES[kind](x, y)
-    found = objective(
-        DenseCoupling(torch.from_numpy(T)), torch.from_numpy(p), torch.from_numpy(q), X, Y, 2**30, generator()
-    )
+    found = exact_value(torch.from_numpy(T), torch.from_numpy(p), torch.from_numpy(q), X, Y)
     expected = gw_by_enumeration(X.rows(torch.arange(12)).numpy(), Y.rows(torch.arange(14)).numpy(), T)
-    assert found.exact
-    assert found.error == 0
-    assert found.value == pytest.approx(expected, rel=1e-10)
+    assert found == pytest.approx(expected, rel=1e-10)
 
 
 @given(a=st.floats(0.05, 0.95), b=st.floats(0.05, 0.95), share=st.floats(0, 1))
@@ -141,9 +144,9 @@ def test_two_points_each_in_closed_form(a: float, b: float, share: float) -> Non
     T = np.array([[t, a - t], [b - t, 1 - a - b + t]])
     spaces = (PrecomputedDistances(np.array([[0, 3.0], [3, 0]])), PrecomputedDistances(np.array([[0, 0.2], [0.2, 0]])))
     p, q = (torch.tensor([m, 1 - m], dtype=torch.float64) for m in (a, b))
-    found = objective(DenseCoupling(torch.from_numpy(T)), p, q, *spaces, 2**30, generator())
+    found = exact_value(torch.from_numpy(T), p, q, *spaces)
     both = 2 * (T[0, 0] * T[1, 1] + T[0, 1] * T[1, 0])
-    assert found.value == pytest.approx(2 * a * (1 - a) + 2 * b * (1 - b) - 2 * both, abs=1e-12)
+    assert found == pytest.approx(2 * a * (1 - a) + 2 * b * (1 - b) - 2 * both, abs=1e-12)
 
 
 def test_the_sampled_objective_is_within_four_of_its_standard_errors() -> None:
@@ -161,14 +164,13 @@ def test_the_sampled_objective_is_within_four_of_its_standard_errors() -> None:
     assert not found[0].exact
 
 
-def test_the_objective_is_estimated_when_memory_forbids_the_exact_one() -> None:
-    rng = np.random.default_rng(5)
-    p, q = random_masses(30, rng), random_masses(40, rng)
-    X, Y = (PrecomputedDistances(random_distances(n, rng)) for n in (30, 40))
-    coupling = DenseCoupling(torch.from_numpy(random_plan(p, q, rng)))
-    found = objective(coupling, torch.from_numpy(p), torch.from_numpy(q), X, Y, 1000, generator())
-    assert not found.exact
-    assert found.error > 0
+def test_what_is_affordable_depends_on_memory_searches_and_factors() -> None:
+    x, y = (PrecomputedDistances(random_distances(n, np.random.default_rng(5))) for n in (30, 40))
+    assert affordable(x, y, 8 * 3 * 30 * 40)
+    assert not affordable(x, y, 8 * 3 * 30 * 40 - 1)
+    factored = EuclideanDistances(np.random.default_rng(6).normal(size=(5000, 2)), squared=True)
+    assert affordable(factored, factored, 1000)
+    assert not affordable(x, factored, 8 * 30**2 - 1)
 
 
 def test_a_falling_cost_is_never_stale_and_a_flat_one_is() -> None:
@@ -216,6 +218,8 @@ def test_the_objective_leaves_a_providers_own_storage_alone() -> None:
         one.rows = lambda _, kept=kept: kept  # type: ignore[method-assign, misc]
     before = [kept.clone() for kept in stored]
     p, q = random_masses(9, rng), random_masses(11, rng)
-    coupling = DenseCoupling(torch.from_numpy(random_plan(p, q, rng)))
-    objective(coupling, torch.from_numpy(p), torch.from_numpy(q), inner[0], inner[1], 2**30, generator())
+    T = torch.from_numpy(random_plan(p, q, rng))
+    exact_value(T, torch.from_numpy(p), torch.from_numpy(q), inner[0], inner[1])
+    sampled_objective(DenseCoupling(T), torch.from_numpy(p), inner[0], inner[1], generator())
+    bounds.second_bound(inner[0], inner[1], torch.from_numpy(p), torch.from_numpy(q))
     assert all(torch.equal(kept, copy) for kept, copy in zip(stored, before, strict=True))

@@ -318,6 +318,26 @@ def test_changing_a_search_option_changes_the_result(options: GWOptions) -> None
     assert not torch.equal(base.plan, changed.plan)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("gradient", ["exact", "sampled"])
+@pytest.mark.parametrize("distances", ["landmark", "euclidean"])
+def test_the_gpu_searches_and_agrees_with_the_cpu(gradient: str, distances: str) -> None:
+    X, angle_x = make_spiral(1100)
+    Y, angle_y = make_swiss_roll(1200, random_state=100)
+    options = GWOptions(gradient=gradient)
+    cpu, gpu = (
+        gw_align(X, Y, distances=distances, device=device, options=options, random_state=0)
+        for device in ("cpu", "cuda")
+    )
+    assert gpu.value == pytest.approx(cpu.value, rel=0.02)
+    assert gpu.marginal_error < 1e-12
+    if distances == "landmark":
+        assert np.corrcoef(angle_x, angle_y[gpu.argmax()])[0, 1] > 0.99
+    sharp = gw_align(X[::4], Y[::4], distances=distances, device="cuda", epsilon=0, random_state=0)
+    assert sharp.value < gpu.value
+    assert np.isfinite(sharp.confidence().entropy).all()
+
+
 def test_fewer_basins_are_carried_when_fewer_are_asked_for() -> None:
     rng = np.random.default_rng(9)
     x, y = (PrecomputedDistances(random_distances(n, rng)) for n in (90, 100))
