@@ -1,7 +1,7 @@
 """The Gromov-Wasserstein objective of a plan as a value with its standard error.
 
-Exactly it is <C(T), T>, see `torchgw.gw.bounds`. Where distances or memory forbid that, M pairs drawn from the plan give
-the unbiased estimate mean_{m != m'} (D_X[i_m, i_m'] - D_Y[j_m, j_m'])^2 with the standard error of a U-statistic
+Exactly it is <C(T), T>, see `torchgw.gw.bounds`. Where distances or memory forbid that, M pairs drawn from the plan
+give the unbiased estimate mean_{m != m'} (D_X[i_m, i_m'] - D_Y[j_m, j_m'])^2 with the standard error of a U-statistic
 (W. Hoeffding, 1948).
 """
 
