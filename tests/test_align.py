@@ -295,7 +295,7 @@ def test_a_disconnected_graph_is_warned_about_and_solved() -> None:
         replace(SHORT, sampling=SamplingOptions(step=1.0)),
         replace(SHORT, sampling=SamplingOptions(n_control=0)),
         replace(SHORT, sampling=SamplingOptions(n_control=20)),
-        replace(SHORT, spaces=SpaceOptions(k=6)),
+        replace(SHORT, spaces=SpaceOptions(k=4)),
         replace(SHORT, spaces=SpaceOptions(n_landmarks=20)),
         replace(SHORT, sinkhorn=SinkhornOptions(max_iter=2)),
         replace(SHORT, sinkhorn=SinkhornOptions(final_max_iter=3)),

@@ -97,7 +97,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("no points", align(X, np.zeros((0, 3))), "Y must hold at least 2 points"),
     ("too many neighbours", align(X, Y, options=GWOptions(spaces=SpaceOptions(k=30))), "k must be smaller"),
     ("asymmetric matrix", align(asymmetric(), Y), "X must be a symmetric distance matrix"),
-    ("negative distances", align(-D, Y), "X must be non-negative"),
+    ("negative distances", align(-D, Y), "X is square, so it must be a non-negative distance matrix"),
     ("NaN distances", align(D * np.nan, Y), "X must not contain NaN"),
     ("similarities", align(np.exp(-D), Y), "X must have a zero diagonal"),
     ("non-square graph", align(csr_matrix(np.ones((3, 4))), Y), "X must be a square sparse graph"),

@@ -130,6 +130,9 @@ def test_confidence_falls_with_epsilon_and_with_a_rival_basin() -> None:
     assert sharp.entropy.mean() < blurred.entropy.mean()
     assert ((sharp.margin >= 0) & (sharp.margin <= 1)).all()
     assert ((sharp.stability >= 0) & (sharp.stability <= 1)).all()
+    assert "80 points; means: entropy" in repr(sharp)
+    unsearched = gw_align(X, Y, init=np.array([[0, 0], [79, 89]]), random_state=0).confidence()
+    assert np.isnan(unsearched.stability).all()
     line = np.abs(np.linspace(0, 1, 50)[:, None] - np.linspace(0, 1, 50))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -68,7 +68,7 @@ def test_numpy_comes_back_as_numpy_and_torch_as_torch(result: GWResult) -> None:
     assert isinstance(result.push(np.ones(90)), np.ndarray)
     assert isinstance(result.push(torch.ones(90)), torch.Tensor)
     assert isinstance(result.argmax(), np.ndarray)
-    tensors = gw_align(torch.from_numpy(SPIRAL), ROLL, random_state=0, options=GWOptions(spaces=SpaceOptions(k=6)))
+    tensors = gw_align(torch.from_numpy(SPIRAL), ROLL, random_state=0, options=GWOptions(spaces=SpaceOptions(k=5)))
     assert isinstance(tensors.argmax(), torch.Tensor)
     assert isinstance(tensors.top_k(2)[1], torch.Tensor)
 
@@ -138,7 +138,7 @@ def test_a_result_survives_saving_and_loading(result: GWResult, tmp_path: Path) 
 
 def test_options_given_as_numpy_numbers_survive_saving(tmp_path: Path) -> None:
     options = GWOptions(
-        spaces=SpaceOptions(k=np.int64(6)),  # type: ignore[arg-type]
+        spaces=SpaceOptions(k=np.int64(5)),  # type: ignore[arg-type]
         stopping=StoppingOptions(plan_tol=np.float32(0.5)),  # type: ignore[arg-type]
         mixed_precision=np.bool_(True),  # type: ignore[arg-type]
     )
@@ -187,7 +187,7 @@ def test_every_format_is_read_alike(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "e.tsv", ROLL, delimiter="\t", header="x\ty\tz", comments="")
     for path in sorted(tmp_path.iterdir()):
         np.testing.assert_allclose(io.read_space("X", path), ROLL, rtol=1e-12)
-    save_npz(tmp_path / "graph.npz", neighbour_graph(SPIRAL, 6))
+    save_npz(tmp_path / "graph.npz", neighbour_graph(SPIRAL, 5))
     assert io.read_space("X", tmp_path / "graph.npz").shape == (90, 90)
 
 
@@ -229,10 +229,10 @@ def test_the_command_writes_what_the_library_computes(
 def test_every_main_parameter_of_the_command_reaches_the_solve(tmp_path: Path) -> None:
     source, target = write_inputs(tmp_path)
     out = str(tmp_path / "out.npz")
-    flags = "-k 7 --landmarks 30 --anchors 40 --max-iter 5 --seed 3 --epsilon 0.01 --distances landmark --double"
+    flags = "-k 5 --landmarks 30 --anchors 40 --max-iter 5 --seed 3 --epsilon 0.01 --distances landmark --double"
     assert cli.main(["align", source, target, "-o", out, *flags.split(), "--device", "cpu", "--backend", "eager"]) == 0
     loaded = GWResult.load(out)
-    assert loaded.options.spaces == SpaceOptions(k=7, n_landmarks=30)
+    assert loaded.options.spaces == SpaceOptions(k=5, n_landmarks=30)
     assert loaded.options.sampling.n_anchors == 40
     assert loaded.options.stopping == StoppingOptions(max_iter=5)
     assert not loaded.options.mixed_precision
@@ -330,7 +330,7 @@ def test_bad_options_give_one_line_and_exit_code_two(
 
 def test_warnings_of_the_command_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = write_inputs(tmp_path)
-    assert cli.main(["align", source, target, "-o", str(tmp_path / "o.npz"), "-k", "6", "--max-iter", "3"]) == 0
+    assert cli.main(["align", source, target, "-o", str(tmp_path / "o.npz"), "-k", "5", "--max-iter", "3"]) == 0
     assert re.fullmatch(r"torchgw: warning: the iteration limit .*\n", capsys.readouterr().err)
 
 

@@ -285,7 +285,7 @@ def test_edge_lengths_are_right_far_from_the_origin(dimension: int, k: int) -> N
 
 @pytest.mark.parametrize("size", [1e-170, 1e140])
 def test_the_size_of_the_numbers_does_not_matter(size: float) -> None:
-    for make in (EuclideanDistances, lambda x: LandmarkDistances(neighbour_graph(x, 6), 40)):
+    for make in (EuclideanDistances, lambda x: LandmarkDistances(neighbour_graph(x, 5), 40)):
         plain, scaled = make(ROLL), make(ROLL * size)
         torch.testing.assert_close(plain.rows(EVERYTHING), scaled.rows(EVERYTHING), rtol=0, atol=1e-9)
         assert scaled.scale == pytest.approx(plain.scale * size, rel=1e-9)
@@ -293,7 +293,7 @@ def test_the_size_of_the_numbers_does_not_matter(size: float) -> None:
 
 def test_duplicates_in_many_dimensions_are_joined_by_edges_of_length_zero() -> None:
     x = np.random.default_rng(6).normal(size=(40, 30)) + 1e4
-    graph = neighbour_graph(np.concatenate((x, x)), 6)
+    graph = neighbour_graph(np.concatenate((x, x)), 5)
     assert graph[3, 43] == 0
     assert 43 in graph[3].indices
 
@@ -328,6 +328,7 @@ def test_the_chosen_graph_joins_no_two_turns_of_the_roll(seed: int) -> None:
         assert not kept & {tuple(sorted(edge)) for edge in report.short_cuts.tolist()}
         assert report.k >= 9
         assert report.n_stitched == 0
+        assert f"short_cuts={len(report.short_cuts)})" in repr(report)
 
 
 def test_a_k_that_bridges_the_arms_is_warned_about_and_kept() -> None:
@@ -336,6 +337,13 @@ def test_a_k_that_bridges_the_arms_is_warned_about_and_kept() -> None:
         graph = neighbour_graph(x, 30, "X")
     coo = graph.tocoo()
     assert np.abs(angle[coo.row] - angle[coo.col]).max() > 2
+
+
+@pytest.mark.parametrize("k", [6, 8])
+def test_a_k_as_small_as_the_chosen_one_is_warned_about_too(k: int) -> None:
+    x, _ = make_swiss_roll(500, random_state=1)
+    with pytest.warns(GraphWarning, match=f"k = {k} joins parts"):
+        neighbour_graph(x, k)
 
 
 def test_an_edge_that_cuts_across_is_found_and_a_ring_is_left_whole() -> None:

@@ -71,7 +71,7 @@ class Certificate:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Confidence:
     """Three views of every source point, each (N,).
 
@@ -81,8 +81,8 @@ class Confidence:
         points it is effectively spread over.
     margin : 1 - second largest / largest mass in the row: 1 for a single match, 0 for a tie.
     stability : 1 minus the distance, in units of the target's scale, to where another basin sends the point, discounted
-        by how much worse that basin is (best energy / its energy, as listed); the worst over all basins. 1 where none
-        was found.
+        by how much worse that basin is (best energy / its energy, as listed); the worst over all basins. 1 where no
+        other was found, NaN where none was looked for.
 
     Points without mass have NaN in the first two.
     """
@@ -90,6 +90,10 @@ class Confidence:
     entropy: Array | Tensor
     margin: Array | Tensor
     stability: Array | Tensor
+
+    def __repr__(self) -> str:
+        means = ", ".join(f"{name} {float(side.mean()):.3g}" for name, side in vars(self).items())
+        return f"Confidence({len(self.entropy)} points; means: {means})"
 
 
 def entropy_and_margin(coupling: BlockCoupling) -> tuple[Tensor, Tensor]:

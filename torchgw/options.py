@@ -166,7 +166,7 @@ class CoarseOptions:
 
     n_landmarks: int = 60
     n_starts: int = 48
-    n_basins: int = 3
+    n_basins: int = 6
 
     def __post_init__(self) -> None:
         _keep(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))

@@ -181,7 +181,7 @@ class GWResult:
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"confidence knows the library's own couplings, got {type(self.coupling).__name__}")
         entropy, margin = entropy_and_margin(self.coupling)
-        stability = torch.ones_like(entropy)
+        stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)
         for basin in self.basins[1:]:
             discount = min((self.basins[0].energy + TINY) / (basin.energy + TINY), 1.0)
             stability = torch.minimum(stability, 1 - discount * basin.shift.to(stability))

@@ -123,7 +123,10 @@ def distance_matrix(name: str, value: object) -> Array:
     if np.isnan(array).any():
         raise ValueError(f"{name} must not contain NaN, got {_count_bad(array)}")
     if (array < 0).any():
-        raise ValueError(f"{name} must be non-negative, got a smallest entry of {array.min():g}")
+        raise ValueError(
+            f"{name} is square, so it must be a non-negative distance matrix, got a smallest entry of {array.min():g}; "
+            f"if its rows are points, pass distances='landmark' or 'euclidean'"
+        )
     finite = np.where(np.isinf(array), -1.0, array)
     largest = max(float(finite.max()), 0.0)
     gap = float(np.abs(finite - finite.T).max())
@@ -212,22 +215,27 @@ def same_mass(p: Array, q: Array) -> None:
 def pairs(name: str, value: object, n: int, k: int) -> Tensor:
     """Matching pairs (m, 2) of indices below N and K, m >= 1, as int64."""
     array = _numbers(name, value, 2, "(m, 2)").astype(np.int64)
+    largest = array.max(0, initial=0).tolist()
     if len(array) == 0:
         raise ValueError(f"{name} must hold at least one matching pair, got shape {array.shape}")
     if (array < 0).any() or (array >= (n, k)).any():
-        raise ValueError(f"{name} must hold pairs of indices below ({n}, {k}), got some up to {tuple(array.max(0))}")
+        found = f"some from {array.min()} up to {largest}"
+        raise ValueError(f"{name} must hold pairs of indices below ({n}, {k}), got {found}")
     return torch.from_numpy(array)
 
 
 def plan(name: str, value: object, n: int, k: int) -> Tensor:
     """A finite non-negative plan (N, K) with some mass, as float64."""
-    array = _numbers(name, value, 2, f"(N, K) = ({n}, {k})")
+    array = _numbers(name, value, 2, f"(N, K) = ({n}, {k}), or integer pairs (m, 2)")
     if array.shape != (n, k):
+        dtype = getattr(value, "dtype", "unknown")
         raise ValueError(
-            f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got shape {array.shape}"
+            f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got shape {array.shape} of "
+            f"dtype {dtype}"
         )
     if not np.isfinite(array).all() or (array < 0).any() or array.sum() <= 0:
-        raise ValueError(f"{name} must be finite and non-negative with a positive sum, got {_count_bad(array)}")
+        found = f"{_count_bad(array)}, {int((array < 0).sum())} negative ones, and a sum of {array.sum():g}"
+        raise ValueError(f"{name} must be finite and non-negative with a positive sum, got {found}")
     return torch.from_numpy(array)
 
 

@@ -94,7 +94,8 @@ def gw_align(
     Warns
     -----
     GraphWarning
-        When a graph had to be stitched or infinite distances replaced.
+        When a graph had to be stitched, a given k joins parts that are far apart, or infinite distances were
+        replaced.
     ConvergenceWarning
         When the result is not a converged one; its status says what to change.
     AmbiguityWarning
@@ -224,7 +225,7 @@ def warn_if_ambiguous(result: GWResult) -> None:
             f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
             f"{rival.energy:.4g}, and send points {rival.difference:.0%} of the target's scale apart on average (a "
             f"symmetry?); result.basins lists both. Matching pairs through init=, or masses p and q, can break the "
-            f"tie; where epsilon blurs everything, so does a smaller one",
+            f"tie{'' if result.epsilon == 0 else '; if epsilon is so large that plans hardly differ, lower it'}",
             AmbiguityWarning,
             stacklevel=3,
         )

@@ -251,7 +251,7 @@ def certify(
     if exact:
         gradient = ExactGradient(source, target, p, q)
         found = stationarity(gradient(stored, p), ended.plan, p, q, ended.dual)
-        value = Objective(found.value, True, 0.0)
+        value = Objective(max(found.value, 0.0), True, 0.0)  # a sum of squares, but for rounding
         lower = max(lower, first_bound(gradient.a, gradient.b, p, q))
     else:
         value = sampled_objective(stored, p, source, target, generator)

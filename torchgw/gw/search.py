@@ -111,7 +111,7 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
     apart = rung is None
     finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest or (apart and c.leading))]
-    finalists = finalists[: max(coarse.n_basins, len(kinds) if apart else 1)]
+    finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         finalists += _by_distributions(problem)
     if len(finalists) > 1:
@@ -234,6 +234,16 @@ def _by_distributions(problem: Problem) -> list[Candidate]:
 
 def _apart(reference: Landmarks, one: Tensor, other: Tensor, mass: Tensor) -> float:
     return float(mass @ reference.between(one, other))
+
+
+def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:
+    """The first candidate, then those whose matchings are furthest from the ones taken: near-equal energies of a lower
+    level say less about which basins to compare than how different they are."""
+    taken = candidates[:1]
+    while len(taken) < min(most, len(candidates)):
+        rest = [c for c in candidates if all(c is not t for t in taken)]
+        taken.append(max(rest, key=lambda c: min(_apart(reference, t.matching, c.matching, mass) for t in taken)))
+    return taken
 
 
 def _distinct(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> list[Candidate]:

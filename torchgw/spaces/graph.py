@@ -28,7 +28,7 @@ FEWEST = 5
 STEPS = (0, 2, 4, 7)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GraphReport:
     """How a neighbour graph was made.
 
@@ -43,7 +43,11 @@ class GraphReport:
     k: int
     n_components: int
     n_stitched: int
-    short_cuts: Array = field(repr=False, compare=False)
+    short_cuts: Array = field(compare=False)
+
+    def __repr__(self) -> str:
+        counts = f"k={self.k}, n_components={self.n_components}, n_stitched={self.n_stitched}"
+        return f"GraphReport({counts}, short_cuts={len(self.short_cuts)})"
 
 
 def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -> Any:
@@ -90,14 +94,17 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
     graph, cut = _assemble(points, neighbour, chosen, prune=k is None)
     graph, n_components, n_stitched = _joined(graph, points)
     if n_stitched:
-        advice = "the data may be in separate parts" if k is None else "a larger k may join them by itself"
+        if k is None:
+            advice = "if the data are in separate parts, distances between those are guesses: align them one by one"
+        else:
+            advice = "a larger k may join them by itself"
         warnings.warn(
             f"the {chosen}-nearest-neighbour graph of {name} has {n_components} components; they were stitched with "
             f"{n_stitched} edges between closest pairs; {advice}",
             GraphWarning,
             stacklevel=3,
         )
-    if k is not None and k > min(candidates(len(points))):
+    if k is not None and k > FEWEST:
         _warn_of_bridges(graph, points, k, name)
     if len(cut):
         logger.info("%s: %d short cuts left out of the %d-nearest-neighbour graph", name, len(cut), chosen)
