@@ -141,6 +141,7 @@ def test_the_iteration_limit_holds_at_the_sharp_end_and_the_clock_runs_on() -> N
         )
     assert result.n_iter <= 12
     assert [one.iteration for one in heard] == list(range(1, len(heard) + 1))
+    assert all(one.iteration <= one.max_iter for one in heard)
     assert result.history.elapsed == sorted(result.history.elapsed)
 
 

@@ -225,7 +225,7 @@ def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | No
 
 def _annealed(problem: Problem, start: Start, epsilon: float, callback: Callback | None, history: History) -> Descent:
     """A few iterations at one epsilon of the sharp end's ladder."""
-    steps = min(SHARP_STEPS, problem.options.stopping.max_iter)
+    steps = min(SHARP_STEPS, problem.options.stopping.max_iter - len(history.iteration))
     return descend(
         problem.gradient,
         start,

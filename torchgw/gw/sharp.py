@@ -148,7 +148,7 @@ def conditional_gradient(
     rows, columns = p > 0, q > 0
     masses = [side[used].cpu().numpy() for side, used in ((p, rows), (q, columns))]
     potential = dual[columns].cpu().numpy()
-    whole = slice(0, len(p))
+    whole, most = slice(0, len(p)), len(history.iteration) + max_iter
     C = gradient(DenseCoupling(plan), p).rows(whole)
     value, gap, status, step = float((C * plan).sum()), float("inf"), Status.MAX_ITER, 0
     while step < max_iter:
@@ -163,7 +163,7 @@ def conditional_gradient(
         direction = feasible(vertex, p, q) - plan
         slope = float((C * direction).sum())
         gap = max(-2 * slope, 0.0)
-        record(history, callback, len(history.iteration) + 1, max_iter, value, 0.0, 0.0, began)
+        record(history, callback, len(history.iteration) + 1, most, value, 0.0, 0.0, began)
         if gap <= STATIONARY * value or value <= torch.finfo(p.dtype).eps:
             status = Status.STATIONARY
             break
