@@ -4,7 +4,7 @@ import argparse
 import importlib
 
 SUITES = {
-    "softmin": "row and column logsumexp of a stored score against torch.logsumexp",
+    "kernels": "every kernel implementation against its floor, plain torch and other libraries",
     "relaxation": "iterations of the last solve with and without over-relaxation",
     "quality": "the right optimum on every kind of problem, against POT, SCOT's recipe and the published solver",
     "sampling": "error of the sampled gradient by how its anchors are used",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
 from tests.problems import random_masses, sinkhorn_oracle
 from torchgw.kernels import LOG2E
-from torchgw.kernels.softmin_dense.reference import softmin_dense
+from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.scaling import ScalingState, balance, feasible, scaling
 
@@ -37,8 +35,7 @@ def solve(
     log_p, log_q = (torch.from_numpy(m).log2().to(dtype) for m in (p, q))
     out = torch.empty_like(score)
     state = scaling(
-        score,
-        partial(softmin_dense, score),
+        KERNEL.on(score),
         log_p,
         log_q,
         log_p if f is None else f,
@@ -69,9 +66,7 @@ def test_a_cold_start_at_a_tiny_epsilon_agrees_with_the_log_domain() -> None:
     plan, state = solve(C, p, q, 2e-4, dtype=torch.float32, tol=1e-3, max_iter=3000)
     score = torch.from_numpy(-C * LOG2E / 2e-4)
     log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
-    expected = sinkhorn(
-        partial(softmin_dense, score), log_p, log_q, log_p, log_q, max_iter=100_000, tol=1e-5, check_every=50
-    )
+    expected = sinkhorn(KERNEL.on(score), log_p, log_q, log_p, log_q, max_iter=100_000, tol=1e-5, check_every=50)
     reference = (score + expected.f[:, None] + expected.g).exp2()
     assert state.residual <= 1e-3
     assert torch.isfinite(plan).all()

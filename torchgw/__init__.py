@@ -17,7 +17,14 @@ from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
 from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
 from torchgw.status import History, Status
-from torchgw.types import AmbiguityWarning, ConvergenceWarning, GraphWarning, Progress, TorchGWWarning
+from torchgw.types import (
+    AmbiguityWarning,
+    ConvergenceWarning,
+    GraphWarning,
+    PrecisionWarning,
+    Progress,
+    TorchGWWarning,
+)
 
 __all__ = [
     "AmbiguityWarning",
@@ -35,6 +42,7 @@ __all__ = [
     "GraphWarning",
     "History",
     "LandmarkDistances",
+    "PrecisionWarning",
     "PrecomputedDistances",
     "Progress",
     "SamplingOptions",

@@ -14,7 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.kernels import transport
+from torchgw.kernels.dispatch import Request
 from torchgw.kernels.sampling import draw
+from torchgw.kernels.transport.reference import Transport
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
@@ -53,14 +56,17 @@ class BlockCoupling(ABC):
         return self.apply(ones, axis)[:, 0]
 
     def apply(self, V: Tensor, axis: int) -> Tensor:
-        if V.shape[0] != self.shape[axis]:
-            raise ValueError(f"V must have {self.shape[axis]} rows for axis {axis}, got shape {tuple(V.shape)}")
+        self._check_rows(V, axis)
         if axis == 1:
             return torch.cat([block @ V for _, block in self.blocks()])
         out = V.new_zeros((self.shape[1], *V.shape[1:]))
         for where, block in self.blocks():
             out += block.T @ V[where]
         return out
+
+    def _check_rows(self, V: Tensor, axis: int) -> None:
+        if V.shape[0] != self.shape[axis]:
+            raise ValueError(f"V must have {self.shape[axis]} rows for axis {axis}, got shape {tuple(V.shape)}")
 
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         return draw(self.rows(rows), 1, generator)[:, 0]
@@ -146,6 +152,36 @@ class PotentialCoupling(BlockCoupling):
         if self.x is not None and self.y is not None:
             block.addr_(self.x[index], self.y)
         return block
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        self._check_rows(V, axis)
+        sides = ((self.A, self.f, self.x), (self.B, self.g, self.y))
+        (A, f, x), (B, g, y) = sides if axis == 1 else sides[::-1]
+        moved = self._kernels().apply(A, B, f, g, V.reshape(len(V), -1).contiguous())
+        if x is not None and y is not None:
+            moved = moved + x[:, None] * (y @ V.reshape(len(V), -1))
+        return moved.reshape(len(A), *V.shape[1:])
+
+    def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        if self.x is not None:
+            return super().sample_columns(rows, generator)
+        return self._kernels().sample(self.A[rows], self.B, self.g, generator)
+
+    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
+        if self.x is not None:
+            return super().top_k(k)
+        values, columns = self._kernels().largest(self.A, self.B, self.g, k)
+        return values.add_(self.f[:, None]).exp2_(), columns
+
+    def argmax(self, axis: int) -> Tensor:
+        if self.x is not None:
+            return super().argmax(axis)
+        A, B, g = (self.A, self.B, self.g) if axis == 1 else (self.B, self.A, self.f)
+        return self._kernels().largest(A, B, g, 1)[1][:, 0]
+
+    def _kernels(self) -> Transport:
+        request = Request(self.device, self.dtype, self.shape, self.A.shape[1])
+        return transport.choose("auto", request).function
 
     def tensors(self) -> dict[str, Tensor]:
         found = {"A": self.A, "B": self.B, "f": self.f, "g": self.g}

@@ -44,7 +44,8 @@ class GWResult:
     status, converged : how the solve ended.
     n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
     history : cost, marginal error, epsilon and time at every check.
-    backend : the kernel implementation that ran; ``backends_passed_over`` says why those before it did not.
+    backend : the kernel implementation that ran; ``backends_passed_over`` says why those before it did not, ``blocks``
+        names its block sizes.
     scales : what the distances of the two spaces were divided by.
     providers : class names of the two distance providers.
     graphs : how the neighbour graphs were made (k, stitching, short cuts left out); None for spaces that needed none.
@@ -70,6 +71,7 @@ class GWResult:
     history: History
     backend: str
     backends_passed_over: dict[str, str]
+    blocks: dict[str, int]
     scales: tuple[float, float]
     providers: tuple[str, str]
     graphs: tuple[GraphReport | None, GraphReport | None]

@@ -13,12 +13,6 @@ from torch import Tensor
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 RandomState: TypeAlias = "int | torch.Generator | np.random.Generator | None"
 
-Softmin: TypeAlias = Callable[[Tensor, int], Tensor]
-"""``softmin(potential, axis)``: base-2 logsumexp of score + potential over ``axis``.
-
-``axis=1`` takes a (K,) potential and returns (N,); ``axis=0`` takes (N,) and returns (K,).
-"""
-
 
 class TorchGWWarning(UserWarning):
     """Base of every warning this library gives."""
@@ -32,8 +26,25 @@ class GraphWarning(TorchGWWarning):
     """A neighbour graph or distance matrix had to be repaired before use."""
 
 
+class PrecisionWarning(TorchGWWarning):
+    """The numbers of a solve reach further than the chosen precision carries."""
+
+
 class AmbiguityWarning(TorchGWWarning):
     """Another matching is as good as the returned one: the spaces have a symmetry that nothing breaks."""
+
+
+class Score(Protocol):
+    """A score S (N, K) in base-2 logarithms, stored or not, as the inner solvers read it."""
+
+    def softmin(self, bias: Tensor, axis: int) -> Tensor:
+        """log2 sum 2^(S + bias) over ``axis``: (K,) to (N,) for axis 1, (N,) to (K,) for axis 0."""
+
+    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float) -> tuple[Tensor, Tensor]:
+        """f + weight (log_p - tau softmin(g, 1) - f) and the softmin over the rows under it, in one read."""
+
+    def absorb(self, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
+        """The plan 2^(S + f + g) into ``out`` (N, K)."""
 
 
 ProviderT = TypeVar("ProviderT", bound="DistanceProvider")

@@ -24,6 +24,7 @@ from torchgw.gw.prepare import (
 from torchgw.gw.run import run
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.dispatch import BACKENDS, Request
+from torchgw.kernels.precision import loop_dtype
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
@@ -96,6 +97,8 @@ def gw_align(
     GraphWarning
         When a graph had to be stitched, a given k joins parts that are far apart, or infinite distances were
         replaced.
+    PrecisionWarning
+        When the scores reach further than float32 carries them; the last solve runs in float64 all the same.
     ConvergenceWarning
         When the result is not a converged one; its status says what to change.
     AmbiguityWarning
@@ -152,8 +155,8 @@ def gw_align(
     if against is not None and (options.gradient == "exact" or epsilon == 0):
         asked = "epsilon=0 needs the exact gradient: " if epsilon == 0 else "options.gradient='exact' cannot run: "
         raise MemoryError(asked + against)
-    loop_dtype = torch.float32 if options.mixed_precision else torch.float64
-    chosen = softmin_dense.choose(backend, Request(where, loop_dtype, (n, k)))
+    chosen = softmin_dense.choose(backend, Request(where, loop_dtype(options.mixed_precision), (n, k)))
+    logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
 
     made, graphs = make_providers(checked, options.spaces)
     prepared = time.perf_counter()
@@ -187,6 +190,7 @@ def gw_align(
         history=ended.history,
         backend=chosen.name,
         backends_passed_over=chosen.passed_over,
+        blocks=chosen.blocks,
         scales=(float(made[0].scale), float(made[1].scale)),
         providers=(type(made[0]).__name__, type(made[1]).__name__),
         graphs=graphs,

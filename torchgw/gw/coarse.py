@@ -16,8 +16,9 @@ from torchgw.gw.landmarks import KINDS, Landmarks, choose_landmarks
 from torchgw.gw.lift import Solved
 from torchgw.gw.starts import start_costs
 from torchgw.kernels import LOG2E
+from torchgw.kernels.kernel import LOWEST_EXPONENT
 from torchgw.options import CoarseOptions
-from torchgw.sinkhorn.scaling import LOWEST_EXPONENT, balance, feasible
+from torchgw.sinkhorn.scaling import balance, feasible
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)

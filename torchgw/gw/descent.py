@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torchgw.gw.gradient import Gradient
 from torchgw.gw.loop import Solution, record
 from torchgw.gw.start import Start
 from torchgw.kernels import LN2, LOG2E
-from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.kernels.kernel import Kernel
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.sinkhorn.scaling import feasible, scaling
@@ -58,7 +57,7 @@ def descend(
     p: Tensor,
     q: Tensor,
     epsilon: float,
-    softmin: SoftminDense,
+    kernel: Kernel,
     options: GWOptions,
     callback: Callback | None = None,
     max_iter: int | None = None,
@@ -88,8 +87,7 @@ def descend(
         unit = 2 * LOG2E / now
         f, g = (rescale(side, mass, last_epsilon, now) for side, mass in ((f, log_p), (g, log_q)))
         state = scaling(
-            score,
-            partial(softmin, score),
+            kernel.on(score),
             log_p,
             log_q,
             f + unit * row_term,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.gw.start import potential_coupling
-from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.kernels.kernel import Kernel
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.rounding import round_to_marginals
 from torchgw.sinkhorn.scaling import scaling
@@ -41,7 +40,7 @@ def finish(
     epsilon: float,
     p: Tensor,
     q: Tensor,
-    softmin: SoftminDense,
+    kernel: Kernel,
     options: SinkhornOptions,
 ) -> Finished:
     """Solve ``cost`` at ``epsilon`` from warm potentials, for float64 masses p (N,), q (K,) that sum to one.
@@ -63,8 +62,7 @@ def finish(
         score = (A @ B.T).to(torch.float64)
     plan = torch.empty_like(score)
     state = scaling(
-        score,
-        partial(softmin, score),
+        kernel.on(score),
         p.log2(),
         q.log2(),
         start.f,

@@ -16,8 +16,8 @@ from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.start import Start
 from torchgw.kernels import LOG2E
-from torchgw.kernels.softmin_dense.reference import softmin_dense
-from torchgw.sinkhorn.step import half_step
+from torchgw.kernels.softmin_dense.reference import softmin
+from torchgw.kernels.step import half_step
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def lift_potentials(solved: Solved, log_p: Tensor, log_q: Tensor) -> tuple[Tenso
     x, y, unit = solved.source, solved.target, 2 * LOG2E / solved.epsilon
     to_y = x.rows.T @ (solved.plan @ y.distances) * unit
     to_x = y.rows.T @ (solved.plan.T @ x.distances) * unit
-    f = half_step(log_p, softmin_dense(to_y, solved.g, 1), 1.0)
-    g = half_step(log_q, softmin_dense(to_x, solved.f, 1), 1.0)
+    f = half_step(log_p, softmin(to_y, solved.g, 1), 1.0)
+    g = half_step(log_q, softmin(to_x, solved.f, 1), 1.0)
     return f, g, y.index[(to_y + solved.g).argmax(1)]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torchgw.gw.gradient import Gradient
 from torchgw.gw.start import Start
 from torchgw.gw.stopping import Plateau, observe, verdict
 from torchgw.kernels import LN2, LOG2E
-from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.kernels.kernel import Kernel
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
@@ -51,7 +50,7 @@ def solve(
     p: Tensor,
     q: Tensor,
     epsilon: float,
-    softmin: SoftminDense,
+    kernel: Kernel,
     marginals: Balanced,
     options: GWOptions,
     callback: Callback | None,
@@ -77,7 +76,7 @@ def solve(
         A, B = cost.balanced_score(now)
         torch.mm(A, B.T, out=score)
         state = sinkhorn(
-            partial(softmin, score),
+            kernel.on(score),
             log_p,
             log_q,
             rescale(f, log_p, old_epsilon, now) + unit * row_term,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate
 from torchgw.gw.anchors import sample_anchors
@@ -23,13 +25,14 @@ from torchgw.gw.objective import Objective, affordable, sampled_objective
 from torchgw.gw.search import Candidate, Problem, described, find_basins
 from torchgw.gw.sharp import column_dual, conditional_gradient
 from torchgw.gw.start import Start, pairs_start, plan_start, product_start
-from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.precision import loop_dtype, reach, unsafe
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.marginals import Balanced
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.spaces import PrecomputedDistances
 from torchgw.status import History, Status
-from torchgw.types import Callback, DistanceProvider
+from torchgw.types import Callback, DistanceProvider, PrecisionWarning
 
 ROUNDING_SLACK = 2.0
 SHARP_START = 2.5e-4
@@ -74,7 +77,7 @@ def run(
     epsilon: float,
     exact: bool,
     init: Tensor | None,
-    softmin: SoftminDense,
+    kernel: Kernel,
     marginals: Balanced,
     options: GWOptions,
     generator: torch.Generator,
@@ -86,13 +89,13 @@ def run(
     """
     began = time.perf_counter()
     p, q = masses
-    dtype = torch.float32 if options.mixed_precision else torch.float64
+    dtype = loop_dtype(options.mixed_precision)
     wide = [space.to(p.device, torch.float64) for space in spaces]
     if exact:  # graph searches once, for both precisions
         wide = [s if s.factors() is not None else PrecomputedDistances.of(s, p.device) for s in wide]
     source, target = (space.to(p.device, dtype) for space in wide)
     gradient = make_gradient(source, target, (p.to(dtype), q.to(dtype)), exact, options, generator)
-    problem = Problem(source, target, gradient, p, q, epsilon or SHARP_START, epsilon == 0, softmin, options, generator)
+    problem = Problem(source, target, gradient, p, q, epsilon or SHARP_START, epsilon == 0, kernel, options, generator)
     candidates, reference = where_to_start(problem, init)
     searched = time.perf_counter()
     if epsilon == 0:
@@ -169,20 +172,21 @@ def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidat
     else:
         start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.epsilon)
     if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
-        softmin, options = problem.softmin, problem.options
-        solved = descend(problem.gradient, start, problem.p, problem.q, problem.epsilon, softmin, options, max_iter=1)
+        kernel, options = problem.kernel, problem.options
+        solved = descend(problem.gradient, start, problem.p, problem.q, problem.epsilon, kernel, options, max_iter=1)
         start = solved.start()
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
 
 
 def solve_smoothly(problem: Problem, marginals: Balanced, callback: Callback | None, start: Start) -> Ended:
     """The entropic optimum at ``problem.epsilon``."""
-    p, q, epsilon, options, softmin = problem.p, problem.q, problem.epsilon, problem.options, problem.softmin
+    p, q, epsilon, options, kernel = problem.p, problem.q, problem.epsilon, problem.options, problem.kernel
     if problem.exact:
-        solution = descend(problem.gradient, start, p, q, epsilon, softmin, options, callback).released()
+        solution = descend(problem.gradient, start, p, q, epsilon, kernel, options, callback).released()
     else:
-        solution = solve(problem.gradient, start, p, q, epsilon, softmin, marginals, options, callback)
-    last = finish(solution.cost, solution.f, solution.g, epsilon, p, q, softmin, options.sinkhorn)
+        solution = solve(problem.gradient, start, p, q, epsilon, kernel, marginals, options, callback)
+    warn_if_unsafe(solution.cost, epsilon, options)
+    last = finish(solution.cost, solution.f, solution.g, epsilon, p, q, kernel, options.sinkhorn)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
     return Ended(
@@ -196,6 +200,16 @@ def solve_smoothly(problem: Problem, marginals: Balanced, callback: Callback | N
         n_iter_sinkhorn=solution.n_iter_sinkhorn + last.n_iter,
         history=solution.history,
     )
+
+
+def warn_if_unsafe(cost: FactoredCost, epsilon: float, options: GWOptions) -> None:
+    """Say so when float32 could not carry the scores that the loop worked on."""
+    if not options.mixed_precision:
+        return
+    A, B = cost.centred()[0].balanced_score(epsilon)
+    reason = unsafe(reach(A, B), A.shape[1])
+    if reason is not None:
+        warnings.warn(reason, PrecisionWarning, stacklevel=2)
 
 
 def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | None, start: Start) -> Ended:
@@ -232,7 +246,7 @@ def _annealed(problem: Problem, start: Start, epsilon: float, callback: Callback
         problem.p,
         problem.q,
         epsilon,
-        problem.softmin,
+        problem.kernel,
         problem.options,
         callback,
         max_iter=steps,

@@ -25,7 +25,8 @@ from torchgw.gw.lift import Solved, lift
 from torchgw.gw.objective import sampled_objective
 from torchgw.gw.start import Start
 from torchgw.gw.starts import quantiles
-from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.precision import loop_dtype
 from torchgw.options import CoarseOptions, GWOptions
 from torchgw.spaces import PrecomputedDistances
 from torchgw.types import DistanceProvider
@@ -60,14 +61,14 @@ class Problem:
     q: Tensor
     epsilon: float
     sharp: bool
-    softmin: SoftminDense
+    kernel: Kernel
     options: GWOptions
     generator: torch.Generator
 
     @property
     def masses(self) -> tuple[Tensor, Tensor]:
         """The masses in the dtype of the spaces."""
-        dtype = torch.float32 if self.options.mixed_precision else torch.float64
+        dtype = loop_dtype(self.options.mixed_precision)
         return self.p.to(dtype), self.q.to(dtype)
 
     @property
@@ -199,7 +200,7 @@ class _Rung:
 
 def _descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
     return descend(
-        problem.gradient, start, problem.p, problem.q, epsilon, problem.softmin, problem.options, max_iter=steps
+        problem.gradient, start, problem.p, problem.q, epsilon, problem.kernel, problem.options, max_iter=steps
     )
 
 

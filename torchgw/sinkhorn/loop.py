@@ -1,9 +1,9 @@
-"""Sinkhorn's fixed point from warm potentials, with its convergence read off the potentials.
+"""Sinkhorn's fixed point from warm potentials, by sweeps that read each score once an iteration.
 
-After a column half-step the plan's columns are exact and its row sums are p 2^(f_old - f_new), f_new being the next row
-half-step. So the L1 marginal residual sum_i p_i |2^(f_old - f_new) - 1| needs no plan. It is read only every
-``check_every`` iterations, because reading waits for the device; that of the last iteration is left for the caller to
-read.
+A sweep takes g to the f that belongs to it and to the column sums of the plan (f, g): its row sums are exact (under a
+hard marginal), and what the next g would change, sum_j q_j |2^(g - g_new) - 1|, is its L1 column residual. So the
+residual needs no plan. It is read only every ``check_every`` iterations, because reading waits for the device; on a GPU
+the next iteration is already on its way while the host waits. That of the last iteration is left for the caller.
 
 Between checks each half-step may be over-relaxed, old + w (new - old): near the fixed point that cuts the iterations by
 up to ten (measured, w = 1.8), far from it it can diverge. So checked iterations are plain, and w is halved towards 1
@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from torchgw.sinkhorn.step import half_step, relax
-from torchgw.types import Softmin
+from torchgw.kernels.step import half_step, relax
+from torchgw.sinkhorn.reading import Reading
+from torchgw.types import Score
 
 
 class SinkhornState(NamedTuple):
@@ -34,7 +34,7 @@ class SinkhornState(NamedTuple):
 
 
 def sinkhorn(
-    softmin: Softmin,
+    score: Score,
     log_p: Tensor,
     log_q: Tensor,
     f: Tensor,
@@ -50,30 +50,38 @@ def sinkhorn(
 
     Parameters
     ----------
-    softmin : base-2 logsumexp of the score plus a potential, see `torchgw.types.Softmin`.
+    score : the score (N, K), see `torchgw.types.Score`.
     log_p, log_q : base-2 logarithms of masses (N,), (K,) that sum to one.
-    f, g : warm potentials.
+    f, g : warm potentials; the first step is that of g, so g matters only under a soft marginal's relaxation.
     relaxation : weight w of the half-steps between checks, in [1, 2).
     damping : tau of the row and the column half-step, from the marginal model.
 
     Returns
     -------
-    State whose row marginal is exact and whose residual is that of the iterate before the last row half-step.
+    State whose f is the half-step of its g, and whose residual is its own.
     """
-    p = log_p.exp2()
-    has_mass = p > 0
-    residual, known, iteration, weight = p.new_full((), torch.inf), float("inf"), 0, relaxation
-    while iteration < max_iter and not known <= tol:
+    q = log_q.exp2()
+    has_no_mass = q <= 0
+    g = half_step(log_q, score.softmin(f, 0), damping[1])
+    residual, known, iteration, weight = q.new_full((), float("inf")), float("inf"), 0, relaxation
+    reading: Reading | None = None
+    while iteration < max_iter:
         iteration += 1
-        new_g = half_step(log_q, softmin(f, 0), damping[1])
-        checked = iteration % check_every == 0 or iteration == max_iter
-        g = new_g if checked else relax(g, new_g, weight)
-        new_f = half_step(log_p, softmin(g, 1), damping[0])
+        checked = reading is None and (iteration % check_every == 0 or iteration == max_iter)
+        plain = checked or reading is not None  # an iteration that runs while the host reads may be the last
+        f, softmin = score.sweep(g, log_p, f, damping[0], 1.0 if plain else weight)
+        new_g = half_step(log_q, softmin, damping[1])
+        if plain:
+            error = q * ((g - new_g).exp2() - 1).abs()
+            residual = error.masked_fill(has_no_mass, 0.0).sum()
+        if iteration == max_iter:
+            break
         if checked:
-            error = p * ((f - new_f).exp2() - 1).abs()
-            residual = error.masked_fill(~has_mass, 0.0).sum()
-        if checked and iteration < max_iter:
-            last, known = known, float(residual)
+            reading = Reading(residual)
+        if reading is not None and not (checked and reading.overlaps):
+            last, known, reading = known, reading.value(), None
+            if known <= tol:
+                break
             weight = weight if known <= last else (1 + weight) / 2
-        f = new_f if checked else relax(f, new_f, weight)
+        g = new_g if plain else relax(g, new_g, weight)
     return SinkhornState(f, g, residual, iteration)

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.sinkhorn.step import half_step
-from torchgw.types import Softmin
+from torchgw.kernels.step import half_step
+from torchgw.types import Score
 
-LOWEST_EXPONENT = -120.0
 LARGEST_DRIFT = 40.0
 LARGEST_EXPONENT = 100.0
 
@@ -37,18 +36,8 @@ class ScalingState(NamedTuple):
     n_iter: int
 
 
-def absorb(score: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
-    """2^(score + f + g) into ``out``, entries below 2^-120 raised to that; rows and columns without mass are zero."""
-    torch.add(score, f[:, None], out=out)
-    out.add_(g).clamp_min_(LOWEST_EXPONENT).exp2_()
-    out[torch.isneginf(f)] = 0.0
-    out[:, torch.isneginf(g)] = 0.0
-    return out
-
-
 def scaling(
-    score: Tensor,
-    softmin: Softmin,
+    score: Score,
     log_p: Tensor,
     log_q: Tensor,
     f: Tensor,
@@ -64,8 +53,7 @@ def scaling(
 
     Parameters
     ----------
-    score : base-2 score S (N, K).
-    softmin : base-2 logsumexp of that score plus a potential, for the half-steps in the log domain.
+    score : the score (N, K), see `torchgw.types.Score`.
     log_p, log_q : base-2 logarithms of masses that sum to one.
     max_iter : most iterations, those in the log domain included; at least two are done.
     tol : L1 column residual that ends it.
@@ -77,14 +65,14 @@ def scaling(
     no_p, no_q = (p == 0).to(p.dtype), (q == 0).to(q.dtype)
     moved, residual, weight, n_iter = None, float("inf"), relaxation, 0
     while True:
-        new_g = half_step(log_q, softmin(f, 0), 1.0)
+        new_g = half_step(log_q, score.softmin(f, 0), 1.0)
         if moved is None:
             # Where both are -inf the difference is NaN and the mass is zero.
             moved = float((q * (torch.nan_to_num(g - new_g).exp2() - 1).abs()).sum())
         g = new_g
-        f = half_step(log_p, softmin(g, 1), 1.0)
+        f = half_step(log_p, score.softmin(g, 1), 1.0)
         n_iter += 1
-        absorb(score, f, g, out)
+        score.absorb(f, g, out)
         u, v = torch.ones_like(f), torch.ones_like(g)
         safe = True
         for step in range(1, max(max_iter - n_iter, 1) + 1):
@@ -112,8 +100,8 @@ def scaling(
     if safe:
         out.mul_(u[:, None]).mul_(v)
     else:
-        f = half_step(log_p, softmin(g, 1), 1.0)
-        absorb(score, f, g, out)
+        f = half_step(log_p, score.softmin(g, 1), 1.0)
+        score.absorb(f, g, out)
     return ScalingState(f, g, moved, residual, n_iter)
 
 

@@ -1,18 +1,103 @@
-"""The Triton slot of this family: the dispatcher asks here first, and is told why it must look on."""
+"""The Triton implementation of the stored score: host side. The kernels are loaded on first use."""
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Request
-from torchgw.kernels.softmin_dense.reference import SoftminDense
+from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.kernels.softmin_dense import reference
+
+unable = gpu.unable
+
+# Widest row that one program keeps in registers, by bytes of an element: measured by compiling, without spills.
+WIDEST = {4: 16384, 8: 8192}
+SWEEP_ELEMENTS = {4: 16, 8: 8}
+PROGRAMS_PER_PROCESSOR = 2
 
 
-def unable(request: Request) -> str | None:
-    """Why no Triton kernel can run this request."""
-    if request.device.type != "cuda":
-        return f"Triton kernels need a GPU, the tensors are on {request.device.type!r}"
-    return "this version has no Triton kernel for a stored score"
+def softmin_blocks(n_kept: int, n_summed: int, contiguous_kept: bool, processors: int) -> tuple[int, int, int]:
+    """Tile of the softmin, and into how many parts the sum is split so that every processor has work."""
+    kept, summed = (64, 32) if contiguous_kept else (16, 128)
+    programs = gpu.divided(n_kept, kept)
+    splits = min(max(2 * processors // programs, 1), gpu.divided(n_summed, 4 * summed))
+    return kept, summed, max(splits, 1)
 
 
-def build() -> SoftminDense:
-    """Never reached while `unable` always gives a reason; an error rather than a wrong kernel if it ever is."""
-    raise NotImplementedError("this version has no Triton kernel for a stored score")
+def sweep_blocks(k: int, size: int) -> tuple[int, int]:
+    """Width of the row buffer, and warps for about 16 four-byte elements a thread."""
+    width = max(gpu.power_of_two(k), 128)
+    lanes = 64 if gpu.amd() else 32
+    return width, min(max(width // (SWEEP_ELEMENTS[size] * lanes), 1), 1024 // lanes)
+
+
+def blocks(request: Request) -> dict[str, int]:
+    """The block sizes that a request gets."""
+    n, k = request.shape
+    size = 8 if request.dtype == torch.float64 else 4
+    kept, summed, splits = softmin_blocks(n, k, False, gpu.processors(request.device))
+    width, warps = sweep_blocks(k, size)
+    found = {"rows": kept, "columns": summed, "splits": splits}
+    return found | {"sweep width": width, "sweep warps": warps} if width <= WIDEST[size] else found
+
+
+@cache
+def build() -> Kernel:
+    """The kernel; loads triton."""
+    from torchgw.kernels.softmin_dense import triton_kernels
+
+    kernels: Any = triton_kernels
+
+    def softmin(score: Tensor, bias: Tensor, axis: int) -> Tensor:
+        kept_axis = 1 - axis
+        n_kept, n_summed = score.shape[kept_axis], score.shape[axis]
+        by_columns = score.stride(kept_axis) < score.stride(axis)
+        kept, summed, splits = softmin_blocks(n_kept, n_summed, by_columns, gpu.processors(score.device))
+        part = gpu.divided(gpu.divided(n_summed, splits), summed) * summed
+        splits = gpu.divided(n_summed, part)
+        out = bias.new_empty(splits, n_kept)
+        kernels.softmin_kernel[(gpu.divided(n_kept, kept), splits)](
+            score, bias, out, n_kept, n_summed, score.stride(kept_axis), score.stride(axis), part,
+            KEPT=kept, SUMMED=summed,
+        )  # fmt: skip
+        return out[0] if splits == 1 else merged(out)
+
+    two_reads = in_two_reads(softmin)
+
+    def sweep(score: Tensor, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float) -> tuple[Tensor, Tensor]:
+        n, k = score.shape
+        size = g.element_size()
+        width, warps = sweep_blocks(k, size)
+        if width > WIDEST[size] or score.stride(1) != 1:
+            return two_reads(score, g, log_p, f, tau, weight)
+        programs = min(n, PROGRAMS_PER_PROCESSOR * gpu.processors(score.device))
+        new_f, partial = torch.empty_like(f), g.new_empty(programs, k)
+        kernels.sweep_kernel[(programs,)](
+            score, g, log_p, f, new_f, partial, n, k, score.stride(0), tau, weight, WIDTH=width, num_warps=warps
+        )
+        return new_f, partial.sum(0).log2_().sub_(g)
+
+    return Kernel(softmin, sweep, absorb)
+
+
+def merged(parts: Tensor) -> Tensor:
+    """Logarithms of the sums of several parts (splits, N)."""
+    return reference.softmin(parts, parts.new_zeros(len(parts)), 0)
+
+
+def absorb(score: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
+    """The plan 2^(score + f + g) into ``out`` (N, K), contiguous; one read and one write."""
+    from torchgw.kernels.softmin_dense import triton_kernels
+
+    kernels: Any = triton_kernels
+    n, k = score.shape
+    rows, columns = 16, 256
+    kernels.absorb_kernel[(gpu.divided(n, rows), gpu.divided(k, columns))](
+        score, f, g, out, n, k, score.stride(0), score.stride(1), ROWS=rows, COLUMNS=columns
+    )
+    return out

@@ -1,7 +1,7 @@
-"""One half-step of the marginal model, outside the kernels so that no backend can differ in it.
+"""One half-step of the marginal model: the rule that every implementation follows.
 
 With the mass inside the potential, f = log2 p - tau log2 sum_j 2^(S_ij + g_j), and the same for g with rows and columns
-exchanged. tau = 1 is a hard marginal.
+exchanged. tau = 1 is a hard marginal. Only a fused Triton kernel has this rule a second time, and is tested against it.
 """
 
 from __future__ import annotations

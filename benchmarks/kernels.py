@@ -1,0 +1,229 @@
+"""Every kernel implementation against its floor, against plain torch, and against the libraries that are installed.
+
+The floors come from rates measured on the same device in the same run: a copy (bytes), a matrix product (operations),
+an exp2 in the cache (exponentials). ``python -m benchmarks kernels`` also writes the table that ``backend="auto"``
+reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import environment, seconds, show, write
+from torchgw.kernels import LN2, measured, softmin_dense, softmin_stream
+from torchgw.kernels.dispatch import Request
+from torchgw.kernels.kernel import in_two_reads
+from torchgw.sinkhorn.scaling import scaling
+
+REACH = 200.0
+SIZES = {
+    "cpu": ((400, 500), (1000, 1200), (2000, 2500), (4000, 5000)),
+    "cuda": ((1000, 1200), (5001, 6001), (10001, 12001)),
+}
+STREAMS = {
+    "cpu": ((1000, 1000, 16), (1000, 1000, 64), (4000, 4000, 16), (4000, 4000, 64), (4000, 4000, 130)),
+    "cuda": ((4000, 4000, 64), (20000, 20000, 32), (20000, 20000, 64), (20000, 20000, 128), (45000, 45000, 64)),
+}
+BACKENDS = ("eager", "compile", "triton")
+Row = dict[str, Any]
+
+
+class Rates:
+    """Seconds for one byte read, one multiply-add of a product, and one exp2, on a device and dtype."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        n = 4096 if device.type == "cuda" else 2048
+        block = torch.rand(n, n, device=device, dtype=dtype)
+        out = torch.empty_like(block)
+        large = torch.rand(64 * 2**20 // block.element_size(), device=device, dtype=dtype)
+        self.byte = seconds(large.clone) / (2 * large.numel() * large.element_size())
+        self.product = seconds(lambda: torch.mm(block, block, out=out)) / n**3
+        values = torch.rand(2**26 if device.type == "cuda" else 2**20, device=device, dtype=dtype)
+        powers = torch.empty_like(values)
+        self.exp = seconds(lambda: torch.exp2(values, out=powers), 21) / len(values)
+
+
+def problem(n: int, k: int, rank: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Factors of a score of range +-200."""
+    gen = torch.Generator().manual_seed(n + k + rank)
+    A, B = torch.randn(n, rank, generator=gen), torch.randn(k, rank, generator=gen)
+    scale = REACH / max(float((block @ B.T).abs().max()) for block in A.split(1024))
+    return (A * scale).to(device, dtype), B.to(device, dtype)
+
+
+def choose(family: Any, backend: str, request: Request) -> Any:
+    """The kernel, or None where that backend cannot run."""
+    with contextlib.suppress(ValueError):
+        return family.choose(backend, request).function
+    return None
+
+
+def dense(device: torch.device, dtype: torch.dtype) -> list[Row]:
+    """Half-steps and iterations on a stored score, milliseconds."""
+    rates, rows = Rates(device, dtype), []
+    for n, k in SIZES[device.type]:
+        A, B = problem(n, k, 8, device, dtype)
+        score, request = A @ B.T, Request(device, dtype, (n, k))
+        f, g = score.new_full((n,), 1 / n).log2(), score.new_full((k,), 1 / k).log2()
+        size = n * k * score.element_size()
+        kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_dense, name, request))}
+        base = {"family": "softmin_dense", "n": n, "k": k, "rank": 0, "dtype": str(dtype)[6:]}
+        for axis, bias in ((1, g), (0, f)):
+            plain = seconds(lambda axis=axis, bias=bias: naive(score, bias, axis))
+            floor = max(size * rates.byte, n * k * rates.exp)
+            calls = {name: partial(kernel.on(score).softmin, bias, axis) for name, kernel in kernels.items()}
+            rows.append(base | {"what": f"softmin, axis {axis}"} | timings(floor, plain, calls))
+        plain = seconds(lambda: (naive(score, f, 0), naive(score, g, 1)))
+        calls = {name: partial(kernel.on(score).sweep, g, f, f, 1.0, 1.0) for name, kernel in kernels.items()}
+        calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), score, g, f, f, 1.0, 1.0)
+        floor = max(size * rates.byte, n * k * rates.exp)
+        rows.append(base | {"what": "iteration, log domain"} | timings(floor, plain, calls))
+        rows.append(base | {"what": "iteration, scaling"} | scaled(score, f, g, 2 * size * rates.byte, plain))
+    return rows
+
+
+def naive(score: Tensor, bias: Tensor, axis: int) -> Tensor:
+    """The half-step as torch offers it."""
+    return torch.logsumexp(score + (bias if axis == 1 else bias[:, None]), axis)
+
+
+def scaled(score: Tensor, f: Tensor, g: Tensor, floor: float, plain: float) -> Row:
+    """An iteration on the absorbed kernel: the difference of long and short solves, so that absorbing cancels."""
+    kernel, out = softmin_dense.reference.KERNEL, torch.empty_like(score)
+    small = score / 20
+    solve = partial(scaling, kernel.on(small), f, g, f, g, out, tol=0.0, check_every=1000, relaxation=1.0)
+    long, short = (seconds(partial(solve, max_iter=count)) for count in (102, 2))
+    return timings(floor, plain, {}) | {"eager": max(long - short, 1e-9) * 10}
+
+
+def timings(floor: float, plain: float, calls: dict[str, Callable[[], object]]) -> Row:
+    """Milliseconds of the floor, of plain torch, and of each implementation."""
+    found = {name: seconds(call) * 1e3 for name, call in calls.items()}
+    columns = {name: found.get(name) for name in (*BACKENDS, "two reads")}
+    return {"floor": floor * 1e3, "torch": plain * 1e3} | columns
+
+
+def stream(device: torch.device, dtype: torch.dtype) -> list[Row]:
+    """Half-steps and iterations on a product that is not stored, milliseconds."""
+    rates, rows = Rates(device, dtype), []
+    for n, k, rank in STREAMS[device.type]:
+        A, B = problem(n, k, rank, device, dtype)
+        f, g = A.new_full((n,), 1 / n).log2(), A.new_full((k,), 1 / k).log2()
+        request = Request(device, dtype, (n, k), rank)
+        kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_stream, name, request))}
+        base = {"family": "softmin_stream", "n": n, "k": k, "rank": rank, "dtype": str(dtype)[6:]}
+        fits = n * k * A.element_size() * 3 < 8 * 2**30
+        plain = seconds(lambda: torch.logsumexp(torch.addmm(g, A, B.T), 1)) if fits else float("nan")
+        floor = n * k * (rank * rates.product + rates.exp)
+        calls = {name: partial(kernel.on(A, B).softmin, g, 1) for name, kernel in kernels.items()}
+        memory = {"extra MB": peak_memory(n, k, rank, device, calls["eager"])}
+        rows.append(base | {"what": "softmin, axis 1"} | timings(floor, plain, calls) | memory)
+        calls = {name: partial(kernel.on(A, B).sweep, g, f, f, 1.0, 1.0) for name, kernel in kernels.items()}
+        calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), A, B, g, f, f, 1.0, 1.0)
+        others = {"others": peers(A, B) if fits else {}}
+        rows.append(base | {"what": "iteration, log domain"} | timings(floor, 2 * plain, calls) | others)
+    return rows
+
+
+def peers(A: Tensor, B: Tensor) -> Row:
+    """An iteration, both half-steps, of the same problem by other libraries, where they are installed: ms.
+
+    They take points and the squared Euclidean cost, whose row and column terms change nothing in a balanced plan. What
+    a solve costs besides its iterations cancels in the difference of two solves.
+    """
+    x, y, epsilon = A, B, 2.0 * LN2  # -|x - y|^2 / epsilon has the products x . y as base-2 scores
+    solvers: dict[str, Callable[[int], object]] = {}
+    if find_spec("geomloss") and find_spec("pykeops"):
+        from geomloss import ot
+
+        solvers["GeomLoss with KeOps"] = lambda count: ot.solve_sample(x, y, reg=epsilon, max_iter=count).potential_a
+    if x.is_cuda and find_spec("flash_sinkhorn"):
+        from flash_sinkhorn.sinkhorn_solvers import sinkhorn_flashstyle_alternating as flash
+
+        p, q = (side.new_full((len(side),), 1 / len(side)) for side in (x, y))
+        for name, tf32 in (("flash-sinkhorn tf32", True), ("flash-sinkhorn fp32", False)):
+            solvers[name] = partial(_flash, flash, x, y, p, q, epsilon, tf32)
+    found: Row = {}
+    for name, solver in solvers.items():
+        solver(2)  # what it compiles, it compiles now
+        long, short = (seconds(partial(solver, count), 3) for count in (7, 2))
+        found[name] = max(long - short, 0.0) / 5 * 1e3
+    return found
+
+
+def _flash(solver: Any, x: Tensor, y: Tensor, p: Tensor, q: Tensor, epsilon: float, tf32: bool, count: int) -> object:
+    return solver(x, y, p, q, eps=epsilon, n_iters=count, allow_tf32=tf32)
+
+
+ALONE = """
+from pathlib import Path
+import torch
+from torchgw.kernels.softmin_stream.reference import KERNEL
+
+def resident(key):
+    return int(next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key)).split()[1])
+
+KERNEL.on(torch.ones(8, {rank}), torch.ones(9, {rank})).softmin(torch.zeros(9), 1)
+A, B, g = torch.randn({n}, {rank}), torch.randn({k}, {rank}), torch.zeros({k})
+Path("/proc/self/clear_refs").write_text("5")
+before = resident("VmRSS")
+KERNEL.on(A, B).softmin(g, 1)
+print((resident("VmHWM") - before) / 1024)
+"""
+
+
+def peak_memory(n: int, k: int, rank: int, device: torch.device, call: Callable[[], object]) -> float:
+    """Megabytes that a half-step needs beyond its operands: on the device, or resident in a process of its own."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    code = ALONE.format(n=n, k=k, rank=rank)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def run() -> None:
+    """Measure, print, store, and renew this device's rows of the dispatcher's table."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = [row for family in (dense, stream) for row in family(device, torch.float32)]
+    if device.type == "cuda":
+        rows += dense(device, torch.float64)
+    lines = [summary(row) for row in rows]
+    write("kernels" if device.type == "cpu" else "kernels_gpu", lines, milliseconds=rows)
+    kept = [row for row in measured.table() if row["device"] != device.type]
+    wanted = ("family", "n", "k", "rank", *BACKENDS)
+    kept += [
+        {"device": device.type} | {key: row[key] for key in wanted}
+        for row in rows
+        if row["what"] == "iteration, log domain" and row["dtype"] == "float32"
+    ]
+    measured.PATH.write_text(json.dumps({"environment": environment(), "rows": kept}, indent=1) + "\n")
+    show(lines)
+
+
+def summary(row: Row) -> Row:
+    """One line of the printed table."""
+    size = f"{row['n']} x {row['k']}" + (f", r = {row['rank']}" if row["rank"] else "")
+    best = min(row[name] for name in BACKENDS if row[name] is not None)
+    line = {"what": f"{row['what']}, {row['family'][8:]}, {row['dtype']}", "size": size}
+    line |= {f"{name} ms": _short(row.get(name)) for name in ("floor", "torch", *BACKENDS, "two reads")}
+    line |= {"torch / best": round(row["torch"] / best, 1), "best / floor": round(best / row["floor"], 1)}
+    line["extra MB"] = _short(row.get("extra MB"))
+    others = row.get("others", {})
+    return line | {"others ms": ", ".join(f"{key} {value:.3g}" for key, value in others.items()) or "-"}
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,194 @@
+"""The claims that hold for every implementation of the kernel families, whatever runs them.
+
+Each takes a kernel and a device. The main suite runs them on the eager and the compiled kernels, `tests/triton` on the
+Triton kernels in the interpreter, the GPU suite on everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.kernels import REACH, factors, log_masses, potential, softmin_oracle, sweep_oracle, wide
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.transport.reference import Transport
+from torchgw.sinkhorn.loop import sinkhorn
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11}
+SWEEPS = ((1.0, 1.0), (1.0, 1.7), (0.6, 1.0), (0.25, 1.3))
+
+
+def poisoned(monkeypatch_empty: bool = True) -> Iterator[None]:
+    """Memory handed out by ``new_empty`` and ``empty_like`` holds NaN, so that what is not written shows."""
+    saved = torch.Tensor.new_empty, torch.empty_like, torch.empty
+
+    def fill(made: Tensor) -> Tensor:
+        return made.fill_(float("nan")) if made.is_floating_point() else made.fill_(-1)
+
+    torch.Tensor.new_empty = lambda self, *size, **more: fill(saved[0](self, *size, **more))  # type: ignore[method-assign,assignment]
+    torch.empty_like = lambda *given, **more: fill(saved[1](*given, **more))
+    torch.empty = lambda *given, **more: fill(saved[2](*given, **more))
+    try:
+        yield
+    finally:
+        torch.Tensor.new_empty, torch.empty_like, torch.empty = saved  # type: ignore[method-assign]
+
+
+def close(found: Tensor, expected: np.ndarray, dtype: torch.dtype, factor: float = 1.0) -> None:
+    """Within the tolerance of the dtype, absolutely; infinities must agree."""
+    np.testing.assert_allclose(found.cpu().double().numpy(), expected, atol=factor * TOLERANCE[dtype], rtol=0)
+
+
+def dense_softmin(kernel: Kernel, device: str, n: int, k: int, dtype: torch.dtype, axis: int, holes: bool) -> None:
+    """A stored score of range +-200, with -inf entries in score and bias where ``holes``."""
+    A, B = factors(n, k, 5, torch.float64, n * 7919 + k)
+    score = A @ B.T
+    if holes:
+        score[::4, : k // 2] = -torch.inf
+    score, bias = score.to(dtype), potential(k if axis == 1 else n, dtype, n + k, holes=holes)
+    found = kernel.on(score.to(device)).softmin(bias.to(device), axis)
+    close(found, softmin_oracle(*wide(score, bias), axis), dtype)
+
+
+def dense_layouts(kernel: Kernel, device: str, axis: int) -> None:
+    """Transposed, sliced and offset scores are read by their strides."""
+    base = torch.randn(130, 150, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 50
+    for score in (base.T.contiguous().T, base[::2, ::3], base[7:, 5:], base.T):
+        bias = potential(score.shape[1 - (axis == 0)] if axis == 1 else score.shape[0], torch.float64, 1)
+        moved = torch.empty_strided(score.shape, score.stride(), dtype=torch.float64, device=device)
+        moved.copy_(score)
+        close(kernel.on(moved).softmin(bias.to(device), axis), softmin_oracle(*wide(score, bias), axis), torch.float64)
+
+
+def sweeps(kernel: Kernel, operands: tuple[Tensor, ...], score: np.ndarray, dtype: torch.dtype, device: str) -> None:
+    """A sweep is a row step, relaxed, and the softmin over the rows under it, for every damping and weight."""
+    n, k = score.shape
+    for number, (tau, weight) in enumerate(SWEEPS):
+        log_p, g = log_masses(n, dtype, number, holes=True), log_masses(k, dtype, 10 + number)
+        # Potentials near the fixed point of the plain iteration, as in a solve: factors stay within 2^+-120.
+        start = torch.from_numpy(softmin_oracle(score, wide(g)[0], 1))
+        f = torch.where(log_p.isneginf(), log_p.double(), log_p.double() - tau * start + 0.1).to(dtype)
+        new_f, softmin = kernel.on(*(side.to(device) for side in operands)).sweep(
+            g.to(device), log_p.to(device), f.to(device), tau, weight
+        )
+        expected_f, _ = sweep_oracle(score, *wide(g, log_p, f), tau, weight)
+        close(new_f, expected_f, dtype)
+        expected = softmin_oracle(score, wide(new_f)[0], 0)
+        reached = expected + wide(g)[0] > -60.0  # a column further off is raised to 2^-120 of each row's largest
+        np.testing.assert_allclose(wide(softmin)[0][reached], expected[reached], atol=TOLERANCE[dtype], rtol=0)
+        assert (wide(softmin)[0][~reached] <= expected[~reached].clip(-130, None) + 200).all()
+
+
+def dense_sweep(kernel: Kernel, device: str, n: int, k: int, dtype: torch.dtype) -> None:
+    A, B = factors(n, k, 5, torch.float64, n + k, reach=30.0)
+    score = (A @ B.T).to(dtype)
+    sweeps(kernel, (score,), wide(score)[0], dtype, device)
+
+
+def stream_sweep(kernel: Kernel, device: str, n: int, k: int, rank: int, dtype: torch.dtype) -> None:
+    A, B = factors(n, k, rank, dtype, n + k, reach=30.0)
+    a, b = wide(A, B)
+    sweeps(kernel, (A, B), a @ b.T, dtype, device)
+
+
+def stream_softmin(
+    kernel: Kernel, device: str, n: int, k: int, rank: int, dtype: torch.dtype, axis: int, holes: bool
+) -> None:
+    """Factors whose product has range +-200."""
+    A, B = factors(n, k, rank, dtype, n * 7919 + k * 31 + rank)
+    bias = potential(k if axis == 1 else n, dtype, n + k, holes=holes)
+    a, b, c = wide(A, B, bias)
+    found = kernel.on(A.to(device), B.to(device)).softmin(bias.to(device), axis)
+    close(found, softmin_oracle(a @ b.T, c, axis), dtype)
+
+
+def stream_layouts(kernel: Kernel, device: str) -> None:
+    """Factors that are transposed, strided or narrow views."""
+    gen = torch.Generator().manual_seed(3)
+    base = torch.randn(20, 140, generator=gen, dtype=torch.float64)
+    for A, B in ((base.T, base[:, :90].T), (base.T[::2, ::2], base.T[3:50, ::2]), (base.T[:, 1:4], base.T[:, 5:8])):
+        bias = potential(len(B), torch.float64, 2)
+        a, b, c = wide(A, B, bias)
+        moved = (side.to(device) for side in (A, B))
+        close(kernel.on(*moved).softmin(bias.to(device), 1), softmin_oracle(a @ b.T, c, 1), torch.float64)
+
+
+def stream_bfloat16(kernel: Kernel, device: str) -> None:
+    """bfloat16 factors are read as they are and multiplied without further rounding."""
+    A, B = factors(100, 90, 40, torch.bfloat16, 1)
+    bias = potential(90, torch.float32, 2)
+    a, b, c = wide(A, B, bias)
+    found = kernel.on(A.to(device), B.to(device)).softmin(bias.to(device), 1)
+    close(found, softmin_oracle(a @ b.T, c, 1), torch.float32)
+
+
+def absorbs(kernel: Kernel, operands: tuple[Tensor, ...], score: np.ndarray, device: str) -> None:
+    """The plan under potentials, zero where they have no mass, never below 2^-120 elsewhere."""
+    n, k = score.shape
+    f, g = potential(n, torch.float64, 1, 5.0, holes=True), potential(k, torch.float64, 2, 5.0, holes=True)
+    out = torch.full((n, k), float("nan"), dtype=torch.float64, device=device)
+    kernel.on(*(side.to(device) for side in operands)).absorb(f.to(device), g.to(device), out)
+    left, right = wide(f, g)
+    expected = np.exp2(np.maximum(score + left[:, None] + right, -120.0))
+    expected[np.isinf(left)] = 0.0
+    expected[:, np.isinf(right)] = 0.0
+    np.testing.assert_allclose(out.cpu().numpy(), expected, rtol=1e-10)
+
+
+def relaxed_marginals(
+    kernel: Kernel, operands: tuple[Tensor, ...], damping: tuple[float, float], weight: float, n_iter: int
+) -> Tensor:
+    """Potentials (N + K,) of a solve under these dampings, in float64."""
+    bound = kernel.on(*operands)
+    n, k = len(operands[0]), operands[1].shape[0] if len(operands) == 2 else operands[0].shape[1]
+    device = operands[0].device
+    log_p, log_q = (log_masses(size, torch.float64, size, holes=True).to(device) for size in (n, k))
+    solve = partial(sinkhorn, bound, log_p, log_q, log_p, log_q, check_every=10, relaxation=weight)
+    state = solve(max_iter=n_iter, tol=1e-12, damping=damping)
+    return torch.cat((state.f, state.g)).cpu()
+
+
+def transports(transport: Transport, device: str, n: int, k: int, rank: int, dtype: torch.dtype) -> None:
+    """T V, the largest entries of each row with their columns, and draws from the rows."""
+    A, B = factors(n, k, rank, dtype, n + k + rank, reach=20.0)
+    f, g = log_masses(n, dtype, 1, holes=True), log_masses(k, dtype, 2, holes=True)
+    V = torch.randn(k, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(dtype)
+    a, b, left, right, values = wide(A, B, f, g, V)
+    plan = np.exp2(a @ b.T + left[:, None] + right)
+    on = [side.to(device) for side in (A, B, f, g, V)]
+    moved = transport.apply(*on)
+    np.testing.assert_allclose(wide(moved)[0], plan @ values, rtol=0, atol=TOLERANCE[dtype] * max(plan.sum(1).max(), 1))
+    count = min(4, k)
+    largest, columns = transport.largest(on[0], on[1], on[3], count)
+    expected = a @ b.T + right
+    np.testing.assert_allclose(wide(largest)[0], -np.sort(-expected, 1)[:, :count], atol=10 * TOLERANCE[dtype])
+    found = np.take_along_axis(expected, columns.cpu().numpy(), 1)
+    np.testing.assert_allclose(found, wide(largest)[0], atol=10 * TOLERANCE[dtype])
+    assert all(len(set(row)) == count for row in columns.tolist() if np.isfinite(found).all())
+
+
+def draws_follow_the_rows(transport: Transport, device: str) -> None:
+    """Frequencies of the drawn columns against the row of the plan; columns without mass are never drawn."""
+    rows, k = 4000, 9
+    A = torch.zeros(rows, 2, dtype=torch.float32)
+    A[rows // 2 :, 0] = 1.0
+    B = torch.zeros(k, 2, dtype=torch.float32)
+    B[:, 0] = torch.arange(k) / 2.0
+    g = potential(k, torch.float32, 7, spread=1.0, holes=True)
+    generator = torch.Generator(device=device).manual_seed(5)
+    drawn = transport.sample(A.to(device), B.to(device), g.to(device), generator).cpu()
+    again = transport.sample(A.to(device), B.to(device), g.to(device), generator).cpu()
+    assert (drawn != again).any()
+    for half in (slice(0, rows // 2), slice(rows // 2, rows)):
+        weights = torch.exp2(A[half][0] @ B.T + g)
+        expected = weights / weights.sum()
+        share = torch.bincount(drawn[half], minlength=k) / (rows // 2)
+        error = 4 * torch.sqrt(expected * (1 - expected) / (rows // 2))
+        assert (share - expected).abs().le(error + 1e-9).all()
+
+
+assert REACH == 200.0

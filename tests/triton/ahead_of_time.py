@@ -1,0 +1,109 @@
+"""Every Triton kernel compiles for GPUs that are not here: no spills, shared memory in limits, matrix units in use.
+
+Run in a process without TRITON_INTERPRET, see tests/test_triton.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.triton.targets import MATRIX_INSTRUCTION, SHARED_LIMIT, TARGETS, compiled_for, resources
+from torchgw.kernels import gpu
+from torchgw.kernels.softmin_dense import triton as dense
+from torchgw.kernels.softmin_stream import triton as stream
+from torchgw.kernels.softmin_stream import triton_kernels as stream_kernels
+from torchgw.kernels.transport import triton as transport
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+
+
+Case = tuple[str, bool, Callable[[], object]]
+
+
+def dense_launches(dtype: torch.dtype, n: int, k: int) -> Iterator[Case]:
+    """(name, whether it must use a matrix unit, a call) for the kernels over a stored score."""
+    score, f, g = torch.zeros(n, k, dtype=dtype), torch.zeros(n, dtype=dtype), torch.zeros(k, dtype=dtype)
+    bound, name = dense.build().on(score), f"{n} x {k} {dtype}"
+    yield f"dense softmin {name}", False, lambda: bound.softmin(g, 1)
+    yield f"dense softmin over rows {name}", False, lambda: bound.softmin(f, 0)
+    yield f"dense sweep {name}", False, lambda: bound.sweep(g, f, f, 1.0, 1.8)
+    yield f"dense absorb {name}", False, lambda: bound.absorb(f, g, torch.zeros(n, k, dtype=dtype))
+
+
+def stream_launches(dtype: torch.dtype, dot: str, rank: int, target: str) -> Iterator[Case]:
+    """The same for the kernels over a product, for one arithmetic and rank."""
+    wide = F64 if dtype == F64 else F32
+    A, B = torch.zeros(1001, rank, dtype=dtype), torch.zeros(777, rank, dtype=dtype)
+    f, g = torch.zeros(1001, dtype=wide), torch.zeros(777, dtype=wide)
+    bound, read, name = stream.build(dot).on(A, B), transport.build(dot), f"{dtype} {dot} rank {rank}"
+    # Products of float32 as they are (ieee) and of float64 run on the ordinary units of some of these devices.
+    matrix = dtype == BF16 or (dtype == F32 and (target == "gfx942" or dot != "ieee"))
+    yield f"stream softmin {name}", matrix, lambda: bound.softmin(g, 1)
+    yield f"stream absorb {name}", matrix, lambda: bound.absorb(f, g, torch.zeros(1001, 777, dtype=wide))
+    if dtype != BF16:
+        yield f"apply {name}", matrix, lambda: read.apply(A, B, f, g, torch.zeros(777, 20, dtype=wide))
+        yield f"largest {name}", matrix, lambda: read.largest(A, B, g, 2)
+        yield f"sample {name}", matrix, lambda: read.sample(A, B, g, torch.Generator())
+
+
+def usual(target: str) -> Iterator[Case]:
+    """Every kernel once or twice, in the sizes and arithmetic that matter most."""
+    yield from dense_launches(F32, 64, 6001)
+    yield from list(dense_launches(F32, 48, 12001))[2:3]
+    yield from list(dense_launches(F64, 48, 8000))[2:3]
+    yield from stream_launches(F32, "ieee" if target == "gfx942" else "tf32x3", 50, target)
+    for dtype, dot in ((F32, "ieee"), (BF16, ""), (F64, "")):
+        yield from list(stream_launches(dtype, dot, 64, target))[:1]
+
+
+def all_of_them(target: str) -> Iterator[Case]:
+    """The full product of kernel, dtype, arithmetic and kind of size."""
+    for dtype in (F32, F64):
+        for n, k in ((64, 6001), (48, 12001 if dtype == F32 else 8000), (65, 128)):
+            yield from dense_launches(dtype, n, k)
+    for dtype, dot in ((F32, "ieee"), (F32, "tf32x3"), (F32, "tf32"), (BF16, ""), (F64, "")):
+        for rank in (16, 50, 130):
+            yield from stream_launches(dtype, dot, rank, target)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_every_kernel_compiles_well(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(usual, target, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_every_variant_compiles_well(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(all_of_them, target, tmp_path, monkeypatch)
+
+
+def check(cases: Callable[[str], Iterator[Case]], target: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No spills, shared memory in limits, matrix units where they are due."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))  # cold: a real compilation, and nothing left behind
+    monkeypatch.setattr(gpu, "amd", lambda: target.startswith("gfx"))
+    faults = []
+    for name, wants_matrix, call in cases(target):
+        with compiled_for(target) as made:
+            call()
+        assert made, name
+        for found in map(resources, made):
+            used = any(entry.startswith(MATRIX_INSTRUCTION[target]) for entry in found["matrix"])
+            good = found["spilled"] == 0 and found["shared"] <= SHARED_LIMIT[target] and (used or not wants_matrix)
+            print(target, name, found)
+            if not good:
+                faults.append((name, found))
+    assert not faults
+
+
+def test_the_check_finds_spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    A, f = torch.zeros(64, 64), torch.zeros(64)
+    with compiled_for("sm_80") as made:
+        stream_kernels.softmin_kernel[(1,)](
+            A, A, f, f, 64, 64, 64, 64, ROWS=64, COLUMNS=64, CHUNK=32, DOT="tf32x3", maxnreg=64
+        )
+    assert resources(made[0])["spilled"] > 0

@@ -1,0 +1,113 @@
+"""Numbers of the Triton kernels, on the interpreter.
+
+Run in a process with TRITON_INTERPRET=1, see tests/test_triton.py. The interpreter rounds no product to tf32 and gets
+those of bfloat16 wrong, so these two are left to a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import kernel_cases as cases
+from tests.kernels import RANKS, factors, wide
+from torchgw.kernels import softmin_dense, softmin_stream, transport
+from torchgw.kernels.dispatch import Request
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before triton is imported"
+
+CPU = torch.device("cpu")
+REQUEST = Request(CPU, torch.float32, (64, 64), 16, dot="ieee")
+DENSE = softmin_dense.choose("triton", REQUEST).function
+STREAM = softmin_stream.choose("triton", REQUEST).function
+TRANSPORT = transport.choose("triton", REQUEST).function
+DTYPES = (torch.float32, torch.float64)
+SMALL = ((1, 1), (2, 63), (65, 64), (64, 2), (63, 65))
+
+# The interpreter works in NumPy, which warns of the infinities that the kernels are made for.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _poisoned() -> Iterator[None]:
+    yield from cases.poisoned()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [*SMALL, (500, 130), (90, 1000), (1000, 65)])
+def test_dense_softmin(n: int, k: int, dtype: torch.dtype, axis: int) -> None:
+    cases.dense_softmin(DENSE, "cpu", n, k, dtype, axis, holes=n != 65)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_dense_layouts(axis: int) -> None:
+    cases.dense_layouts(DENSE, "cpu", axis)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(2, 63), (17, 65), (9, 500)])
+def test_dense_sweep(n: int, k: int, dtype: torch.dtype) -> None:
+    cases.dense_sweep(DENSE, "cpu", n, k, dtype)
+
+
+def test_dense_sweep_of_rows_too_wide_for_the_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(softmin_dense.triton.WIDEST, 4, 64)
+    cases.dense_sweep(DENSE, "cpu", 3, 130, torch.float32)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", RANKS)
+def test_stream_softmin_of_any_rank(rank: int, dtype: torch.dtype, axis: int) -> None:
+    cases.stream_softmin(STREAM, "cpu", 65, 130, rank, dtype, axis, holes=rank % 2 == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [*SMALL, (500, 63), (2, 1000)])
+def test_stream_softmin_of_any_size(n: int, k: int, dtype: torch.dtype) -> None:
+    cases.stream_softmin(STREAM, "cpu", n, k, 7, dtype, 1, holes=True)
+
+
+def test_stream_layouts() -> None:
+    cases.stream_layouts(STREAM, "cpu")
+
+
+def test_stream_sweep() -> None:
+    cases.stream_sweep(STREAM, "cpu", 65, 70, 20, torch.float32)
+
+
+def operands(n: int, k: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    A, B = factors(n, k, 6, torch.float64, 1, reach=20.0)
+    return (A, B), A @ B.T
+
+
+def test_absorbing() -> None:
+    (A, B), score = operands(65, 300)
+    cases.absorbs(DENSE, (score,), wide(score)[0], "cpu")
+    cases.absorbs(STREAM, (A, B), wide(score)[0], "cpu")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k", "rank"), [(1, 1, 1), (65, 63, 20), (30, 150, 65)])
+def test_transport(n: int, k: int, rank: int, dtype: torch.dtype) -> None:
+    cases.transports(TRANSPORT, "cpu", n, k, rank, dtype)
+
+
+def test_draws() -> None:
+    cases.draws_follow_the_rows(TRANSPORT, "cpu")
+
+
+@pytest.mark.parametrize("damping", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)])
+@pytest.mark.parametrize("weight", [1.0, 1.4])
+def test_relaxed_marginals_give_the_potentials_of_the_eager_kernel(damping: tuple[float, float], weight: float) -> None:
+    (A, B), score = operands(9, 11)
+    expected = cases.relaxed_marginals(softmin_dense.reference.KERNEL, (score,), damping, weight, 40)
+    for kernel, given in ((DENSE, (score,)), (STREAM, (A, B))):
+        torch.testing.assert_close(
+            cases.relaxed_marginals(kernel, given, damping, weight, 40), expected, atol=1e-5, rtol=0
+        )

@@ -1,0 +1,74 @@
+"""The eager algorithms on blocks of rows that stay in the processor's cache.
+
+A score is given by a function that fills a buffer with some of its rows plus a bias over the columns: a copy of stored
+rows, or a matrix product. So nothing of the score's size is allocated. Exponents are clamped at -120 below the maximum
+before exp2: what is lost is under 2^-120 of the sum for each term, what is gained is a factor of ten on the CPU, where
+underflowing exponentials are slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels.kernel import FLOOR, HIGHEST_EXPONENT, LOWEST_EXPONENT
+from torchgw.kernels.step import half_step, relax
+
+BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+
+Fill = Callable[[slice, Tensor, Tensor], Tensor]
+"""``fill(rows, bias, out)`` writes S[rows] + bias into ``out`` (len, K) and returns it."""
+
+
+def block_rows(n: int, k: int, device: torch.device) -> int:
+    """How many rows of K entries a block has."""
+    return max(1, min(n, BLOCK_ELEMENTS.get(device.type, 2**24) // max(k, 1)))
+
+
+def blocks(n: int, k: int, device: torch.device) -> Iterator[slice]:
+    """Consecutive blocks of the rows."""
+    step = block_rows(n, k, device)
+    for start in range(0, n, step):
+        yield slice(start, min(start + step, n))
+
+
+def _exponentials(fill: Fill, where: slice, bias: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+    """2^(S + bias - m) of a block of rows, with m (len,) their maxima."""
+    exponent = fill(where, bias, buffer[: where.stop - where.start])
+    highest = exponent.amax(1).clamp_min_(FLOOR)
+    return exponent.sub_(highest[:, None]).clamp_min_(LOWEST_EXPONENT).exp2_(), highest
+
+
+def over_columns(fill: Fill, n: int, bias: Tensor) -> Tensor:
+    """log2 sum_j 2^(S_ij + bias_j), (N,); -inf where every term is."""
+    k = len(bias)
+    out, buffer = bias.new_empty(n), bias.new_empty(block_rows(n, k, bias.device), k)
+    for where in blocks(n, k, bias.device):
+        weights, highest = _exponentials(fill, where, bias, buffer)
+        out[where] = weights.sum(1).log2_().add_(highest)
+    return out.masked_fill_(out < FLOOR / 2, -torch.inf)
+
+
+def sweep(fill: Fill, n: int, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float) -> tuple[Tensor, Tensor]:
+    """One read and one exponential for each entry; see `torchgw.kernels.kernel`."""
+    k = len(g)
+    out, columns, buffer = torch.empty_like(f), torch.zeros_like(g), g.new_empty(block_rows(n, k, g.device), k)
+    for where in blocks(n, k, g.device):
+        weights, highest = _exponentials(fill, where, g, buffer)
+        new = half_step(log_p[where], weights.sum(1).log2_().add_(highest), tau)
+        new = relax(f[where], new, weight) if weight != 1.0 else new
+        columns.addmv_(weights.T, (new + highest).clamp_max_(HIGHEST_EXPONENT).exp2_())
+        out[where] = new
+    return out, columns.log2_().sub_(g)
+
+
+def absorb(fill: Fill, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
+    """2^(S + f + g) into ``out`` (N, K), a block at a time."""
+    n, k = out.shape
+    for where in blocks(n, k, out.device):
+        fill(where, g, out[where]).add_(f[where, None]).clamp_min_(LOWEST_EXPONENT).exp2_()
+    out[torch.isneginf(f)] = 0.0
+    out[:, torch.isneginf(g)] = 0.0
+    return out

@@ -1,0 +1,60 @@
+"""Whether torch.compile works here, found out once, before any solve.
+
+The first use of the compiler in a process costs seconds (12-15 s on a CPU with an empty cache, 3 s with a full one); it
+is announced through the "torchgw" logger. The cache lies in the folder that the environment variable
+TORCHINDUCTOR_CACHE_DIR names, by default torchinductor_USER in the folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+logger = logging.getLogger("torchgw")
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function through torch.compile for any sizes, equal ones too: one compilation serves them all."""
+    from torch.fx.experimental import _config
+
+    made = torch.compile(function, dynamic=True)
+
+    def run(*given: Any) -> Any:
+        # By default sizes that are equal at first are compiled as one size, and again once they differ.
+        with _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+            return made(*given)
+
+    return run
+
+
+@cache
+def broken(device_type: str) -> str | None:
+    """Compile and run a small reduction; the reason if that fails. Once per process and device type."""
+    if device_type == "cpu" and not any(shutil.which(c) for c in (os.environ.get("CXX", "g++"), "g++", "clang++")):
+        return "torch.compile needs a C++ compiler on the path (g++ or clang++), none found"
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
+    logger.info(
+        "torch.compile: trying the compiler for %s (seconds once, then from its cache in %s)", device_type, folder
+    )
+    try:
+        # Only this trial is guarded: a kernel that compiled and then fails in a solve raises there.
+        trial(torch.zeros(3, 2, device=device_type))
+    except Exception as error:
+        return f"torch.compile failed on a trial: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return None
+
+
+def trial(values: torch.Tensor) -> torch.Tensor:
+    """A compiled reduction."""
+    found: torch.Tensor = compiled(_reduce)(values)
+    return found
+
+
+def _reduce(values: torch.Tensor) -> torch.Tensor:
+    return (values - values.amax(1, keepdim=True)).exp2().sum(1)

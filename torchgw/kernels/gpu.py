@@ -1,0 +1,56 @@
+"""What the Triton kernels of all families need to know of a device."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+from torchgw.kernels.dispatch import Request
+
+OLDEST = (8, 0)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def unable(request: Request) -> str | None:
+    """Why no Triton kernel can run this request."""
+    if interpreted():
+        return None
+    if request.device.type != "cuda":
+        return f"Triton kernels need a GPU, the tensors are on {request.device.type!r}"
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    if request.dtype not in DTYPES:
+        return f"no Triton kernel for {request.dtype}"
+    if torch.version.hip is None and torch.cuda.get_device_capability(request.device) < OLDEST:
+        return f"Triton kernels need compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels in Python, on the CPU (TRITON_INTERPRET=1)."""
+    import os
+
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of the device; a token number where there is none."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def amd() -> bool:
+    """Whether this torch drives AMD devices, whose wavefronts have 64 lanes and which have no tf32x3."""
+    return torch.version.hip is not None
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def divided(n: int, size: int) -> int:
+    """The number of blocks of ``size`` that cover ``n``."""
+    return -(-n // size)

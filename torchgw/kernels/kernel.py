@@ -1,0 +1,82 @@
+"""What an implementation of a softmin family offers, and its binding to the operands of one score.
+
+    softmin(..., bias, axis)    axis 1:  out_i = log2 sum_j 2^(S_ij + bias_j)
+                                axis 0:  out_j = log2 sum_i 2^(S_ij + bias_i)
+
+    sweep(..., g, log_p, f, tau, weight)    one Sinkhorn iteration but for the last step of g:
+                                f' = f + weight (log_p - tau softmin(g, 1) - f)   and   softmin(f', 0)
+
+    absorb(..., f, g, out)      out_ij = 2^(S_ij + f_i + g_j), at least 2^-120; zero where f or g is -inf
+
+A sweep needs each entry of the score once, because the exponentials of the row softmin are, up to a factor for each
+row, the plan whose columns the second softmin sums. Marginal errors need no kernel of their own: the row sums of the
+plan are 2^(f + softmin(g, 1)) and its column sums 2^(g + softmin(f, 0)), which a sweep returns.
+
+In a sweep, factors are kept between 2^-120 and 2^120. So a potential that is further off moves by that much at a time;
+where the iteration ends is unchanged. g may be -inf only where the column has no mass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from torchgw.kernels.step import half_step, relax
+
+LOWEST_EXPONENT = -120.0
+HIGHEST_EXPONENT = 120.0
+FLOOR = -1e30
+
+Softmin = Callable[..., Tensor]
+Sweep = Callable[..., tuple[Tensor, Tensor]]
+Absorb = Callable[..., Tensor]
+Operands = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation: its functions, and what they want done to the operands beforehand, once a score."""
+
+    softmin: Softmin
+    sweep: Sweep
+    absorb: Absorb
+    prepare: Callable[..., Operands] | None = None
+
+    def on(self, *operands: Tensor) -> Bound:
+        """The kernel bound to the operands of one score."""
+        return Bound(self, operands if self.prepare is None else self.prepare(*operands))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A score that is read through softmins; see the head of this file."""
+
+    kernel: Kernel
+    operands: Operands
+
+    def softmin(self, bias: Tensor, axis: int) -> Tensor:
+        """(K,) to (N,) for axis 1, (N,) to (K,) for axis 0."""
+        return self.kernel.softmin(*self.operands, bias, axis)
+
+    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float) -> tuple[Tensor, Tensor]:
+        """The next f (N,), and the softmin over the rows under it (K,)."""
+        return self.kernel.sweep(*self.operands, g, log_p, f, tau, weight)
+
+    def absorb(self, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
+        """The plan under these potentials, written to ``out`` (N, K)."""
+        return self.kernel.absorb(*self.operands, f, g, out)
+
+
+def in_two_reads(softmin: Softmin) -> Sweep:
+    """The sweep of an implementation that has nothing better than two softmins."""
+
+    def sweep(*given: Any) -> tuple[Tensor, Tensor]:
+        *operands, g, log_p, f, tau, weight = given
+        new = half_step(log_p, softmin(*operands, g, 1), tau)
+        f = relax(f, new, weight) if weight != 1.0 else new
+        return f, softmin(*operands, f, 0)
+
+    return sweep

@@ -1,0 +1,94 @@
+"""Triton kernels over a stored score in base-2 logarithms; sums and maxima in the dtype of the bias."""
+
+import triton
+import triton.language as tl
+
+FLOOR = tl.constexpr(-1e30)
+LOWEST_EXPONENT = tl.constexpr(-120.0)
+LEAST_FACTOR = tl.constexpr(2.0**-120)
+HIGHEST_EXPONENT = tl.constexpr(120.0)
+
+
+@triton.jit
+def merge(highest, total, exponent):
+    """Running maximum and scaled sum of 2^exponent along axis 1; maxima start at FLOOR, so -inf needs no care."""
+    higher = tl.maximum(highest, tl.max(exponent, 1))
+    total = total * tl.exp2(highest - higher) + tl.sum(tl.exp2(exponent - higher[:, None]), 1)
+    return higher, total
+
+
+@triton.jit
+def softmin_kernel(
+    S, bias, out, n_kept, n_summed, stride_kept, stride_summed, per_split,
+    KEPT: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
+    """out[split, i] = log2 sum_j 2^(S[i, j] + bias[j]) over the j of this split."""
+    kept = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
+    split = tl.program_id(1)
+    first = split * per_split
+    last = tl.minimum(first + per_split, n_summed)
+    dtype: tl.constexpr = out.dtype.element_ty
+    highest = tl.full((KEPT,), FLOOR, dtype)
+    total = tl.zeros((KEPT,), dtype)
+    rows = S + kept[:, None].to(tl.int64) * stride_kept
+    for start in range(first, last, SUMMED):
+        summed = start + tl.arange(0, SUMMED)
+        inside = summed < last
+        b = tl.load(bias + summed, mask=inside, other=float("-inf"))
+        exponent = tl.load(
+            rows + summed[None, :].to(tl.int64) * stride_summed,
+            mask=(kept[:, None] < n_kept) & inside[None, :],
+            other=0.0,
+        ).to(dtype)
+        highest, total = merge(highest, total, exponent + b[None, :])
+    tl.store(out + split.to(tl.int64) * n_kept + kept, highest + tl.log2(total), mask=kept < n_kept)
+
+
+@triton.jit
+def sweep_kernel(
+    S, g, log_p, f, new_f, partial, n, k, stride, tau: "fp64", weight: "fp64",
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Rows pid, pid + P, ... of a score whose rows fit the registers of a program: their f, then their plan's columns.
+
+    partial[pid, j] = sum over those rows of 2^(S + f' + g), added up in registers: no atomics, one read.
+    """
+    program = tl.program_id(0)
+    column = tl.arange(0, WIDTH)
+    inside = column < k
+    dtype: tl.constexpr = new_f.dtype.element_ty
+    columns = tl.zeros((WIDTH,), dtype)
+    tau, weight = tl.full((), tau, dtype), tl.full((), weight, dtype)
+    here = S + program.to(tl.int64) * stride + column
+    step = tl.num_programs(0).to(tl.int64) * stride
+    for row in range(program, n, tl.num_programs(0)):
+        exponent = tl.load(here, mask=inside, other=0.0).to(dtype)
+        here += step
+        exponent += tl.load(g + column, mask=inside, other=float("-inf"))
+        highest = tl.maximum(tl.max(exponent, 0), FLOOR)
+        factor = tl.exp2(exponent - highest)
+        softmin = highest + tl.log2(tl.sum(factor, 0))
+        mass = tl.load(log_p + row)
+        old = tl.load(f + row)
+        new = old + weight * (mass - tau * softmin - old)
+        new = tl.where(mass == float("-inf"), mass, new)
+        tl.store(new_f + row, new)
+        columns += tl.exp2(tl.minimum(new + highest, HIGHEST_EXPONENT)) * tl.maximum(factor, LEAST_FACTOR)
+    tl.store(partial + program.to(tl.int64) * k + column, columns, mask=inside)
+
+
+@triton.jit
+def absorb_kernel(S, f, g, out, n, k, stride_n, stride_k, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """out = 2^max(S + f + g, -120), zero where f or g is -inf, in one read and one write."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row[:, None] < n) & (column[None, :] < k)
+    score = tl.load(
+        S + row[:, None].to(tl.int64) * stride_n + column[None, :].to(tl.int64) * stride_k, mask=inside, other=0.0
+    )
+    left = tl.load(f + row, mask=row < n, other=0.0)
+    right = tl.load(g + column, mask=column < k, other=0.0)
+    plan = tl.exp2(tl.maximum(score.to(left.dtype) + left[:, None] + right[None, :], LOWEST_EXPONENT))
+    massless = (left == float("-inf"))[:, None] | (right == float("-inf"))[None, :]
+    plan = tl.where(massless, 0.0, plan)
+    tl.store(out + row[:, None].to(tl.int64) * k + column[None, :], plan, mask=inside)

@@ -1,0 +1,56 @@
+"""Base-2 logsumexp of the score S = A B^T plus a bias, in plain torch: the eager backend and the oracle.
+
+A is (N, r), B is (K, r). A block of rows of the product is made in a buffer that stays in the cache, the bias added by
+the product itself; S as a whole never exists. Over the rows it is the same with A and B exchanged.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels.blocks import Fill, over_columns
+from torchgw.kernels.blocks import absorb as absorb_blocks
+from torchgw.kernels.blocks import sweep as sweep_blocks
+from torchgw.kernels.kernel import Kernel, Operands
+
+# Longer sums are added up in parts of this many: it halves the float32 error at r = 130, and the block is in the cache.
+CHUNK = 64
+
+
+def softmin(A: Tensor, B: Tensor, bias: Tensor, axis: int) -> Tensor:
+    """log2 of the sum of 2^(A B^T + bias) over ``axis``; -inf where every term is."""
+    kept, summed = (A, B) if axis == 1 else (B, A)
+    return over_columns(_product(kept, summed), len(kept), bias)
+
+
+def sweep(
+    A: Tensor, B: Tensor, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float
+) -> tuple[Tensor, Tensor]:
+    """The next f, and the softmin over the rows under it, with one product; see `torchgw.kernels.kernel`."""
+    return sweep_blocks(_product(A, B), len(A), g, log_p, f, tau, weight)
+
+
+def absorb(A: Tensor, B: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
+    """The plan under the potentials f (N,), g (K,) into ``out`` (N, K)."""
+    return absorb_blocks(_product(A, B), f, g, out)
+
+
+def prepare(A: Tensor, B: Tensor) -> Operands:
+    """bfloat16 factors are taken as they are, but multiplied in float32, which is exact."""
+    narrow = A.dtype in (torch.bfloat16, torch.float16)
+    return (A.float(), B.float()) if narrow else (A, B)
+
+
+KERNEL = Kernel(softmin, sweep, absorb, prepare)
+
+
+def _product(kept: Tensor, summed: Tensor) -> Fill:
+    parts = tuple(zip(torch.split(kept, CHUNK, 1), torch.split(summed, CHUNK, 1), strict=True))
+
+    def fill(where: slice, bias: Tensor, out: Tensor) -> Tensor:
+        for left, right in parts:
+            bias = torch.addmm(bias, left[where], right.T, out=out)
+        return out
+
+    return fill

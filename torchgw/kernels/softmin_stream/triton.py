@@ -1,0 +1,103 @@
+"""The Triton implementation of the streaming score: host side. The kernels are loaded on first use."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels import gpu
+from torchgw.kernels.dispatch import Request
+from torchgw.kernels.kernel import Kernel, Operands, in_two_reads
+from torchgw.kernels.precision import dot_precision
+from torchgw.kernels.softmin_dense.triton import merged
+
+unable = gpu.unable
+
+
+class Tile(NamedTuple):
+    """Rows and columns of a tile of the score, columns of the factors in one product, warps and pipeline stages."""
+
+    rows: int
+    columns: int
+    chunk: int
+    warps: int
+    stages: int
+
+
+def tile(width: int, dtype: torch.dtype, dot: str) -> Tile:
+    """The tile for factors of ``width`` columns.
+
+    Chosen by compiling for sm_80, sm_90, sm_100 and gfx942: the largest without spills and within shared memory.
+    Products on ordinary units ("ieee") hold their operands in registers, and tf32x3 holds more than one copy of them on
+    sm_80, so these take thin chunks and more warps.
+    """
+    if dtype == torch.float64:
+        return Tile(32, 32, 16, 4, 2)
+    product = dot_precision(dot, dtype, gpu.amd())
+    if dtype == torch.float32 and product in ("ieee", "tf32x3"):
+        return Tile(64, 64, 16, 8, 2)
+    return Tile(64, 64, 16 if width <= 16 else 32, 4, 2)
+
+
+def blocks(request: Request) -> dict[str, int]:
+    """The block sizes that a request gets."""
+    chosen = tile(request.rank, request.dtype, request.dot)
+    n, k = request.shape
+    return chosen._asdict() | {"splits": splits(n, k, chosen, request.device)}
+
+
+def splits(n: int, k: int, chosen: Tile, device: torch.device) -> int:
+    """Into how many parts the columns are split, so that every processor has work."""
+    wanted = 2 * gpu.processors(device) // gpu.divided(n, chosen.rows)
+    return max(min(wanted, gpu.divided(k, 4 * chosen.columns)), 1)
+
+
+def prepare(A: Tensor, B: Tensor) -> Operands:
+    """Contiguous factors, padded with zero columns to 16 or a multiple of 32: every load is then whole and aligned."""
+    width = A.shape[1]
+    missing = 16 - width if width <= 16 else -width % 32
+    return tuple(torch.nn.functional.pad(side, (0, missing)).contiguous() for side in (A, B))
+
+
+@cache
+def build(dot: str = "") -> Kernel:
+    """The kernel with products in ``dot``, see `dispatch.Request`; loads triton."""
+    from torchgw.kernels.softmin_stream import triton_kernels
+
+    kernels: Any = triton_kernels
+
+    def softmin(A: Tensor, B: Tensor, bias: Tensor, axis: int) -> Tensor:
+        kept, summed = (A, B) if axis == 1 else (B, A)
+        (n, width), k = kept.shape, len(summed)
+        chosen = tile(width, kept.dtype, dot)
+        part = gpu.divided(gpu.divided(k, splits(n, k, chosen, kept.device)), chosen.columns) * chosen.columns
+        parts = gpu.divided(k, part)
+        out = bias.new_empty(parts, n)
+        kernels.softmin_kernel[(gpu.divided(n, chosen.rows), parts)](
+            kept, summed, bias, out, n, k, width, part, **launch(chosen, dot, kept.dtype)
+        )
+        return out[0] if parts == 1 else merged(out)
+
+    def absorb(A: Tensor, B: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
+        (n, width), k = A.shape, len(B)
+        chosen = tile(width, A.dtype, dot)
+        grid = (gpu.divided(n, chosen.rows), gpu.divided(k, chosen.columns))
+        kernels.absorb_kernel[grid](A, B, f, g, out, n, k, width, **launch(chosen, dot, A.dtype))
+        return out
+
+    return Kernel(softmin, in_two_reads(softmin), absorb, prepare)
+
+
+def launch(chosen: Tile, dot: str, dtype: torch.dtype) -> dict[str, Any]:
+    """The compile-time arguments of a launch."""
+    return {
+        "ROWS": chosen.rows,
+        "COLUMNS": chosen.columns,
+        "CHUNK": chosen.chunk,
+        "DOT": dot_precision(dot, dtype, gpu.amd()),
+        "num_warps": chosen.warps,
+        "num_stages": chosen.stages,
+    }

@@ -1,0 +1,122 @@
+"""Triton kernels over the score S = A B^T in base-2 logarithms, tile by tile; the score is never stored.
+
+A tile of the product is made by `scores`, in chunks of CHUNK columns of A and B, whose width is a multiple of CHUNK
+(the host pads it with zeros). Sums and maxima have the dtype of the bias.
+"""
+
+import triton
+import triton.language as tl
+
+from torchgw.kernels.softmin_dense.triton_kernels import FLOOR, LOWEST_EXPONENT, merge
+
+
+@triton.jit
+def scores(A, B, row, column, n, k, width, CHUNK: tl.constexpr, DOT: tl.constexpr, dtype: tl.constexpr):
+    """S[row, column], a tile; rows and columns outside are zero."""
+    part = tl.arange(0, CHUNK)
+    tile = tl.zeros((row.shape[0], column.shape[0]), dtype)
+    left = A + row[:, None].to(tl.int64) * width + part[None, :]
+    right = B + column[None, :].to(tl.int64) * width + part[:, None]
+    for start in range(0, width, CHUNK):
+        a = tl.load(left + start, mask=(row < n)[:, None], other=0.0)
+        b = tl.load(right + start, mask=(column < k)[None, :], other=0.0)
+        tile = tl.dot(a, b, tile, input_precision=DOT, out_dtype=dtype)
+    return tile
+
+
+@triton.jit
+def softmin_kernel(
+    A, B, bias, out, n, k, width, per_split,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """out[split, i] = log2 sum_j 2^(A_i . B_j + bias_j) over the j of this split."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    split = tl.program_id(1)
+    first = split * per_split
+    last = tl.minimum(first + per_split, k)
+    dtype: tl.constexpr = out.dtype.element_ty
+    highest = tl.full((ROWS,), FLOOR, dtype)
+    total = tl.zeros((ROWS,), dtype)
+    for start in range(first, last, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        b = tl.load(bias + column, mask=column < last, other=float("-inf"))
+        tile = scores(A, B, row, column, n, k, width, CHUNK, DOT, dtype)
+        highest, total = merge(highest, total, tile + b[None, :])
+    tl.store(out + split.to(tl.int64) * n + row, highest + tl.log2(total), mask=row < n)
+
+
+@triton.jit
+def absorb_kernel(
+    A, B, f, g, out, n, k, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """out = 2^max(S + f + g, -120), zero where f or g is -inf."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    left = tl.load(f + row, mask=row < n, other=0.0)
+    right = tl.load(g + column, mask=column < k, other=0.0)
+    tile = scores(A, B, row, column, n, k, width, CHUNK, DOT, out.dtype.element_ty)
+    plan = tl.exp2(tl.maximum(tile + left[:, None] + right[None, :], LOWEST_EXPONENT))
+    massless = (left == float("-inf"))[:, None] | (right == float("-inf"))[None, :]
+    inside = (row[:, None] < n) & (column[None, :] < k)
+    tl.store(out + row[:, None].to(tl.int64) * k + column[None, :], tl.where(massless, 0.0, plan), mask=inside)
+
+
+@triton.jit
+def apply_kernel(
+    A, B, f, g, V, out, n, k, width, d,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, VALUES: tl.constexpr,
+    DOT: tl.constexpr, PRODUCT: tl.constexpr,
+):  # fmt: skip
+    """out = T V for the plan T = 2^(S + f + g) and V (K, d), d a multiple of VALUES."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    value = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
+    dtype: tl.constexpr = out.dtype.element_ty
+    left = tl.load(f + row, mask=row < n, other=float("-inf"))
+    total = tl.zeros((ROWS, VALUES), dtype)
+    for start in range(0, k, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        right = tl.load(g + column, mask=column < k, other=float("-inf"))
+        tile = scores(A, B, row, column, n, k, width, CHUNK, DOT, dtype)
+        plan = tl.exp2(tile + left[:, None] + right[None, :])
+        values = tl.load(V + column[:, None].to(tl.int64) * d + value[None, :], mask=(column < k)[:, None], other=0.0)
+        total = tl.dot(plan, values, total, input_precision=PRODUCT, out_dtype=dtype)
+    tl.store(out + row[:, None].to(tl.int64) * d + value[None, :], total, mask=(row < n)[:, None])
+
+
+@triton.jit
+def largest_kernel(
+    A, B, g, before_value, before_index, seed, best_value, best_index, n, k, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
+    NOISY: tl.constexpr, AFTER: tl.constexpr,
+):  # fmt: skip
+    """The largest S_ij + g_j of each row and its column; the lowest column among equals.
+
+    AFTER: only those that come after (before_value, before_index) in that order, for the next largest. NOISY: with
+    Gumbel noise added, so that the column is a draw from the row of the plan.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    dtype: tl.constexpr = best_value.dtype.element_ty
+    best = tl.full((ROWS,), float("-inf"), dtype)
+    index = tl.zeros((ROWS,), tl.int32)
+    for start in range(0, k, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        right = tl.load(g + column, mask=column < k, other=float("-inf"))
+        value = scores(A, B, row, column, n, k, width, CHUNK, DOT, dtype) + right[None, :]
+        if NOISY:
+            place = row[:, None].to(tl.int64) * k + column[None, :]
+            uniform = tl.rand(tl.load(seed), place)
+            # -log(1 - u), by its series where 1 - u would round.
+            waiting = tl.where(uniform < 0.01, uniform * (1 + uniform * (0.5 + uniform / 3)), -tl.log(1 - uniform))
+            value -= tl.log2(waiting).to(dtype)
+        if AFTER:
+            limit = tl.load(before_value + row, mask=row < n, other=0.0)[:, None]
+            last = tl.load(before_index + row, mask=row < n, other=0)[:, None]
+            later = (value < limit) | ((value == limit) & (column[None, :] > last))
+            value = tl.where(later, value, float("-inf"))
+        here = tl.max(value, 1)
+        where = tl.min(tl.where(value == here[:, None], column[None, :], k), 1)
+        index = tl.where(here > best, where, index)
+        best = tl.maximum(best, here)
+    tl.store(best_value + row, best, mask=row < n)
+    tl.store(best_index + row, index, mask=row < n)
