@@ -60,6 +60,7 @@ def test_amd_and_other_dtypes_get_products_that_they_have() -> None:
     assert precision.dot_precision("", torch.bfloat16, amd=False) == "ieee"
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
 def test_scores_that_float32_cannot_carry_are_warned_of() -> None:
     assert precision.unsafe(1e4, 64) is None
     assert "mixed_precision=False" in str(precision.unsafe(1e8, 64))

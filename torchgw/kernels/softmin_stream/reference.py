@@ -21,19 +21,19 @@ CHUNK = 64
 def softmin(A: Tensor, B: Tensor, bias: Tensor, axis: int) -> Tensor:
     """log2 of the sum of 2^(A B^T + bias) over ``axis``; -inf where every term is."""
     kept, summed = (A, B) if axis == 1 else (B, A)
-    return over_columns(_product(kept, summed), len(kept), bias)
+    return over_columns(product(kept, summed), len(kept), bias)
 
 
 def sweep(
     A: Tensor, B: Tensor, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float
 ) -> tuple[Tensor, Tensor]:
     """The next f, and the softmin over the rows under it, with one product; see `torchgw.kernels.kernel`."""
-    return sweep_blocks(_product(A, B), len(A), g, log_p, f, tau, weight)
+    return sweep_blocks(product(A, B), len(A), g, log_p, f, tau, weight)
 
 
 def absorb(A: Tensor, B: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
     """The plan under the potentials f (N,), g (K,) into ``out`` (N, K)."""
-    return absorb_blocks(_product(A, B), f, g, out)
+    return absorb_blocks(product(A, B), f, g, out)
 
 
 def prepare(A: Tensor, B: Tensor) -> Operands:
@@ -45,7 +45,8 @@ def prepare(A: Tensor, B: Tensor) -> Operands:
 KERNEL = Kernel(softmin, sweep, absorb, prepare)
 
 
-def _product(kept: Tensor, summed: Tensor) -> Fill:
+def product(kept: Tensor, summed: Tensor) -> Fill:
+    """Fills blocks of rows of kept summed^T plus a bias."""
     parts = tuple(zip(torch.split(kept, CHUNK, 1), torch.split(summed, CHUNK, 1), strict=True))
 
     def fill(where: slice, bias: Tensor, out: Tensor) -> Tensor:
