@@ -1,33 +1,116 @@
-"""Everything that needs a GPU in one command: softmin against its floor, whole alignments, a short table last."""
+"""Everything that needs a GPU in one command: kernels against their floors, whole solves, and short tables last."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks.common import show, write
-from benchmarks.softmin import measure
+from benchmarks import kernels
+from benchmarks.common import seconds, show, write
 from torchgw import gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.kernels import softmin_dense, softmin_stream
+from torchgw.kernels.dispatch import Request
+from torchgw.kernels.kernel import in_two_reads
+from torchgw.kernels.step import half_step
+from torchgw.sinkhorn.scaling import scaling
 
-KERNEL_SIZES = ((1000, 1200), (5001, 6001), (10001, 12001))
+ITERATIONS = 100
+DENSE = ((400, 500), (5001, 6001), (10001, 12001))
+STREAM = ((45000, 45000, 32), (45000, 45000, 64), (45000, 45000, 128))
 ALIGNMENTS = ((400, 500, "precomputed"), (400, 500, "dijkstra"), (400, 500, "landmark"), (4000, 5000, "landmark"))
+Row = dict[str, Any]
 
 
-def run() -> None:
-    """Measure, print, store."""
-    if not torch.cuda.is_available():
-        raise SystemExit("no GPU here; benchmarks/GPU_PENDING.md lists what waits for one")
-    kernels = measure(torch.device("cuda"), KERNEL_SIZES)
-    show(kernels)
-    rows: list[dict[str, Any]] = []
+def hundred(device: torch.device, dtype: torch.dtype) -> list[Row]:
+    """100 Sinkhorn iterations on a stored score: one read, two reads, one read in a CUDA graph, scaling, eager."""
+    rates, rows = kernels.Rates(device, dtype), []
+    for n, k in DENSE:
+        score = torch.randn(n, k, device=device, dtype=dtype).mul_(20)
+        log_p, log_q = score.new_full((n,), 1 / n).log2(), score.new_full((k,), 1 / k).log2()
+        request, out = Request(device, dtype, (n, k)), torch.empty_like(score)
+        triton, eager = (softmin_dense.choose(name, request).function for name in ("triton", "eager"))
+        two_reads = in_two_reads(triton.softmin)
+
+        def loop(sweep: Callable[..., Any]) -> None:
+            f, g = log_p, log_q
+            for _ in range(ITERATIONS):
+                f, softmin = sweep(score, g, log_p, f, 1.0, 1.0)
+                g = half_step(log_q, softmin, 1.0)
+
+        def scaled() -> None:
+            once = ITERATIONS + 1  # never
+            bound = triton.on(score)
+            scaling(
+                bound, log_p, log_q, log_p, log_q, out, max_iter=ITERATIONS, tol=0.0, check_every=once, relaxation=1.0
+            )
+
+        floor = 2 * n * k * score.element_size() * rates.byte * ITERATIONS
+        calls: dict[str, Callable[[], object]] = {
+            "one read": partial(loop, triton.sweep),
+            "two reads": partial(loop, two_reads),
+            "one read, CUDA graph": captured(partial(loop, triton.sweep)),
+            "scaling": scaled,
+            "eager": partial(loop, eager.sweep),
+        }
+        for name, call in calls.items():
+            taken = seconds(call)
+            rows.append(
+                {
+                    "what": f"{ITERATIONS} iterations, {name}",
+                    "size": f"{n} x {k} {str(dtype)[6:]}",
+                    "ms": taken * 1e3,
+                    "two-read floor / time": floor / taken,
+                }
+            )
+    return rows
+
+
+def captured(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def streaming(device: torch.device) -> list[Row]:
+    """Half-steps over a product by arithmetic, in picoseconds a pair."""
+    rows = []
+    for n, k, rank in STREAM:
+        A, B = kernels.problem(n, k, rank, device, torch.float32)
+        g = A.new_full((k,), 1 / k).log2()
+        for dot, dtype in (
+            ("tf32", torch.float32),
+            ("tf32x3", torch.float32),
+            ("ieee", torch.float32),
+            ("", torch.bfloat16),
+        ):
+            kernel = softmin_stream.choose("triton", Request(device, dtype, (n, k), rank, dot)).function
+            bound = kernel.on(A.to(dtype), B.to(dtype))
+            taken = seconds(lambda b=bound: b.softmin(g, 1))
+            name = f"streaming half-step, r = {rank}, {dot or 'bfloat16'}"
+            rows.append({"what": name, "size": f"{n} x {k}", "ms": taken * 1e3, "ps a pair": taken / n / k * 1e12})
+    return rows
+
+
+def alignments() -> list[Row]:
+    """Whole solves by backend."""
+    rows = []
     for n, k, distances in ALIGNMENTS:
         X, angle_x = make_spiral(n)
         Y, angle_y = make_swiss_roll(k, random_state=1)
-        for backend in ("eager", "compile"):
+        for backend in ("eager", "compile", "triton"):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 gw_align(X, Y, distances=distances, backend=backend, device="cuda", random_state=1)
@@ -44,6 +127,18 @@ def run() -> None:
                     "value": result.value,
                 }
             )
-    write("gpu", rows, kernels=kernels)
-    print()
-    show(rows)
+    return rows
+
+
+def run() -> None:
+    """Measure, print, store."""
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU here; benchmarks/GPU_PENDING.md lists what waits for one")
+    device = torch.device("cuda")
+    kernels.run()
+    dense = [*hundred(device, torch.float32), *hundred(device, torch.float64)]
+    stream, rows = streaming(device), alignments()
+    write("gpu", rows, dense=dense, stream=stream)
+    for part in (dense, stream, rows):
+        print()
+        show(part)

@@ -16,6 +16,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.sinkhorn.annealing import epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
+from torchgw.sinkhorn.reading import Reading
 
 
 def solve(
@@ -106,6 +107,29 @@ def test_the_host_reads_at_checks_only() -> None:
         _, state = solve(C, p, q, 0.01, max_iter=57, tol=0.0, check_every=10)
     assert state.n_iter == 57
     assert reads.count == 5
+
+
+def test_a_reading_that_overlaps_costs_one_iteration_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Reading):
+        def __init__(self, number: Tensor) -> None:
+            super().__init__(number.clone())
+            self.overlaps = True
+
+        def value(self) -> float:
+            return float(self._host)
+
+    rng = np.random.default_rng(4)
+    C, p, q = rng.uniform(size=(20, 25)), random_masses(20, rng), random_masses(25, rng)
+    for relaxation in (1.0, 1.7):
+        _, at_once = solve(C, p, q, 0.02, relaxation, tol=1e-6)
+        with monkeypatch.context() as patched:
+            patched.setattr("torchgw.sinkhorn.loop.Reading", Late)
+            plan, late = solve(C, p, q, 0.02, relaxation, tol=1e-6)
+        assert late.residual <= 1e-6
+        assert late.n_iter <= at_once.n_iter + 1 if relaxation == 1.0 else late.n_iter <= 1.5 * at_once.n_iter
+        np.testing.assert_allclose(plan.sum(1), p, atol=1e-14)
+        error = float((plan.sum(0) - torch.from_numpy(q)).abs().sum())
+        assert float(late.residual) == pytest.approx(error, rel=1e-6)
 
 
 class Reads(TorchDispatchMode):

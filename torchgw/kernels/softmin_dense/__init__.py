@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from torchgw.kernels import compiler, measured
+from torchgw.kernels import measured
 from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.dispatch import Implementation, Request, Selection, select
 from torchgw.kernels.kernel import Kernel
@@ -17,7 +17,7 @@ FAMILY: tuple[Implementation[Kernel], ...] = (
     Implementation("triton", triton.unable, partial(slower, "triton", NAME), lambda _: triton.build(), triton.blocks),
     Implementation(
         "compile",
-        lambda request: compiler.broken(request.device.type),
+        compiled.unable,
         partial(slower, "compile", NAME),
         lambda _: compiled.build(),
     ),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import compiler
+from torchgw.kernels.dispatch import Request
 from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT, Kernel, in_two_reads
 from torchgw.kernels.softmin_dense import reference
 
@@ -24,6 +25,15 @@ def build() -> Kernel:
         return result
 
     return Kernel(softmin, in_two_reads(softmin), reference.absorb)
+
+
+def unable(request: Request) -> str | None:
+    """Why this device has no working compiler, or None; compiles the kernel, the first time."""
+    return compiler.broken(request.device.type, _trial)
+
+
+def _trial(device_type: str) -> None:
+    build().softmin(torch.zeros(3, 2, device=device_type), torch.zeros(2, device=device_type), 1)
 
 
 def _over_columns(score: Tensor, bias: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from torchgw.kernels import compiler, measured
+from torchgw.kernels import measured
 from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.dispatch import Implementation, Request, Selection, select
 from torchgw.kernels.kernel import Kernel
@@ -23,7 +23,7 @@ FAMILY: tuple[Implementation[Kernel], ...] = (
     ),
     Implementation(
         "compile",
-        lambda request: compiler.broken(request.device.type),
+        compiled.unable,
         partial(slower, "compile", NAME),
         lambda _: compiled.build(),
         lambda request: {"rows": block_rows(*request.shape, request.device)},

@@ -1,13 +1,15 @@
-"""The reduction of one chunk of rows of the streaming softmin through torch.compile; the product is the library's own."""
+"""The reduction of a chunk of rows of the streaming softmin through torch.compile; the product is the reference's."""
 
 from __future__ import annotations
 
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from torchgw.kernels import compiler
 from torchgw.kernels.blocks import block_rows, blocks
+from torchgw.kernels.dispatch import Request
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.softmin_dense.compiled import logsumexp2
 from torchgw.kernels.softmin_stream import reference
@@ -30,6 +32,16 @@ def build() -> Kernel:
         return out
 
     return Kernel(softmin, in_two_reads(softmin), reference.absorb, reference.prepare)
+
+
+def unable(request: Request) -> str | None:
+    """Why this device has no working compiler, or None; compiles the kernel, the first time."""
+    return compiler.broken(request.device.type, _trial)
+
+
+def _trial(device_type: str) -> None:
+    A = torch.zeros(3, 2, device=device_type)
+    build().softmin(A, A, A[:, 0], 1)
 
 
 def _reduced(exponent: Tensor) -> Tensor:
