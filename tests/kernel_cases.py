@@ -147,7 +147,7 @@ def relaxed_marginals(
     n, k = len(operands[0]), operands[1].shape[0] if len(operands) == 2 else operands[0].shape[1]
     device = operands[0].device
     log_p, log_q = (log_masses(size, torch.float64, size, holes=True).to(device) for size in (n, k))
-    solve = partial(sinkhorn, bound, log_p, log_q, log_p, log_q, check_every=10, relaxation=weight)
+    solve = partial(sinkhorn, bound, log_p, log_q, log_p, check_every=10, relaxation=weight)
     state = solve(max_iter=n_iter, tol=1e-12, damping=damping)
     return torch.cat((state.f, state.g)).cpu()
 

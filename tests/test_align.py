@@ -361,6 +361,7 @@ def test_a_converged_result_says_how_it_was_reached() -> None:
     assert result.basins == ()
     assert result.backend == "eager"
     assert set(result.backends_passed_over) == {"triton", "compile"}
+    assert result.blocks["rows"] > 0
     assert set(result.timings) == {"prepare", "search", "solve", "finish"}
     assert result.epsilon == 1e-3
     assert result.n_iter_sinkhorn > result.n_iter
@@ -418,8 +419,12 @@ def test_the_compiled_backend_agrees_with_the_eager_one() -> None:
 
 
 @pytest.mark.gpu
-def test_the_gpu_solves_it_and_matches_the_truth() -> None:
-    result = gw_align(SPIRAL, ROLL, device="cuda", options=FIVE, random_state=0)
+@pytest.mark.parametrize("gradient", ["exact", "sampled"])
+@pytest.mark.parametrize("backend", ["eager", "compile", "triton"])
+def test_the_gpu_solves_it_and_matches_the_truth(backend: str, gradient: str) -> None:
+    options = replace(FIVE, gradient=gradient)
+    result = gw_align(SPIRAL, ROLL, device="cuda", backend=backend, options=options, random_state=0)
+    assert result.backend == backend
     assert result.plan.is_cuda
     assert result.marginal_error <= 1e-12
     assert abs(spearmanr(SPIRAL_ANGLE, ROLL_ANGLE[result.argmax()])[0]) > 0.98

@@ -89,9 +89,9 @@ def test_a_sweep_moves_far_columns_towards_where_two_softmins_put_them() -> None
     mass = torch.tensor([0.5, 0.5], dtype=torch.float64).log2()
     given = {"max_iter": 300, "tol": 1e-13, "check_every": 1}
     slow = sinkhorn(
-        Kernel(DENSE.softmin, in_two_reads(DENSE.softmin), DENSE.absorb).on(score), mass, mass, mass, mass, **given
+        Kernel(DENSE.softmin, in_two_reads(DENSE.softmin), DENSE.absorb).on(score), mass, mass, mass, **given
     )
-    fast = sinkhorn(DENSE.on(score), mass, mass, mass, mass, **given)
+    fast = sinkhorn(DENSE.on(score), mass, mass, mass, **given)
     plans = [(score + state.f[:, None] + state.g).exp2() for state in (slow, fast)]
     torch.testing.assert_close(plans[1], plans[0], atol=1e-10, rtol=0)
 

@@ -30,7 +30,6 @@ def solve(
         log_p,
         log_q,
         log_p,
-        log_q,
         relaxation=relaxation,
         **settings_,  # type: ignore[arg-type]
     )
@@ -155,7 +154,6 @@ def test_warm_potentials_need_no_iterations() -> None:
         torch.from_numpy(p).log2(),
         torch.from_numpy(q).log2(),
         first.f,
-        first.g,
         max_iter=1000,
         tol=1e-9,
         check_every=1,

@@ -7,6 +7,7 @@ those of bfloat16 wrong, so these two are left to a GPU.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from tests import kernel_cases as cases
 from tests.kernels import RANKS, factors, wide
+from torchgw import GWOptions, StoppingOptions, gw_align
+from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import softmin_dense, softmin_stream, transport
 from torchgw.kernels.dispatch import Request
 
@@ -111,3 +114,18 @@ def test_relaxed_marginals_give_the_potentials_of_the_eager_kernel(damping: tupl
         torch.testing.assert_close(
             cases.relaxed_marginals(kernel, given, damping, weight, 40), expected, atol=1e-5, rtol=0
         )
+
+
+@pytest.mark.parametrize("gradient", ["exact", "sampled"])
+def test_a_whole_alignment_agrees_with_the_eager_one(gradient: str) -> None:
+    X, Y = make_spiral(40)[0], make_swiss_roll(45, random_state=1)[0]
+    options = GWOptions(
+        gradient=gradient, coarse=None, mixed_precision=False, stopping=StoppingOptions(max_iter=3, min_iter=1)
+    )
+    given = {"distances": "euclidean", "epsilon": 0.05, "options": options, "random_state": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager, triton = (gw_align(X, Y, backend=name, **given) for name in ("eager", "triton"))
+    assert triton.backend == "triton"
+    assert {"rows", "columns", "splits", "sweep width", "sweep warps"} == set(triton.blocks)
+    assert float((eager.plan - triton.plan).abs().sum()) < 1e-6

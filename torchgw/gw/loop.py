@@ -80,7 +80,6 @@ def solve(
             log_p,
             log_q,
             rescale(f, log_p, old_epsilon, now) + unit * row_term,
-            rescale(g, log_q, old_epsilon, now) + unit * column_term,
             max_iter=inner.max_iter,
             tol=LOOP_TOLERANCE * inner.tol,
             check_every=inner.check_every,

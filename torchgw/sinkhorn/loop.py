@@ -38,7 +38,6 @@ def sinkhorn(
     log_p: Tensor,
     log_q: Tensor,
     f: Tensor,
-    g: Tensor,
     *,
     max_iter: int,
     tol: float,
@@ -46,13 +45,13 @@ def sinkhorn(
     relaxation: float = 1.0,
     damping: tuple[float, float] = (1.0, 1.0),
 ) -> SinkhornState:
-    """Alternate half-steps from (f, g) until the residual is at most ``tol`` or ``max_iter`` is reached.
+    """Alternate half-steps from a warm f, g first, until the residual is at most ``tol`` or ``max_iter`` are done.
 
     Parameters
     ----------
     score : the score (N, K), see `torchgw.types.Score`.
     log_p, log_q : base-2 logarithms of masses (N,), (K,) that sum to one.
-    f, g : warm potentials; the first step is that of g, so g matters only under a soft marginal's relaxation.
+    f : warm potential (N,).
     relaxation : weight w of the half-steps between checks, in [1, 2).
     damping : tau of the row and the column half-step, from the marginal model.
 
