@@ -3,6 +3,7 @@
 The floors come from rates measured on the same device in the same run: a copy (bytes), a matrix product (operations),
 an exp2 in the cache (exponentials). ``python -m benchmarks kernels`` also writes the table that ``backend="auto"``
 reads.
+Times are the fastest of several runs: the work is the same each time, and what else a shared machine does only adds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import environment, seconds, show, write
+from benchmarks.common import environment, fastest, show, write
 from torchgw.kernels import LN2, measured, softmin_dense, softmin_stream
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.kernel import in_two_reads
@@ -47,11 +48,11 @@ class Rates:
         out = torch.empty_like(block)
         large = torch.rand(64 * 2**20 // block.element_size(), device=device, dtype=dtype)
         copy = large.clone()
-        self.byte = seconds(lambda: copy.copy_(large), 11) / (2 * large.numel() * large.element_size())
-        self.product = seconds(lambda: torch.mm(block, block, out=out)) / n**3
+        self.byte = fastest(lambda: copy.copy_(large), 11) / (2 * large.numel() * large.element_size())
+        self.product = fastest(lambda: torch.mm(block, block, out=out)) / n**3
         values = torch.rand(2**26 if device.type == "cuda" else 2**20, device=device, dtype=dtype)
         powers = torch.empty_like(values)
-        self.exp = seconds(lambda: torch.exp2(values, out=powers), 21) / len(values)
+        self.exp = fastest(lambda: torch.exp2(values, out=powers), 21) / len(values)
 
 
 def problem(n: int, k: int, rank: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -80,11 +81,11 @@ def dense(device: torch.device, dtype: torch.dtype) -> list[Row]:
         kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_dense, name, request))}
         base = {"family": "softmin_dense", "n": n, "k": k, "rank": 0, "dtype": str(dtype)[6:]}
         for axis, bias in ((1, g), (0, f)):
-            plain = seconds(lambda axis=axis, bias=bias: naive(score, bias, axis))
+            plain = fastest(lambda axis=axis, bias=bias: naive(score, bias, axis))
             floor = max(size * rates.byte, n * k * rates.exp)
             calls = {name: partial(kernel.on(score).softmin, bias, axis) for name, kernel in kernels.items()}
             rows.append(base | {"what": f"softmin, axis {axis}"} | timings(floor, plain, calls))
-        plain = seconds(lambda: (naive(score, f, 0), naive(score, g, 1)))
+        plain = fastest(lambda: (naive(score, f, 0), naive(score, g, 1)))
         calls = {name: partial(kernel.on(score).sweep, g, f, f, 1.0, 1.0) for name, kernel in kernels.items()}
         calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), score, g, f, f, 1.0, 1.0)
         floor = max(size * rates.byte, n * k * rates.exp)
@@ -103,13 +104,13 @@ def scaled(score: Tensor, f: Tensor, g: Tensor, floor: float, plain: float) -> R
     kernel, out = softmin_dense.reference.KERNEL, torch.empty_like(score)
     small = score / 20
     solve = partial(scaling, kernel.on(small), f, g, f, g, out, tol=0.0, check_every=1000, relaxation=1.0)
-    long, short = (seconds(partial(solve, max_iter=count)) for count in (102, 2))
+    long, short = (fastest(partial(solve, max_iter=count)) for count in (102, 2))
     return timings(floor, plain, {}) | {"eager": max(long - short, 1e-9) * 10}
 
 
 def timings(floor: float, plain: float, calls: dict[str, Callable[[], object]]) -> Row:
     """Milliseconds of the floor, of plain torch, and of each implementation."""
-    found = {name: seconds(call) * 1e3 for name, call in calls.items()}
+    found = {name: fastest(call) * 1e3 for name, call in calls.items()}
     columns = {name: found.get(name) for name in (*BACKENDS, "two reads")}
     return {"floor": floor * 1e3, "torch": plain * 1e3} | columns
 
@@ -124,7 +125,7 @@ def stream(device: torch.device, dtype: torch.dtype) -> list[Row]:
         kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_stream, name, request))}
         base = {"family": "softmin_stream", "n": n, "k": k, "rank": rank, "dtype": str(dtype)[6:]}
         fits = n * k * A.element_size() * 3 < 8 * 2**30
-        plain = seconds(lambda: torch.logsumexp(torch.addmm(g, A, B.T), 1)) if fits else float("nan")
+        plain = fastest(lambda: torch.logsumexp(torch.addmm(g, A, B.T), 1)) if fits else float("nan")
         floor = n * k * (rank * rates.product + rates.exp)
         calls = {name: partial(kernel.on(A, B).softmin, g, 1) for name, kernel in kernels.items()}
         memory = {"extra MB": peak_memory(n, k, rank, device, calls["eager"])}
@@ -157,7 +158,7 @@ def peers(A: Tensor, B: Tensor) -> Row:
     found: Row = {}
     for name, solver in solvers.items():
         solver(2)  # what it compiles, it compiles now
-        long, short = (seconds(partial(solver, count), 3) for count in (7, 2))
+        long, short = (fastest(partial(solver, count), 3) for count in (7, 2))
         found[name] = max(long - short, 0.0) / 5 * 1e3
     return found
 

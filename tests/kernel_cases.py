@@ -17,6 +17,7 @@ from tests.kernels import REACH, factors, log_masses, potential, softmin_oracle,
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.transport.reference import Transport
 from torchgw.sinkhorn.loop import sinkhorn
+from torchgw.sinkhorn.scaling import scaling
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11}
 SWEEPS = ((1.0, 1.0), (1.0, 1.7), (0.6, 1.0), (0.25, 1.3))
@@ -149,6 +150,18 @@ def relaxed_marginals(
     log_p, log_q = (log_masses(size, torch.float64, size, holes=True).to(device) for size in (n, k))
     solve = partial(sinkhorn, bound, log_p, log_q, log_p, check_every=10, relaxation=weight)
     state = solve(max_iter=n_iter, tol=1e-12, damping=damping)
+    return torch.cat((state.f, state.g)).cpu()
+
+
+def relaxed_scaling(kernel: Kernel, score: Tensor, damping: tuple[float, float], weight: float) -> Tensor:
+    """The same by scaling an absorbed kernel."""
+    n, k = score.shape
+    log_p, log_q = (log_masses(size, torch.float64, size, holes=True).to(score.device) for size in (n, k))
+    out = torch.empty_like(score)
+    given = {"max_iter": 400, "tol": 1e-12, "check_every": 10, "relaxation": weight, "damping": damping}
+    state = scaling(kernel.on(score), log_p, log_q, log_p, log_q, out, **given)  # type: ignore[arg-type]
+    plan = (score + state.f[:, None] + state.g).exp2()
+    torch.testing.assert_close(out, plan, atol=1e-12, rtol=1e-6)
     return torch.cat((state.f, state.g)).cpu()
 
 
