@@ -40,7 +40,7 @@ def hundred(device: torch.device, dtype: torch.dtype) -> list[Row]:
         def loop(sweep: Callable[..., Any]) -> None:
             f, g = log_p, log_q
             for _ in range(ITERATIONS):
-                f, softmin = sweep(score, g, log_p, f, 1.0, 1.0)
+                f, softmin = sweep(score, g, log_p, f, 1.0)
                 g = half_step(log_q, softmin, 1.0)
 
         def scaled() -> None:

@@ -87,8 +87,8 @@ def dense(device: torch.device, dtype: torch.dtype) -> list[Row]:
             calls = {name: partial(kernel.on(score).softmin, bias, axis) for name, kernel in kernels.items()}
             rows.append(base | {"what": f"softmin, axis {axis}"} | timings(floor, plain, calls))
         plain = fastest(lambda: (naive(score, f, 0), naive(score, g, 1)))
-        calls = {name: partial(kernel.on(score).sweep, g, f, f, 1.0, 1.0) for name, kernel in kernels.items()}
-        calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), score, g, f, f, 1.0, 1.0)
+        calls = {name: partial(kernel.on(score).sweep, g, f, f, 1.0) for name, kernel in kernels.items()}
+        calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), score, g, f, f, 1.0)
         floor = max(size * rates.byte, n * k * rates.exp)
         rows.append(base | {"what": "iteration, log domain"} | timings(floor, plain, calls))
         rows.append(base | {"what": "iteration, scaling"} | scaled(score, f, g, 2 * size * rates.byte, plain))
@@ -131,8 +131,8 @@ def stream(device: torch.device, dtype: torch.dtype) -> list[Row]:
         calls = {name: partial(kernel.on(A, B).softmin, g, 1) for name, kernel in kernels.items()}
         memory = {"extra MB": peak_memory(n, k, rank, device, calls["eager"])}
         rows.append(base | {"what": "softmin, axis 1"} | timings(floor, plain, calls) | memory)
-        calls = {name: partial(kernel.on(A, B).sweep, g, f, f, 1.0, 1.0) for name, kernel in kernels.items()}
-        calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), A, B, g, f, f, 1.0, 1.0)
+        calls = {name: partial(kernel.on(A, B).sweep, g, f, f, 1.0) for name, kernel in kernels.items()}
+        calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), A, B, g, f, f, 1.0)
         rows.append(base | {"what": "iteration, log domain"} | timings(floor, 2 * plain, calls))
     # After everything of ours: the threads of some of these keep spinning, which slows whatever runs next.
     for row in rows:
@@ -147,7 +147,7 @@ def peers(A: Tensor, B: Tensor) -> Row:
     They take points and the squared Euclidean cost, whose row and column terms change nothing in a balanced plan. What
     a solve costs besides its iterations cancels in the difference of two solves.
     """
-    x, y, epsilon = A, B, 2.0 * LN2  # -|x - y|^2 / epsilon has the products x . y as base-2 scores
+    x, y, epsilon = A, B, 2.0 / LN2  # -|x - y|^2 / epsilon has the products x . y as base-2 scores
     solvers: dict[str, Callable[[int], object]] = {}
     if find_spec("geomloss") and find_spec("pykeops"):
         from geomloss import ot

@@ -40,8 +40,8 @@ class Score(Protocol):
     def softmin(self, bias: Tensor, axis: int) -> Tensor:
         """log2 sum 2^(S + bias) over ``axis``: (K,) to (N,) for axis 1, (N,) to (K,) for axis 0."""
 
-    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float) -> tuple[Tensor, Tensor]:
-        """f + weight (log_p - tau softmin(g, 1) - f) and the softmin over the rows under it, in one read."""
+    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """f + weight (log_p - softmin(g, 1) - f) and the softmin over the rows under it, in one read."""
 
     def absorb(self, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         """The plan 2^(S + f + g) into ``out`` (N, K)."""

@@ -221,6 +221,7 @@ def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | No
         now = now.followed_by(_annealed(problem, now.start(), epsilon, callback, now.history))
         if now.history.cost[-1] > (1 - SHARP_PROGRESS) * before:
             break
+    warn_if_unsafe(now.cost, epsilon, problem.options)
     plan = feasible(now.plan.to(torch.float64), p, q)
     dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
     sharp = conditional_gradient(wide, plan, p, q, dual, now.history, max(limit - now.n_iter, 1), callback)

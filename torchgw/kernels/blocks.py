@@ -51,17 +51,23 @@ def over_columns(fill: Fill, n: int, bias: Tensor) -> Tensor:
     return out.masked_fill_(out < FLOOR / 2, -torch.inf)
 
 
-def sweep(fill: Fill, n: int, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float) -> tuple[Tensor, Tensor]:
+def sweep(fill: Fill, n: int, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
     """One read and one exponential for each entry; see `torchgw.kernels.kernel`."""
     k = len(g)
     out, columns, buffer = torch.empty_like(f), torch.zeros_like(g), g.new_empty(block_rows(n, k, g.device), k)
     for where in blocks(n, k, g.device):
         weights, highest = _exponentials(fill, where, g, buffer)
-        new = half_step(log_p[where], weights.sum(1).log2_().add_(highest), tau)
+        new = half_step(log_p[where], weights.sum(1).log2_().add_(highest), 1.0)
         new = relax(f[where], new, weight) if weight != 1.0 else new
         columns.addmv_(weights.T, (new + highest).clamp_max_(HIGHEST_EXPONENT).exp2_())
         out[where] = new
-    return out, columns.log2_().sub_(g)
+    return out, logarithms(columns).sub_(g)
+
+
+def logarithms(sums: Tensor) -> Tensor:
+    """log2 of sums in place, which are kept finite and above zero so that none of them ends an iteration."""
+    limits = torch.finfo(sums.dtype)
+    return sums.clamp_(limits.tiny, limits.max).log2_()
 
 
 def absorb(fill: Fill, f: Tensor, g: Tensor, out: Tensor) -> Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
+from torchgw.kernels import measured
 from torchgw.kernels.dispatch import Request
 
 OLDEST = (8, 0)
@@ -15,12 +19,12 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def unable(request: Request) -> str | None:
     """Why no Triton kernel can run this request."""
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
     if interpreted():
         return None
     if request.device.type != "cuda":
         return f"Triton kernels need a GPU, the tensors are on {request.device.type!r}"
-    if find_spec("triton") is None:
-        return "the package triton is not installed"
     if request.dtype not in DTYPES:
         return f"no Triton kernel for {request.dtype}"
     if torch.version.hip is None and torch.cuda.get_device_capability(request.device) < OLDEST:
@@ -30,9 +34,19 @@ def unable(request: Request) -> str | None:
 
 def interpreted() -> bool:
     """Whether Triton runs its kernels in Python, on the CPU (TRITON_INTERPRET=1)."""
-    import os
-
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def unwise(family: str, request: Request) -> str | None:
+    """Why ``auto`` should not take a Triton kernel that could run: it is interpreted, or measured to be slow."""
+    if interpreted():
+        return "Triton's interpreter is for tests"
+    return measured.slower_than_eager("triton", family, request)
+
+
+def active(tensor: Tensor) -> AbstractContextManager[object]:
+    """Makes the tensor's device the one that kernels are launched on."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 @cache

@@ -3,8 +3,8 @@
     softmin(..., bias, axis)    axis 1:  out_i = log2 sum_j 2^(S_ij + bias_j)
                                 axis 0:  out_j = log2 sum_i 2^(S_ij + bias_i)
 
-    sweep(..., g, log_p, f, tau, weight)    one Sinkhorn iteration but for the last step of g:
-                                f' = f + weight (log_p - tau softmin(g, 1) - f)   and   softmin(f', 0)
+    sweep(..., g, log_p, f, weight)     one iteration under hard marginals but for the last step of g:
+                                f' = f + weight (log_p - softmin(g, 1) - f)   and   softmin(f', 0)
 
     absorb(..., f, g, out)      out_ij = 2^(S_ij + f_i + g_j), at least 2^-120; zero where f or g is -inf
 
@@ -12,8 +12,10 @@ A sweep needs each entry of the score once, because the exponentials of the row 
 row, the plan whose columns the second softmin sums. Marginal errors need no kernel of their own: the row sums of the
 plan are 2^(f + softmin(g, 1)) and its column sums 2^(g + softmin(f, 0)), which a sweep returns.
 
-In a sweep, factors are kept between 2^-120 and 2^120. So a potential that is further off moves by that much at a time;
-where the iteration ends is unchanged. g may be -inf only where the column has no mass.
+In a sweep, factors and sums are kept within what float32 holds, so a potential that is more than 120 bits off moves by
+about that much at a time. Under hard marginals every column ends with its mass, so where the iteration ends is
+unchanged; under relaxed ones a column may end with less than 2^-120, so those take two softmins. g may be -inf only
+where the column has no mass.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch import Tensor
 from torchgw.kernels.step import half_step, relax
 
 LOWEST_EXPONENT = -120.0
-HIGHEST_EXPONENT = 120.0
+HIGHEST_EXPONENT = 100.0
 FLOOR = -1e30
 
 Softmin = Callable[..., Tensor]
@@ -61,9 +63,9 @@ class Bound:
         """(K,) to (N,) for axis 1, (N,) to (K,) for axis 0."""
         return self.kernel.softmin(*self.operands, bias, axis)
 
-    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float) -> tuple[Tensor, Tensor]:
+    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         """The next f (N,), and the softmin over the rows under it (K,)."""
-        return self.kernel.sweep(*self.operands, g, log_p, f, tau, weight)
+        return self.kernel.sweep(*self.operands, g, log_p, f, weight)
 
     def absorb(self, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         """The plan under these potentials, written to ``out`` (N, K)."""
@@ -74,8 +76,8 @@ def in_two_reads(softmin: Softmin) -> Sweep:
     """The sweep of an implementation that has nothing better than two softmins."""
 
     def sweep(*given: Any) -> tuple[Tensor, Tensor]:
-        *operands, g, log_p, f, tau, weight = given
-        new = half_step(log_p, softmin(*operands, g, 1), tau)
+        *operands, g, log_p, f, weight = given
+        new = half_step(log_p, softmin(*operands, g, 1), 1.0)
         f = relax(f, new, weight) if weight != 1.0 else new
         return f, softmin(*operands, f, 0)
 

@@ -1,13 +1,14 @@
 """Which precision each stage of a solve runs in, and the bound that justifies it.
 
-A product of rows a, b of length r with relative rounding u of its inputs, added up in float32, is off by
+A product of rows a, b of length r whose inputs are off by a share u, added up with an error of s, is off by
 
-    |error| <= (2 u + sqrt(r) 2^-24) sum_k |a_k b_k| <= (2 u + sqrt(r) 2^-24) |a| |b|
+    |error| <= (2 u + s) sum_k |a_k b_k| <= (2 u + s) |a| |b|
 
-to first order and with high probability (with r instead of its root, with certainty), and a logsumexp by no more than
-its scores (plus the rounding of the sum itself). An error of e bits in a score is a factor 2^e in the plan, so it moves
-the marginals by at most 2^e - 1 of their mass in L1. Hence the policy, each stage with the cheapest arithmetic whose
-bound stays under what the stage may lose:
+to first order. float32 on ordinary units rounds each sum to nearest, so s = sqrt(r) 2^-24 with high probability. Matrix
+units may cut off instead, always downwards: s = r 2^-23 there; and they cut tf32 inputs to 10 bits, u = 2^-10. A
+logsumexp is off by no more than its scores (plus the rounding of the sum itself). An error of e bits in a score is a
+factor 2^e in the plan, so it moves the marginals by at most 2^e - 1 of their mass in L1. Hence the policy, each stage
+with the cheapest arithmetic whose bound stays under what the stage may lose:
 
 | stage    | dtype                    | may lose | why                                                             |
 |----------|--------------------------|----------|-----------------------------------------------------------------|
@@ -15,7 +16,8 @@ bound stays under what the stage may lose:
 | gradient | float32, tf32x3 or ieee  | 1e-3     | the next cost, and with it the search direction, comes from it  |
 | last     | float64                  | 1e-4     | the plan, its value and its certificate are the result          |
 
-Without mixed precision every stage is float64.
+Without mixed precision every stage is float64. Scores that are stored are made by torch in the stage's dtype;
+`choose_dot` is for those that are made tile by tile.
 
 Source: N. Higham, T. Mary, "A new approach to probabilistic rounding error analysis", 2019.
 """
@@ -27,8 +29,7 @@ import math
 import torch
 from torch import Tensor
 
-ACCUMULATION = 2.0**-24
-INPUT_ROUNDING = {"bf16": 2.0**-9, "tf32": 2.0**-11, "tf32x3": 2.0**-23, "ieee": 0.0}
+INPUT_ERROR = {"bf16": 2.0**-9, "tf32": 2.0**-10, "tf32x3": 1.5 * 2.0**-22, "ieee": 0.0}
 FASTEST_FIRST = ("tf32", "tf32x3", "ieee")
 MAY_LOSE = {"early": 0.1, "gradient": 1e-3, "last": 1e-4}
 UNSAFE = 1.0
@@ -50,7 +51,8 @@ def loss(dot: str, largest: float, rank: int) -> float:
 
     ``largest`` bounds the norms' product, see `reach`.
     """
-    bits = (2 * INPUT_ROUNDING[dot] + math.sqrt(rank) * ACCUMULATION) * largest
+    adding = math.sqrt(rank) * 2.0**-24 if dot == "ieee" else rank * 2.0**-23
+    bits = (2 * INPUT_ERROR[dot] + adding) * largest
     return math.expm1(min(bits, LARGEST_BITS) * math.log(2.0))
 
 

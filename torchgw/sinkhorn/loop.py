@@ -15,6 +15,7 @@ Sources: M. Cuturi, "Sinkhorn distances", 2013; log domain as in B. Schmitzer, "
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -61,6 +62,7 @@ def sinkhorn(
     """
     q = log_q.exp2()
     has_no_mass = q <= 0
+    sweep = score.sweep if damping == (1.0, 1.0) else partial(relaxed_sweep, score, damping[0])
     g = half_step(log_q, score.softmin(f, 0), damping[1])
     residual, known, iteration, weight = q.new_full((), float("inf")), float("inf"), 0, relaxation
     reading: Reading | None = None
@@ -68,7 +70,7 @@ def sinkhorn(
         iteration += 1
         checked = reading is None and (iteration % check_every == 0 or iteration == max_iter)
         plain = checked or reading is not None  # an iteration that runs while the host reads may be the last
-        f, softmin = score.sweep(g, log_p, f, damping[0], 1.0 if plain else weight)
+        f, softmin = sweep(g, log_p, f, 1.0 if plain else weight)
         new_g = half_step(log_q, softmin, damping[1])
         if plain:
             error = q * ((g - new_g).exp2() - 1).abs()
@@ -84,3 +86,12 @@ def sinkhorn(
             weight = weight if known <= last else (1 + weight) / 2
         g = new_g if plain else relax(g, new_g, weight)
     return SinkhornState(f, g, residual, iteration)
+
+
+def relaxed_sweep(
+    score: Score, tau: float, g: Tensor, log_p: Tensor, f: Tensor, weight: float
+) -> tuple[Tensor, Tensor]:
+    """What a sweep returns, by two softmins: a relaxed marginal may end with less mass than a sweep keeps count of."""
+    new = half_step(log_p, score.softmin(g, 1), tau)
+    f = new if weight == 1.0 else relax(f, new, weight)
+    return f, score.softmin(f, 0)

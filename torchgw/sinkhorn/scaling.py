@@ -1,12 +1,11 @@
 """Sinkhorn iterations on a stored kernel: two matrix-vector products each, four to ten times cheaper than logsumexp.
 
 The potentials are absorbed into the kernel, K = 2^(S + f + g), and the iterations scale it, T = diag(u) K diag(v).
-Every absorption begins with a half-step of each side in the log domain, so K is good however stale the potentials were.
-When the scalings grow beyond 2^40, or stop being finite, they are absorbed anew before entries that were too small to
-store would matter; so the result is that of the log domain.
+Every absorption begins with a half-step of each side in the log domain, so K has exact rows however stale the
+potentials were. When the scalings grow beyond 2^40, or stop being finite, they are absorbed anew before entries that
+were too small to store would matter; so the result is that of the log domain.
 
-Under a relaxed marginal, f = log2 p - tau log2 sum_j 2^(S + g) becomes u = 2^(log2 p - (1 - tau) f0) / (K v)^tau, with
-f0 the potential that was absorbed.
+Hard marginals only: under a relaxed one, a point may end with less mass than the kernel keeps.
 
 Sources: B. Schmitzer, "Stabilized sparse scaling algorithms for entropy regularized transport problems", 2019;
 over-relaxation as in `torchgw.sinkhorn.loop`.
@@ -51,9 +50,8 @@ def scaling(
     tol: float,
     check_every: int,
     relaxation: float,
-    damping: tuple[float, float] = (1.0, 1.0),
 ) -> ScalingState:
-    """Solve from the warm potentials (f, g) and leave the plan in ``out`` (N, K); hard row marginals are exact.
+    """Solve from the warm potentials (f, g) and leave the plan in ``out`` (N, K); its row sums are exact.
 
     Parameters
     ----------
@@ -63,69 +61,51 @@ def scaling(
     tol : L1 column residual that ends it.
     check_every : iterations between two readings of the residual.
     relaxation : weight of the half-steps between checks, in [1, 2).
-    damping : tau of the row and the column half-step, from the marginal model.
     """
-    q = log_q.exp2()
+    p, q = log_p.exp2(), log_q.exp2()
+    # A point without mass has a zero row: the ones make its scaling 1 instead of 0 / 0.
+    no_p, no_q = (p == 0).to(p.dtype), (q == 0).to(q.dtype)
     moved, residual, weight, n_iter = None, float("inf"), relaxation, 0
     while True:
-        new_g = half_step(log_q, score.softmin(f, 0), damping[1])
+        new_g = half_step(log_q, score.softmin(f, 0), 1.0)
         if moved is None:
             # Where both are -inf the difference is NaN and the mass is zero.
             moved = float((q * (torch.nan_to_num(g - new_g).exp2() - 1).abs()).sum())
         g = new_g
-        f = half_step(log_p, score.softmin(g, 1), damping[0])
+        f = half_step(log_p, score.softmin(g, 1), 1.0)
         n_iter += 1
         score.absorb(f, g, out)
-        row, column = _Side(log_p, f, damping[0]), _Side(log_q, g, damping[1])
         u, v = torch.ones_like(f), torch.ones_like(g)
         safe = True
         for step in range(1, max(max_iter - n_iter, 1) + 1):
             columns = u @ out
-            new_v = column.scaling(columns)
+            new_v = (q + no_q) / (columns + no_q)
             checked = step % check_every == 0 or n_iter + 1 >= max_iter or step == 1
             n_iter += 1
             if not checked:
                 v = v * (new_v / v) ** weight
-                u = u * (row.scaling(out @ v) / u) ** weight
+                u = u * ((p + no_p) / (out @ v + no_p) / u) ** weight
                 continue
-            last, residual = residual, float((q * (v / new_v - 1).abs()).sum())
+            missed = (columns * v - q).abs().sum()
             v = new_v
-            u = row.scaling(out @ v)
-            drift = float(torch.maximum(u.log2().abs().max(), v.log2().abs().max()))
+            u = (p + no_p) / (out @ v + no_p)
+            furthest = torch.maximum(u.log2().abs().max(), v.log2().abs().max())
+            last, (residual, drift) = residual, torch.stack((missed, furthest)).tolist()
             solved = residual <= tol and drift <= LARGEST_EXPONENT
             safe = drift <= LARGEST_DRIFT or solved
             if solved or not safe:
                 break
             weight = weight if residual <= last or step == 1 else (1 + weight) / 2
-        if drift <= torch.finfo(q.dtype).max:
+        if drift <= torch.finfo(p.dtype).max:
             f, g = f + u.log2(), g + v.log2()
         if safe or n_iter >= max_iter:
             break
     if safe:
         out.mul_(u[:, None]).mul_(v)
     else:
-        f = half_step(log_p, score.softmin(g, 1), damping[0])
+        f = half_step(log_p, score.softmin(g, 1), 1.0)
         score.absorb(f, g, out)
     return ScalingState(f, g, moved, residual, n_iter)
-
-
-class _Side:
-    """One side's rule for its scaling, since its potential was absorbed."""
-
-    def __init__(self, log_mass: Tensor, absorbed: Tensor, tau: float) -> None:
-        self.tau, massless = tau, torch.isneginf(log_mass)
-        # A point without mass has zero sums: the ones make its scaling 1 instead of 0 / 0.
-        self.one = massless.to(log_mass.dtype)
-        self.mass = log_mass.exp2() + self.one
-        self.absorbed = absorbed.masked_fill(massless, 0.0)
-
-    def scaling(self, sums: Tensor) -> Tensor:
-        """From the sums of the kernel times the other side's scaling."""
-        sums = sums + self.one
-        if self.tau == 1.0:
-            return self.mass / sums
-        exponent = self.mass.log2() - (1 - self.tau) * self.absorbed - self.tau * sums.log2()
-        return exponent.exp2()
 
 
 def balance(kernel: Tensor, p: Tensor, q: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:

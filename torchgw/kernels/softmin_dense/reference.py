@@ -21,9 +21,9 @@ def softmin(score: Tensor, bias: Tensor, axis: int) -> Tensor:
     return over_columns(_reader(score), len(score), bias) if axis == 1 else _over_rows(score, bias)
 
 
-def sweep(score: Tensor, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float) -> tuple[Tensor, Tensor]:
+def sweep(score: Tensor, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
     """The next f, and the softmin over the rows under it; see `torchgw.kernels.kernel`."""
-    return sweep_blocks(_reader(score), len(score), g, log_p, f, tau, weight)
+    return sweep_blocks(_reader(score), len(score), g, log_p, f, weight)
 
 
 def absorb(score: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
@@ -43,8 +43,8 @@ def _reader(score: Tensor) -> Fill:
 
 def _over_rows(score: Tensor, bias: Tensor) -> Tensor:
     n, k = score.shape
-    highest, total = score.new_full((k,), FLOOR), score.new_zeros(k)
-    buffer = score.new_empty(block_rows(n, k, score.device), k)
+    highest, total = bias.new_full((k,), FLOOR), bias.new_zeros(k)
+    buffer = bias.new_empty(block_rows(n, k, score.device), k)
     for where in blocks(n, k, score.device):
         block = score[where]
         exponent = torch.add(block, bias[where, None], out=buffer[: len(block)])

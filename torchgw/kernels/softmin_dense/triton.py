@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import gpu
+from torchgw.kernels.blocks import logarithms
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.softmin_dense import reference
@@ -18,14 +19,16 @@ unable = gpu.unable
 # Widest row that one program keeps in registers, by bytes of an element: measured by compiling, without spills.
 WIDEST = {4: 16384, 8: 8192}
 SWEEP_ELEMENTS = {4: 16, 8: 8}
-PROGRAMS_PER_PROCESSOR = 2
+WARPS_PER_PROCESSOR = 32
+PROGRAMS_PER_PROCESSOR = 8
+ABSORB_TILE = (8, 256)
 
 
 def softmin_blocks(n_kept: int, n_summed: int, contiguous_kept: bool, processors: int) -> tuple[int, int, int]:
     """Tile of the softmin, and into how many parts the sum is split so that every processor has work."""
     kept, summed = (64, 32) if contiguous_kept else (16, 128)
     programs = gpu.divided(n_kept, kept)
-    splits = min(max(2 * processors // programs, 1), gpu.divided(n_summed, 4 * summed))
+    splits = min(max(PROGRAMS_PER_PROCESSOR * processors // programs, 1), gpu.divided(n_summed, 4 * summed))
     return kept, summed, max(splits, 1)
 
 
@@ -61,26 +64,39 @@ def build() -> Kernel:
         part = gpu.divided(gpu.divided(n_summed, splits), summed) * summed
         splits = gpu.divided(n_summed, part)
         out = bias.new_empty(splits, n_kept)
-        kernels.softmin_kernel[(gpu.divided(n_kept, kept), splits)](
-            score, bias, out, n_kept, n_summed, score.stride(kept_axis), score.stride(axis), part,
-            KEPT=kept, SUMMED=summed,
-        )  # fmt: skip
+        with gpu.active(score):
+            kernels.softmin_kernel[(gpu.divided(n_kept, kept), splits)](
+                score, bias.contiguous(), out, n_kept, n_summed, score.stride(kept_axis), score.stride(axis), part,
+                KEPT=kept, SUMMED=summed,
+            )  # fmt: skip
         return out[0] if splits == 1 else merged(out)
 
     two_reads = in_two_reads(softmin)
 
-    def sweep(score: Tensor, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float) -> tuple[Tensor, Tensor]:
-        n, k = score.shape
-        size = g.element_size()
+    def sweep(score: Tensor, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        (n, k), size = score.shape, g.element_size()
         width, warps = sweep_blocks(k, size)
         if width > WIDEST[size] or score.stride(1) != 1:
-            return two_reads(score, g, log_p, f, tau, weight)
-        programs = min(n, PROGRAMS_PER_PROCESSOR * gpu.processors(score.device))
+            return two_reads(score, g, log_p, f, weight)
+        programs = min(n, max(WARPS_PER_PROCESSOR // warps, 1) * gpu.processors(score.device))
+        g, log_p, f = g.contiguous(), log_p.contiguous(), f.contiguous()
         new_f, partial = torch.empty_like(f), g.new_empty(programs, k)
-        kernels.sweep_kernel[(programs,)](
-            score, g, log_p, f, new_f, partial, n, k, score.stride(0), tau, weight, WIDTH=width, num_warps=warps
-        )
-        return new_f, partial.sum(0).log2_().sub_(g)
+        with gpu.active(score):
+            kernels.sweep_kernel[(programs,)](
+                score, g, log_p, f, new_f, partial, n, k, score.stride(0), weight, WIDTH=width, num_warps=warps
+            )
+        return new_f, logarithms(partial.sum(0)).sub_(g)
+
+    def absorb(score: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
+        n, k = score.shape
+        grid = (gpu.divided(n, ABSORB_TILE[0]), gpu.divided(k, ABSORB_TILE[1]))
+        with gpu.active(score):
+            kernels.absorb_kernel[grid](
+                score, f.contiguous(), g.contiguous(), out, n, k,
+                score.stride(0), score.stride(1), out.stride(0), out.stride(1),
+                ROWS=ABSORB_TILE[0], COLUMNS=ABSORB_TILE[1],
+            )  # fmt: skip
+        return out
 
     return Kernel(softmin, sweep, absorb)
 
@@ -88,16 +104,3 @@ def build() -> Kernel:
 def merged(parts: Tensor) -> Tensor:
     """Logarithms of the sums of several parts (splits, N)."""
     return reference.softmin(parts, parts.new_zeros(len(parts)), 0)
-
-
-def absorb(score: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
-    """The plan 2^(score + f + g) into ``out`` (N, K), contiguous; one read and one write."""
-    from torchgw.kernels.softmin_dense import triton_kernels
-
-    kernels: Any = triton_kernels
-    n, k = score.shape
-    rows, columns = 16, 256
-    kernels.absorb_kernel[(gpu.divided(n, rows), gpu.divided(k, columns))](
-        score, f, g, out, n, k, score.stride(0), score.stride(1), ROWS=rows, COLUMNS=columns
-    )
-    return out

@@ -6,7 +6,7 @@ import triton.language as tl
 FLOOR = tl.constexpr(-1e30)
 LOWEST_EXPONENT = tl.constexpr(-120.0)
 LEAST_FACTOR = tl.constexpr(2.0**-120)
-HIGHEST_EXPONENT = tl.constexpr(120.0)
+HIGHEST_EXPONENT = tl.constexpr(100.0)
 
 
 @triton.jit
@@ -17,7 +17,7 @@ def merge(highest, total, exponent):
     return higher, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_kept", "n_summed", "per_split"])
 def softmin_kernel(
     S, bias, out, n_kept, n_summed, stride_kept, stride_summed, per_split,
     KEPT: tl.constexpr, SUMMED: tl.constexpr,
@@ -44,9 +44,9 @@ def softmin_kernel(
     tl.store(out + split.to(tl.int64) * n_kept + kept, highest + tl.log2(total), mask=kept < n_kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "k"])
 def sweep_kernel(
-    S, g, log_p, f, new_f, partial, n, k, stride, tau: "fp64", weight: "fp64",
+    S, g, log_p, f, new_f, partial, n, k, stride, weight: "fp64",
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Rows pid, pid + P, ... of a score whose rows fit the registers of a program: their f, then their plan's columns.
@@ -58,7 +58,7 @@ def sweep_kernel(
     inside = column < k
     dtype: tl.constexpr = new_f.dtype.element_ty
     columns = tl.zeros((WIDTH,), dtype)
-    tau, weight = tl.full((), tau, dtype), tl.full((), weight, dtype)
+    weight = tl.full((), weight, dtype)
     here = S + program.to(tl.int64) * stride + column
     step = tl.num_programs(0).to(tl.int64) * stride
     for row in range(program, n, tl.num_programs(0)):
@@ -70,15 +70,19 @@ def sweep_kernel(
         softmin = highest + tl.log2(tl.sum(factor, 0))
         mass = tl.load(log_p + row)
         old = tl.load(f + row)
-        new = old + weight * (mass - tau * softmin - old)
+        new = mass - softmin
+        new = tl.where(weight == 1.0, new, old + weight * (new - old))
         new = tl.where(mass == float("-inf"), mass, new)
         tl.store(new_f + row, new)
         columns += tl.exp2(tl.minimum(new + highest, HIGHEST_EXPONENT)) * tl.maximum(factor, LEAST_FACTOR)
     tl.store(partial + program.to(tl.int64) * k + column, columns, mask=inside)
 
 
-@triton.jit
-def absorb_kernel(S, f, g, out, n, k, stride_n, stride_k, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "k"])
+def absorb_kernel(
+    S, f, g, out, n, k, stride_n, stride_k, out_n, out_k,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """out = 2^max(S + f + g, -120), zero where f or g is -inf, in one read and one write."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -91,4 +95,4 @@ def absorb_kernel(S, f, g, out, n, k, stride_n, stride_k, ROWS: tl.constexpr, CO
     plan = tl.exp2(tl.maximum(score.to(left.dtype) + left[:, None] + right[None, :], LOWEST_EXPONENT))
     massless = (left == float("-inf"))[:, None] | (right == float("-inf"))[None, :]
     plan = tl.where(massless, 0.0, plan)
-    tl.store(out + row[:, None].to(tl.int64) * k + column[None, :], plan, mask=inside)
+    tl.store(out + row[:, None].to(tl.int64) * out_n + column[None, :].to(tl.int64) * out_k, plan, mask=inside)

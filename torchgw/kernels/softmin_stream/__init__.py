@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from functools import partial
 
-from torchgw.kernels import measured
+from torchgw.kernels import gpu, measured
 from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.dispatch import Implementation, Request, Selection, select
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_stream import compiled, reference, triton
 
 NAME = "softmin_stream"
-slower = measured.slower_than_eager
 
 FAMILY: tuple[Implementation[Kernel], ...] = (
     Implementation(
         "triton",
         triton.unable,
-        partial(slower, "triton", NAME),
+        partial(gpu.unwise, NAME),
         lambda request: triton.build(request.dot),
         triton.blocks,
     ),
     Implementation(
         "compile",
         compiled.unable,
-        partial(slower, "compile", NAME),
+        partial(measured.slower_than_eager, "compile", NAME),
         lambda _: compiled.build(),
         lambda request: {"rows": block_rows(*request.shape, request.device)},
     ),

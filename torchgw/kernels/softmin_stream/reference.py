@@ -24,11 +24,9 @@ def softmin(A: Tensor, B: Tensor, bias: Tensor, axis: int) -> Tensor:
     return over_columns(product(kept, summed), len(kept), bias)
 
 
-def sweep(
-    A: Tensor, B: Tensor, g: Tensor, log_p: Tensor, f: Tensor, tau: float, weight: float
-) -> tuple[Tensor, Tensor]:
+def sweep(A: Tensor, B: Tensor, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
     """The next f, and the softmin over the rows under it, with one product; see `torchgw.kernels.kernel`."""
-    return sweep_blocks(product(A, B), len(A), g, log_p, f, tau, weight)
+    return sweep_blocks(product(A, B), len(A), g, log_p, f, weight)
 
 
 def absorb(A: Tensor, B: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def blocks(request: Request) -> dict[str, int]:
 
 def splits(n: int, k: int, chosen: Tile, device: torch.device) -> int:
     """Into how many parts the columns are split, so that every processor has work."""
-    wanted = 2 * gpu.processors(device) // gpu.divided(n, chosen.rows)
+    wanted = 4 * gpu.processors(device) // gpu.divided(n, chosen.rows)
     return max(min(wanted, gpu.divided(k, 4 * chosen.columns)), 1)
 
 
@@ -76,16 +76,21 @@ def build(dot: str = "") -> Kernel:
         part = gpu.divided(gpu.divided(k, splits(n, k, chosen, kept.device)), chosen.columns) * chosen.columns
         parts = gpu.divided(k, part)
         out = bias.new_empty(parts, n)
-        kernels.softmin_kernel[(gpu.divided(n, chosen.rows), parts)](
-            kept, summed, bias, out, n, k, width, part, **launch(chosen, dot, kept.dtype)
-        )
+        with gpu.active(kept):
+            kernels.softmin_kernel[(gpu.divided(n, chosen.rows), parts)](
+                kept, summed, bias.contiguous(), out, n, k, width, part, **launch(chosen, dot, kept.dtype)
+            )
         return out[0] if parts == 1 else merged(out)
 
     def absorb(A: Tensor, B: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         (n, width), k = A.shape, len(B)
         chosen = tile(width, A.dtype, dot)
         grid = (gpu.divided(n, chosen.rows), gpu.divided(k, chosen.columns))
-        kernels.absorb_kernel[grid](A, B, f, g, out, n, k, width, **launch(chosen, dot, A.dtype))
+        with gpu.active(A):
+            kernels.absorb_kernel[grid](
+                A, B, f.contiguous(), g.contiguous(), out, n, k, width, out.stride(0), out.stride(1),
+                **launch(chosen, dot, A.dtype),
+            )  # fmt: skip
         return out
 
     return Kernel(softmin, in_two_reads(softmin), absorb, prepare)

@@ -24,7 +24,7 @@ def scores(A, B, row, column, n, k, width, CHUNK: tl.constexpr, DOT: tl.constexp
     return tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "k", "per_split"])
 def softmin_kernel(
     A, B, bias, out, n, k, width, per_split,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
@@ -45,9 +45,9 @@ def softmin_kernel(
     tl.store(out + split.to(tl.int64) * n + row, highest + tl.log2(total), mask=row < n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "k"])
 def absorb_kernel(
-    A, B, f, g, out, n, k, width,
+    A, B, f, g, out, n, k, width, out_n, out_k,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """out = 2^max(S + f + g, -120), zero where f or g is -inf."""
@@ -59,10 +59,11 @@ def absorb_kernel(
     plan = tl.exp2(tl.maximum(tile + left[:, None] + right[None, :], LOWEST_EXPONENT))
     massless = (left == float("-inf"))[:, None] | (right == float("-inf"))[None, :]
     inside = (row[:, None] < n) & (column[None, :] < k)
-    tl.store(out + row[:, None].to(tl.int64) * k + column[None, :], tl.where(massless, 0.0, plan), mask=inside)
+    where = out + row[:, None].to(tl.int64) * out_n + column[None, :].to(tl.int64) * out_k
+    tl.store(where, tl.where(massless, 0.0, plan), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "k"])
 def apply_kernel(
     A, B, f, g, V, out, n, k, width, d,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, VALUES: tl.constexpr,
@@ -84,39 +85,38 @@ def apply_kernel(
     tl.store(out + row[:, None].to(tl.int64) * d + value[None, :], total, mask=(row < n)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "k"])
 def largest_kernel(
     A, B, g, before_value, before_index, seed, best_value, best_index, n, k, width,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
-    NOISY: tl.constexpr, AFTER: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr, NOISY: tl.constexpr,
 ):  # fmt: skip
-    """The largest S_ij + g_j of each row and its column; the lowest column among equals.
+    """The first S_ij + g_j of each row after (before_value, before_index), largest first, lowest column among equals.
 
-    AFTER: only those that come after (before_value, before_index) in that order, for the next largest. NOISY: with
-    Gumbel noise added, so that the column is a draw from the row of the plan.
+    NOISY: with Gumbel noise added, so that the largest one's column is a draw from the row of the plan.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dtype: tl.constexpr = best_value.dtype.element_ty
+    limit = tl.load(before_value + row, mask=row < n, other=0.0)[:, None]
+    last = tl.load(before_index + row, mask=row < n, other=0)[:, None]
     best = tl.full((ROWS,), float("-inf"), dtype)
-    index = tl.zeros((ROWS,), tl.int32)
+    index = tl.zeros((ROWS,), tl.int32) + k
     for start in range(0, k, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         right = tl.load(g + column, mask=column < k, other=float("-inf"))
         value = scores(A, B, row, column, n, k, width, CHUNK, DOT, dtype) + right[None, :]
         if NOISY:
             place = row[:, None].to(tl.int64) * k + column[None, :]
-            uniform = tl.rand(tl.load(seed), place)
+            uniform = tl.maximum(tl.rand(tl.load(seed), place), 2.0**-32)
             # -log(1 - u), by its series where 1 - u would round.
             waiting = tl.where(uniform < 0.01, uniform * (1 + uniform * (0.5 + uniform / 3)), -tl.log(1 - uniform))
             value -= tl.log2(waiting).to(dtype)
-        if AFTER:
-            limit = tl.load(before_value + row, mask=row < n, other=0.0)[:, None]
-            last = tl.load(before_index + row, mask=row < n, other=0)[:, None]
-            later = (value < limit) | ((value == limit) & (column[None, :] > last))
-            value = tl.where(later, value, float("-inf"))
+        later = (value < limit) | ((value == limit) & (column[None, :] > last))
+        later = later & (column < k)[None, :]
+        value = tl.where(later, value, float("-inf"))
         here = tl.max(value, 1)
-        where = tl.min(tl.where(value == here[:, None], column[None, :], k), 1)
-        index = tl.where(here > best, where, index)
-        best = tl.maximum(best, here)
+        where = tl.min(tl.where(later & (value == here[:, None]), column[None, :], k), 1)
+        better = (where < k) & ((here > best) | (index == k))
+        index = tl.where(better, where, index)
+        best = tl.where(better, here, best)
     tl.store(best_value + row, best, mask=row < n)
     tl.store(best_index + row, index, mask=row < n)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.blocks import block_rows
+from torchgw.kernels.kernel import LOWEST_EXPONENT
 from torchgw.kernels.sampling import draw
 
 PLAN_BLOCK = 2
@@ -43,10 +44,10 @@ def scores(A: Tensor, B: Tensor, g: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 def apply(A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor) -> Tensor:
     """T V, (N, d)."""
-    out = V.new_empty(len(A), V.shape[1])
+    out, V = V.new_empty(len(A), V.shape[1]), V.masked_fill(g.isneginf()[:, None], 0.0)
     for where, block in scores(A, B, g):
-        torch.mm(block.add_(f[where, None]).exp2_(), V, out=out[where])
-    return out
+        torch.mm(block.add_(f[where, None]).clamp_min_(LOWEST_EXPONENT).exp2_(), V, out=out[where])
+    return out.masked_fill_(f.isneginf()[:, None], 0.0)
 
 
 def largest(A: Tensor, B: Tensor, g: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -61,7 +62,8 @@ def sample(A: Tensor, B: Tensor, g: Tensor, generator: torch.Generator) -> Tenso
     """One column for each row, (N,)."""
     drawn = []
     for _, block in scores(A, B, g):
-        drawn.append(draw(block.sub_(block.amax(1, keepdim=True)).exp2_(), 1, generator)[:, 0])
+        weights = block.sub_(block.amax(1, keepdim=True)).clamp_min_(LOWEST_EXPONENT).exp2_()
+        drawn.append(draw(weights.mul_(~g.isneginf()), 1, generator)[:, 0])
     return torch.cat(drawn)
 
 
