@@ -8,7 +8,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -51,24 +51,33 @@ def _version(package: str) -> str | None:
 
 def seconds(call: Callable[[], object], repeats: int = 5) -> float:
     """Median time of ``call`` after one run that does not count; waits for the GPU where there is one."""
-    return statistics.median(_times(call, repeats))
+    once(call)
+    return statistics.median(once(call) for _ in range(repeats))
 
 
-def fastest(call: Callable[[], object], repeats: int = 9) -> float:
-    """The least time of ``call`` after one run that does not count."""
-    return min(_times(call, repeats))
+def fastest(calls: Mapping[str, Callable[[], object]], least: int = 9, budget: float = 0.5) -> dict[str, float]:
+    """The least time of each call over rounds of all of them: at least ``least``, more while the ``budget`` lasts.
+
+    In rounds, so that what else a shared machine does falls on all of them alike.
+    """
+    for call in calls.values():
+        once(call)
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    began, rounds = time.perf_counter(), 0
+    while rounds < least or (rounds < 200 and time.perf_counter() - began < budget):
+        rounds += 1
+        for name, call in calls.items():
+            found[name].append(once(call))
+    return {name: min(times) for name, times in found.items()}
 
 
-def _times(call: Callable[[], object], repeats: int) -> list[float]:
-    def once() -> float:
-        began = time.perf_counter()
-        call()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter() - began
-
-    once()
-    return [once() for _ in range(repeats)]
+def once(call: Callable[[], object]) -> float:
+    """Seconds of one run."""
+    began = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
 
 
 def write(name: str, rows: list[dict[str, Any]], **more: Any) -> None:

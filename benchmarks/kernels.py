@@ -36,6 +36,7 @@ STREAMS = {
     "cuda": ((4000, 4000, 64), (20000, 20000, 32), (20000, 20000, 64), (20000, 20000, 128), (45000, 45000, 64)),
 }
 PEER_RANK = 64
+CHAIN = 64
 BACKENDS = ("eager", "compile", "triton")
 Row = dict[str, Any]
 
@@ -49,11 +50,39 @@ class Rates:
         out = torch.empty_like(block)
         large = torch.rand(64 * 2**20 // block.element_size(), device=device, dtype=dtype)
         copy = large.clone()
-        self.byte = fastest(lambda: copy.copy_(large), 11) / (2 * large.numel() * large.element_size())
-        self.product = fastest(lambda: torch.mm(block, block, out=out)) / n**3
-        values = torch.rand(2**26 if device.type == "cuda" else 2**20, device=device, dtype=dtype)
-        powers = torch.empty_like(values)
-        self.exp = fastest(lambda: torch.exp2(values, out=powers), 21) / len(values)
+        values = torch.rand(2**22 if device.type == "cuda" else 2**20, device=device, dtype=dtype)
+        found = fastest(
+            {
+                "copy": lambda: copy.copy_(large),
+                "product": partial(product, block, out),
+                "exp": partial(exponentials(device), values, torch.empty_like(values)),
+            }
+        )
+        self.byte = found["copy"] / (2 * large.numel() * large.element_size())
+        self.product = found["product"] / n**3
+        self.exp = found["exp"] / len(values) / (CHAIN if device.type == "cuda" else 1)
+
+
+def product(block: Tensor, out: Tensor) -> None:
+    """A matrix product, on a GPU in tf32: the fastest that float32 factors can have."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if block.is_cuda else precision)
+    torch.mm(block, block, out=out)
+    torch.set_float32_matmul_precision(precision)
+
+
+def exponentials(device: torch.device) -> Callable[[Tensor, Tensor], object]:
+    """Exponentials of cached values; on a GPU a chain of them in registers, so that memory is not what is measured."""
+    if device.type == "cpu":
+        return lambda values, out: torch.exp2(values, out=out)
+
+    def chain(values: Tensor, out: Tensor) -> Tensor:
+        for _ in range(CHAIN):
+            values = torch.exp2(-values)
+        return values
+
+    compiled: Callable[[Tensor, Tensor], object] = torch.compile(chain)
+    return compiled
 
 
 def problem(n: int, k: int, rank: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -82,16 +111,16 @@ def dense(device: torch.device, dtype: torch.dtype) -> list[Row]:
         kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_dense, name, request))}
         base = {"family": "softmin_dense", "n": n, "k": k, "rank": 0, "dtype": str(dtype)[6:]}
         for axis, bias in ((1, g), (0, f)):
-            plain = fastest(lambda axis=axis, bias=bias: naive(score, bias, axis))
+            plain = partial(naive, score, bias, axis)
             floor = max(size * rates.byte, n * k * rates.exp)
             calls = {name: partial(kernel.on(score).softmin, bias, axis) for name, kernel in kernels.items()}
             rows.append(base | {"what": f"softmin, axis {axis}"} | timings(floor, plain, calls))
-        plain = fastest(lambda: (naive(score, f, 0), naive(score, g, 1)))
+        plain = partial(plain_iteration, score, f, g)
         calls = {name: partial(kernel.on(score).sweep, g, f, f, 1.0) for name, kernel in kernels.items()}
         calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), score, g, f, f, 1.0)
         floor = max(size * rates.byte, n * k * rates.exp)
         rows.append(base | {"what": "iteration, log domain"} | timings(floor, plain, calls))
-        rows.append(base | {"what": "iteration, scaling"} | scaled(score, f, g, 2 * size * rates.byte, plain))
+        rows.append(base | {"what": "iteration, scaling"} | scaled(score, f, g, 2 * size * rates.byte))
     return rows
 
 
@@ -100,20 +129,33 @@ def naive(score: Tensor, bias: Tensor, axis: int) -> Tensor:
     return torch.logsumexp(score + (bias if axis == 1 else bias[:, None]), axis)
 
 
-def scaled(score: Tensor, f: Tensor, g: Tensor, floor: float, plain: float) -> Row:
+def plain_iteration(score: Tensor, f: Tensor, g: Tensor) -> None:
+    """Both half-steps as torch offers them."""
+    naive(score, f, 0)
+    naive(score, g, 1)
+
+
+def scaled(score: Tensor, f: Tensor, g: Tensor, floor: float) -> Row:
     """An iteration on the absorbed kernel: the difference of long and short solves, so that absorbing cancels."""
-    kernel, out = softmin_dense.reference.KERNEL, torch.empty_like(score)
-    small = score / 20
-    solve = partial(scaling, kernel.on(small), f, g, f, g, out, tol=0.0, check_every=1000, relaxation=1.0)
-    long, short = (fastest(partial(solve, max_iter=count)) for count in (102, 2))
-    return timings(floor, plain, {}) | {"eager": max(long - short, 1e-9) * 10}
+    out = torch.empty_like(score)
+    bound = softmin_dense.reference.KERNEL.on(score / 20)
+    solve = partial(scaling, bound, f, g, f, g, out, tol=0.0, check_every=1000, relaxation=1.0)
+    calls: dict[str, Callable[[], object]] = {
+        "long": partial(solve, max_iter=102),
+        "short": partial(solve, max_iter=2),
+        "torch": partial(plain_iteration, score, f, g),
+    }
+    found = fastest(calls)
+    row = timings(floor, None, {}) | {"eager": max(found["long"] - found["short"], 1e-9) * 10}
+    return row | {"torch": found["torch"] * 1e3}
 
 
-def timings(floor: float, plain: float, calls: dict[str, Callable[[], object]]) -> Row:
+def timings(floor: float, plain: Callable[[], object] | None, calls: dict[str, Callable[[], object]]) -> Row:
     """Milliseconds of the floor, of plain torch, and of each implementation."""
-    found = {name: fastest(call) * 1e3 for name, call in calls.items()}
-    columns = {name: found.get(name) for name in (*BACKENDS, "two reads")}
-    return {"floor": floor * 1e3, "torch": plain * 1e3} | columns
+    found = fastest(calls | ({} if plain is None else {"torch": plain}))
+    return {"floor": floor * 1e3} | {
+        name: found[name] * 1e3 if name in found else None for name in ("torch", *BACKENDS, "two reads")
+    }
 
 
 def stream(device: torch.device, dtype: torch.dtype) -> list[Row]:
@@ -126,19 +168,31 @@ def stream(device: torch.device, dtype: torch.dtype) -> list[Row]:
         kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_stream, name, request))}
         base = {"family": "softmin_stream", "n": n, "k": k, "rank": rank, "dtype": str(dtype)[6:]}
         fits = n * k * A.element_size() * 3 < 8 * 2**30
-        plain = fastest(lambda: torch.logsumexp(torch.addmm(g, A, B.T), 1)) if fits else float("nan")
+        plain = partial(plain_stream, A, B, g) if fits else None
         floor = n * k * (rank * rates.product + rates.exp)
         calls = {name: partial(kernel.on(A, B).softmin, g, 1) for name, kernel in kernels.items()}
         memory = {"extra MB": peak_memory(n, k, rank, device, calls["eager"])}
         rows.append(base | {"what": "softmin, axis 1"} | timings(floor, plain, calls) | memory)
         calls = {name: partial(kernel.on(A, B).sweep, g, f, f, 1.0) for name, kernel in kernels.items()}
         calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), A, B, g, f, f, 1.0)
-        rows.append(base | {"what": "iteration, log domain"} | timings(floor, 2 * plain, calls))
+        both = partial(plain_streams, A, B, f, g) if fits else None
+        rows.append(base | {"what": "iteration, log domain"} | timings(floor, both, calls))
     # After everything of ours: the threads of some of these keep spinning, which slows whatever runs next.
     for row in rows:
         if row["what"].startswith("iteration") and row["rank"] == PEER_RANK:
             row["others"] = peers(*problem(row["n"], row["k"], PEER_RANK, device, dtype))
     return rows
+
+
+def plain_stream(A: Tensor, B: Tensor, bias: Tensor) -> Tensor:
+    """The half-step as torch offers it."""
+    return torch.logsumexp(torch.addmm(bias, A, B.T), 1)
+
+
+def plain_streams(A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> None:
+    """Both half-steps as torch offers them."""
+    plain_stream(A, B, g)
+    plain_stream(B, A, f)
 
 
 def peers(A: Tensor, B: Tensor) -> Row:
@@ -162,8 +216,8 @@ def peers(A: Tensor, B: Tensor) -> Row:
     found: Row = {}
     for name, solver in solvers.items():
         solver(2)  # what it compiles, it compiles now
-        long, short = (fastest(partial(solver, count), 3) for count in (7, 2))
-        found[name] = max(long - short, 0.0) / 5 * 1e3
+        times = fastest({"long": partial(solver, 7), "short": partial(solver, 2)}, least=3)
+        found[name] = max(times["long"] - times["short"], 0.0) / 5 * 1e3
     return found
 
 
@@ -208,14 +262,16 @@ def run() -> None:
         rows += dense(device, torch.float64)
     lines = [summary(row) for row in rows]
     write("kernels" if device.type == "cpu" else "kernels_gpu", lines, milliseconds=rows)
-    kept = [row for row in measured.table() if row["device"] != device.type]
+    stored = json.loads(measured.PATH.read_text())
+    kept = [row for row in stored["rows"] if row["device"] != device.type]
+    environments = stored["environments"] | {device.type: environment()}
     wanted = ("family", "n", "k", "rank", *BACKENDS)
     kept += [
         {"device": device.type} | {key: row[key] for key in wanted}
         for row in rows
         if row["what"] == "iteration, log domain" and row["dtype"] == "float32"
     ]
-    measured.PATH.write_text(json.dumps({"environment": environment(), "rows": kept}, indent=1) + "\n")
+    measured.PATH.write_text(json.dumps({"environments": environments, "rows": kept}, indent=1) + "\n")
     show(lines)
 
 
@@ -223,9 +279,10 @@ def summary(row: Row) -> Row:
     """One line of the printed table."""
     size = f"{row['n']} x {row['k']}" + (f", r = {row['rank']}" if row["rank"] else "")
     best = min(row[name] for name in BACKENDS if row[name] is not None)
+    times = "-" if row["torch"] is None else round(row["torch"] / best, 1)
     line = {"what": f"{row['what']}, {row['family'][8:]}, {row['dtype']}", "size": size}
     line |= {f"{name} ms": _short(row.get(name)) for name in ("floor", "torch", *BACKENDS, "two reads")}
-    line |= {"torch / best": round(row["torch"] / best, 1), "best / floor": round(best / row["floor"], 1)}
+    line |= {"torch / best": times, "best / floor": round(best / row["floor"], 1)}
     line["extra MB"] = _short(row.get("extra MB"))
     others = row.get("others", {})
     return line | {"others ms": ", ".join(f"{key} {value:.3g}" for key, value in others.items()) or "-"}

@@ -327,7 +327,9 @@ def test_the_table_of_measurements_decides_by_the_nearest_size(monkeypatch: pyte
 
 def test_the_committed_table_says_where_it_was_measured() -> None:
     found = json.loads(measured.PATH.read_text())
-    assert {"cpu", "versions", "commit", "date"} <= set(found["environment"])
+    assert {row["device"] for row in found["rows"]} == set(found["environments"])
+    for environment in found["environments"].values():
+        assert {"cpu", "versions", "commit", "date"} <= set(environment)
     assert {row["family"] for row in found["rows"] if row["device"] == "cpu"} == {"softmin_dense", "softmin_stream"}
 
 
