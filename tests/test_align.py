@@ -221,7 +221,7 @@ def test_unchecked_outer_iterations_do_not_wait_for_the_device(monkeypatch: pyte
         raise InLoopOnlyError
 
     provider = EuclideanDistances(SPIRAL)
-    monkeypatch.setattr("torchgw.gw.run.warn_if_unsafe", stop)  # what follows the loop
+    monkeypatch.setattr("torchgw.gw.run.finish", stop)
     for name in original:
         monkeypatch.setattr(torch.Tensor, name, counted(name))
     monkeypatch.setattr("torchgw.gw.align.validate.provider", lambda *_: None)

@@ -14,7 +14,8 @@ class Status(Enum):
     TRANSPORT = "a linear transport problem was not solved, so the plan before it was returned; use a small epsilon > 0"
     STATIONARY = "no plan nearby is better to first order"
     MAX_ITER = (
-        "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter, or epsilon"
+        "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter or epsilon, or "
+        "take epsilon=0 instead of a tiny one"
     )
     MARGINALS = (
         "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass; "

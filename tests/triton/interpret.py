@@ -127,5 +127,5 @@ def test_a_whole_alignment_agrees_with_the_eager_one(gradient: str) -> None:
         warnings.simplefilter("ignore")
         eager, triton = (gw_align(X, Y, backend=name, **given) for name in ("eager", "triton"))
     assert triton.backend == "triton"
-    assert {"rows", "columns", "splits", "sweep width", "sweep warps"} == set(triton.blocks)
+    assert {"rows", "columns", "splits", "sweep_width", "sweep_warps"} == set(triton.blocks)
     assert float((eager.plan - triton.plan).abs().sum()) < 1e-6

@@ -28,7 +28,7 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
-from torchgw.types import AmbiguityWarning, Array, Callback, ConvergenceWarning, RandomState
+from torchgw.types import AmbiguityWarning, Array, Callback, ConvergenceWarning, PrecisionWarning, RandomState
 
 logger = logging.getLogger("torchgw")
 
@@ -124,7 +124,6 @@ def gw_align(
     >>> result.argmax().shape
     (300,)
     """
-    began = time.perf_counter()
     validate.instance("options", options, GWOptions, "; for example GWOptions(sampling=SamplingOptions(n_anchors=200))")
     validate.instance("marginals", marginals, Balanced)
     validate.real("epsilon", epsilon, least=0.0)
@@ -158,9 +157,10 @@ def gw_align(
     chosen = softmin_dense.choose(backend, Request(where, loop_dtype(options.mixed_precision), (n, k)))
     logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
 
+    ready = time.perf_counter()  # a compiler may have been tried
     made, graphs = make_providers(checked, options.spaces)
     prepared = time.perf_counter()
-    logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - began)
+    logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
     mass = float(p_given.sum())
     p64, q64 = (torch.from_numpy(m / m.sum()).to(where) for m in (p_given, q_given))
     exact = against is None and options.gradient != "sampled"
@@ -194,11 +194,13 @@ def gw_align(
         scales=(float(made[0].scale), float(made[1].scale)),
         providers=(type(made[0]).__name__, type(made[1]).__name__),
         graphs=graphs,
-        timings={"prepare": prepared - began} | found.seconds,
+        timings={"prepare": prepared - ready} | found.seconds,
         epsilon=float(epsilon),
         options=options,
         numpy_input=not any(isinstance(space, Tensor) for space in (X, Y)),
     )
+    if ended.strain is not None:
+        warnings.warn(ended.strain, PrecisionWarning, stacklevel=2)
     warn_unless_converged(result)
     warn_if_ambiguous(result)
     return result

@@ -92,5 +92,5 @@ def require_resolved(f: Tensor, g: Tensor, epsilon: float) -> None:
     if largest * torch.finfo(torch.float64).eps > RESOLUTION:
         raise FloatingPointError(
             f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves; "
-            f"raise epsilon"
+            f"raise epsilon, or take epsilon=0 for the optimum without entropy"
         )

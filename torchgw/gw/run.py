@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +31,7 @@ from torchgw.sinkhorn.marginals import Balanced
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.spaces import PrecomputedDistances
 from torchgw.status import History, Status
-from torchgw.types import Callback, DistanceProvider, PrecisionWarning
+from torchgw.types import Callback, DistanceProvider
 
 ROUNDING_SLACK = 2.0
 SHARP_START = 2.5e-4
@@ -47,7 +46,10 @@ ROUNDING_ERROR = 1e-10
 
 @dataclass(frozen=True)
 class Ended:
-    """A feasible plan (N, K) of mass one, as a matrix and as a coupling; column potentials in units of cost (K,)."""
+    """A feasible plan (N, K) of mass one, as a matrix and as a coupling; column potentials in units of cost (K,).
+
+    ``strain`` says why float32 could not carry the scores on the way, where it could not.
+    """
 
     plan: Tensor
     coupling: PotentialCoupling | DenseCoupling
@@ -55,6 +57,7 @@ class Ended:
     residual: float
     energy: float
     status: Status
+    strain: str | None
     n_iter: int
     n_iter_sinkhorn: int
     history: History
@@ -185,7 +188,6 @@ def solve_smoothly(problem: Problem, marginals: Balanced, callback: Callback | N
         solution = descend(problem.gradient, start, p, q, epsilon, kernel, options, callback).released()
     else:
         solution = solve(problem.gradient, start, p, q, epsilon, kernel, marginals, options, callback)
-    warn_if_unsafe(solution.cost, epsilon, options)
     last = finish(solution.cost, solution.f, solution.g, epsilon, p, q, kernel, options.sinkhorn)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
@@ -196,20 +198,19 @@ def solve_smoothly(problem: Problem, marginals: Balanced, callback: Callback | N
         residual=last.residual,
         energy=solution.history.cost[-1],
         status=solution.status if settled else Status.MARGINALS,
+        strain=strained(solution.cost, epsilon, options),
         n_iter=solution.n_iter,
         n_iter_sinkhorn=solution.n_iter_sinkhorn + last.n_iter,
         history=solution.history,
     )
 
 
-def warn_if_unsafe(cost: FactoredCost, epsilon: float, options: GWOptions) -> None:
-    """Say so when float32 could not carry the scores that the loop worked on."""
+def strained(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
+    """Why float32 could not carry the scores that the loop worked on, or None."""
     if not options.mixed_precision:
-        return
+        return None
     A, B = cost.centred()[0].balanced_score(epsilon)
-    reason = unsafe(reach(A, B), A.shape[1])
-    if reason is not None:
-        warnings.warn(reason, PrecisionWarning, stacklevel=2)
+    return unsafe(reach(A, B), A.shape[1])
 
 
 def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | None, start: Start) -> Ended:
@@ -221,7 +222,6 @@ def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | No
         now = now.followed_by(_annealed(problem, now.start(), epsilon, callback, now.history))
         if now.history.cost[-1] > (1 - SHARP_PROGRESS) * before:
             break
-    warn_if_unsafe(now.cost, epsilon, problem.options)
     plan = feasible(now.plan.to(torch.float64), p, q)
     dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
     sharp = conditional_gradient(wide, plan, p, q, dual, now.history, max(limit - now.n_iter, 1), callback)
@@ -232,6 +232,7 @@ def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | No
         residual=0.0,
         energy=sharp.value,
         status=sharp.status,
+        strain=strained(now.cost, epsilon, problem.options),
         n_iter=now.n_iter + sharp.n_iter,
         n_iter_sinkhorn=now.n_iter_sinkhorn,
         history=now.history,

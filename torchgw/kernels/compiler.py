@@ -1,8 +1,9 @@
 """Whether torch.compile works here, found out once, before any solve.
 
-The first use of the compiler in a process costs seconds (12-15 s on a CPU with an empty cache, 3 s with a full one); it
-is announced through the "torchgw" logger. The cache lies in the folder that the environment variable
-TORCHINDUCTOR_CACHE_DIR names, by default torchinductor_USER in the folder for temporary files.
+Compilation costs seconds: about 14 s on a CPU for the first kernel of a process with an empty cache, 2 s for each
+further one, 6 s in all with a full cache. Each is announced through the "torchgw" logger. The cache lies in the folder
+that the environment variable TORCHINDUCTOR_CACHE_DIR names, by default torchinductor_USER in the folder for temporary
+files.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch.fx.experimental import _config
 
     made = torch.compile(function, dynamic=True)
+    seen: set[tuple[str, torch.dtype]] = set()
 
     def run(*given: Any) -> Any:
+        kind = given[0].device.type, given[0].dtype
+        if kind not in seen:
+            seen.add(kind)
+            folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
+            logger.info("torch.compile: a kernel for %s, %s; takes seconds, less from the cache in %s", *kind, folder)
         # By default sizes that are equal at first are compiled as one size, and again once they differ.
         with _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             return made(*given)
@@ -38,8 +45,6 @@ def broken(device_type: str, trial: Callable[[str], Any]) -> str | None:
     """Run ``trial`` on the device; the reason if that fails. Once per process, device type and trial."""
     if device_type == "cpu" and not any(shutil.which(c) for c in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         return "torch.compile needs a C++ compiler on the path (g++ or clang++), none found"
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "the folder for temporary files")
-    logger.info("torch.compile: compiling for %s (seconds once, then from its cache in %s)", device_type, folder)
     try:
         # Only this trial is guarded: a kernel that compiled and then fails in a solve raises there.
         trial(device_type)

@@ -16,8 +16,10 @@ with the cheapest arithmetic whose bound stays under what the stage may lose:
 | gradient | float32, tf32x3 or ieee  | 1e-3     | the next cost, and with it the search direction, comes from it  |
 | last     | float64                  | 1e-4     | the plan, its value and its certificate are the result          |
 
-Without mixed precision every stage is float64. Scores that are stored are made by torch in the stage's dtype;
-`choose_dot` is for those that are made tile by tile.
+Without mixed precision every stage is float64. Scores that are stored are made by torch in the loop's dtype, whatever
+they may lose, up to `UNSAFE`, where the solve warns: a gradient that is off by more than the table allows costs
+iterations, not correctness, since the last solve and all that is reported are float64. `choose_dot` is for scores that
+are made tile by tile.
 
 Source: N. Higham, T. Mary, "A new approach to probabilistic rounding error analysis", 2019.
 """
@@ -75,6 +77,6 @@ def unsafe(largest: float, rank: int) -> str | None:
         return None
     return (
         f"scores reach {largest:.1e} bits, where float32 may leave plan entries off by a factor of {1 + lost:.1g}; the "
-        "last solve runs in float64, but the steps before it may have gone astray: use "
-        "GWOptions(mixed_precision=False) or a larger epsilon"
+        "last solve runs in float64, but the steps before it may have gone astray: use epsilon=0, a larger epsilon, "
+        "or GWOptions(mixed_precision=False)"
     )

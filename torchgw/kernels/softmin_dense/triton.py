@@ -46,7 +46,7 @@ def blocks(request: Request) -> dict[str, int]:
     kept, summed, splits = softmin_blocks(n, k, False, gpu.processors(request.device))
     width, warps = sweep_blocks(k, size)
     found = {"rows": kept, "columns": summed, "splits": splits}
-    return found | {"sweep width": width, "sweep warps": warps} if width <= WIDEST[size] else found
+    return found | {"sweep_width": width, "sweep_warps": warps} if width <= WIDEST[size] else found
 
 
 @cache
