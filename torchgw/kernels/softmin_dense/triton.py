@@ -21,7 +21,8 @@ WIDEST = {4: 16384, 8: 8192}
 SWEEP_ELEMENTS = {4: 16, 8: 8}
 WARPS_PER_PROCESSOR = 32
 PROGRAMS_PER_PROCESSOR = 8
-ABSORB_TILE = (8, 256)
+ABSORB_ROWS = {4: 8, 8: 4}
+ABSORB_COLUMNS = 256
 
 
 def softmin_blocks(n_kept: int, n_summed: int, contiguous_kept: bool, processors: int) -> tuple[int, int, int]:
@@ -89,12 +90,13 @@ def build() -> Kernel:
 
     def absorb(score: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         n, k = score.shape
-        grid = (gpu.divided(n, ABSORB_TILE[0]), gpu.divided(k, ABSORB_TILE[1]))
+        rows = ABSORB_ROWS[out.element_size()]
+        grid = (gpu.divided(n, rows), gpu.divided(k, ABSORB_COLUMNS))
         with gpu.active(score):
             kernels.absorb_kernel[grid](
                 score, f.contiguous(), g.contiguous(), out, n, k,
                 score.stride(0), score.stride(1), out.stride(0), out.stride(1),
-                ROWS=ABSORB_TILE[0], COLUMNS=ABSORB_TILE[1],
+                ROWS=rows, COLUMNS=ABSORB_COLUMNS,
             )  # fmt: skip
         return out
 

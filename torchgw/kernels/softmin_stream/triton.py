@@ -35,11 +35,11 @@ def tile(width: int, dtype: torch.dtype, dot: str) -> Tile:
     sm_80, so these take thin chunks and more warps.
     """
     if dtype == torch.float64:
-        return Tile(32, 32, 16, 4, 2)
+        return Tile(32, 32, 16, 8, 2)
     product = dot_precision(dot, dtype, gpu.amd())
     if dtype == torch.float32 and product in ("ieee", "tf32x3"):
         return Tile(64, 64, 16, 8, 2)
-    return Tile(64, 64, 16 if width <= 16 else 32, 4, 2)
+    return Tile(64, 64, 16, 8, 2) if width <= 16 else Tile(64, 64, 32, 4, 2)
 
 
 def blocks(request: Request) -> dict[str, int]:

@@ -43,7 +43,8 @@ def build(dot: str = "") -> Transport:
     def following(
         A: Tensor, B: Tensor, g: Tensor, before: tuple[Tensor, Tensor], seed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        n, arguments = len(A), _launch(A, dot)
+        # The generator of the noise takes registers: half the columns keep every target from spilling.
+        n, arguments = len(A), _launch(A, dot) | {"COLUMNS": 32}
         value, index = g.new_empty(n), torch.empty(n, dtype=torch.int32, device=g.device)
         with gpu.active(A):
             kernels.largest_kernel[(gpu.divided(n, arguments["ROWS"]),)](
