@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, wide
-from torchgw.kernels.kernel import Kernel
+from torchgw.kernels import softmin_dense
+from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.transport.reference import Transport
 from torchgw.sinkhorn.loop import sinkhorn
 
@@ -156,6 +157,22 @@ def relaxed_marginals(
     solve = partial(sinkhorn, bound, log_p, log_q, log_p, check_every=10, relaxation=weight)
     state = solve(max_iter=n_iter, tol=1e-12, damping=damping)
     return torch.cat((state.f, state.g)).cpu()
+
+
+def relaxed_agree(
+    dense: Kernel, stream: Kernel, damping: tuple[float, float], weight: float, n_iter: int = 400, device: str = "cpu"
+) -> None:
+    """Both kernels give the potentials of two eager softmins, to 1e-5."""
+    n, k = (30, 41) if n_iter > 100 else (9, 11)
+    A, B = factors(n, k, 6, torch.float64, 1, reach=20.0)
+    eager = softmin_dense.reference.KERNEL
+    two_reads = Kernel(eager.softmin, in_two_reads(eager.softmin), eager.absorb)
+    expected = relaxed_marginals(two_reads, (A @ B.T,), damping, weight, n_iter)
+    assert expected.isfinite().sum() > (n + k) / 2
+    for kernel, given in ((dense, (A @ B.T,)), (stream, (A, B))):
+        on = tuple(side.to(device) for side in given)
+        found = relaxed_marginals(kernel, on, damping, weight, n_iter)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def outliers(kernel: Kernel, device: str, dtype: torch.dtype, damping: tuple[float, float]) -> None:

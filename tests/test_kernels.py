@@ -118,13 +118,7 @@ def test_eager_draws_follow_the_rows() -> None:
 def test_relaxed_marginals_give_the_same_potentials_by_sweeps_softmins_and_products(
     damping: tuple[float, float], weight: float
 ) -> None:
-    A, B = factors(30, 41, 6, torch.float64, 1, reach=20.0)
-    two_reads = Kernel(DENSE.softmin, in_two_reads(DENSE.softmin), DENSE.absorb)
-    expected = cases.relaxed_marginals(two_reads, (A @ B.T,), damping, weight, 400)
-    assert expected.isfinite().sum() > 40
-    for kernel, given in ((DENSE, (A @ B.T,)), (STREAM, (A, B))):
-        found = cases.relaxed_marginals(kernel, given, damping, weight, 400)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    cases.relaxed_agree(DENSE, STREAM, damping, weight)
 
 
 @pytest.mark.parametrize("damping", [(1.0, 1.0), (0.9, 0.9), (1.0, 0.9), (0.6, 0.6)])
@@ -157,12 +151,7 @@ def test_compiled_kernels_agree_with_the_oracle(dtype: torch.dtype, axis: int) -
 @pytest.mark.parametrize("damping", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)])
 @pytest.mark.parametrize("weight", [1.0, 1.4])
 def test_relaxed_marginals_give_the_same_potentials_compiled(damping: tuple[float, float], weight: float) -> None:
-    A, B = factors(30, 41, 6, torch.float64, 1, reach=20.0)
-    expected = cases.relaxed_marginals(DENSE, (A @ B.T,), damping, weight, 400)
-    dense, stream = softmin_dense.compiled.build(), softmin_stream.compiled.build()
-    for kernel, given in ((dense, (A @ B.T,)), (stream, (A, B))):
-        found = cases.relaxed_marginals(kernel, given, damping, weight, 400)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    cases.relaxed_agree(softmin_dense.compiled.build(), softmin_stream.compiled.build(), damping, weight)
 
 
 COUNTING = """
@@ -280,13 +269,7 @@ class TestOnTheGPU:
     @pytest.mark.parametrize("damping", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)])
     @pytest.mark.parametrize("weight", [1.0, 1.4])
     def test_relaxed_marginals(self, backend: str, damping: tuple[float, float], weight: float) -> None:
-        A, B = factors(30, 41, 6, torch.float64, 1, reach=20.0)
-        expected = cases.relaxed_marginals(DENSE, (A @ B.T,), damping, weight, 400)
-        dense, stream = self.kernels(backend, torch.float64)
-        for kernel, given in ((dense, (A @ B.T,)), (stream, (A, B))):
-            on = tuple(side.to("cuda") for side in given)
-            found = cases.relaxed_marginals(kernel, on, damping, weight, 400)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        cases.relaxed_agree(*self.kernels(backend, torch.float64), damping, weight, device="cuda")
 
 
 @pytest.mark.parametrize("family", [softmin_dense, softmin_stream])

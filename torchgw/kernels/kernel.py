@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -72,13 +73,19 @@ class Bound:
         return self.kernel.absorb(*self.operands, f, g, out)
 
 
+def two_softmins(
+    softmin: Softmin, g: Tensor, log_p: Tensor, f: Tensor, weight: float, tau: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """What a sweep returns, by two softmins (bias, axis) and for any damping ``tau`` of the row marginal."""
+    f = relax(f, half_step(log_p, softmin(g, 1), tau), weight)
+    return f, softmin(f, 0)
+
+
 def in_two_reads(softmin: Softmin) -> Sweep:
     """The sweep of an implementation that has nothing better than two softmins."""
 
     def sweep(*given: Any) -> tuple[Tensor, Tensor]:
         *operands, g, log_p, f, weight = given
-        new = half_step(log_p, softmin(*operands, g, 1), 1.0)
-        f = relax(f, new, weight) if weight != 1.0 else new
-        return f, softmin(*operands, f, 0)
+        return two_softmins(partial(softmin, *operands), g, log_p, f, weight)
 
     return sweep

@@ -17,4 +17,6 @@ def half_step(log_mass: Tensor, softmin: Tensor, tau: float) -> Tensor:
 
 def relax(old: Tensor, new: Tensor, weight: float) -> Tensor:
     """old + weight (new - old), over-relaxed for weights above 1; -inf, which both have at the same points, stays."""
+    if weight == 1.0:
+        return new
     return torch.where(torch.isneginf(new), new, old + weight * (new - old))

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from torchgw.kernels.kernel import two_softmins
 from torchgw.kernels.step import half_step, relax
 from torchgw.sinkhorn.reading import Reading
 from torchgw.types import Score
@@ -62,7 +63,8 @@ def sinkhorn(
     """
     q = log_q.exp2()
     has_no_mass = q <= 0
-    sweep = score.sweep if damping == (1.0, 1.0) else partial(relaxed_sweep, score, damping[0])
+    # A relaxed marginal may end with less mass than a sweep keeps count of.
+    sweep = score.sweep if damping == (1.0, 1.0) else partial(two_softmins, score.softmin, tau=damping[0])
     g = half_step(log_q, score.softmin(f, 0), damping[1])
     residual, known, iteration, weight = q.new_full((), float("inf")), float("inf"), 0, relaxation
     reading: Reading | None = None
@@ -84,14 +86,5 @@ def sinkhorn(
             if known <= tol:
                 break
             weight = weight if known <= last else (1 + weight) / 2
-        g = new_g if plain else relax(g, new_g, weight)
+        g = relax(g, new_g, 1.0 if plain else weight)
     return SinkhornState(f, g, residual, iteration)
-
-
-def relaxed_sweep(
-    score: Score, tau: float, g: Tensor, log_p: Tensor, f: Tensor, weight: float
-) -> tuple[Tensor, Tensor]:
-    """What a sweep returns, by two softmins: a relaxed marginal may end with less mass than a sweep keeps count of."""
-    new = half_step(log_p, score.softmin(g, 1), tau)
-    f = new if weight == 1.0 else relax(f, new, weight)
-    return f, score.softmin(f, 0)

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from torchgw.kernels import gpu, measured
-from torchgw.kernels.blocks import block_rows
-from torchgw.kernels.dispatch import Implementation, Request, Selection, select
+from torchgw.kernels.dispatch import Request, Selection, select
+from torchgw.kernels.family import softmin_family
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_dense import compiled, reference, triton
 
-NAME = "softmin_dense"
-
-FAMILY: tuple[Implementation[Kernel], ...] = (
-    Implementation("triton", triton.unable, partial(gpu.unwise, NAME), lambda _: triton.build(), triton.blocks),
-    Implementation(
-        "compile",
-        compiled.unable,
-        partial(measured.slower_than_eager, "compile", NAME),
-        lambda _: compiled.build(),
-    ),
-    Implementation(
-        "eager",
-        lambda _: None,
-        lambda _: None,
-        lambda _: reference.KERNEL,
-        lambda request: {"rows": block_rows(*request.shape, request.device)},
-    ),
+FAMILY = softmin_family(
+    "softmin_dense",
+    triton=(lambda _: triton.build(), triton.blocks),
+    compiled=(compiled.unable, lambda _: compiled.build()),
+    eager=reference.KERNEL,
 )
 
 
