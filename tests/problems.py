@@ -7,6 +7,10 @@ import torch
 from scipy.sparse import csr_matrix
 
 from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.datasets import make_spiral
+
+SPIRAL, SPIRAL_ANGLE = make_spiral(90)
+ROLL, ROLL_ANGLE = make_spiral(110, random_state=1)
 
 
 def random_distances(n: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,0 +1,206 @@
+"""The parts of the search: gradients, landmarks, starts, basins of the landmark problem, and the lift."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.problems import (
+    linearised_cost,
+    path_graph,
+    random_distances,
+    random_masses,
+    random_plan,
+    sinkhorn_oracle,
+)
+from torchgw import (
+    CoarseOptions,
+    EuclideanDistances,
+    PrecomputedDistances,
+    SamplingOptions,
+)
+from torchgw.couplings import DenseCoupling
+from torchgw.gw.coarse import basins_of, coarse_basins, energies
+from torchgw.gw.gradient import ExactGradient, SampledGradient, landmark_control
+from torchgw.gw.landmarks import KINDS, choose_landmarks, coverage
+from torchgw.gw.lift import Solved, lift, lift_potentials
+from torchgw.gw.starts import quantiles, start_costs
+
+F64 = torch.float64
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def spaces(kind: str, n: int, seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    if kind == "dense":
+        return PrecomputedDistances(random_distances(n, rng))
+    return EuclideanDistances(rng.normal(size=(n, 2)), squared=True)
+
+
+@pytest.mark.parametrize("left", ["dense", "factored"])
+@pytest.mark.parametrize("right", ["dense", "factored"])
+@pytest.mark.parametrize(("n", "k"), [(8, 11), (11, 8)])
+def test_the_exact_gradient_is_the_four_index_sum(left: str, right: str, n: int, k: int) -> None:
+    rng = np.random.default_rng(n)
+    source, target = spaces(left, n, 1), spaces(right, k, 2)
+    DX, DY = (s.rows(torch.arange(s.size)).numpy() for s in (source, target))
+    p, q = random_masses(n, rng), random_masses(k, rng)
+    T = random_plan(p, q, rng)
+    gradient = ExactGradient(source, target, torch.from_numpy(p), torch.from_numpy(q))
+    cost = gradient(DenseCoupling(torch.from_numpy(T)), torch.from_numpy(p))
+    np.testing.assert_allclose(cost.rows(slice(0, n)), linearised_cost(DX, DY, T), atol=1e-12)
+    centred, row, column = cost.centred()
+    np.testing.assert_allclose(centred.rows(slice(0, n)), linearised_cost(DX, DY, T), atol=1e-12)
+    np.testing.assert_allclose(centred.U @ centred.V.T + row[:, None] + column, cost.U @ cost.V.T, atol=1e-12)
+    # A plan that lives on a few points.
+    i, j = torch.tensor([0, 3, 5]), torch.tensor([1, 2])
+    small = torch.from_numpy(rng.uniform(size=(3, 2)))
+    spread = torch.zeros(n, k, dtype=F64)
+    spread[i[:, None], j] = small
+    few = gradient.of_points(i, j, small)
+    np.testing.assert_allclose(few.U @ few.V.T, DX @ spread.numpy() @ DY, atol=1e-12)
+
+
+def test_control_variates_keep_the_expectation_and_cut_the_error() -> None:
+    rng = np.random.default_rng(11)
+    graphs = [path_graph(list(rng.uniform(0.5, 1.5, size=n - 1)))[0] for n in (60, 70)]
+    x, y = PrecomputedDistances.from_graphs(graphs)
+    p, q = (random_masses(n, rng) for n in (60, 70))
+    T = torch.from_numpy(random_plan(p, q, rng))
+    P, Q = torch.from_numpy(p), torch.from_numpy(q)
+    exact = ExactGradient(x, y, P, Q)(DenseCoupling(T), P).rows(slice(0, 60))
+    errors = {}
+    for count in (0, 6):
+        gen = generator(3)
+        controls = None if count == 0 else tuple(landmark_control(s, m, count, gen) for s, m in ((x, P), (y, Q)))
+        draws = torch.stack(
+            [
+                SampledGradient(x, y, SamplingOptions(n_anchors=20), gen, controls)(DenseCoupling(T), P).rows(
+                    slice(0, 60)
+                )
+                for _ in range(300)
+            ]
+        )
+        bias = (draws.mean(0) - exact).norm() / exact.norm()
+        errors[count] = float((draws - exact).norm(dim=(1, 2)).mean() / exact.norm())
+        assert float(bias) < 4 * errors[count] / 300**0.5
+    assert errors[6] < 0.3 * errors[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_landmarks_are_distinct_points_with_mass_that_share_all_of_it(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    space = EuclideanDistances(rng.normal(size=(80, 3)))
+    mass = torch.from_numpy(random_masses(80, rng))
+    mass[:20] = 0
+    found = choose_landmarks(space, mass, kind, 25, generator())
+    assert len(set(found.index.tolist())) == 25
+    assert int(found.index.min()) >= 20
+    assert float(found.mass.sum()) == pytest.approx(float(mass.sum()))
+    assert float(found.mass.min()) > 0
+    torch.testing.assert_close(found.rows, space.rows(found.index))
+    nearest = found.rows.argmin(0)
+    for position in range(25):
+        assert float(found.mass[position]) == pytest.approx(float(mass[nearest == position].sum()))
+    everything = choose_landmarks(space, mass, kind, 200, generator())
+    assert everything.index.tolist() == list(range(20, 80))
+    assert coverage(everything, mass) == 0
+    assert 0 < coverage(found, mass) < 0.5
+
+
+def test_farthest_landmarks_of_a_rotated_copy_are_the_same_points() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(60, 3))
+    order = rng.permutation(60)
+    mass = torch.full((60,), 1 / 60, dtype=F64)
+    chosen = []
+    for points in (x, 2.0 * x[order] @ np.linalg.qr(rng.normal(size=(3, 3)))[0]):
+        space = EuclideanDistances(points)
+        first = (space.rows(torch.arange(60)).square() @ mass).argmax()
+        chosen.append(choose_landmarks(space, mass, "farthest", 12, generator(), first).index.numpy())
+    np.testing.assert_array_equal(order[chosen[1]], chosen[0])
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_quantiles_are_means_of_the_weighted_quantile_function(count: int) -> None:
+    rng = np.random.default_rng(2)
+    D, mass = random_distances(9, rng), random_masses(9, rng)
+    found = quantiles(torch.from_numpy(D), torch.from_numpy(mass), count).numpy()
+    fine = (np.arange(200_000) + 0.5) / 200_000
+    for row in range(9):
+        order = np.argsort(D[row])
+        level = np.cumsum(mass[order])
+        values = D[row][order][np.searchsorted(level / level[-1], fine).clip(max=8)]
+        np.testing.assert_allclose(found[row], values.reshape(count, -1).mean(1), atol=1e-4)
+
+
+def test_start_costs_are_finite_distinct_and_of_mean_one() -> None:
+    rng = np.random.default_rng(3)
+    DX, DY = (torch.from_numpy(random_distances(n, rng)) for n in (15, 18))
+    p, q = (torch.from_numpy(random_masses(n, rng)) for n in (15, 18))
+    costs = start_costs(DX, DY, p, q, 30, generator())
+    assert costs.shape == (30, 15, 18)
+    np.testing.assert_allclose(torch.einsum("i,bij,j->b", p, costs, q), np.ones(30), rtol=1e-9)
+    single = torch.cat((costs[:12:2], costs[12:]))  # two distributions and four signs come twice in the plane
+    torch.testing.assert_close(costs[:12:2], costs[1:12:2])
+    apart = torch.cdist(single.flatten(1), single.flatten(1)) + torch.eye(24) * 9
+    assert float(apart.min()) > 1e-3
+
+
+def test_energies_of_a_batch_are_those_of_each_plan_and_equal_plans_are_one_basin() -> None:
+    rng = np.random.default_rng(4)
+    DX, DY = random_distances(6, rng), random_distances(7, rng)
+    p, q = random_masses(6, rng), random_masses(7, rng)
+    plans = np.stack([random_plan(p, q, rng) for _ in range(3)])
+    found = energies(*(torch.from_numpy(a) for a in (plans, DX, DY)))
+    for plan, energy in zip(plans, found, strict=True):
+        assert float(energy) == pytest.approx(float((linearised_cost(DX, DY, plan) * plan).sum()), rel=1e-9)
+    twice = torch.from_numpy(np.concatenate((plans, plans + 1e-4)))
+    groups = basins_of(twice, torch.arange(6.0))
+    assert sorted(len(group) for group in groups) == [2, 2, 2]
+
+
+def test_the_coarse_stage_finds_both_orientations_of_a_path_and_their_energies() -> None:
+    rng = np.random.default_rng(5)
+    graph, D = path_graph(list(rng.uniform(0.5, 1.5, size=39) * np.linspace(0.3, 2.0, 39)))
+    space = PrecomputedDistances(D)
+    mass = torch.full((40,), 1 / 40, dtype=F64)
+    (basins,) = coarse_basins(space, space, mass, mass, 1e-3, CoarseOptions(), generator())
+    assert len(basins) == 2
+    assert basins[0].energy < 0.2 * basins[1].energy
+    assert sum(basin.count for basin in basins) == 3 * 48
+    np.testing.assert_allclose(basins[0].plan.argmax(1), np.arange(40), atol=1)
+    assert np.corrcoef(basins[1].plan.argmax(1), np.arange(40))[0, 1] < -0.9
+    np.testing.assert_allclose(basins[0].plan.sum(1), mass, atol=1e-12)
+    assert graph.nnz == 78
+
+
+def test_potentials_lifted_from_all_points_are_those_of_the_problem() -> None:
+    rng = np.random.default_rng(6)
+    DX, DY = random_distances(20, rng), random_distances(24, rng)
+    p, q = random_masses(20, rng), random_masses(24, rng)
+    T = random_plan(p, q, rng)
+    source, target = PrecomputedDistances(DX), PrecomputedDistances(DY)
+    scaled = [s.rows(torch.arange(s.size)).numpy() for s in (source, target)]
+    epsilon = 0.05
+    S = -2 * scaled[0] @ T @ scaled[1]
+    plan = torch.from_numpy(sinkhorn_oracle(S, p, q, epsilon))
+    log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
+    x, y = (choose_landmarks(s, torch.from_numpy(m), "random", 99, generator()) for s, m in ((source, p), (target, q)))
+    exponent = plan.log2() + torch.from_numpy(S) / epsilon * np.log2(np.e)
+    f = exponent.mean(1)
+    g = (exponent - f[:, None]).mean(0)
+    solved = Solved(x, y, torch.from_numpy(T), f, g, epsilon)
+    lifted_f, lifted_g, matching = lift_potentials(solved, log_p, log_q)
+    np.testing.assert_allclose(lifted_f, f, atol=1e-9)
+    np.testing.assert_allclose(lifted_g, g, atol=1e-9)
+    np.testing.assert_array_equal(matching, plan.argmax(1))
+    gradient = ExactGradient(source, target, torch.from_numpy(p), torch.from_numpy(q))
+    for made in (lift(solved, log_p, log_q, gradient)[0], lift(solved, log_p, log_q, None)[0]):
+        np.testing.assert_allclose(made.coupling().to_dense(), plan, atol=1e-10)

@@ -1,0 +1,96 @@
+"""The demo, and every block of the README."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from tests.problems import ROLL, SPIRAL
+from torchgw import cli, demo
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_demo_prints_its_table_and_draws_its_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "RUNS", ((400, 500, "precomputed"), (400, 500, "dijkstra"), (400, 500, "landmark")))
+    picture = tmp_path / "demo.png"
+    assert cli.main(["demo", "-o", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["size", "provider", "preparing"]
+    rows = [line for line in lines if line.strip().startswith("400 x 500")]
+    assert [row.split()[3] for row in rows] == ["precomputed", "dijkstra", "landmark"]
+    assert all(float(row.split()[6]) > 0.998 for row in rows)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert picture.stat().st_size > 50_000
+
+
+def test_the_binned_plan_keeps_all_mass_and_lies_on_the_diagonal() -> None:
+    run = demo.align_once(400, 500, "precomputed", None, None)
+    mass = demo.binned_plan(run, 30)
+    np.testing.assert_allclose(mass, _binned(run.result.plan.numpy(), 30), atol=1e-12)
+    assert mass.sum() == pytest.approx(1.0)
+    ridge = mass.argmax(1)
+    assert abs(spearmanr(np.arange(30), ridge)[0]) > 0.9
+
+
+def _binned(plan: np.ndarray, bins: int) -> np.ndarray:
+    out = np.zeros((bins, bins))
+    for i, row in enumerate(plan):
+        for j, value in enumerate(row):
+            out[i * bins // len(plan), j * bins // len(row)] += value
+    return out
+
+
+def test_the_demo_without_matplotlib_prints_the_table_and_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "RUNS", ((60, 70, "precomputed"),))
+    real_import = builtins.__import__
+
+    def no_matplotlib(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ModuleNotFoundError("No module named 'matplotlib'")
+        return real_import(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    assert cli.main(["demo", "-o", str(tmp_path / "demo.png")]) == 2
+    captured = capsys.readouterr()
+    assert "60 x 70" in captured.out
+    assert "pip install matplotlib" in captured.err
+
+
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = readme_blocks("python")
+    assert blocks
+    scope: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, scope)
+
+
+def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+    np.save(tmp_path / "source.npy", SPIRAL)
+    np.save(tmp_path / "target.npy", ROLL)
+    lines = [line for block in readme_blocks("bash") for line in block.splitlines()]
+    commands = [line for line in lines if line.startswith("torchgw ") and "demo" not in line]
+    assert commands
+    for line in commands:
+        subprocess.run([sys.executable, "-m", *shlex.split(line)], cwd=tmp_path, check=True)
+    for target in (line.split()[1] for line in lines if line.startswith("make ")):
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,164 @@
+"""The choice of an implementation, what it rests on, and how often it compiles."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from torchgw import gw_align
+from torchgw.kernels import compiler, dispatch, measured, softmin_dense, softmin_stream
+from torchgw.kernels.dispatch import Implementation, Request
+from torchgw.kernels.kernel import Kernel
+
+CPU = torch.device("cpu")
+DENSE = softmin_dense.reference.KERNEL
+
+
+COUNTING = """
+import torch
+from torch._dynamo.utils import counters
+from torchgw.kernels import softmin_stream, softmin_dense
+from torchgw.kernels.dispatch import Request
+sizes = [(10 * i + 3, 7 * i + 5) for i in range(1, 10)] + [(64, 64), (1, 9), (500, 300)]
+for n, k in sizes:
+    A, B, f, g = torch.randn(n, 11), torch.randn(k, 11), torch.randn(n), torch.randn(k)
+    for epsilon in torch.logspace(-4, 0, 10).tolist():
+        request = Request(torch.device("cpu"), torch.float32, (n, k), 11)
+        softmin_stream.choose("compile", request).function.on(A / epsilon, B).sweep(g, f, f, 1.0)
+        softmin_dense.choose("compile", request).function.on(A @ B.T / epsilon).sweep(g, f, f, 1.0)
+print(counters["stats"]["unique_graphs"])
+"""
+
+SOLVING = """
+import warnings
+import numpy as np
+from torch._dynamo.utils import counters
+from torchgw import gw_align
+warnings.simplefilter("ignore")
+for n, k in [(20, 30), (40, 40), (33, 57), (64, 21)]:
+    X, Y = (np.random.default_rng(size).normal(size=(size, 2)) for size in (n, k))
+    for epsilon in (1e-1, 1e-2, 1e-3):
+        assert gw_align(X, Y, epsilon=epsilon, distances="euclidean", backend="compile").backend == "compile"
+print(counters["stats"]["unique_graphs"])
+"""
+
+
+def graphs(code: str) -> int:
+    """Compilations of a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])
+
+
+def test_sizes_and_epsilons_do_not_compile_again() -> None:
+    """12 sizes and 10 epsilons: one graph for the product, one for each axis of a stored score."""
+    assert graphs(COUNTING) == 3
+
+
+@pytest.mark.slow
+def test_whole_solves_compile_each_axis_once_a_dtype() -> None:
+    assert graphs(SOLVING) == 4
+
+
+@pytest.mark.parametrize("family", [softmin_dense, softmin_stream])
+def test_auto_on_the_cpu_takes_the_eager_kernel_and_says_why_not_the_others(family: ModuleType) -> None:
+    chosen = family.choose("auto", Request(CPU, torch.float32, (2000, 2500), 64))
+    assert chosen.name == "eager"
+    assert chosen.function is family.reference.KERNEL
+    assert "GPU" in chosen.passed_over["triton"]
+    assert "measured on cpu" in chosen.passed_over["compile"]
+    assert chosen.blocks["rows"] == 209
+
+
+def test_a_named_backend_that_cannot_run_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match="triton: Triton kernels need a GPU"):
+        softmin_dense.choose("triton", Request(CPU, torch.float32, (10, 10)))
+
+
+def test_an_old_gpu_is_told_what_triton_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(torch.device("cuda"), torch.float32, (9, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert "capability 8.0" in str(softmin_dense.triton.unable(request))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert softmin_dense.triton.unable(request) is None
+
+
+def test_the_table_of_measurements_decides_by_the_nearest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        {"device": "cpu", "family": "softmin_dense", "n": 100, "k": 100, "rank": 0, "eager": 1.0, "compile": 2.0},
+        {"device": "cpu", "family": "softmin_dense", "n": 5000, "k": 5000, "rank": 0, "eager": 9.0, "compile": 3.0},
+    )
+    monkeypatch.setattr(measured, "table", lambda: rows)
+    small, large = (Request(CPU, torch.float32, (n, n)) for n in (200, 4000))
+    assert "2.00x" in str(measured.slower_than_eager("compile", "softmin_dense", small))
+    assert measured.slower_than_eager("compile", "softmin_dense", large) is None
+    assert measured.slower_than_eager("triton", "softmin_dense", small) is None
+    assert measured.slower_than_eager("compile", "softmin_stream", small) is None
+
+
+def test_the_committed_table_says_where_it_was_measured() -> None:
+    found = json.loads(measured.PATH.read_text())
+    assert {row["device"] for row in found["rows"]} == set(found["environments"])
+    for environment in found["environments"].values():
+        assert {"cpu", "versions", "commit", "date"} <= set(environment)
+    assert {row["family"] for row in found["rows"] if row["device"] == "cpu"} == {"softmin_dense", "softmin_stream"}
+
+
+def test_the_dispatcher_asks_whether_it_is_wise_before_whether_it_is_able() -> None:
+    asked: list[str] = []
+
+    def unable(_: Request) -> str | None:
+        asked.append("able")
+        return None
+
+    slow = Implementation("compile", unable, lambda _: "too small", lambda _: 1)
+    last = Implementation("eager", lambda _: None, lambda _: None, lambda _: 2)
+    request = Request(CPU, torch.float32, (2, 2))
+    assert dispatch.select((slow, last), "auto", request).function == 2
+    assert asked == []
+    assert dispatch.select((slow, last), "compile", request).function == 1
+    assert asked == ["able"]
+
+
+def test_without_a_compiler_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler.shutil, "which", lambda _: None)
+    compiler.broken.cache_clear()
+    with pytest.raises(ValueError, match=r"needs a C\+\+ compiler"):
+        softmin_dense.choose("compile", Request(CPU, torch.float32, (9, 9)))
+    compiler.broken.cache_clear()
+
+
+def test_each_compilation_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+    twice = compiler.compiled(lambda x: x * 2)
+    with caplog.at_level("INFO", "torchgw"):
+        for dtype in (torch.float32, torch.float64, torch.float64):
+            twice(torch.ones(5, dtype=dtype))
+    said = [record.getMessage() for record in caplog.records if record.name == "torchgw"]
+    assert [("float32" in line, "float64" in line, "cache" in line) for line in said] == [(1, 0, 1), (0, 1, 1)]
+
+
+def test_a_compiler_that_fails_its_trial_is_reported() -> None:
+    def trial(_: str) -> None:
+        raise RuntimeError("no linker\nsecond line")
+
+    assert compiler.broken("cpu", trial) == "torch.compile failed on a trial: RuntimeError: no linker"
+
+
+def test_an_error_of_a_kernel_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> torch.Tensor:
+        raise RuntimeError("launch failed")
+
+    broken = Kernel(failing, failing, failing)  # type: ignore[arg-type]
+    chain = (
+        Implementation("triton", lambda _: None, lambda _: None, lambda _: broken),
+        Implementation("eager", lambda _: None, lambda _: None, lambda _: DENSE),
+    )
+    monkeypatch.setattr(softmin_dense, "FAMILY", chain)
+    X, Y = (np.random.default_rng(seed).normal(size=(30, 2)) for seed in (0, 1))
+    with pytest.raises(RuntimeError, match="launch failed"):
+        gw_align(X, Y, distances="euclidean", random_state=0)
