@@ -196,12 +196,26 @@ def test_bad_input_is_refused_at_once_and_named(call: Any, message: str) -> None
     assert time.perf_counter() - began < 1.0
 
 
-def test_a_score_over_the_memory_limit_is_refused_before_any_work() -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "options", "advice"),
+    [
+        (1e-3, GWOptions(max_memory=10**6, strategy="dense"), "streaming"),
+        (0.0, GWOptions(max_memory=10**6), "epsilon > 0"),
+    ],
+)
+def test_a_dense_solve_over_the_memory_limit_is_refused_before_any_work(
+    epsilon: float, options: GWOptions, advice: str
+) -> None:
     big = np.random.default_rng(0).normal(size=(4000, 2))
     began = time.perf_counter()
-    with pytest.raises(MemoryError, match="max_memory"):
-        gw_align(big, big, options=GWOptions(max_memory=10**6))
+    with pytest.raises(MemoryError, match=f"max_memory.*{advice}"):
+        gw_align(big, big, epsilon=epsilon, options=options)
     assert time.perf_counter() - began < 1.0
+
+
+def test_streaming_without_entropy_is_refused() -> None:
+    with pytest.raises(ValueError, match="strategy='dense'"):
+        gw_align(X, Y, epsilon=0, options=GWOptions(strategy="streaming"))
 
 
 def test_a_distance_matrix_over_the_memory_limit_is_refused_before_any_work() -> None:

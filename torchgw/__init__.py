@@ -2,12 +2,15 @@
 
 from torchgw import datasets
 from torchgw._version import __version__
-from torchgw.evidence import Basin, Certificate, Confidence
+from torchgw.evidence import Basin, Certificate, Confidence, Rung
 from torchgw.gw.align import gw_align
+from torchgw.gw.planner import Estimate, Forecast, estimate
 from torchgw.options import (
     AnnealingOptions,
     CoarseOptions,
     GWOptions,
+    LadderOptions,
+    LowRankOptions,
     SamplingOptions,
     SinkhornOptions,
     SpaceOptions,
@@ -15,12 +18,19 @@ from torchgw.options import (
 )
 from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
-from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
+from torchgw.spaces import (
+    DijkstraDistances,
+    EuclideanDistances,
+    FactoredDistances,
+    LandmarkDistances,
+    PrecomputedDistances,
+)
 from torchgw.status import History, Status
 from torchgw.types import (
     AmbiguityWarning,
     ConvergenceWarning,
     GraphWarning,
+    OutOfMemoryWarning,
     PrecisionWarning,
     Progress,
     TorchGWWarning,
@@ -36,15 +46,22 @@ __all__ = [
     "Confidence",
     "ConvergenceWarning",
     "DijkstraDistances",
+    "Estimate",
     "EuclideanDistances",
+    "FactoredDistances",
+    "Forecast",
     "GWOptions",
     "GWResult",
     "GraphWarning",
     "History",
+    "LadderOptions",
     "LandmarkDistances",
+    "LowRankOptions",
+    "OutOfMemoryWarning",
     "PrecisionWarning",
     "PrecomputedDistances",
     "Progress",
+    "Rung",
     "SamplingOptions",
     "SinkhornOptions",
     "SpaceOptions",
@@ -53,5 +70,6 @@ __all__ = [
     "TorchGWWarning",
     "__version__",
     "datasets",
+    "estimate",
     "gw_align",
 ]

@@ -42,7 +42,11 @@ class FactoredCost:
         row, column = self.U @ v0, self.V @ u0 - u0 @ v0
         return FactoredCost(self.a - 2 * row, self.b - 2 * column, self.U - u0, self.V - v0), row, column
 
-    def rows(self, where: slice) -> Tensor:
+    def taken(self, rows: Tensor, columns: Tensor) -> FactoredCost:
+        """The cost between the points ``rows`` and ``columns``, given by their indices."""
+        return FactoredCost(self.a[rows], self.b[columns], self.U[rows], self.V[columns])
+
+    def rows(self, where: slice | Tensor) -> Tensor:
         """C[where], shape (len, K)."""
         return torch.addmm(self.b, self.U[where], self.V.T, alpha=-2.0).add_(self.a[where, None])
 

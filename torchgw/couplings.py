@@ -25,6 +25,11 @@ class BlockCoupling(ABC):
 
     shape: tuple[int, int]
 
+    @property
+    def potentials(self) -> tuple[Tensor, Tensor] | None:
+        """Base-2 potentials f (N,), g (K,), or None where there are none."""
+        return None
+
     @abstractmethod
     def rows(self, index: Tensor | slice) -> Tensor:
         """T[index], shape (len(index), K)."""
@@ -32,6 +37,10 @@ class BlockCoupling(ABC):
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that define this coupling, by name: its constructor's arguments."""
+
+    @abstractmethod
+    def times(self, mass: float) -> BlockCoupling:
+        """The coupling with ``mass`` times the mass."""
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Consecutive blocks of rows with their positions."""
@@ -117,6 +126,10 @@ class DenseCoupling(BlockCoupling):
     def rows(self, index: Tensor | slice) -> Tensor:
         return self.plan[index]
 
+    @property
+    def potentials(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.f is None or self.g is None else (self.f, self.g)
+
     def tensors(self) -> dict[str, Tensor]:
         found = {"plan": self.plan}
         if self.f is not None and self.g is not None:
@@ -144,6 +157,10 @@ class PotentialCoupling(BlockCoupling):
         self.A, self.B, self.f, self.g = A, B, f, g
         self.x, self.y = x, y
         self.shape = (A.shape[0], B.shape[0])
+
+    @property
+    def potentials(self) -> tuple[Tensor, Tensor] | None:
+        return self.f, self.g
 
     def rows(self, index: Tensor | slice) -> Tensor:
         block = torch.addmm(self.g, self.A[index], self.B.T).add_(self.f[index][:, None]).exp2_()

@@ -71,6 +71,27 @@ class Certificate:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One resolution of a large solve.
+
+    Attributes
+    ----------
+    cells : how many cells stood for the points of either space.
+    residual : L1 marginal error, relative to the mass, of its solution lifted to all points; the larger of both sides.
+    residual_error : standard error of that; 0 where every point was looked at.
+    n_iter, n_iter_sinkhorn : outer and inner iterations on this rung.
+    seconds : spent on it, its lift and its residual.
+    """
+
+    cells: tuple[int, int]
+    residual: float
+    residual_error: float
+    n_iter: int
+    n_iter_sinkhorn: int
+    seconds: float
+
+
 @dataclass(frozen=True, repr=False)
 class Confidence:
     """Three views of every source point, each (N,).

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torchgw import validate
 
 GRADIENTS = ("auto", "exact", "sampled")
+STRATEGIES = ("auto", "dense", "streaming", "low-rank")
 
 
 def _keep(options: object, **values: object) -> None:
@@ -175,6 +176,40 @@ class CoarseOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LadderOptions:
+    """How large problems are climbed in resolution; see `torchgw.gw.ladder`.
+
+    Parameters
+    ----------
+    marginal_tol : L1 marginal error, at full size and before rounding, at which the climb ends.
+    n_cells : cells of either space on the first rung, where the search takes place.
+    omitted_mass : share of the mass that tiles of the plan which are not evaluated may hold, by a strict bound; 0
+        evaluates all pairs of points.
+    """
+
+    marginal_tol: float = 5e-3
+    n_cells: int = 1024
+    omitted_mass: float = 1e-4
+
+    def __post_init__(self) -> None:
+        _keep(self, marginal_tol=validate.real("marginal_tol", self.marginal_tol, above=0.0, most=1.0))
+        _keep(self, n_cells=validate.integer("n_cells", self.n_cells, least=2))
+        _keep(self, omitted_mass=validate.real("omitted_mass", self.omitted_mass, least=0.0, most=0.1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankOptions:
+    """placeholder until the solver is merged
+
+    Parameters
+    ----------
+    rank : r.
+    """
+
+    rank: int = 20
+
+
+@dataclass(frozen=True, kw_only=True)
 class GWOptions:
     """All options of `gw_align`.
 
@@ -182,6 +217,9 @@ class GWOptions:
     ----------
     spaces, sampling, sinkhorn, annealing, stopping : one group each, see there.
     coarse : the landmark problem that finds where to start; None starts at the product plan.
+    ladder : how large problems are climbed in resolution (``strategy`` "streaming").
+    strategy : "dense" stores plan and score; "streaming" stores neither and climbs a ladder of resolutions; "low-rank"
+        looks for a plan of small rank; "auto" takes what `torchgw.estimate` finds the fastest that fits the memory.
     gradient : "exact", "sampled", or "auto": exact from factors or from dense matrices where both fit and the products
         are fast enough, sampled otherwise.
     mixed_precision : iterate in float32 and return float64; False iterates in float64 as well.
@@ -194,6 +232,9 @@ class GWOptions:
     annealing: AnnealingOptions = field(default_factory=AnnealingOptions)
     stopping: StoppingOptions = field(default_factory=StoppingOptions)
     coarse: CoarseOptions | None = field(default_factory=CoarseOptions)
+    ladder: LadderOptions = field(default_factory=LadderOptions)
+    low_rank: LowRankOptions = field(default_factory=LowRankOptions)
+    strategy: str = "auto"
     gradient: str = "auto"
     mixed_precision: bool = True
     max_memory: int = 4 * 2**30
@@ -206,6 +247,8 @@ class GWOptions:
         validate.instance("stopping", self.stopping, StoppingOptions)
         if self.coarse is not None:
             validate.instance("coarse", self.coarse, CoarseOptions, " or None")
+        validate.instance("ladder", self.ladder, LadderOptions)
+        _keep(self, strategy=validate.choice("strategy", self.strategy, STRATEGIES))
         _keep(self, gradient=validate.choice("gradient", self.gradient, GRADIENTS))
         _keep(self, mixed_precision=validate.flag("mixed_precision", self.mixed_precision))
         _keep(self, max_memory=validate.integer("max_memory", self.max_memory, least=1))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
-from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, entropy_and_margin
+from torchgw.couplings import BlockCoupling
+from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, Rung, entropy_and_margin
 from torchgw.kernels import LN2
 from torchgw.options import GWOptions
 from torchgw.spaces.graph import GraphReport
@@ -38,6 +38,10 @@ class GWResult:
         those of the score 2 D_X T D_Y / epsilon. None at epsilon = 0.
     marginal_error : largest L1 marginal error of the returned plan over its two sides, against the masses given.
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
+    strategy : "dense", "streaming" or "low-rank", whichever ran.
+    ladder : the resolutions that a streaming solve climbed: cells, residuals, seconds; empty for others.
+    omitted_mass : a strict bound on the mass that tiles which were not evaluated could hold, relative to the total.
+    evaluated : share of all pairs of points whose entry of the plan was evaluated at the end.
     certificate : what is certain of the plan: stationarity gap, lower bound, distance from the optimum.
     basins : the local optima that the search found, the best first; empty without a search.
     gradient : "exact" or "sampled", whichever ran; ``gradient_passed_over`` says why the exact one did not.
@@ -61,6 +65,10 @@ class GWResult:
     value_error: float
     marginal_error: float
     marginal_residual: float
+    strategy: str
+    ladder: tuple[Rung, ...]
+    omitted_mass: float
+    evaluated: float
     certificate: Certificate
     basins: tuple[Basin, ...]
     gradient: str
@@ -112,11 +120,8 @@ class GWResult:
     @property
     def potentials(self) -> tuple[Tensor, Tensor] | None:
         """Natural-log potentials (f (N,), g (K,)), or None for a plan that has none."""
-        if not isinstance(self.coupling, PotentialCoupling | DenseCoupling):
-            return None
-        if self.coupling.f is None or self.coupling.g is None:
-            return None
-        return self.coupling.f * LN2, self.coupling.g * LN2
+        found = self.coupling.potentials if isinstance(self.coupling, BlockCoupling) else None
+        return None if found is None else (found[0] * LN2, found[1] * LN2)
 
     @cached_property
     def plan(self) -> Tensor:
@@ -155,8 +160,9 @@ class GWResult:
         size = self.shape[axis]
         if given.ndim not in (1, 2) or given.shape[0] != size:
             raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
-        like = next(iter(self._tensors().values()))
-        values = given.to(like.device, like.dtype)
+        if not isinstance(self.coupling, BlockCoupling):
+            raise TypeError(f"this operation knows the library's own couplings, got {type(self.coupling).__name__}")
+        values = given.to(self.coupling.device, self.coupling.dtype)
         columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
         moved = self.coupling.apply(columns, axis)
         averaged = moved[:, 1:] / moved[:, :1]
@@ -194,18 +200,12 @@ class GWResult:
         """SciPy CSR matrix (N, K) of the fewest entries that carry the share ``mass`` of each row."""
         return self.coupling.to_sparse(validate.real("mass", mass, above=0.0, most=1.0))
 
-    def _tensors(self) -> dict[str, Tensor]:
-        if not isinstance(self.coupling, PotentialCoupling | DenseCoupling):
-            raise TypeError(f"this operation knows the library's own couplings, got {type(self.coupling).__name__}")
-        return self.coupling.tensors()
-
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything but the dense plan to an .npz file: arrays and one JSON string, no pickles.
 
         Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON).
         """
-        like = (PotentialCoupling, DenseCoupling)
-        if not isinstance(self.coupling, like):
+        if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
         arrays = pack({entry.name: getattr(self, entry.name) for entry in fields(self)}, self.coupling)
         with open(path, "wb") as file:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchgw.couplings import DenseCoupling, PotentialCoupling
-from torchgw.evidence import Basin, Certificate
+from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
+from torchgw.evidence import Basin, Certificate, Rung
 from torchgw.kernels import LN2
 from torchgw.options import (
     AnnealingOptions,
     CoarseOptions,
     GWOptions,
+    LadderOptions,
+    LowRankOptions,
     SamplingOptions,
     SinkhornOptions,
     SpaceOptions,
@@ -23,6 +25,7 @@ from torchgw.options import (
 )
 from torchgw.spaces.graph import GraphReport
 from torchgw.status import History, Status
+from torchgw.tiled import TiledCoupling
 from torchgw.types import Array
 
 GROUPS = {
@@ -32,10 +35,12 @@ GROUPS = {
     "annealing": AnnealingOptions,
     "stopping": StoppingOptions,
     "coarse": CoarseOptions,
+    "ladder": LadderOptions,
+    "low_rank": LowRankOptions,
 }
 
 
-def pack(members: dict[str, Any], coupling: PotentialCoupling | DenseCoupling) -> dict[str, Array]:
+def pack(members: dict[str, Any], coupling: BlockCoupling) -> dict[str, Array]:
     """The members of a result as arrays: ``matching`` (N,), ``value``, natural-log ``f`` and ``g`` where there are any,
     ``coupling_*``, ``basin_*`` and ``meta`` (JSON)."""
     basins = members["basins"]
@@ -45,6 +50,7 @@ def pack(members: dict[str, Any], coupling: PotentialCoupling | DenseCoupling) -
         "options": asdict(members["options"]),
         "history": asdict(members["history"]),
         "certificate": asdict(members["certificate"]),
+        "ladder": [asdict(rung) for rung in members["ladder"]],
         "graphs": [_from_report(report) for report in members["graphs"]],
         "basins": [
             {"energy": b.energy, "count": b.count, "level": b.level, "difference": b.difference} for b in basins
@@ -55,8 +61,8 @@ def pack(members: dict[str, Any], coupling: PotentialCoupling | DenseCoupling) -
         "value": np.array(members["value"]),
         "meta": np.array(json.dumps(plain)),
     }
-    if coupling.f is not None and coupling.g is not None:
-        arrays |= {"f": (coupling.f * LN2).cpu().numpy(), "g": (coupling.g * LN2).cpu().numpy()}
+    if coupling.potentials is not None:
+        arrays |= {name: (side * LN2).cpu().numpy() for name, side in zip("fg", coupling.potentials, strict=True)}
     for name in ("matching", "shift") if basins else ():
         arrays[f"basin_{name}"] = torch.stack([getattr(b, name) for b in basins]).cpu().numpy()
     return arrays | {f"coupling_{name}": tensor.cpu().numpy() for name, tensor in coupling.tensors().items()}
@@ -79,7 +85,8 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         for i, entry in enumerate(meta["basins"])
     )
     return meta | {
-        "coupling": DenseCoupling(**tensors) if "plan" in tensors else PotentialCoupling(**tensors),
+        "coupling": _coupling(tensors),
+        "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
         "status": Status[meta["status"]],
         "options": GWOptions(**options),
         "history": History(**meta["history"]),
@@ -89,6 +96,13 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         "scales": tuple(meta["scales"]),
         "providers": tuple(meta["providers"]),
     }
+
+
+def _coupling(tensors: dict[str, torch.Tensor]) -> BlockCoupling:
+    """The kind of coupling that has these tensors."""
+    kinds = {"plan": DenseCoupling, "tile_size": TiledCoupling}
+    found: BlockCoupling = next((kind for name, kind in kinds.items() if name in tensors), PotentialCoupling)(**tensors)
+    return found
 
 
 def _from_report(report: GraphReport | None) -> dict[str, Any] | None:

@@ -30,18 +30,26 @@ class PrecisionWarning(TorchGWWarning):
     """The numbers of a solve reach further than the chosen precision carries."""
 
 
+class OutOfMemoryWarning(TorchGWWarning):
+    """A strategy did not fit the device's memory, and another one ran instead."""
+
+
 class AmbiguityWarning(TorchGWWarning):
     """Another matching is as good as the returned one: the spaces have a symmetry that nothing breaks."""
 
 
-class Score(Protocol):
-    """A score S (N, K) in base-2 logarithms, stored or not, as the inner solvers read it."""
+class Softmins(Protocol):
+    """A score S (N, K) in base-2 logarithms, stored or not, as the log-domain loop reads it."""
 
     def softmin(self, bias: Tensor, axis: int) -> Tensor:
         """log2 sum 2^(S + bias) over ``axis``: (K,) to (N,) for axis 1, (N,) to (K,) for axis 0."""
 
     def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         """f + weight (log_p - softmin(g, 1) - f) and the softmin over the rows under it, in one read."""
+
+
+class Score(Softmins, Protocol):
+    """A score whose plan can be stored."""
 
     def absorb(self, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         """The plan 2^(S + f + g) into ``out`` (N, K)."""
@@ -74,6 +82,13 @@ class DistanceProvider(Protocol):
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
         """F (N, r) and signs s (r,) with D = F diag(s) F^T, or None where there are none."""
+
+
+class Carrier(Protocol):
+    """What can be multiplied by a plan."""
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        """T V for axis 1, T^T V for axis 0."""
 
 
 @runtime_checkable

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings import DenseCoupling
+from torchgw.gw.ladder import Kernels
+from torchgw.gw.large import run_large
+from torchgw.gw.outcome import Outcome
+from torchgw.gw.planner import choose_strategy, estimate
 from torchgw.gw.prepare import (
     check_distances,
     check_init,
@@ -22,15 +26,26 @@ from torchgw.gw.prepare import (
     why_not_exact,
 )
 from torchgw.gw.run import run
-from torchgw.kernels import softmin_dense
-from torchgw.kernels.dispatch import BACKENDS, Request
+from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
+from torchgw.kernels.dispatch import BACKENDS, Request, Selection
+from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
-from torchgw.types import AmbiguityWarning, Array, Callback, ConvergenceWarning, PrecisionWarning, RandomState
+from torchgw.types import (
+    AmbiguityWarning,
+    Array,
+    Callback,
+    ConvergenceWarning,
+    OutOfMemoryWarning,
+    PrecisionWarning,
+    RandomState,
+)
 
 logger = logging.getLogger("torchgw")
+
+EXPECTED_RANK = 32
 
 
 def gw_align(
@@ -145,7 +160,13 @@ def gw_align(
     p_given, q_given = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")
     validate.same_mass(p_given, q_given)
     started = check_init(init, n, k, where)
-    validate.memory(f"the score ({n} x {k})", 16 * n * k, options.max_memory, "align a subset")
+    strategy = choose_strategy(n, k, epsilon, options, where)
+    if strategy != "dense" and epsilon == 0:
+        raise ValueError(f"epsilon must be > 0 with options.strategy={strategy!r}, got 0; use strategy='dense'")
+    if strategy == "dense":
+        pairs = (16 if epsilon > 0 else 60) * n * k
+        advice = "use epsilon > 0, which streams" if epsilon == 0 else "use GWOptions(strategy='streaming')"
+        validate.memory(f"score and plan ({n} x {k})", pairs, options.max_memory, advice)
     for (name, _, kind), size in zip(checked, (n, k), strict=True):
         stored = 8 * size**2 if kind in ("precomputed", "matrix") else 0
         validate.memory(f"the distance matrix of {name}", stored, options.max_memory, "use distances='landmark'")
@@ -154,8 +175,9 @@ def gw_align(
     if against is not None and (options.gradient == "exact" or epsilon == 0):
         asked = "epsilon=0 needs the exact gradient: " if epsilon == 0 else "options.gradient='exact' cannot run: "
         raise MemoryError(asked + against)
-    chosen = softmin_dense.choose(backend, Request(where, loop_dtype(options.mixed_precision), (n, k)))
+    chosen, kernels = choose_kernels(strategy, backend, where, (n, k), options)
     logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
+    logger.info("strategy %s", estimate(n, k, epsilon=epsilon, options=options, device=where))
 
     ready = time.perf_counter()  # a compiler may have been tried
     made, graphs = make_providers(checked, options.spaces)
@@ -164,12 +186,17 @@ def gw_align(
     mass = float(p_given.sum())
     p64, q64 = (torch.from_numpy(m / m.sum()).to(where) for m in (p_given, q_given))
     exact = against is None and options.gradient != "sampled"
-    found = run(made, (p64, q64), epsilon, exact, started, chosen.function, marginals, options, generator, callback)
-    ended, certificate = found.ended, found.certificate
-    coupling = ended.coupling.times(mass)
+    given = made, (p64, q64), epsilon, exact, started
+    solvers = {
+        "dense": lambda: run(*given, kernels.stored, marginals, options, generator, callback),
+        "streaming": lambda: run_large(*given, kernels, options, generator, callback),
+    }
+    strategy, found = first_that_fits(strategy, options, solvers)
+    certificate = found.certificate
+    coupling = found.coupling.times(mass)
     errors = [
-        float((DenseCoupling(ended.plan).marginal(axis).cpu() * mass - torch.from_numpy(side)).abs().sum())
-        for axis, side in ((1, p_given), (0, q_given))
+        float((side.cpu() * mass - torch.from_numpy(asked)).abs().sum())
+        for side, asked in zip(found.marginals, (p_given, q_given), strict=True)
     ]
     result = GWResult(
         coupling=coupling,
@@ -179,15 +206,19 @@ def gw_align(
         value_exact=found.objective.exact,
         value_error=found.objective.error * mass**2,
         marginal_error=max(errors),
-        marginal_residual=ended.residual,
+        marginal_residual=found.residual,
+        omitted_mass=found.omitted,
+        evaluated=found.evaluated,
+        strategy=strategy,
+        ladder=found.ladder,
         certificate=certificate.times(mass**2),
         basins=found.basins,
         gradient="exact" if exact else "sampled",
         gradient_passed_over="" if exact else against or "options.gradient is 'sampled'",
-        status=ended.status,
-        n_iter=ended.n_iter,
-        n_iter_sinkhorn=ended.n_iter_sinkhorn,
-        history=ended.history,
+        status=found.status,
+        n_iter=found.n_iter,
+        n_iter_sinkhorn=found.n_iter_sinkhorn,
+        history=found.history,
         backend=chosen.name,
         backends_passed_over=chosen.passed_over,
         blocks=chosen.blocks,
@@ -199,11 +230,46 @@ def gw_align(
         options=options,
         numpy_input=not any(isinstance(space, Tensor) for space in (X, Y)),
     )
-    if ended.strain is not None:
-        warnings.warn(ended.strain, PrecisionWarning, stacklevel=2)
+    if found.strain is not None:
+        warnings.warn(found.strain, PrecisionWarning, stacklevel=2)
     warn_unless_converged(result)
     warn_if_ambiguous(result)
     return result
+
+
+def choose_kernels(
+    strategy: str, backend: str, device: torch.device, shape: tuple[int, int], options: GWOptions
+) -> tuple[Selection[Kernel], Kernels]:
+    """The implementation to report, and those of every family that the strategy uses."""
+    dtype, cells = loop_dtype(options.mixed_precision), min(options.ladder.n_cells, *shape)
+    stored = softmin_dense.choose(backend, Request(device, dtype, shape if strategy == "dense" else (cells, cells)))
+    streamed = softmin_stream.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
+    tiled = softmin_tiles.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
+    kernels = Kernels(stored.function, streamed.function, tiled.function)
+    return stored if strategy == "dense" else streamed, kernels
+
+
+def first_that_fits(
+    strategy: str, options: GWOptions, solvers: dict[str, Callable[[], Outcome]]
+) -> tuple[str, Outcome]:
+    """The outcome of the strategy; of the next one where the device runs out of memory and the choice was ours."""
+    try:
+        return strategy, solvers[strategy]()
+    except (MemoryError, RuntimeError) as error:
+        if options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
+            raise
+        warnings.warn(
+            f"the {strategy} strategy ran out of memory, so the streaming one runs instead; "
+            f"GWOptions(strategy='streaming') takes it at once",
+            OutOfMemoryWarning,
+            stacklevel=3,
+        )
+    return "streaming", solvers["streaming"]()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or on the CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
 
 
 def len_of(space: Any) -> int:

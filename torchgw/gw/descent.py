@@ -17,24 +17,29 @@ from torch import Tensor
 
 from torchgw.couplings import DenseCoupling
 from torchgw.gw.gradient import Gradient
+from torchgw.gw.inner import Inner
 from torchgw.gw.loop import Solution, record
 from torchgw.gw.start import Start
 from torchgw.kernels import LN2, LOG2E
-from torchgw.kernels.kernel import Kernel
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
-from torchgw.sinkhorn.scaling import feasible, scaling
 from torchgw.status import History, Status
-from torchgw.types import Callback
+from torchgw.types import Callback, Coupling
 
 MOVED_TOLERANCE = 10.0
 
 
 @dataclass(frozen=True)
 class Descent(Solution):
-    """Where the descent ended, with the rounded plan (N, K)."""
+    """Where the descent ended, with the rounded plan."""
 
-    plan: Tensor
+    coupling: Coupling
+
+    @property
+    def plan(self) -> Tensor:
+        """The rounded plan (N, K) of a descent that stores it."""
+        assert isinstance(self.coupling, DenseCoupling)
+        return self.coupling.plan
 
     def start(self) -> Start:
         """To go on from here at another epsilon."""
@@ -57,7 +62,7 @@ def descend(
     p: Tensor,
     q: Tensor,
     epsilon: float,
-    kernel: Kernel,
+    inner: Inner,
     options: GWOptions,
     callback: Callback | None = None,
     max_iter: int | None = None,
@@ -66,9 +71,9 @@ def descend(
     """Run from ``start``, in its dtype, on float64 masses p (N,), q (K,) that sum to one.
 
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
-    iteration. ``history`` is gone on with where there is one. O(N K) memory for score and plan.
+    iteration. ``inner`` solves the transport problems and says what memory that takes. ``history`` is gone on with
+    where there is one.
     """
-    inner = options.sinkhorn
     max_iter = options.stopping.max_iter if max_iter is None else max_iter
     history = History() if history is None else history
     began = time.perf_counter() - (history.elapsed[-1] if history.elapsed else 0.0)
@@ -77,30 +82,16 @@ def descend(
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
     cost = gradient(start.coupling(), row) if start.cost is None else start.cost
     f, g, last_epsilon = start.f, start.g, start.epsilon or epsilon_at(0, epsilon, annealing)
-    score, plan = row.new_empty(len(p), len(q)), row.new_empty(len(p), len(q))
     value, status, n_inner, iteration = float("inf"), Status.MAX_ITER, 0, 0
     while iteration < max_iter:
         now = annealed(iteration, epsilon, start.epsilon, annealing)
         centred, row_term, column_term = cost.centred()
         A, B = centred.balanced_score(now)
-        torch.mm(A, B.T, out=score)
         unit = 2 * LOG2E / now
         f, g = (rescale(side, mass, last_epsilon, now) for side, mass in ((f, log_p), (g, log_q)))
-        state = scaling(
-            kernel.on(score),
-            log_p,
-            log_q,
-            f + unit * row_term,
-            g + unit * column_term,
-            plan,
-            max_iter=inner.exact_max_iter,
-            tol=inner.tol,
-            check_every=inner.check_every,
-            relaxation=inner.relaxation,
-        )
+        state = inner(A, B, p, q, f + unit * row_term, g + unit * column_term)
         solved, f, g, last_epsilon = cost, state.f - unit * row_term, state.g - unit * column_term, now
-        feasible(plan, row, column)
-        last_value, value = value, float(centred.expectation(_overlap(score, plan) * (now * LN2 / 2), row, column))
+        last_value, value = value, float(centred.expectation(state.overlap * (now * LN2 / 2), row, column))
         iteration, n_inner = iteration + 1, n_inner + state.n_iter
         record(
             history,
@@ -115,18 +106,9 @@ def descend(
         # Below the rounding of the terms that cancel in it, a change of the value means nothing.
         noise = 4 * torch.finfo(dtype).eps * float(cost.a @ row + cost.b @ column)
         still = abs(last_value - value) <= options.stopping.plan_tol * abs(value) + noise
-        if now == epsilon and still and state.moved <= MOVED_TOLERANCE * inner.tol:
+        if now == epsilon and still and state.moved <= MOVED_TOLERANCE * options.sinkhorn.tol:
             status = Status.SETTLED
             break
         if iteration < max_iter:
-            cost = gradient(DenseCoupling(plan), row)
-    return Descent(solved, f, g, epsilon, status, iteration, n_inner, history, plan)
-
-
-def _overlap(score: Tensor, plan: Tensor) -> Tensor:
-    """<score, plan>, in blocks that stay in the cache."""
-    step = max(1, 2**19 // score.shape[1]) if score.device.type == "cpu" else len(score)
-    total = score.new_zeros(())
-    for start in range(0, len(score), step):
-        total += torch.dot(score[start : start + step].flatten(), plan[start : start + step].flatten())
-    return total
+            cost = gradient(state.coupling, row)
+    return Descent(solved, f, g, epsilon, status, iteration, n_inner, history, state.coupling)

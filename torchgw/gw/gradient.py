@@ -28,7 +28,7 @@ from torchgw.gw.landmarks import choose_landmarks
 from torchgw.options import SamplingOptions
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.landmark import signed_factors
-from torchgw.types import Coupling, DistanceProvider
+from torchgw.types import Carrier, Coupling, DistanceProvider
 
 
 class Gradient(Protocol):
@@ -165,7 +165,7 @@ class SampledGradient:
         return cost if self.controls is None else controlled(cost, self.anchors, coupling, *self.controls)
 
 
-def controlled(cost: FactoredCost, anchors: Anchors, coupling: Coupling, x: Control, y: Control) -> FactoredCost:
+def controlled(cost: FactoredCost, anchors: Anchors, coupling: Carrier, x: Control, y: Control) -> FactoredCost:
     """The sampled cost with the landmarks' part of it replaced by its expectation; the rank grows by theirs."""
     i, j, m = anchors.rows, anchors.columns, len(anchors.rows)
     expected = x.F.T @ coupling.apply(y.F, 1)

@@ -21,6 +21,7 @@ from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landma
 from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.loop import solve
 from torchgw.gw.objective import Objective, affordable, sampled_objective
+from torchgw.gw.outcome import CERTIFICATE_ANCHORS, ROUNDING_ERROR, Outcome
 from torchgw.gw.search import Candidate, Problem, described, find_basins
 from torchgw.gw.sharp import column_dual, conditional_gradient
 from torchgw.gw.start import Start, pairs_start, plan_start, product_start
@@ -40,8 +41,6 @@ SHARP_RATIO = 0.5
 SHARP_STEPS = 4
 SHARP_PROGRESS = 1e-3
 SHARP_BASINS_PAIRS = 10_000
-CERTIFICATE_ANCHORS = 1000
-ROUNDING_ERROR = 1e-10
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,6 @@ class Ended:
     n_iter: int
     n_iter_sinkhorn: int
     history: History
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run found, what is certain of it, the basins of the search, and the seconds of each phase."""
-
-    ended: Ended
-    objective: Objective
-    certificate: Certificate
-    basins: tuple[Basin, ...]
-    seconds: dict[str, float]
 
 
 def run(
@@ -116,7 +104,21 @@ def run(
         "solve": solved - searched,
         "finish": time.perf_counter() - solved,
     }
-    return Outcome(ended, value, certificate, basins, seconds)
+    stored = DenseCoupling(ended.plan)
+    return Outcome(
+        coupling=ended.coupling,
+        marginals=(stored.marginal(1), stored.marginal(0)),
+        residual=ended.residual,
+        status=ended.status,
+        strain=ended.strain,
+        n_iter=ended.n_iter,
+        n_iter_sinkhorn=ended.n_iter_sinkhorn,
+        history=ended.history,
+        objective=value,
+        certificate=certificate,
+        basins=basins,
+        seconds=seconds,
+    )
 
 
 def solve_contenders(
@@ -175,8 +177,8 @@ def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidat
     else:
         start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.epsilon)
     if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
-        kernel, options = problem.kernel, problem.options
-        solved = descend(problem.gradient, start, problem.p, problem.q, problem.epsilon, kernel, options, max_iter=1)
+        p, q, inner = problem.p, problem.q, problem.inner
+        solved = descend(problem.gradient, start, p, q, problem.epsilon, inner, problem.options, max_iter=1)
         start = solved.start()
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
 
@@ -185,7 +187,7 @@ def solve_smoothly(problem: Problem, marginals: Balanced, callback: Callback | N
     """The entropic optimum at ``problem.epsilon``."""
     p, q, epsilon, options, kernel = problem.p, problem.q, problem.epsilon, problem.options, problem.kernel
     if problem.exact:
-        solution = descend(problem.gradient, start, p, q, epsilon, kernel, options, callback).released()
+        solution = descend(problem.gradient, start, p, q, epsilon, problem.inner, options, callback).released()
     else:
         solution = solve(problem.gradient, start, p, q, epsilon, kernel, marginals, options, callback)
     last = finish(solution.cost, solution.f, solution.g, epsilon, p, q, kernel, options.sinkhorn)
@@ -248,7 +250,7 @@ def _annealed(problem: Problem, start: Start, epsilon: float, callback: Callback
         problem.p,
         problem.q,
         epsilon,
-        problem.kernel,
+        problem.inner,
         problem.options,
         callback,
         max_iter=steps,

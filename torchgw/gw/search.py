@@ -20,6 +20,7 @@ from torchgw.evidence import Basin
 from torchgw.gw.coarse import CoarseBasin, coarse_basins
 from torchgw.gw.descent import Descent, descend
 from torchgw.gw.gradient import ExactGradient, Gradient
+from torchgw.gw.inner import StoredInner
 from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage
 from torchgw.gw.lift import Solved, lift
 from torchgw.gw.objective import sampled_objective
@@ -70,6 +71,11 @@ class Problem:
         """The masses in the dtype of the spaces."""
         dtype = loop_dtype(self.options.mixed_precision)
         return self.p.to(dtype), self.q.to(dtype)
+
+    @property
+    def inner(self) -> StoredInner:
+        """A solver of this problem's linearisations, with buffers of its own."""
+        return StoredInner(self.kernel, self.options.sinkhorn)
 
     @property
     def exact(self) -> bool:
@@ -200,7 +206,7 @@ class _Rung:
 
 def _descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
     return descend(
-        problem.gradient, start, problem.p, problem.q, epsilon, problem.kernel, problem.options, max_iter=steps
+        problem.gradient, start, problem.p, problem.q, epsilon, problem.inner, problem.options, max_iter=steps
     )
 
 

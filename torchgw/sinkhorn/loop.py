@@ -18,28 +18,34 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchgw.kernels.kernel import two_softmins
 from torchgw.kernels.step import half_step, relax
 from torchgw.sinkhorn.reading import Reading
-from torchgw.types import Score
+from torchgw.types import Softmins
 
 
 class SinkhornState(NamedTuple):
-    """Base-2 potentials f (N,), g (K,); the L1 residual of the last check, still on the device; iterations done."""
+    """Base-2 potentials f (N,), g (K,); the L1 residual of the last check, still on the device; iterations done.
+
+    ``moved`` is the L1 column residual of the warm potentials, infinite where only f was given.
+    """
 
     f: Tensor
     g: Tensor
     residual: Tensor
     n_iter: int
+    moved: Tensor
 
 
 def sinkhorn(
-    score: Score,
+    score: Softmins,
     log_p: Tensor,
     log_q: Tensor,
     f: Tensor,
+    g: Tensor | None = None,
     *,
     max_iter: int,
     tol: float,
@@ -51,9 +57,9 @@ def sinkhorn(
 
     Parameters
     ----------
-    score : the score (N, K), see `torchgw.types.Score`.
+    score : the score (N, K), see `torchgw.types.Softmins`.
     log_p, log_q : base-2 logarithms of masses (N,), (K,) that sum to one.
-    f : warm potential (N,).
+    f, g : warm potentials (N,), (K,); g only tells how far they were from solving this score.
     relaxation : weight w of the half-steps between checks, in [1, 2).
     damping : tau of the row and the column half-step, from the marginal model.
 
@@ -65,7 +71,9 @@ def sinkhorn(
     has_no_mass = q <= 0
     # A relaxed marginal may end with less mass than a sweep keeps count of.
     sweep = score.sweep if damping == (1.0, 1.0) else partial(two_softmins, score.softmin, tau=damping[0])
-    g = half_step(log_q, score.softmin(f, 0), damping[1])
+    warm, g = g, half_step(log_q, score.softmin(f, 0), damping[1])
+    # Where both are -inf the difference is NaN and the mass is zero.
+    moved = g.new_full((), torch.inf) if warm is None else (q * (torch.nan_to_num(warm - g).exp2() - 1).abs()).sum()
     residual, known, iteration, weight = q.new_full((), float("inf")), float("inf"), 0, relaxation
     reading: Reading | None = None
     while iteration < max_iter:
@@ -87,4 +95,4 @@ def sinkhorn(
                 break
             weight = weight if known <= last else (1 + weight) / 2
         g = relax(g, new_g, 1.0 if plain else weight)
-    return SinkhornState(f, g, residual, iteration)
+    return SinkhornState(f, g, residual, iteration, moved)

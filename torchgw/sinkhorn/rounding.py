@@ -9,10 +9,15 @@ Sinkhorn iteration", 2017, algorithm 2.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from torchgw.couplings import PotentialCoupling
+from torchgw.kernels.softmin_tiles import Read, TileKernel
+from torchgw.kernels.tiles import Tiles
+from torchgw.tiled import TiledCoupling
 from torchgw.types import Coupling
 
 
@@ -36,6 +41,72 @@ def round_to_marginals(
     total = missing_p.sum().clamp_min(torch.finfo(p.dtype).tiny)
     scaled = coupling.rescaled(row, column)
     return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, missing_p, missing_q / total), residual
+
+
+class RoundedTiles(NamedTuple):
+    """A rounded plan on kept tiles, in the order of its points: potentials, correction, and what was read on the way.
+
+    ``read`` is that of the plan without the correction, of ones and then of what was asked for; ``residual`` the larger
+    L1 marginal error before rounding.
+    """
+
+    A: Tensor
+    B: Tensor
+    f: Tensor
+    g: Tensor
+    x: Tensor
+    y: Tensor
+    tiles: Tiles
+    read: Read
+    residual: float
+
+    def coupling(self, row_order: Tensor | None = None, column_order: Tensor | None = None) -> TiledCoupling:
+        """As a coupling; the orders give the user's index of each position, the same by default."""
+        n, k, device = len(self.A), len(self.B), self.A.device
+        return TiledCoupling(
+            self.A,
+            self.B,
+            self.f,
+            self.g,
+            self.x,
+            self.y,
+            torch.arange(n, device=device) if row_order is None else row_order,
+            torch.arange(k, device=device) if column_order is None else column_order,
+            torch.tensor(self.tiles.size),
+            self.tiles.first,
+            self.tiles.column,
+        )
+
+
+def round_tiles(
+    kernel: TileKernel,
+    A: Tensor,
+    B: Tensor,
+    tiles: Tiles,
+    f: Tensor,
+    g: Tensor,
+    p: Tensor,
+    q: Tensor,
+    V: Tensor | None = None,
+    W: Tensor | None = None,
+) -> RoundedTiles:
+    """`round_to_marginals` of the plan 2^(A B^T + f + g) on kept tiles, in two reads.
+
+    V (K, d) and W (N, e) are read in the second. Rows and columns are scaled down by the sums of the same plan, so that
+    one read gives both: what is added may be a little more than with columns scaled after the rows, at most the sum of
+    both residuals.
+    """
+    one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
+    before = kernel.read(A, B, tiles, f, g, one_q, one_p)
+    rows, columns = before.moved[:, 0], before.back[:, 0]
+    residual = max(float((rows - p).abs().sum()), float((columns - q).abs().sum()))
+    f, g = f + _shrink(p, rows).log2(), g + _shrink(q, columns).log2()
+    V = one_q if V is None else torch.cat((one_q, V.to(q.dtype)), 1)
+    W = one_p if W is None else torch.cat((one_p, W.to(p.dtype)), 1)
+    after = kernel.read(A, B, tiles, f, g, V, W)
+    missing_p, missing_q = (p - after.moved[:, 0]).clamp_min(0.0), (q - after.back[:, 0]).clamp_min(0.0)
+    total = missing_p.sum().clamp_min(torch.finfo(p.dtype).tiny)
+    return RoundedTiles(A, B, f, g, missing_p, missing_q / total, tiles, after, residual)
 
 
 def _shrink(target: Tensor, actual: Tensor) -> Tensor:

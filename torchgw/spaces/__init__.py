@@ -2,7 +2,8 @@
 
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
+from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 
-__all__ = ["DijkstraDistances", "EuclideanDistances", "LandmarkDistances", "PrecomputedDistances"]
+__all__ = ["DijkstraDistances", "EuclideanDistances", "FactoredDistances", "LandmarkDistances", "PrecomputedDistances"]

@@ -1,0 +1,120 @@
+"""A space at a coarser resolution: cells of points, each replaced by its mean or its most central point.
+
+A mean of signed factors is again a point of a factored space, and any linear function of the factors integrates over a
+cell without error. So a problem on cell means differs from the whole one only by what is curved within a cell. Spaces
+without factors are represented by the points nearest to the means of their distances to landmarks, and their gradient
+on all points is sampled, with the landmarks' factors as control variates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.gw.anchors import Anchors
+from torchgw.gw.gradient import Control, controlled, factored_mean_squares, landmark_control, sampled_cost
+from torchgw.kernels.sampling import draw
+from torchgw.spaces import FactoredDistances, PrecomputedDistances
+from torchgw.spaces.hierarchy import Cells
+from torchgw.types import DistanceProvider
+
+ROW_ELEMENTS = 2**26
+
+
+@dataclass(frozen=True)
+class Side:
+    """One space in the loop's dtype, with float64 masses (N,) of sum one.
+
+    ``control`` holds its own factors where it has any (``exact``), else those of landmarks.
+    """
+
+    space: DistanceProvider
+    mass: Tensor
+    control: Control
+    exact: bool
+
+    @classmethod
+    def of(
+        cls, space: DistanceProvider, mass: Tensor, dtype: torch.dtype, n_control: int, generator: torch.Generator
+    ) -> Side:
+        """From a space that serves ``dtype``."""
+        factors, narrow = space.factors(), mass.to(dtype)
+        if factors is None:
+            return cls(space, mass, landmark_control(space, narrow, max(n_control, 2), generator), False)
+        return cls(space, mass, Control(*factors, factored_mean_squares(*factors, narrow)), True)
+
+    def seen_as(self, cells: Cells, matrix: bool) -> CellSpace:
+        """The space of the cells; ``matrix`` says that without factors their distances may be stored."""
+        F, signs, _ = self.control
+        means = cells.means(F, self.mass)
+        centres = cells.nearest(F, means, self.mass)
+        space: DistanceProvider | None = None
+        if self.exact:
+            space = FactoredDistances.of(means, signs, self.space.scale)
+        elif matrix:
+            step = max(1, ROW_ELEMENTS // self.space.size)
+            D = torch.cat([self.space.rows(part)[:, centres] for part in torch.split(centres, step)])
+            space = PrecomputedDistances.stored_matrix((D + D.T) / 2, self.space.scale)
+        return CellSpace(cells, space, cells.sums(self.mass), centres, means)
+
+
+@dataclass(frozen=True)
+class CellSpace:
+    """The space of n cells with masses (n,), their most central points (n,) and the means of their factors (n, r).
+
+    ``space`` is None where their distances are neither factored nor stored.
+    """
+
+    cells: Cells
+    space: DistanceProvider | None
+    mass: Tensor
+    centres: Tensor
+    means: Tensor
+
+
+@dataclass(frozen=True)
+class _OnCentres:
+    """A plan (n, n') between cells as a plan between all points, carried by the cells' centres."""
+
+    x: CellSpace
+    y: CellSpace
+    plan: Tensor
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        assert axis == 1
+        moved = V.new_zeros(len(self.x.cells.label), V.shape[1])
+        return moved.index_add_(0, self.x.centres, self.plan @ V[self.y.centres])
+
+
+def restricted(cost: FactoredCost, x: CellSpace, y: CellSpace, p: Tensor, q: Tensor) -> FactoredCost:
+    """The cost between cells: every factor replaced by its mean."""
+    a, b = (
+        cells.means(side[:, None], mass)[:, 0] for cells, side, mass in ((x.cells, cost.a, p), (y.cells, cost.b, q))
+    )
+    return FactoredCost(a, b, x.cells.means(cost.U, p), y.cells.means(cost.V, q))
+
+
+def cost_of_product(product: Tensor, x: Side, y: Side) -> FactoredCost:
+    """The exact linearised cost on all points of a plan T with ``product`` = F^T T G (r, r'), for factored spaces."""
+    core = x.control.signs[:, None] * product.to(x.control.F.dtype) * y.control.signs
+    F, G = x.control.F, y.control.F
+    U, V = (F, G @ core.T) if F.shape[1] <= G.shape[1] else (F @ core, G)
+    return FactoredCost(x.control.mean_squares, y.control.mean_squares, U, V)
+
+
+def cost_of_cells(
+    plan: Tensor, x: CellSpace, y: CellSpace, sides: tuple[Side, Side], n_anchors: int, generator: torch.Generator
+) -> FactoredCost:
+    """The linearised cost on all points of a plan (n, n') between cells: exact for factored spaces, else sampled."""
+    first, second = sides
+    if first.exact and second.exact:
+        return cost_of_product(x.means.T @ plan.to(x.means.dtype) @ y.means, first, second)
+    plan = plan.to(x.means.dtype)
+    i = draw(plan.sum(1), n_anchors, generator)
+    j = draw(plan[i], 1, generator)[:, 0]
+    anchors = Anchors(x.centres[i], y.centres[j])
+    cost = sampled_cost(first.space, second.space, anchors)
+    return controlled(cost, anchors, _OnCentres(x, y, plan), first.control, second.control)

@@ -1,0 +1,284 @@
+"""Large problems, climbed in resolution until the marginals hold at full size.
+
+    cells of the distances' factors, ~1000        the search, the descent: the whole small problem
+      |  gradient of its plan on all points, compressed; potentials solved for THAT gradient on the cells
+      v
+    f_i = log p_i - log sum over cells, g_j alike one half-step of every point against the cells, O((N + K) n)
+      |  marginal residual at full size, from sampled rows and columns
+      v
+    small enough?  else four times as many cells, cut by how differently points see the other space, ... , all points
+
+Replaced by means of factors, cells are quadrature nodes of second order, so few suffice. Potentials are lifted only
+after they were solved for the very gradient that they are lifted with: otherwise a small change of the gradient,
+divided by epsilon, shows up whole in the marginals.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.evidence import Rung
+from torchgw.gw.cells import CellSpace, Side, cost_of_cells, cost_of_product, restricted
+from torchgw.gw.descent import Descent, descend
+from torchgw.gw.gradient import ExactGradient
+from torchgw.gw.inner import Inner, StoredInner, StreamedInner
+from torchgw.gw.score import FactoredScore, factored_score
+from torchgw.gw.search import Problem
+from torchgw.gw.start import Start
+from torchgw.kernels import LOG2E
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.sampling import draw
+from torchgw.kernels.softmin_tiles import TileKernel
+from torchgw.kernels.step import half_step
+from torchgw.kernels.tiles import TILE
+from torchgw.options import GWOptions, SinkhornOptions
+from torchgw.spaces.hierarchy import Cells, bisect
+from torchgw.status import History, Status
+from torchgw.types import Callback
+
+logger = logging.getLogger("torchgw")
+
+GROWTH = 4
+STORED_CELLS = 4096
+SAMPLED_POINTS = 1000
+FLOAT32_RESIDUAL = 5e-5
+SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The implementations that a large solve uses: of stored scores on few cells, of products, of kept tiles."""
+
+    stored: Kernel
+    streamed: Kernel
+    tiled: TileKernel
+
+
+@dataclass(frozen=True)
+class Large:
+    """Two spaces of many points, masses within, and how to solve. ``exact`` says that matrices of all pairs of points
+    of a space may be stored where it has no factors."""
+
+    x: Side
+    y: Side
+    epsilon: float
+    kernels: Kernels
+    options: GWOptions
+    generator: torch.Generator
+    exact: bool
+
+    @property
+    def p(self) -> Tensor:
+        return self.x.mass
+
+    @property
+    def q(self) -> Tensor:
+        return self.y.mass
+
+    @property
+    def tolerance(self) -> float:
+        """Of the inner solves: a tenth of what the marginals may be off by, or what the options ask for."""
+        return min(self.options.sinkhorn.tol, self.options.ladder.marginal_tol / 10)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A solved rung: cost and score on all points, cells, and potentials (n,), (n',) of the score's cell means."""
+
+    cost: FactoredCost
+    score: FactoredScore
+    x: CellSpace
+    y: CellSpace
+    A: Tensor
+    B: Tensor
+    f: Tensor
+    g: Tensor
+    n_iter: int
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """Where the climb ended: cost, score and base-2 potentials of the score on all points, float64."""
+
+    cost: FactoredCost
+    score: FactoredScore
+    f: Tensor
+    g: Tensor
+    rungs: tuple[Rung, ...]
+    status: Status
+    n_iter: int
+    n_iter_sinkhorn: int
+
+
+def first_cells(large: Large) -> tuple[CellSpace, CellSpace]:
+    """The cells of the first rung, by the factors of the distances."""
+    count = large.options.ladder.n_cells
+    x, y = (_cells(large, s, s.control.F, min(count, len(s.mass) // 2)) for s in (large.x, large.y))
+    return x, y
+
+
+def on_cells(large: Large, x: CellSpace, y: CellSpace) -> Problem:
+    """The problem between the cells, stored."""
+    assert x.space is not None
+    assert y.space is not None
+    p, q = (side.mass / side.mass.sum() for side in (x, y))
+    dtype = large.x.control.F.dtype
+    gradient = ExactGradient(x.space, y.space, p.to(dtype), q.to(dtype))
+    kernel, options = large.kernels.stored, large.options
+    return Problem(x.space, y.space, gradient, p, q, large.epsilon, False, kernel, options, large.generator)
+
+
+def climb(
+    large: Large,
+    x: CellSpace,
+    y: CellSpace,
+    plan: Tensor,
+    dual: Tensor,
+    b: Tensor,
+    history: History,
+    callback: Callback | None,
+    solved: tuple[Status, int, int, float],
+) -> Climbed:
+    """From the solved first rung, ``plan`` (n, n') and column potentials in units of cost (n',), to all points.
+
+    ``b`` (n',) is the column term of that rung's cost, which its potentials include. ``solved`` holds that rung's
+    status, outer and inner iterations and seconds.
+    """
+    began = time.perf_counter()
+    status, n_iter, n_inner, seconds = solved
+    cost = cost_of_cells(plan, x, y, (large.x, large.y), large.options.sampling.n_anchors, large.generator)
+    g = (dual - b) * (LOG2E / large.epsilon) + (y.mass / y.mass.sum()).log2()
+    step = _solved(large, cost, x, y, torch.nan_to_num(g, nan=-torch.inf))
+    rungs: list[Rung] = []
+    while True:
+        f, g = lifted(large, step)
+        residual, error = measured(large, step.score, f, g)
+        n_inner += step.n_iter
+        seconds += time.perf_counter() - began
+        rungs.append(
+            Rung(
+                cells=(step.x.cells.count, step.y.cells.count),
+                residual=residual,
+                residual_error=error,
+                n_iter=n_iter - sum(rung.n_iter for rung in rungs),
+                n_iter_sinkhorn=n_inner - sum(rung.n_iter_sinkhorn for rung in rungs),
+                seconds=seconds,
+            )
+        )
+        logger.info("ladder: %s", rungs[-1])
+        if residual <= large.options.ladder.marginal_tol or _complete(large, step):
+            return Climbed(step.cost, step.score, f, g, tuple(rungs), status, n_iter, n_inner)
+        began, seconds = time.perf_counter(), 0.0
+        step, done = _next(large, step, history, callback)
+        if done is not None:
+            status, n_iter, n_inner = done.status, n_iter + done.n_iter, n_inner + done.n_iter_sinkhorn
+
+
+def lifted(large: Large, step: Step) -> tuple[Tensor, Tensor]:
+    """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells."""
+    if _complete(large, step):
+        return step.f[step.x.cells.label].double(), step.g[step.y.cells.label].double()
+    score, kernel = step.score, large.kernels.streamed
+    f = half_step(large.p.log2(), kernel.on(score.A, step.B).softmin(step.g, 1).double(), 1.0)
+    g = half_step(large.q.log2(), kernel.on(step.A, score.B).softmin(step.f, 0).double(), 1.0)
+    return f, g
+
+
+def measured(large: Large, score: FactoredScore, f: Tensor, g: Tensor) -> tuple[float, float]:
+    """The larger L1 marginal error of the plan at full size and its standard error, from sampled rows and columns.
+
+    Every point where there are few. O((N + K) r) for each of the 1000 points of either side.
+    """
+    A, B, kernel, dtype = score.A, score.B, large.kernels.streamed, score.A.dtype
+    found = []
+    for axis, mass, own, other in ((1, large.p, f, g), (0, large.q, g, f)):
+        every = len(mass) <= SAMPLED_POINTS
+        index = torch.nonzero(mass > 0)[:, 0] if every else draw(mass, SAMPLED_POINTS, large.generator)
+        bound = kernel.on(A[index], B) if axis == 1 else kernel.on(A, B[index])
+        sums = own[index] + bound.softmin(other.to(dtype), axis).double()
+        off = ((sums - mass[index].log2()).exp2() - 1).abs()
+        if every:
+            found.append((float(mass[index] @ off), 0.0))
+        else:
+            found.append((float(off.mean()), float(off.std()) / SAMPLED_POINTS**0.5))
+    return max(found)
+
+
+def _next(large: Large, step: Step, history: History, callback: Callback | None) -> tuple[Step, Descent | None]:
+    """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
+    old, epsilon = step.score, large.epsilon
+    x = _cells(large, large.x, old.A, GROWTH * step.x.cells.count)
+    y = _cells(large, large.y, old.B, GROWTH * step.y.cells.count)
+    p, q = (side.mass / side.mass.sum() for side in (x, y))
+    A, B = x.cells.means(old.A, large.p), y.cells.means(old.B, large.q)
+    kernel = large.kernels.streamed
+    f = half_step(p.log2().to(A.dtype), kernel.on(A, step.B).softmin(step.g, 1), 1.0)
+    g = half_step(q.log2().to(A.dtype), kernel.on(step.A, B).softmin(step.f, 0), 1.0)
+    f = f - x.cells.means(old.row[:, None], large.p)[:, 0].to(f.dtype)
+    g = g - y.cells.means(old.column[:, None], large.q)[:, 0].to(g.dtype)
+    if x.space is None or y.space is None:
+        return _solved(large, step.cost, x, y, g), None
+    cost = restricted(step.cost, x, y, large.p, large.q)
+    dtype = cost.U.dtype
+    gradient = ExactGradient(x.space, y.space, p.to(dtype), q.to(dtype))
+    inner = _inner(large, x, y, replace(large.options.sinkhorn, tol=large.tolerance))
+    start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
+    done = descend(gradient, start, p, q, epsilon, inner, large.options, callback, history=history)
+    if x.cells.count == len(large.p) and y.cells.count == len(large.q):
+        cost = gradient(done.coupling, p.to(dtype)).taken(x.cells.label, y.cells.label)
+    elif large.x.exact and large.y.exact:
+        cost = cost_of_product(x.means.T @ done.coupling.apply(y.means, 1), large.x, large.y)
+    else:
+        n_anchors = large.options.sampling.n_anchors
+        cost = cost_of_cells(done.plan, x, y, (large.x, large.y), n_anchors, large.generator)
+    return _solved(large, cost, x, y, done.g), done
+
+
+def _solved(large: Large, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> Step:
+    """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
+    tight = large.tolerance < FLOAT32_RESIDUAL
+    score = factored_score(
+        cost, large.p, large.q, large.epsilon, SCORE_SHARE * large.options.ladder.marginal_tol, wide=tight
+    )
+    A, B = x.cells.means(score.A, large.p), y.cells.means(score.B, large.q)
+    p, q = (side.mass / side.mass.sum() for side in (x, y))
+    g = g.to(A.dtype) + y.cells.means(score.column[:, None], large.q)[:, 0].to(A.dtype)
+    f = half_step(p.log2().to(A.dtype), large.kernels.streamed.on(A, B).softmin(g, 1), 1.0)
+    inner = large.options.sinkhorn
+    last = replace(inner, exact_max_iter=inner.final_max_iter, tol=large.tolerance)
+    state = _inner(large, x, y, last).potentials(A, B, p, q, f, g)
+    return Step(cost, score, x, y, A, B, state.f, state.g, state.n_iter)
+
+
+def _cells(large: Large, side: Side, features: Tensor, count: int) -> CellSpace:
+    """At least ``count`` cells by the features (N, d), or every point where there are not twice as many."""
+    n = len(features)
+    if 2 * count > n:
+        cells = Cells(bisect(features, -(-n // TILE), TILE).rank, n)
+    else:
+        hierarchy = bisect(features, count)
+        cells = hierarchy.cells(hierarchy.level(count))
+    return side.seen_as(cells, matrix=large.exact or cells.count <= STORED_CELLS)
+
+
+def _complete(large: Large, step: Step) -> bool:
+    """Whether the rung had all points."""
+    return step.x.cells.count == len(large.p) and step.y.cells.count == len(large.q)
+
+
+def _stored(large: Large, x: CellSpace, y: CellSpace) -> bool:
+    """Whether plans between these cells are stored; those between all points never are."""
+    complete = x.cells.count == len(large.p) and y.cells.count == len(large.q)
+    return x.cells.count * y.cells.count <= STORED_CELLS**2 and not complete
+
+
+def _inner(large: Large, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:
+    if _stored(large, x, y):
+        return StoredInner(large.kernels.stored, options)
+    return StreamedInner(large.kernels.streamed, large.kernels.tiled, options, large.options.ladder.omitted_mass)

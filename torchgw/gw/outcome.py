@@ -1,0 +1,41 @@
+"""What a solve hands to `gw_align`, whatever its strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchgw.couplings import BlockCoupling
+from torchgw.evidence import Basin, Certificate, Rung
+from torchgw.gw.objective import Objective
+from torchgw.status import History, Status
+
+CERTIFICATE_ANCHORS = 1000
+ROUNDING_ERROR = 1e-10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A feasible coupling of mass one and all that is known of it.
+
+    ``marginals`` are its row and column sums (N,), (K,); ``residual`` the L1 error that rounding removed; ``omitted`` a
+    bound on the mass that tiles which were not evaluated could hold, ``evaluated`` the share of pairs that were;
+    ``strain`` says why float32 could not carry the scores on the way, where it could not.
+    """
+
+    coupling: BlockCoupling
+    marginals: tuple[Tensor, Tensor]
+    residual: float
+    status: Status
+    strain: str | None
+    n_iter: int
+    n_iter_sinkhorn: int
+    history: History
+    objective: Objective
+    certificate: Certificate
+    basins: tuple[Basin, ...]
+    ladder: tuple[Rung, ...] = ()
+    omitted: float = 0.0
+    evaluated: float = 1.0
+    seconds: dict[str, float]

@@ -1,0 +1,164 @@
+"""Which strategy a solve takes, and what each would cost: memory and time by size.
+
+Memory is counted: a dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end),
+the others a few hundred numbers for each point. Seconds are a model of what two CPU cores measured from points to matching,
+see `benchmarks/results/scale.json`; on other devices no time is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from torchgw import validate
+from torchgw.options import GWOptions
+
+DENSE_BYTES, SHARP_BYTES = 16, 60
+STREAMING_BYTES = 4000  # for each point: factors in two precisions, cost, score, potentials, orders and the graph
+LOW_RANK_COPIES = 8
+BASE_BYTES = 600 * 2**20
+DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
+DENSE_SECONDS = 2.2e-7  # for each pair
+POINT_SECONDS = 6e-6  # for each point and bit of log2 N: neighbours, landmarks, lift
+PAIR_SECONDS = 1.0e-9  # for each pair: two reads of the fifth of the pairs that tiles keep
+LOW_RANK_SECONDS = 2e-6  # for each point and unit of rank
+CELLS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What one strategy would take.
+
+    Attributes
+    ----------
+    strategy : "dense", "streaming" or "low-rank".
+    memory : bytes, the library and its packages included.
+    seconds : from points to matching on two CPU cores; NaN on other devices.
+    against : why it cannot or should not run here; empty for the one that would.
+    """
+
+    strategy: str
+    memory: int
+    seconds: float
+    against: str
+
+    def __str__(self) -> str:
+        time = "" if math.isnan(self.seconds) else f", about {self.seconds:.2g} s on two CPU cores"
+        return f"{self.strategy}: {self.memory / 2**30:.2f} GiB{time}{'; ' + self.against if self.against else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Forecasts of all strategies, and the one that would run.
+
+    Attributes
+    ----------
+    chosen : name of the strategy that would run.
+    forecasts : one for each strategy.
+    device : where.
+    """
+
+    chosen: str
+    forecasts: tuple[Forecast, ...]
+    device: str
+
+    def __getitem__(self, strategy: str) -> Forecast:
+        """The forecast of one strategy."""
+        return next(forecast for forecast in self.forecasts if forecast.strategy == strategy)
+
+    def __str__(self) -> str:
+        lines = [f"{'*' if f.strategy == self.chosen else ' '} {f}" for f in self.forecasts]
+        return "\n".join([f"on {self.device}, * would run:", *lines])
+
+
+def estimate(
+    N: int,
+    K: int,
+    *,
+    epsilon: float = 1e-3,
+    options: GWOptions = GWOptions(),  # noqa: B008
+    device: str | torch.device | None = None,
+) -> Estimate:
+    """Memory and time of an alignment of N with K points, by strategy, and which of them `gw_align` would take.
+
+    Parameters
+    ----------
+    N, K : numbers of points.
+    epsilon : entropy; 0 needs the dense strategy.
+    options : ``strategy``, ``max_memory`` and the rank of ``low_rank`` count here.
+    device : where it would run; by default a GPU if there is one.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For arguments that `gw_align` would refuse as well.
+
+    Examples
+    --------
+    >>> import torchgw
+    >>> torchgw.estimate(100_000, 120_000, device="cpu").chosen
+    'streaming'
+    """
+    n, k = validate.integer("N", N, least=1), validate.integer("K", K, least=1)
+    validate.real("epsilon", epsilon, least=0.0)
+    validate.instance("options", options, GWOptions)
+    if device is None:
+        where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    else:
+        where = validate.device("device", device)
+    against = {name: why_not(name, n, k, epsilon, options, where) for name in ("dense", "streaming", "low-rank")}
+    chosen = choose_strategy(n, k, epsilon, options, where)
+    forecasts = tuple(
+        Forecast(
+            strategy=name,
+            memory=memory(name, n, k, epsilon, options),
+            seconds=seconds(name, n, k, options) if where.type == "cpu" else math.nan,
+            against="" if name == chosen else reason or "",
+        )
+        for name, reason in against.items()
+    )
+    return Estimate(chosen=chosen, forecasts=forecasts, device=str(where))
+
+
+def choose_strategy(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str:
+    """The strategy that the options name, else dense where it fits and is fast, else streaming."""
+    if options.strategy != "auto":
+        return options.strategy
+    return "dense" if epsilon == 0 or why_not("dense", n, k, epsilon, options, device) is None else "streaming"
+
+
+def why_not(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
+    """What speaks against a strategy, or None."""
+    if strategy == "low-rank":
+        return "looks for a plan of small rank only: taken when asked for"
+    if epsilon == 0:
+        return None if strategy == "dense" else "epsilon = 0 needs the dense strategy"
+    if strategy == "streaming":
+        return None if why_not("dense", n, k, epsilon, options, device) else "the dense strategy is cheap here"
+    if DENSE_BYTES * n * k > options.max_memory:
+        needed = DENSE_BYTES * n * k / 2**30
+        return f"score and plan take {needed:.1f} GiB, over options.max_memory = {options.max_memory / 2**30:.1f} GiB"
+    if n * k > DENSE_PAIRS.get(device.type, 2.5e7):
+        return "streaming is faster"
+    return None
+
+
+def memory(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) -> int:
+    """Peak bytes of a strategy."""
+    if strategy == "dense":
+        return BASE_BYTES + (DENSE_BYTES if epsilon > 0 else SHARP_BYTES) * n * k
+    if strategy == "streaming":
+        return BASE_BYTES + STREAMING_BYTES * (n + k)
+    return BASE_BYTES + STREAMING_BYTES * (n + k) + 8 * LOW_RANK_COPIES * options.low_rank.rank * (n + k)
+
+
+def seconds(strategy: str, n: int, k: int, options: GWOptions) -> float:
+    """Seconds from points to matching on two CPU cores."""
+    prepare = POINT_SECONDS * (n * math.log2(n + 1) + k * math.log2(k + 1))
+    if strategy == "dense":
+        return prepare + DENSE_SECONDS * n * k
+    if strategy == "streaming":
+        return prepare + CELLS_SECONDS + PAIR_SECONDS * n * k
+    return prepare + CELLS_SECONDS + LOW_RANK_SECONDS * options.low_rank.rank * (n + k)

@@ -1,0 +1,40 @@
+"""What an implementation of the tiled score offers, and its binding to one score for the Sinkhorn loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchgw.kernels.kernel import two_softmins
+from torchgw.kernels.softmin_tiles.reference import Read
+from torchgw.kernels.tiles import Tiles
+
+
+@dataclass(frozen=True)
+class TileKernel:
+    """``softmin(A, B, tiles, bias, axis)`` and ``read(A, B, tiles, f, g, V, W)``, see `reference`."""
+
+    softmin: Callable[[Tensor, Tensor, Tiles, Tensor, int], Tensor]
+    read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor], Read]
+
+    def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:
+        """The score of A (N, r), B (K, r) on the kept tiles."""
+        return TiledScore(self, A, B, tiles)
+
+
+@dataclass(frozen=True)
+class TiledScore:
+    """A `torchgw.types.Softmins` of which only the kept tiles are evaluated."""
+
+    kernel: TileKernel
+    A: Tensor
+    B: Tensor
+    tiles: Tiles
+
+    def softmin(self, bias: Tensor, axis: int) -> Tensor:
+        return self.kernel.softmin(self.A, self.B, self.tiles, bias, axis)
+
+    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        return two_softmins(self.softmin, g, log_p, f, weight)

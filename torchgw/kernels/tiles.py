@@ -1,0 +1,161 @@
+"""Which tiles of a plan T = 2^(A B^T + f + g) are worth evaluating, with a bound on the mass of the others.
+
+The points of each side are taken in runs of ``size``. For rows I and columns J with centres a of the A_i and b of the
+B_j, the score splits exactly into parts that are cheap to sum, and one that is small:
+
+    A_i . B_j = A_i . b + a . B_j - a . b + (A_i - a) . (B_j - b)
+
+    mass(I, J) <= [sum_i 2^(A_i . b + f_i)] [sum_j 2^(a . B_j + g_j)] 2^(|A_I - a| |B_J - b| - a . b)
+
+with the largest distances from the centres in the last factor. That is one product with every point for each tile, the
+share 2 / size of the work of a pass over all pairs. A tile is left out when its bound is so small that all tiles left
+out together stay under the stated share, of the whole as of each run of points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+TILE = 128
+CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+SLACK_BITS = 0.02  # covers the rounding of float32 scores of up to some ten thousand bits
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The kept tiles of an (n, k) score: those of row tile I are ``column[first[I]:first[I + 1]]``, ascending."""
+
+    size: int
+    n: int
+    k: int
+    first: Tensor
+    column: Tensor
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of points the kept tiles hold."""
+        rows = self._lengths(self.n)
+        columns = self._lengths(self.k)
+        count = self.first[1:] - self.first[:-1]
+        return int((torch.repeat_interleave(rows, count) * columns[self.column]).sum())
+
+    def _lengths(self, points: int) -> Tensor:
+        starts = torch.arange(0, points, self.size, device=self.first.device)
+        return (points - starts).clamp_max(self.size)
+
+    @cached_property
+    def spans(self) -> list[list[slice]]:
+        """For each row tile the runs of columns that it keeps, merged where tiles are neighbours."""
+        first, column = self.first.cpu(), self.column.cpu()
+        starts = torch.ones_like(column, dtype=torch.bool)
+        starts[1:] = column[1:] != column[:-1] + 1
+        starts[first[:-1][first[:-1] < len(column)]] = True
+        begin = torch.nonzero(starts)[:, 0]
+        end = torch.cat((begin[1:], torch.tensor([len(column)]))) - 1
+        runs = [
+            slice(a * self.size, min((b + 1) * self.size, self.k))
+            for a, b in zip(column[begin].tolist(), column[end].tolist(), strict=True)
+        ]
+        cuts = torch.searchsorted(begin, first).tolist()
+        return [runs[a:b] for a, b in pairwise(cuts)]
+
+    @cached_property
+    def transposed(self) -> Tiles:
+        """The same tiles, listed by columns."""
+        count = self.first[1:] - self.first[:-1]
+        row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+        order = torch.argsort(self.column, stable=True)
+        n_tiles = -(-self.k // self.size)
+        held = torch.bincount(self.column, minlength=n_tiles)
+        first = torch.cat((held.new_zeros(1), held.cumsum(0)))
+        return Tiles(self.size, self.k, self.n, first, row[order])
+
+    def nothing_skipped(self) -> bool:
+        return len(self.column) == (len(self.first) - 1) * -(-self.k // self.size)
+
+
+def all_tiles(n: int, k: int, size: int, device: torch.device) -> Tiles:
+    """Every tile."""
+    rows, columns = -(-n // size), -(-k // size)
+    first = torch.arange(rows + 1, device=device) * columns
+    return Tiles(size, n, k, first, torch.arange(columns, device=device).repeat(rows))
+
+
+def choose_tiles(
+    A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float
+) -> tuple[Tiles, float]:
+    """The tiles to evaluate, and a bound on the mass of all others, at most ``share`` of the total.
+
+    A (N, r), B (K, r) in an order in which neighbours are near, base-2 potentials f (N,), g (K,), masses p (N,), q
+    (K,).
+    No run of points on either side loses more than that share of its own mass, so every point keeps its matches.
+    O(N K r / size) work, O(N K / size^2) memory.
+    """
+    rows, columns = _Side.of(A, f, p, size), _Side.of(B, g, q, size)
+    step = max(1, CHUNK_ELEMENTS.get(A.device.type, 2**22) // max(len(B), size * columns.count))
+    bound = torch.cat([_bounds(rows, columns, slice(i, i + step)) for i in range(0, rows.count, step)])
+    small = _least(bound, share * rows.mass) & _least(bound.T, share * columns.mass).T
+    small[torch.arange(rows.count, device=A.device), bound.argmax(1)] = False
+    small[bound.argmax(0), torch.arange(columns.count, device=A.device)] = False
+    omitted = float(torch.where(small, bound, -torch.inf).exp2_().sum(dtype=torch.float64))
+    keep = small.logical_not_()
+    count = keep.sum(1)
+    first = torch.cat((count.new_zeros(1), count.cumsum(0)))
+    return Tiles(size, len(A), len(B), first, keep.nonzero()[:, 1]), omitted
+
+
+def _least(bound: Tensor, most: Tensor) -> Tensor:
+    """For each row the entries that are smallest and sum, as 2^bound, to no more than ``most``."""
+    ordered, order = bound.sort(1)
+    within = ordered.exp2_().cumsum(1) <= most[:, None].to(bound.dtype)
+    return torch.zeros_like(within).scatter_(1, order, within)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side in tiles of ``size`` points, padded with points of potential -inf."""
+
+    points: Tensor
+    potential: Tensor
+    centre: Tensor
+    radius: Tensor
+    mass: Tensor
+    size: int
+
+    @classmethod
+    def of(cls, A: Tensor, f: Tensor, mass: Tensor, size: int) -> _Side:
+        missing = -len(A) % size
+        points = torch.cat((A, A[-1:].expand(missing, -1))) if missing else A
+        potential = torch.nn.functional.pad(f.to(A.dtype), (0, missing), value=-torch.inf)
+        cells = points.reshape(-1, size, A.shape[1])
+        centre = cells.mean(1)
+        radius = torch.linalg.vector_norm(cells - centre[:, None], dim=2).amax(1)
+        held = torch.nn.functional.pad(mass, (0, missing)).reshape(-1, size).sum(1)
+        return cls(points, potential, centre, radius, held, size)
+
+    @property
+    def count(self) -> int:
+        return len(self.centre)
+
+
+def _bounds(rows: _Side, columns: _Side, where: slice) -> Tensor:
+    """log2 of the bounds on the mass of each tile of the row tiles ``where``, (len, column tiles)."""
+    size, centre = rows.size, rows.centre[where]
+    points = slice(where.start * size, where.start * size + len(centre) * size)
+    left = torch.addmm(rows.potential[points, None], rows.points[points], columns.centre.T)
+    right = torch.addmm(columns.potential, centre, columns.points.T)
+    of_rows = _logsumexp2(left.reshape(len(centre), size, -1), 1)
+    of_columns = _logsumexp2(right.reshape(len(centre), -1, size), 2)
+    middle = centre @ columns.centre.T
+    cross = rows.radius[where, None] * columns.radius
+    return of_rows + of_columns - middle + cross + SLACK_BITS
+
+
+def _logsumexp2(exponent: Tensor, axis: int) -> Tensor:
+    highest = exponent.amax(axis, keepdim=True).clamp_min(-1e30)
+    return (exponent - highest).clamp_min_(-120.0).exp2_().sum(axis).log2_() + highest.squeeze(axis)

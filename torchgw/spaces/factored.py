@@ -1,0 +1,59 @@
+"""Distances that are given by signed factors, D = F diag(s) F^T."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.spaces.paths import positive_scale
+from torchgw.types import Array
+
+
+class FactoredDistances:
+    """Distances D = F diag(signs) F^T / scale of N points, never stored.
+
+    Parameters
+    ----------
+    F : (N, r), finite.
+    signs : (r,), each 1 or -1.
+    scale : what the product is divided by, > 0; distances should be at most about 1 afterwards.
+
+    Raises
+    ------
+    ValueError, TypeError
+        When the arrays do not fit together.
+    """
+
+    stored = True
+
+    def __init__(self, F: Array | Tensor, signs: Array | Tensor, scale: float = 1.0, *, name: str = "F") -> None:
+        factors = torch.from_numpy(validate.points(name, F))
+        given = torch.as_tensor(signs).detach().cpu().to(torch.float64)
+        if given.shape != (factors.shape[1],) or not bool((given.abs() == 1).all()):
+            raise ValueError(
+                f"signs must be {factors.shape[1]} numbers, each 1 or -1, got {tuple(given.shape)}: {given}"
+            )
+        self.scale = positive_scale(validate.real("scale", scale, above=0.0))
+        self._F, self._signs = factors / self.scale**0.5, given
+
+    @classmethod
+    def of(cls, F: Tensor, signs: Tensor, scale: float) -> FactoredDistances:
+        """Factors of distances that are scaled already, taken as they are."""
+        other = object.__new__(cls)
+        other.scale, other._F, other._signs = scale, F, signs
+        return other
+
+    @property
+    def size(self) -> int:
+        return len(self._F)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> FactoredDistances:
+        return FactoredDistances.of(self._F.to(device, dtype), self._signs.to(device, dtype), self.scale)
+
+    def rows(self, index: Tensor) -> Tensor:
+        found: Tensor = (self._F[index] * self._signs) @ self._F.T
+        return found
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        return self._F, self._signs

@@ -1,0 +1,219 @@
+"""The plan of a large solve: potentials on the kept tiles of a score of small rank, and a rank-one correction.
+
+    T_ij = 2^(A_i . B_j + f_i + g_j) on the kept tiles, + x_i y_j everywhere
+
+The correction makes the marginals exact for the plan without the tiles that were left out, so what is read of it agrees
+with itself. Tensors are held in an order in which neighbours are near, see `torchgw.spaces.hierarchy`; everything that
+is asked and answered is in the order of the user's points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.couplings import BlockCoupling
+from torchgw.kernels.sampling import draw
+from torchgw.kernels.softmin_tiles import reference
+from torchgw.kernels.softmin_tiles.reference import Read
+from torchgw.kernels.tiles import Tiles
+
+SAMPLE_BLOCK = 2**24
+
+
+class TiledCoupling(BlockCoupling):
+    """See the head of this file; O((N + K) r) memory and a list of tiles.
+
+    A (N, r), B (K, r) of any precision, f, x (N,) and g, y (K,) float64, all in the orders given by ``row_order`` (N,)
+    and ``column_order`` (K,): position to index. ``tile_size`` (), ``tile_first`` and ``tile_column`` list the tiles as
+    `torchgw.kernels.tiles.Tiles` does.
+    """
+
+    def __init__(
+        self,
+        A: Tensor,
+        B: Tensor,
+        f: Tensor,
+        g: Tensor,
+        x: Tensor,
+        y: Tensor,
+        row_order: Tensor,
+        column_order: Tensor,
+        tile_size: Tensor,
+        tile_first: Tensor,
+        tile_column: Tensor,
+    ) -> None:
+        self._tensors = {
+            "A": A,
+            "B": B,
+            "f": f,
+            "g": g,
+            "x": x,
+            "y": y,
+            "row_order": row_order,
+            "column_order": column_order,
+            "tile_size": tile_size,
+            "tile_first": tile_first,
+            "tile_column": tile_column,
+        }
+        self.shape = (len(A), len(B))
+        self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column)
+        self._row_rank, self._column_rank = _inverse(row_order), _inverse(column_order)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self._tensors)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._tensors["f"].dtype
+
+    @property
+    def A(self) -> Tensor:
+        """Factor of the score on the source points, (N, r)."""
+        return self._tensors["A"][self._row_rank]
+
+    @property
+    def B(self) -> Tensor:
+        """Factor of the score on the target points, (K, r)."""
+        return self._tensors["B"][self._column_rank]
+
+    @property
+    def f(self) -> Tensor:
+        """Base-2 potentials of the source points, (N,)."""
+        return self._tensors["f"][self._row_rank]
+
+    @property
+    def g(self) -> Tensor:
+        """Base-2 potentials of the target points, (K,)."""
+        return self._tensors["g"][self._column_rank]
+
+    @property
+    def potentials(self) -> tuple[Tensor, Tensor] | None:
+        return self.f, self.g
+
+    def times(self, mass: float) -> TiledCoupling:
+        """The coupling with ``mass`` times the mass."""
+        scaled = self.tensors()
+        scaled["f"] = scaled["f"] + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
+        scaled["x"] = scaled["x"] * mass
+        return TiledCoupling(**scaled)
+
+    def rows(self, index: Tensor | slice) -> Tensor:
+        held = self._tensors
+        where = self._row_rank[index]
+        block = (held["A"][where].to(self.dtype) @ held["B"].to(self.dtype).T).add_(held["g"])
+        block.add_(held["f"][where, None]).exp2_().mul_(self._mask(where))
+        return block.addr_(held["x"][where], held["y"])[:, self._column_rank]
+
+    def _mask(self, where: Tensor) -> Tensor:
+        """Which entries of the sorted rows ``where`` are in kept tiles, (len, K) of booleans."""
+        tiles = self.tiles
+        tile = where // tiles.size
+        count = tiles.first[tile + 1] - tiles.first[tile]
+        row = torch.repeat_interleave(torch.arange(len(where), device=where.device), count)
+        start = torch.repeat_interleave(tiles.first[tile] - (count.cumsum(0) - count), count)
+        column = tiles.column[start + torch.arange(len(row), device=where.device)]
+        kept = torch.zeros(len(where), -(-tiles.k // tiles.size), dtype=torch.bool, device=where.device)
+        kept[row, column] = True
+        return kept.repeat_interleave(tiles.size, 1)[:, : tiles.k]
+
+    def _read(self, V: Tensor, axis: int) -> Read:
+        """The plan (axis 1) or its transpose (axis 0) without the correction, applied to V; in the held order."""
+        held = self._tensors
+        none = V.new_zeros(self.shape[1 - axis], 0)
+        if axis == 1:
+            return reference.read(held["A"], held["B"], self.tiles, held["f"], held["g"], V, none)
+        return reference.read(held["B"], held["A"], self.tiles.transposed, held["g"], held["f"], V, none)
+
+    def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x of the answer, y of the question, rank of the answer's points, order of the question's."""
+        held = self._tensors
+        if axis == 1:
+            return held["x"], held["y"], self._row_rank, held["column_order"]
+        return held["y"], held["x"], self._column_rank, held["row_order"]
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        self._check_rows(V, axis)
+        x, y, rank, order = self._sides(axis)
+        values = V.reshape(len(V), -1)[order].to(self.dtype)
+        # Constants come out exact, and what is read in low precision is small, when columns are centred.
+        centre = values.mean(0)
+        found = self._read(torch.cat((torch.ones_like(values[:, :1]), values - centre), 1), axis).moved
+        moved = found[:, 1:] + found[:, :1] * centre + x[:, None] * (y @ values)
+        return moved[rank].reshape(len(rank), *V.shape[1:]).to(V.dtype)
+
+    def marginal(self, axis: int) -> Tensor:
+        x, y, rank, _ = self._sides(axis)
+        ones = torch.ones(len(y), 1, dtype=x.dtype, device=x.device)
+        return (self._read(ones, axis).moved[:, 0] + x * y.sum())[rank]
+
+    def argmax(self, axis: int) -> Tensor:
+        x, y, rank, order = self._sides(axis)
+        found = self._read(y.new_zeros(len(y), 1), axis)
+        # The correction is the same for all tiles that were left out, so its largest entry is the only rival.
+        rival = int(y.argmax())
+        index = torch.where(x * y[rival] > found.largest + x * y[found.at], rival, found.at)
+        return order[index][rank]
+
+    def row_tiles(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each row tile its points (n,), those of the columns that it keeps (k,), and the plan there (n, k)."""
+        held, size = self._tensors, self.tiles.size
+        for tile, spans in enumerate(self.tiles.spans):
+            where = slice(tile * size, min((tile + 1) * size, self.shape[0]))
+            columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
+            block = held["A"][where].to(self.dtype) @ held["B"][columns].to(self.dtype).T
+            block.add_(held["f"][where, None]).add_(held["g"][columns]).exp2_()
+            block.addr_(held["x"][where], held["y"][columns])
+            yield held["row_order"][where], held["column_order"][columns], block
+
+    def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        step = max(1, SAMPLE_BLOCK // self.shape[1])
+        return torch.cat([draw(self.rows(part), 1, generator)[:, 0] for part in torch.split(rows, step)])
+
+    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
+        values = torch.empty(self.shape[0], k, dtype=self.dtype, device=self.device)
+        index = torch.empty(self.shape[0], k, dtype=torch.int64, device=self.device)
+        for rows, columns, block in self.row_tiles():
+            if len(columns) < k:
+                block, columns = self.rows(rows), torch.arange(self.shape[1], device=self.device)
+            values[rows], at = block.topk(k, dim=1)
+            index[rows] = columns[at]
+        return values, index
+
+    def to_sparse(self, mass: float) -> Any:
+        from scipy.sparse import csr_matrix
+
+        rows_of, columns_of, values_of, short = [], [], [], 0.0
+        marginal = self.marginal(1)
+        for rows, columns, block in self.row_tiles():
+            value, order = block.sort(dim=1, descending=True)
+            before = value.cumsum(1) - value
+            wanted = mass * marginal[rows, None]
+            keep = (before < wanted) & (value > 0)
+            short = max(short, float((wanted[:, 0] - value.sum(1)).div(wanted[:, 0].clamp_min(1e-300)).max()))
+            row, at = keep.nonzero(as_tuple=True)
+            rows_of.append(rows[row].cpu().numpy())
+            columns_of.append(columns[order[row, at]].cpu().numpy())
+            values_of.append(value[row, at].cpu().numpy())
+        if short > SPREAD_SHARE:
+            raise ValueError(
+                f"mass must leave out what the rounding spread over all pairs: up to {short:.1e} of a row lies outside "
+                f"the kept tiles; ask for mass <= {mass * (1 - short):.3g}"
+            )
+        entries = (np.concatenate(values_of), (np.concatenate(rows_of), np.concatenate(columns_of)))
+        found = csr_matrix(entries, shape=self.shape)
+        found.sort_indices()
+        return found
+
+
+SPREAD_SHARE = 1e-9
+
+
+def _inverse(order: Tensor) -> Tensor:
+    found = torch.empty_like(order)
+    found[order] = torch.arange(len(order), device=order.device)
+    return found
