@@ -208,7 +208,7 @@ def test_a_dense_solve_over_the_memory_limit_is_refused_before_any_work(
 ) -> None:
     big = np.random.default_rng(0).normal(size=(4000, 2))
     began = time.perf_counter()
-    with pytest.raises(MemoryError, match=f"max_memory.*{advice}"):
+    with pytest.raises(MemoryError, match=f"{advice}.*max_memory"):
         gw_align(big, big, epsilon=epsilon, options=options)
     assert time.perf_counter() - began < 1.0
 

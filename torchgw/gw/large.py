@@ -51,8 +51,8 @@ BLOCK_POINTS = 2**16
 class FinishedTiles:
     """A feasible plan on kept tiles, and what was read of it on the way.
 
-    Its matching (N,); F^T T G where both spaces have factors; its marginals; the L1 residual before rounding, a bound on
-    the mass of the tiles left out, and the share of pairs evaluated.
+    Its matching (N,); F^T T G where both spaces have factors; its marginals; the L1 residual before rounding, a bound
+    on the mass of the tiles left out, and the share of pairs evaluated.
     """
 
     coupling: TiledCoupling

@@ -1,8 +1,8 @@
 """Which strategy a solve takes, and what each would cost: memory and time by size.
 
 Memory is counted: a dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end),
-the others a few hundred numbers for each point. Seconds are a model of what two CPU cores measured from points to matching,
-see `benchmarks/results/scale.json`; on other devices no time is claimed.
+the others a few hundred numbers for each point. Seconds are a model of what two CPU cores measured from points to
+matching, see `benchmarks/results/scale.json`; on other devices no time is claimed.
 """
 
 from __future__ import annotations
