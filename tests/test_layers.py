@@ -22,6 +22,7 @@ LAYERS = {
     "spaces": 2,
     "costs": 2,
     "couplings": 2,
+    "reading": 2.5,
     "tiled": 2,
     "status": 0,
     "evidence": 2.3,

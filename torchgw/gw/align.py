@@ -20,7 +20,6 @@ from torchgw.gw.prepare import (
     check_distances,
     check_init,
     check_space,
-    make_generator,
     make_providers,
     pick_device,
     why_not_exact,
@@ -30,6 +29,7 @@ from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import BACKENDS, Request, Selection
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
+from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced

@@ -188,21 +188,3 @@ def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
         if isinstance(given, Tensor):
             return validate.device("device", given.device)
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def make_generator(random_state: object, device: torch.device) -> torch.Generator:
-    """A generator on ``device``; no global random state is read or changed.
-
-    An int seeds it; a generator of the user's gives one draw as its seed; None takes fresh entropy.
-    """
-    validate.random_state("random_state", random_state)
-    if random_state is None:
-        seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1)
-    elif isinstance(random_state, torch.Generator):
-        drawn = torch.randint(2**62, (1,), generator=random_state, device=random_state.device)
-        seed = int(drawn)
-    elif isinstance(random_state, np.random.Generator):
-        seed = int(random_state.integers(2**62))
-    else:
-        seed = int(random_state)  # type: ignore[call-overload]
-    return torch.Generator(device).manual_seed(seed)
