@@ -1,0 +1,89 @@
+"""Nearest neighbours: a k-d tree in few dimensions, blocks of products in many.
+
+A k-d tree visits O(log N) leaves for each point in few dimensions and nearly all of them in many, where
+|x - y|^2 = |x|^2 - 2 x.y + |y|^2 turns the search into matrix products. Source of the tree: J. Bentley,
+"Multidimensional binary search trees used for associative searching", 1975.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.types import Array
+
+TREE_DIMENSIONS = 15
+ROWS = 100_000
+BLOCK_ENTRIES = 2**24
+
+
+def nearest(points: Array, k: int) -> Array:
+    """Indices of the k nearest other points (N, k) int32, nearest first; fewer where there are not so many.
+
+    O(N k log N) in up to 15 dimensions, on all cores; O(N^2 D) beyond.
+    """
+    n = len(points)
+    k = min(k, n - 1)
+    order = near_order(points)
+    points = points[order]
+    found = np.empty((n, k), dtype=np.int32)
+    search = _Search(points)
+    for first in range(0, n, ROWS):
+        own = np.arange(first, min(first + ROWS, n), dtype=np.int32)
+        around = search(points[own], k + 1)
+        # Among more than k coincident points a point need not find itself; the last one then goes instead.
+        out = around == own[:, None]
+        out[~out.any(1), -1] = True
+        found[order[own]] = order[around[~out].reshape(-1, k)]
+    return found
+
+
+def closest(points: Array, queries: Array) -> Array:
+    """Index of the point closest to each query (M,)."""
+    found: Array = _Search(points)(queries, 1)[:, 0]
+    return found
+
+
+def near_order(points: Array) -> Array:
+    """An order (N,) int32 in which points near each other come near each other, which saves cache misses."""
+    from scipy.spatial import cKDTree
+
+    if points.shape[1] > TREE_DIMENSIONS:
+        return np.arange(len(points), dtype=np.int32)
+    order: Array = cKDTree(points, balanced_tree=False, compact_nodes=False).indices.astype(np.int32)
+    return order
+
+
+class _Search:
+    """The neighbours of any points among ``points`` (N, D)."""
+
+    def __init__(self, points: Array) -> None:
+        from scipy.spatial import cKDTree
+
+        # Midpoint splits build several times faster than medians, and queries take as long.
+        flat = points.shape[1] <= TREE_DIMENSIONS
+        self.tree = cKDTree(points, balanced_tree=False, compact_nodes=False) if flat else None
+        self.points = points
+
+    def __call__(self, queries: Array, k: int) -> Array:
+        if self.tree is None:
+            return products(self.points, queries, k)
+        found: Array = self.tree.query(queries, k=np.arange(1, k + 1), workers=-1)[1].astype(np.int32)
+        return found
+
+
+def products(points: Array, queries: Array, k: int) -> Array:
+    """Indices (M, k) int32 of the k points nearest to each query, nearest first, from blocks of matrix products.
+
+    In float64, because the expansion of |x - y|^2 loses half the digits. O(M N D), memory O(M k) and one block.
+    """
+    where: Tensor = torch.from_numpy(points)
+    half = where.square().sum(1) / 2
+    found = np.empty((len(queries), k), dtype=np.int32)
+    rows = max(1, BLOCK_ENTRIES // len(points))
+    for first in range(0, len(queries), rows):
+        block = torch.from_numpy(queries[first : first + rows])
+        score = torch.addmm(half, block, where.T, alpha=-1)
+        found[first : first + rows] = score.topk(k, dim=1, largest=False).indices.numpy()
+    return found
