@@ -23,6 +23,7 @@ LAYERS = {
     "costs": 2,
     "couplings": 2,
     "reading": 2.5,
+    "unseen": 2.5,
     "tiled": 2,
     "status": 0,
     "evidence": 2.3,

@@ -5,21 +5,25 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, fields
 from os import PathLike
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw import validate
 from torchgw.couplings import BlockCoupling
 from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, Rung, entropy_and_margin
 from torchgw.kernels import LN2
 from torchgw.options import GWOptions
 from torchgw.reading import Readable
 from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.known import Known
 from torchgw.status import History, Status
 from torchgw.storage import pack, unpack
 from torchgw.types import Coupling
+from torchgw.unseen import Unseen, extended
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -53,6 +57,7 @@ class GWResult(Readable):
     graphs : how the neighbour graphs were made (k, stitching, short cuts left out); None for spaces that needed none.
     timings : seconds spent in "prepare", "search", "solve" and "finish".
     epsilon, options : what the solve was called with.
+    known : the two spaces, for `unseen`; not saved.
     """
 
     coupling: Coupling
@@ -85,6 +90,7 @@ class GWResult(Readable):
     epsilon: float
     options: GWOptions
     numpy_input: bool = True
+    known: tuple[Known, Known] | None = None
 
     def __repr__(self) -> str:
         n, k = self.shape
@@ -121,6 +127,35 @@ class GWResult(Readable):
         found = self.coupling.potentials if isinstance(self.coupling, BlockCoupling) else None
         return None if found is None else (found[0] * LN2, found[1] * LN2)
 
+    def unseen(self, points: Any, side: str = "source") -> Unseen:
+        """Map points that the solve has not seen, by its linearised cost and potentials.
+
+        Parameters
+        ----------
+        points : (m, D) like X, or (m, E) like Y for ``side="target"``; rows of raw distances to all known points,
+            (m, N) or (m, K), where the space was a matrix, a graph or a provider.
+        side : "source" or "target".
+
+        Returns
+        -------
+        `Unseen`, which is read like a result: ``argmax()``, ``top_k(k)`` and ``pull(V)`` for source points,
+        ``argmax(axis=0)`` and ``push(V)`` for target points.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For points that do not fit, a plan without entropy, and a result that was loaded from a file.
+
+        Notes
+        -----
+        O(m K r) work for m source points. A new point is joined to the neighbour graph by its k nearest known points.
+        """
+        chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
+        if self.known is None or not isinstance(self.coupling, BlockCoupling):
+            raise ValueError("unseen points can be mapped by the result of gw_align, not by one read from a file")
+        found = extended(self.coupling, self.known, points, chosen, self.epsilon)
+        return Unseen(found, self.numpy_input, self.max_memory)
+
     def confidence(self) -> Confidence:
         """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows."""
         if not isinstance(self.coupling, BlockCoupling):
@@ -140,7 +175,9 @@ class GWResult(Readable):
         """
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
-        arrays = pack({entry.name: getattr(self, entry.name) for entry in fields(self)}, self.coupling)
+        arrays = pack(
+            {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "known"}, self.coupling
+        )
         with open(path, "wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 

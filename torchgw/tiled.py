@@ -30,7 +30,7 @@ class TiledCoupling(BlockCoupling):
 
     A (N, r), B (K, r) of any precision, f, x (N,) and g, y (K,) float64, all in the orders given by ``row_order`` (N,)
     and ``column_order`` (K,): position to index. ``tile_size`` (), ``tile_first`` and ``tile_column`` list the tiles as
-    `torchgw.kernels.tiles.Tiles` does.
+    `torchgw.kernels.tiles.Tiles` does. ``matching`` (N,) is what ``argmax(1)`` gives, where it is known already.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class TiledCoupling(BlockCoupling):
         tile_size: Tensor,
         tile_first: Tensor,
         tile_column: Tensor,
+        matching: Tensor | None = None,
     ) -> None:
         self._tensors = {
             "A": A,
@@ -61,6 +62,7 @@ class TiledCoupling(BlockCoupling):
             "tile_column": tile_column,
         }
         self.shape = (len(A), len(B))
+        self._matching = matching
         self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column)
         self._row_rank, self._column_rank = _inverse(row_order), _inverse(column_order)
 
@@ -100,7 +102,7 @@ class TiledCoupling(BlockCoupling):
         scaled = self.tensors()
         scaled["f"] = scaled["f"] + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
         scaled["x"] = scaled["x"] * mass
-        return TiledCoupling(**scaled)
+        return TiledCoupling(**scaled, matching=self._matching)
 
     def rows(self, index: Tensor | slice) -> Tensor:
         held = self._tensors
@@ -121,13 +123,13 @@ class TiledCoupling(BlockCoupling):
         kept[row, column] = True
         return kept.repeat_interleave(tiles.size, 1)[:, : tiles.k]
 
-    def _read(self, V: Tensor, axis: int) -> Read:
+    def _read(self, V: Tensor, axis: int, find: bool = False) -> Read:
         """The plan (axis 1) or its transpose (axis 0) without the correction, applied to V; in the held order."""
         held = self._tensors
         none = V.new_zeros(self.shape[1 - axis], 0)
         if axis == 1:
-            return reference.read(held["A"], held["B"], self.tiles, held["f"], held["g"], V, none)
-        return reference.read(held["B"], held["A"], self.tiles.transposed, held["g"], held["f"], V, none)
+            return reference.read(held["A"], held["B"], self.tiles, held["f"], held["g"], V, none, find)
+        return reference.read(held["B"], held["A"], self.tiles.transposed, held["g"], held["f"], V, none, find)
 
     def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x of the answer, y of the question, rank of the answer's points, order of the question's."""
@@ -152,8 +154,10 @@ class TiledCoupling(BlockCoupling):
         return (self._read(ones, axis).moved[:, 0] + x * y.sum())[rank]
 
     def argmax(self, axis: int) -> Tensor:
+        if axis == 1 and self._matching is not None:
+            return self._matching
         x, y, rank, order = self._sides(axis)
-        found = self._read(y.new_zeros(len(y), 1), axis)
+        found = self._read(y.new_zeros(len(y), 0), axis, find=True)
         # The correction is the same for all tiles that were left out, so its largest entry is the only rival.
         rival = int(y.argmax())
         index = torch.where(x * y[rival] > found.largest + x * y[found.at], rival, found.at)

@@ -17,9 +17,11 @@ from torchgw.gw.large import run_large
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.planner import choose_strategy, estimate
 from torchgw.gw.prepare import (
+    Graphs,
     check_distances,
     check_init,
     check_space,
+    is_graph,
     make_providers,
     pick_device,
     why_not_exact,
@@ -33,11 +35,13 @@ from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
+from torchgw.spaces.known import Known
 from torchgw.types import (
     AmbiguityWarning,
     Array,
     Callback,
     ConvergenceWarning,
+    DistanceProvider,
     OutOfMemoryWarning,
     PrecisionWarning,
     RandomState,
@@ -228,6 +232,7 @@ def gw_align(
         timings={"prepare": prepared - ready} | found.seconds,
         epsilon=float(epsilon),
         options=options,
+        known=known_points(checked, made, graphs),
         numpy_input=not any(isinstance(space, Tensor) for space in (X, Y)),
     )
     if found.strain is not None:
@@ -270,6 +275,17 @@ def first_that_fits(
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or on the CPU."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+def known_points(
+    checked: list[tuple[str, Any, str]], made: tuple[DistanceProvider, DistanceProvider], graphs: Graphs
+) -> tuple[Known, Known]:
+    """What the result keeps to place points that it has not seen."""
+    x, y = (
+        Known(space, None if kind in ("matrix", "provider") or is_graph(given) else given, report.k if report else 1)
+        for (_, given, kind), space, report in zip(checked, made, graphs, strict=True)
+    )
+    return x, y
 
 
 def len_of(space: Any) -> int:

@@ -51,12 +51,11 @@ BLOCK_POINTS = 2**16
 class FinishedTiles:
     """A feasible plan on kept tiles, and what was read of it on the way.
 
-    Its matching (N,); F^T T G where both spaces have factors; its marginals; the L1 residual before rounding, a bound
+    F^T T G where both spaces have factors; its marginals; the L1 residual before rounding, a bound
     on the mass of the tiles left out, and the share of pairs evaluated.
     """
 
     coupling: TiledCoupling
-    matching: Tensor
     product: Tensor | None
     marginals: tuple[Tensor, Tensor]
     residual: float
@@ -150,7 +149,7 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     narrow = large.x.control.F.shape[1] <= large.y.control.F.shape[1]
     F, G = _centred(large.x, rows), _centred(large.y, columns)
     V, W = (G if exact and not narrow else None), (F if exact and narrow else None)
-    rounded = round_tiles(large.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], V, W)
+    rounded = round_tiles(large.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], V, W, find=True)
     moved, back, x, y = rounded.read.moved, rounded.read.back, rounded.x, rounded.y
     product = None
     if exact:
@@ -168,8 +167,7 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     matching = torch.empty_like(rows)
     matching[rows] = columns[found]
     return FinishedTiles(
-        coupling=rounded.coupling(rows, columns),
-        matching=matching,
+        coupling=rounded.coupling(rows, columns, matching),
         product=product,
         marginals=marginals,
         residual=rounded.residual,

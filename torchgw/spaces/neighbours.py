@@ -45,6 +45,13 @@ def closest(points: Array, queries: Array) -> Array:
     return found
 
 
+def nearest_to(points: Array, queries: Array, k: int) -> tuple[Array, Array]:
+    """Distances (M, k) and indices (M, k) of the k points nearest to each query, nearest first."""
+    index = _Search(points)(queries, min(k, len(points)))
+    lengths: Array = np.linalg.norm(queries[:, None] - points[index], axis=2)
+    return lengths, index.astype(np.int64)
+
+
 def near_order(points: Array) -> Array:
     """An order (N,) int32 in which points near each other come near each other, which saves cache misses."""
     from scipy.spatial import cKDTree

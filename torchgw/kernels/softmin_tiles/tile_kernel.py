@@ -14,10 +14,10 @@ from torchgw.kernels.tiles import Tiles
 
 @dataclass(frozen=True)
 class TileKernel:
-    """``softmin(A, B, tiles, bias, axis)`` and ``read(A, B, tiles, f, g, V, W)``, see `reference`."""
+    """``softmin(A, B, tiles, bias, axis)`` and ``read(A, B, tiles, f, g, V, W, find)``, see `reference`."""
 
     softmin: Callable[[Tensor, Tensor, Tiles, Tensor, int], Tensor]
-    read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor], Read]
+    read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor, bool], Read]
 
     def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:
         """The score of A (N, r), B (K, r) on the kept tiles."""
