@@ -204,6 +204,14 @@ def test_the_process_aside_never_imports_torch_and_says_when_it_fails(capfd: pyt
     assert "TypeError" in capfd.readouterr().err
 
 
+def test_a_process_that_ends_before_it_has_read_the_graph_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "RUN", "raise SystemExit(3)")
+    with aside.SearchAside() as search:
+        search._process.wait()
+        with pytest.raises(RuntimeError, match="ended with code 3"):
+            search.start(csr_matrix(np.eye(300)), 2, "float64")
+
+
 def test_a_graph_that_needs_no_mending_is_not_copied_and_none_is_written_to() -> None:
     graph = neighbour_graph(make_spiral(100)[0])
     before = graph.copy()
