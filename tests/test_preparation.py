@@ -91,6 +91,16 @@ def test_a_way_round_is_found_when_the_straight_direction_is_a_dead_end() -> Non
         assert len(short_cuts_of(graph, mutual, points)) == n_cut
 
 
+@pytest.mark.parametrize(("length", "n_cut"), [(2.499, 0), (2.501, 1)])
+def test_two_trusted_edges_save_an_edge_when_they_are_short_enough(length: float, n_cut: int) -> None:
+    """0 - 2 and 2 - 1 are trusted, the latter through 3; 0 - 1, of length 1, is not."""
+    ends = np.array([[0, 1], [0, 2], [2, 1], [2, 3], [3, 1]])
+    graph = edges.from_edges(4, ends[:, 0], ends[:, 1], np.array([1.0, length, length, 2.0, 2.0]))
+    mutual = np.ones(graph.nnz, dtype=bool)
+    mutual[edges.entries(graph, np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))] = False
+    assert len(short_cuts_of(graph, mutual)) == n_cut
+
+
 def test_paths_of_two_edges_are_the_shortest_and_may_have_length_zero() -> None:
     rng = np.random.default_rng(1)
     n = 40
@@ -123,7 +133,6 @@ def test_entries_are_found_and_edges_added_keep_zero_lengths() -> None:
 @pytest.mark.parametrize("dimension", [2, 3, 15, 16, 40])
 def test_neighbours_are_the_nearest_in_any_dimension(dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "ROWS", 37)
-    monkeypatch.setattr(neighbours, "BLOCK_ENTRIES", 1000)
     points = np.random.default_rng(dimension).normal(size=(150, dimension))
     found = neighbours.nearest(points, 7)
     np.testing.assert_array_equal(found, np.argsort(cdist(points, points), axis=1)[:, 1:8])
@@ -193,6 +202,14 @@ def test_the_process_aside_never_imports_torch_and_says_when_it_fails(capfd: pyt
         with pytest.raises(RuntimeError, match="ended with code 1"):
             search.result()
     assert "TypeError" in capfd.readouterr().err
+
+
+def test_a_process_that_ends_before_it_has_read_the_graph_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "RUN", "raise SystemExit(3)")
+    with aside.SearchAside() as search:
+        search._process.wait()
+        with pytest.raises(RuntimeError, match="ended with code 3"):
+            search.start(csr_matrix(np.eye(300)), 2, "float64")
 
 
 def test_a_graph_that_needs_no_mending_is_not_copied_and_none_is_written_to() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -16,7 +17,8 @@ from torchgw.types import Array
 
 SECONDS_PER_STEP = 2e-8
 WORTH_SECONDS = 0.4
-RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+# The working directory must not stand in for anybody's modules.
+RUN = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 
 def worthwhile(n: int, k: int, n_landmarks: int) -> bool:
@@ -76,6 +78,7 @@ class SearchAside:
         if kind is not None:
             self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None and not stream.closed:
-                stream.close()
+            # A pipe that broke breaks again when what it still holds is flushed.
+            with contextlib.suppress(BrokenPipeError):
+                cast(IO[bytes], stream).close()
         self._process.wait()

@@ -1,21 +1,20 @@
-"""Nearest neighbours: a k-d tree in few dimensions, blocks of products in many.
+"""Nearest neighbours: a k-d tree in few dimensions, blocks of matrix products in many.
 
 A k-d tree visits O(log N) leaves for each point in few dimensions and nearly all of them in many, where
-|x - y|^2 = |x|^2 - 2 x.y + |y|^2 turns the search into matrix products. Source of the tree: J. Bentley,
-"Multidimensional binary search trees used for associative searching", 1975.
+|x - y|^2 = |x|^2 - 2 x.y + |y|^2 turns the search into matrix products, which scikit-learn merges with the selection.
+Source of the tree: J. Bentley, "Multidimensional binary search trees used for associative searching", 1975.
 """
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from torchgw.types import Array
 
 TREE_DIMENSIONS = 15
 ROWS = 100_000
-BLOCK_ENTRIES = 2**24
 
 
 def nearest(points: Array, k: int) -> Array:
@@ -54,11 +53,9 @@ def nearest_to(points: Array, queries: Array, k: int) -> tuple[Array, Array]:
 
 def near_order(points: Array) -> Array:
     """An order (N,) int32 in which points near each other come near each other, which saves cache misses."""
-    from scipy.spatial import cKDTree
-
     if points.shape[1] > TREE_DIMENSIONS:
         return np.arange(len(points), dtype=np.int32)
-    order: Array = cKDTree(points, balanced_tree=False, compact_nodes=False).indices.astype(np.int32)
+    order: Array = _tree(points).indices.astype(np.int32)
     return order
 
 
@@ -66,31 +63,24 @@ class _Search:
     """The neighbours of any points among ``points`` (N, D)."""
 
     def __init__(self, points: Array) -> None:
-        from scipy.spatial import cKDTree
+        if points.shape[1] <= TREE_DIMENSIONS:
+            self.tree = _tree(points)
+        else:
+            from sklearn.neighbors import NearestNeighbors
 
-        # Midpoint splits build several times faster than medians, and queries take as long.
-        flat = points.shape[1] <= TREE_DIMENSIONS
-        self.tree = cKDTree(points, balanced_tree=False, compact_nodes=False) if flat else None
-        self.points = points
+            self.tree, self.products = None, NearestNeighbors(algorithm="brute").fit(points)
 
     def __call__(self, queries: Array, k: int) -> Array:
+        """Indices (M, k) int32, nearest first."""
         if self.tree is None:
-            return products(self.points, queries, k)
-        found: Array = self.tree.query(queries, k=np.arange(1, k + 1), workers=-1)[1].astype(np.int32)
-        return found
+            found = self.products.kneighbors(queries, k, return_distance=False)
+        else:
+            found = self.tree.query(queries, k=np.arange(1, k + 1), workers=-1)[1]
+        return cast(Array, found.astype(np.int32))
 
 
-def products(points: Array, queries: Array, k: int) -> Array:
-    """Indices (M, k) int32 of the k points nearest to each query, nearest first, from blocks of matrix products.
+def _tree(points: Array) -> Any:
+    from scipy.spatial import cKDTree
 
-    In float64, because the expansion of |x - y|^2 loses half the digits. O(M N D), memory O(M k) and one block.
-    """
-    where: Tensor = torch.from_numpy(points)
-    half = where.square().sum(1) / 2
-    found = np.empty((len(queries), k), dtype=np.int32)
-    rows = max(1, BLOCK_ENTRIES // len(points))
-    for first in range(0, len(queries), rows):
-        block = torch.from_numpy(queries[first : first + rows])
-        score = torch.addmm(half, block, where.T, alpha=-1)
-        found[first : first + rows] = score.topk(k, dim=1, largest=False).indices.numpy()
-    return found
+    # Midpoint splits build several times faster than medians, and queries take as long.
+    return cKDTree(points, balanced_tree=False, compact_nodes=False)
