@@ -92,8 +92,8 @@ def _factor(factor: Tensor, known: Known, points: Any, reach: float) -> Tensor:
     bits = float(misfit) * reach
     if not bits <= MISFIT_BITS:
         raise ValueError(
-            f"the cost of this solve is no function of the distances to {len(index)} points (off by {bits:.2g} bits), so "
-            f"unseen points cannot be mapped; use distances='landmark'"
+            f"the cost of this solve is no function of the distances to {len(index)} points (off by {bits:.2g} bits), "
+            f"so unseen points cannot be mapped; use distances='landmark'"
         )
     return _affine(new) @ weights
 

@@ -23,7 +23,7 @@ from torchgw.gw.bounds import first_bound, second_bound
 from torchgw.gw.cells import CellSpace, Side, cost_of_product
 from torchgw.gw.gradient import sampled_cost
 from torchgw.gw.ladder import Climbed, Kernels, Large, climb, first_cells, on_cells
-from torchgw.gw.objective import Objective, sampled_objective
+from torchgw.gw.objective import Objective, affordable, exact_objective, sampled_objective
 from torchgw.gw.outcome import CERTIFICATE_ANCHORS, ROUNDING_ERROR, Outcome
 from torchgw.gw.run import solve_contenders, solve_smoothly, where_to_start
 from torchgw.gw.search import described
@@ -36,7 +36,7 @@ from torchgw.sinkhorn.marginals import Balanced
 from torchgw.sinkhorn.rounding import round_tiles
 from torchgw.spaces.hierarchy import bisect
 from torchgw.status import Status
-from torchgw.tiled import TiledCoupling
+from torchgw.tiled import NEGLIGIBLE, TiledCoupling
 from torchgw.types import Callback, DistanceProvider
 
 EVERY_PAIR = 2**22
@@ -153,19 +153,15 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     moved, back, x, y = rounded.read.moved, rounded.read.back, rounded.x, rounded.y
     product = None
     if exact:
-        product = (_dot(back[:, 1:], G) if narrow else _dot(F, moved[:, 1:])) + _dot(F, x[:, None]) * _dot(
-            G, y[:, None]
-        ).T
+        product = _dot(back[:, 1:], G) if narrow else _dot(F, moved[:, 1:])
+        product += torch.outer(_dot(F, x[:, None])[:, 0], _dot(G, y[:, None])[:, 0])
         product += torch.outer(*(_dot(s.mass[:, None], s.control.F)[0] for s in (large.x, large.y)))
-    best = rounded.read.largest, rounded.read.at
-    rival = int(
-        y.argmax()
-    )  # the correction's own largest entry lies in this column, mostly in a tile that was left out
-    found = torch.where(x * y[rival] > best[0] + x * y[best[1]], rival, best[1])
     marginals = torch.empty_like(p), torch.empty_like(q)
     marginals[0][rows], marginals[1][columns] = moved[:, 0] + x * y.sum(), back[:, 0] + y * x.sum()
-    matching = torch.empty_like(rows)
-    matching[rows] = columns[found]
+    matching = None
+    if bool((x * y.max() <= NEGLIGIBLE * rounded.read.largest)[p[rows] > 0].all()):
+        matching = torch.empty_like(rows)
+        matching[rows] = columns[rounded.read.at]
     return FinishedTiles(
         coupling=rounded.coupling(rows, columns, matching),
         product=product,
@@ -195,7 +191,7 @@ def certify(large: Large, climbed: Climbed, finished: FinishedTiles) -> tuple[Ob
         cost = cost_of_product(finished.product, x, y)
         lower = first_bound(cost.a.double(), cost.b.double(), p, q)
     else:
-        value = sampled_objective(finished.coupling, p, x.space, y.space, large.generator)
+        value = objective(large, finished.coupling)
         cost = sampled_cost(
             x.space, y.space, sample_anchors(finished.coupling, p, CERTIFICATE_ANCHORS, large.generator)
         )
@@ -212,6 +208,14 @@ def certify(large: Large, climbed: Climbed, finished: FinishedTiles) -> tuple[Ob
         lower_bound=lower,
         gap=max(value.value - lower, 0.0),
     )
+
+
+def objective(large: Large, coupling: TiledCoupling) -> Objective:
+    """The value of a plan where a space has no factors: exact where all distances can be had, else sampled."""
+    x, y = large.x, large.y
+    if large.exact and affordable(x.space, y.space, large.options.max_memory):
+        return exact_objective(coupling, x.space, y.space, large.p, large.q)
+    return sampled_objective(coupling, large.p, x.space, y.space, large.generator)
 
 
 def _centred(side: Side, order: Tensor) -> Tensor:
