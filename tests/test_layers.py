@@ -22,6 +22,7 @@ LAYERS = {
     "spaces": 2,
     "costs": 2,
     "couplings": 2,
+    "lowrank_coupling": 2,
     "status": 0,
     "evidence": 2.3,
     "storage": 2.4,

@@ -175,6 +175,39 @@ class CoarseOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LowRankOptions:
+    """Couplings of low rank, T = Q diag(1/g) R^T.
+
+    Parameters
+    ----------
+    rank : components of the plan, at most the number of points with mass in either space.
+    n_starts : random starts, where none are given; the best after a few iterations goes on.
+    max_iter : most mirror-descent iterations.
+    tol : change of the factors per iteration at which they count as settled: symmetric Kullback-Leibler divergence over
+        the squared largest exponent of the step.
+    step : largest step, relative to the squared sup norm of the gradient; the first ones are smaller.
+    floor : least entry of g, below 1 / rank. Components that carry no more are unused.
+    """
+
+    rank: int
+    n_starts: int = 4
+    max_iter: int = 1000
+    tol: float = 1e-8
+    step: float = 10.0
+    floor: float = 1e-10
+
+    def __post_init__(self) -> None:
+        _keep(self, rank=validate.integer("rank", self.rank, least=1))
+        _keep(self, n_starts=validate.integer("n_starts", self.n_starts, least=1))
+        _keep(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
+        _keep(self, tol=validate.real("tol", self.tol, least=0.0))
+        _keep(self, step=validate.real("step", self.step, above=0.0))
+        _keep(self, floor=validate.real("floor", self.floor, above=0.0))
+        if self.floor * self.rank >= 1:
+            raise ValueError(f"floor must be < 1 / rank = {1 / self.rank:g}, got {self.floor!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GWOptions:
     """All options of `gw_align`.
 
