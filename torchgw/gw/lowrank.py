@@ -40,7 +40,7 @@ from torchgw.sinkhorn.marginals import Balanced
 from torchgw.status import History, Status
 from torchgw.types import Callback, DistanceProvider
 
-FIRST_STEP, GROWTH, SHRINK = 0.1, 1.2, 0.5
+FIRST_STEP, GROWTH, SHRINK = 0.03, 1.2, 0.5
 LARGEST_EXPONENT = 100.0
 MOST_CUTS = 30
 SCREENING = 20
@@ -75,7 +75,7 @@ def solve_low_rank(
     generator: torch.Generator,
     *,
     starts: Sequence[LowRankFactors] | None = None,
-    marginals: object = Balanced(),  # noqa: B008
+    marginals: object = Balanced(),
     callback: Callback | None = None,
 ) -> LowRankSolve:
     """Minimise the Gromov-Wasserstein objective over couplings of rank ``options.rank``.
@@ -162,9 +162,10 @@ def _signed_factors(name: str, space: DistanceProvider, mass: Tensor) -> tuple[T
 
 
 class _Point(NamedTuple):
-    """Feasible factors, <C(T), T>, the objective that falls, and half the gradient in each factor."""
+    """Feasible factors and their logarithms, <C(T), T>, the objective that falls, half its gradient in each factor."""
 
     factors: LowRankFactors
+    logs: LowRankFactors
     value: float
     objective: float
     gradient: LowRankFactors
@@ -201,7 +202,7 @@ class _Problem:
         overlap = (W_A * W_B) @ g
         gradient = LowRankFactors(-2 * self.F @ (sFQ @ W_B), -2 * self.G @ (tGR @ W_A), 2 * overlap)
         value = self.constant - 2 * float(g @ overlap)
-        return _Point(factors, value, value / 2 - self.epsilon * entropy(factors), gradient)
+        return _Point(factors, factors.logarithms(), value, value / 2 - self.epsilon * entropy(factors), gradient)
 
     def reduced(self, gradient: LowRankFactors) -> LowRankFactors:
         """The gradient without the terms that the constraints do not see."""
@@ -219,10 +220,10 @@ def entropy(factors: LowRankFactors) -> float:
     return float(sum((side - torch.xlogy(side, side)).sum() for side in factors))
 
 
-def divergence(new: LowRankFactors, old: LowRankFactors) -> float:
+def _divergence(new: _Point, old: _Point) -> float:
     """KL(new | old) + KL(old | new), summed over the three factors."""
-    terms = ((one - other) * (one.log() - other.log()) for one, other in zip(new, old, strict=True))
-    return float(sum(torch.nan_to_num(term, posinf=0.0).sum() for term in terms))
+    pairs = zip(new.factors, old.factors, new.logs, old.logs, strict=True)
+    return float(sum(torch.nan_to_num((x - y) * (log_x - log_y), posinf=0.0).sum() for x, y, log_x, log_y in pairs))
 
 
 @dataclass
@@ -250,9 +251,7 @@ class _Descent:
         while self.status is Status.MAX_ITER and len(self.history.cost) < max_iter:
             residual = self._advance()
             iteration, most = len(self.history.cost) + 1, self.options.max_iter
-            record(
-                self.history, callback, iteration, most, self.point.value, residual, self.problem.epsilon, began
-            )
+            record(self.history, callback, iteration, most, self.point.value, residual, self.problem.epsilon, began)
             if self.change <= self.options.tol:
                 self.status = Status.SETTLED
 
@@ -260,18 +259,17 @@ class _Descent:
         """One accepted step, or none where no length lowers the objective; the projection's residual."""
         gradient = self.problem.reduced(self.point.gradient)
         norm = max(float(side.abs().amax()) for side in gradient)
-        logs = self.point.factors.logarithms()
         noise = torch.finfo(torch.float64).eps * self.problem.constant
         for _ in range(MOST_CUTS if norm > noise else 0):
             exponent = min(self.step / norm, LARGEST_EXPONENT)
             gamma = exponent / norm
             damping = 1 + gamma * self.problem.epsilon
-            moved = ((log - gamma * side) / damping for log, side in zip(logs, gradient, strict=True))
+            moved = ((log - gamma * side) / damping for log, side in zip(self.point.logs, gradient, strict=True))
             factors, residual, sweeps = self._project(LowRankFactors(*moved))
             self.n_sweeps += sweeps
             new = self.problem.at(factors)
             if residual <= USABLE and new.objective <= self.point.objective + noise:
-                self.change = divergence(factors, self.point.factors) / exponent**2
+                self.change = _divergence(new, self.point) / exponent**2
                 self.point = new
                 self.step = min(self.step * GROWTH, self.options.step)
                 return residual

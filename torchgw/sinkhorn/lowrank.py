@@ -61,7 +61,9 @@ class _Side(NamedTuple):
         return self.mass / (self.kernel @ v)
 
 
-def project(log_factors: LowRankFactors, p: Tensor, q: Tensor, *, floor: float, tol: float, max_iter: int) -> Projection:
+def project(
+    log_factors: LowRankFactors, p: Tensor, q: Tensor, *, floor: float, tol: float, max_iter: int
+) -> Projection:
     """The factors nearest to given ones in the Kullback-Leibler divergence, with exact row sums.
 
     Parameters
