@@ -181,7 +181,7 @@ class LowRankOptions:
     Parameters
     ----------
     rank : components of the plan, at most the number of points with mass in either space.
-    n_starts : random starts, where none are given; the best after a few iterations goes on.
+    n_starts : random starts, where none are given; the worse half is left out after 20, 40, 80 ... iterations.
     max_iter : most mirror-descent iterations.
     tol : change per iteration at which the factors count as settled: their symmetric Kullback-Leibler divergence over
         the squared largest exponent of the step. 1e-8 takes a third of the iterations and leaves a few per cent.
