@@ -108,13 +108,10 @@ def solve_low_rank(
             f"solve other marginal models without a rank"
         )
     epsilon = validate.real("epsilon", epsilon, least=0.0)
-    p, q = p.double(), q.double()
-    rows, columns = p > 0, q > 0
+    p, q = _unit_mass("p", p), _unit_mass("q", q)
+    _check_rank(options.rank, int((p > 0).sum()), int((q > 0).sum()))
     problem = _Problem.of(source, target, p, q, epsilon)
-    _check_masses(p, q)
-    _check_rank(options.rank, int(rows.sum()), int(columns.sum()))
-    if starts is None:
-        starts = cold_starts(source, target, p, q, options, generator)
+    starts = starts or cold_starts(source, target, p, q, options, generator)
     descents = [
         _Descent(problem, options, perturbed(_restricted(start, p, q, options.rank), problem.p, problem.q, generator))
         for start in starts
@@ -144,10 +141,12 @@ def _restricted(start: LowRankFactors, p: Tensor, q: Tensor, rank: int) -> LowRa
     return LowRankFactors(start.Q[p > 0].double(), start.R[q > 0].double(), start.g.double())
 
 
-def _check_masses(p: Tensor, q: Tensor) -> None:
-    for name, side in (("p", p), ("q", q)):
-        if abs(float(side.sum()) - 1) > MASS_TOLERANCE:
-            raise ValueError(f"{name} must sum to 1, got {float(side.sum()):.9g}; divide it by its sum")
+def _unit_mass(name: str, mass: Tensor) -> Tensor:
+    """Masses that sum to 1 up to the rounding of their dtype, in float64 and to its rounding."""
+    total = float(mass.double().sum())
+    if not abs(total - 1) <= MASS_TOLERANCE:
+        raise ValueError(f"{name} must sum to 1, got {total:.9g}; divide it by its sum")
+    return mass.double() / total
 
 
 def _check_rank(rank: int, n: int, k: int) -> None:
@@ -210,7 +209,7 @@ class _Problem:
         overlap = (W_A * W_B) @ g
         gradient = LowRankFactors(-2 * self.F @ (sFQ @ W_B), -2 * self.G @ (tGR @ W_A), 2 * overlap)
         value = self.constant - 2 * float(g @ overlap)
-        return _Point(factors, factors.logarithms(), value, value / 2 - self.epsilon * entropy(factors), gradient)
+        return _Point(factors, factors.logarithms(), value, value / 2 - self.epsilon * _entropy(factors), gradient)
 
     def reduced(self, gradient: LowRankFactors) -> LowRankFactors:
         """The gradient without the terms that the constraints do not see."""
@@ -223,7 +222,7 @@ class _Problem:
         return LowRankFactors(sides[0], sides[1], weights - weights.mean())
 
 
-def entropy(factors: LowRankFactors) -> float:
+def _entropy(factors: LowRankFactors) -> float:
     """-sum x (log x - 1) over the entries of Q, R and g."""
     return float(sum((side - torch.xlogy(side, side)).sum() for side in factors))
 

@@ -50,17 +50,6 @@ class Projection(NamedTuple):
     n_iter: int
 
 
-class _Side(NamedTuple):
-    """A kernel X (N, r) with rows of largest entry 1 and the masses (N,) of its rows."""
-
-    kernel: Tensor
-    mass: Tensor
-
-    def scaled(self, v: Tensor) -> Tensor:
-        """u = mass / (X v), (N,)."""
-        return self.mass / (self.kernel @ v)
-
-
 def project(
     log_factors: LowRankFactors, p: Tensor, q: Tensor, *, floor: float, tol: float, max_iter: int
 ) -> Projection:
