@@ -25,6 +25,7 @@ LAYERS = {
     "reading": 2.5,
     "unseen": 2.5,
     "tiled": 2,
+    "lowrank_coupling": 2,
     "status": 0,
     "evidence": 2.3,
     "storage": 2.4,

@@ -61,7 +61,9 @@ def extended(
         function of the distances to a few points, to half a bit.
     """
     if coupling.potentials is None:
-        raise ValueError("epsilon must be > 0 to map unseen points: a plan without entropy has no potentials")
+        raise ValueError(
+            "unseen points are mapped by potentials, and this plan has none: align with epsilon > 0 and without a rank"
+        )
     potential = coupling.potentials[1 - side]
     if isinstance(coupling, DenseCoupling):
         score = _score(coupling, known, points, side, epsilon)
