@@ -227,6 +227,11 @@ def unseen() -> list[Row]:
     return [row("20 % unseen points of the spiral", "rho >= 0.998", text, min(found.values()) >= 0.998, **found)]
 
 
+def table(rows: list[Row]) -> list[Row]:
+    """The columns that documents show."""
+    return [{name: entry[name] for name in ("case", "required", "measured", "met")} for entry in rows]
+
+
 GROUPS = {
     "20000": lambda: sizes("20000"),
     "prototype": prototype,
@@ -242,7 +247,7 @@ GROUPS = {
 def run(groups: list[str] | None = None) -> None:
     """Run the groups, keep the stored rows of the others, and write ``results/scale.json``."""
     path = RESULTS / "scale.json"
-    stored = json.loads(path.read_text())["rows"] if path.exists() else []
+    stored = json.loads(path.read_text())["details"] if path.exists() else []
     unknown = set(groups or ()) - set(GROUPS)
     if unknown:
         raise SystemExit(f"groups must be among {', '.join(GROUPS)}, got {', '.join(sorted(unknown))}")
@@ -252,5 +257,5 @@ def run(groups: list[str] | None = None) -> None:
         held[name] = [{"group": name} | found for found in GROUPS[name]()] or held[name]
         rows = [entry for group in GROUPS for entry in held[group]]
         rows += [{"group": "growth"} | found for found in growth(rows)]
-        write("scale", rows)  # after every group, so that nothing is lost
-    show([{name: entry[name] for name in ("case", "required", "measured", "met")} for entry in rows])
+        write("scale", table(rows), details=rows)  # after every group, so that nothing is lost
+    show(table(rows))

@@ -104,10 +104,8 @@ def estimate(
     n, k = validate.integer("N", N, least=1), validate.integer("K", K, least=1)
     validate.real("epsilon", epsilon, least=0.0)
     validate.instance("options", options, GWOptions)
-    if device is None:
-        where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    else:
-        where = torch.device(device)  # need not be there: one may plan for another machine
+    # The device need not be there: one may plan for another machine.
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     against = {name: why_not(name, n, k, epsilon, options, where) for name in ("dense", "streaming", "low-rank")}
     chosen = choose_strategy(n, k, epsilon, options, where)
     forecasts = tuple(

@@ -39,11 +39,12 @@ class _Reader:
 
     def __init__(self, A: Tensor, B: Tensor, tiles: Tiles, g: Tensor) -> None:
         self.A, self.g, self.tiles = A, g, tiles
-        self.most = max(1, BLOCK_ELEMENTS.get(A.device.type, 2**24) // tiles.size)
+        # Whole column tiles, so that their maxima can be told apart.
+        self.most = max(1, BLOCK_ELEMENTS.get(A.device.type, 2**24) // tiles.size**2) * tiles.size
         self._buffer = A.new_empty(min(tiles.size, len(A)) * min(self.most, len(B)))
         # With a column of ones the rows' potentials are added by the product itself.
         self._B = torch.cat((B, torch.ones_like(B[:, :1])), 1)
-        self._wide = B.to(g.dtype)
+        self.wide = B.to(g.dtype)
 
     def row_tiles(self) -> Iterator[tuple[slice, list[slice]]]:
         """Each row tile: its rows, and its columns in blocks."""
@@ -57,7 +58,7 @@ class _Reader:
         centre = self.A[rows].mean(0)
         self._local = self.A[rows] - centre
         wide = centre.to(self.g.dtype)
-        shifts = {span.start: torch.addmv(self.g[span], self._wide[span], wide) for span in spans}
+        shifts = {span.start: torch.addmv(self.g[span], self.wide[span], wide) for span in spans}
         self.top = torch.stack([shift.amax() for shift in shifts.values()]).amax().clamp_min(FLOOR)
         self._bias = {start: (shift - self.top).to(self.A.dtype) for start, shift in shifts.items()}
 
@@ -66,13 +67,12 @@ class _Reader:
         added = torch.zeros_like(self._local[:, 0]) if level is None else level.to(self._local.dtype)
         self._rows = torch.cat((self._local, added[:, None]), 1)
 
-    def block(self, columns: slice, which: Tensor | None = None) -> Tensor:
-        """Exponents of these columns, for all rows of the tile or some; in a buffer that the next one overwrites."""
+    def block(self, columns: slice) -> Tensor:
+        """Exponents of these columns for the rows of the tile; in a buffer that the next one overwrites."""
         start = max(first for first in self._bias if first <= columns.start)
         bias = self._bias[start][columns.start - start : columns.stop - start]
-        rows = self._rows if which is None else self._rows[which]
-        out = self._buffer[: len(rows) * len(bias)].view(len(rows), -1)
-        return torch.addmm(bias, rows, self._B[columns].T, out=out)
+        out = self._buffer[: len(self._rows) * len(bias)].view(len(self._rows), -1)
+        return torch.addmm(bias, self._rows, self._B[columns].T, out=out)
 
 
 def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tensor:
@@ -109,29 +109,35 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
         for columns in blocks:
             exponent = reader.block(columns)
             if find:
-                highest.append(exponent.amax(1))
+                highest.append(_tile_maxima(exponent, tiles.size))
             plan = exponent.clamp_min_(LOWEST_EXPONENT).exp2_()
             if V.shape[1]:
                 moved[rows] += plan @ V[columns]
             if W.shape[1]:
                 back[:, columns] += W[rows].T @ plan
         if find:
-            largest[rows], at[rows] = _largest(reader, blocks, torch.stack(highest))
+            starts = [torch.arange(c.start, c.stop, tiles.size, device=A.device) for c in blocks]
+            value, home = torch.cat(highest, 1).max(1)
+            largest[rows] = value.to(f.dtype).exp2_()
+            at[rows] = _position(A[rows], reader.wide, g, torch.cat(starts)[home], tiles.size)
     absent = f.isneginf()
     moved.masked_fill_(absent[:, None], 0.0)
     back.masked_fill_(g.isneginf(), 0.0)
     return Read(moved, back.T, largest.masked_fill_(absent, 0.0), at)
 
 
-def _largest(reader: _Reader, blocks: list[slice], highest: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest entry of each row of the tile, and its column, from the maxima (blocks, n) of its blocks.
+def _tile_maxima(exponent: Tensor, size: int) -> Tensor:
+    """Maxima over runs of ``size`` columns, the last one shorter, (n, tiles)."""
+    whole = exponent.shape[1] // size * size
+    found = exponent[:, :whole].reshape(len(exponent), -1, size).amax(2)
+    return found if whole == exponent.shape[1] else torch.cat((found, exponent[:, whole:].amax(1, keepdim=True)), 1)
 
-    Each row is looked at again in the one block that holds its maximum: that is cheaper than to find where it is at
-    once, for all blocks.
+
+def _position(rows: Tensor, B: Tensor, g: Tensor, start: Tensor, size: int) -> Tensor:
+    """Where row i of A B^T + g is largest among the ``size`` columns from start[i] on, (n,).
+
+    To find only the best column tile in the pass, and the place in it here, is cheaper than to find the place at once.
     """
-    value, home = highest.max(0)
-    at = torch.zeros_like(home)
-    for number in torch.unique(home).tolist():
-        which = torch.nonzero(home == number)[:, 0]
-        at[which] = reader.block(blocks[number], which).argmax(1) + blocks[number].start
-    return value.double().exp2(), at
+    columns = (start[:, None] + torch.arange(size, device=start.device)).clamp_max(len(B) - 1)
+    score = torch.einsum("nsr,nr->ns", B[columns], rows.to(B.dtype)) + g[columns]
+    return columns.gather(1, score.argmax(1, keepdim=True))[:, 0]
