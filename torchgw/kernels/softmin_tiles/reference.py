@@ -41,11 +41,16 @@ class _Block(NamedTuple):
 
 
 def _blocks(A: Tensor, B: Tensor, tiles: Tiles, g: Tensor) -> Iterator[_Block]:
-    """Blocks that stay in the cache, row tile by row tile. ``top`` is the same for all blocks of a row tile."""
+    """Blocks that stay in the cache, row tile by row tile. ``top`` is the same for all blocks of a row tile.
+
+    There are none for a row tile that keeps nothing.
+    """
     most = max(1, BLOCK_ELEMENTS.get(A.device.type, 2**24) // tiles.size)
     buffer = A.new_empty(min(tiles.size, len(A)) * min(most, len(B)))
     wide = B.T if B.dtype == g.dtype else B.T.to(g.dtype)
     for tile, spans in enumerate(tiles.spans):
+        if not spans:
+            continue
         rows = slice(tile * tiles.size, min((tile + 1) * tiles.size, len(A)))
         centre = A[rows].mean(0)
         local, wide_centre = A[rows] - centre, centre.to(g.dtype)
@@ -71,7 +76,7 @@ def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tens
         sums = exponent.sub_(higher[:, None]).clamp_min_(LOWEST_EXPONENT).exp2_().sum(1)
         total[rows] = total[rows] * (highest[rows] - higher).exp2() + sums
         highest[rows], base[rows] = higher, top
-    out = total.log2_() + highest + base
+    out = (total.log2_() + highest + base).to(bias.dtype)
     return out.masked_fill_(out < FLOOR / 2, -torch.inf)
 
 
@@ -79,7 +84,7 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
     """See the head of this file; V (K, d) and W (N, e) are taken in the dtype of A."""
     n, k = len(A), len(B)
     moved, back = f.new_zeros(n, V.shape[1]), f.new_zeros(k, W.shape[1])
-    largest, index = A.new_full((n,), -torch.inf), torch.zeros(n, dtype=torch.int64, device=A.device)
+    largest, index = A.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
     V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
     W = W.masked_fill(f.isneginf()[:, None], 0.0).to(A.dtype)
     for rows, where, exponent, top in _blocks(A, B, tiles, g):
