@@ -25,7 +25,8 @@ from torchgw.kernels.tiles import TILE, Tiles
 unable = gpu.unable
 
 LEAST_BLOCK = 16
-LEAST_VALUES, MOST_VALUES = 16, {torch.float32: 64, torch.float64: 128}
+# How many columns of V a program reads at a time, chosen as the blocks are; 32 would spill on sm_100 in float32.
+VALUES = {torch.float32: (16, 64), torch.float64: (16, 32, 64, 128)}
 PROGRAMS_PER_PROCESSOR = 4
 
 
@@ -57,11 +58,11 @@ def splits(tiles: Tiles, programs: int, device: torch.device) -> int:
 def prepare(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """Factors in the width that `softmin_stream` pads to; as they are where they have it."""
     ready = A.shape[1] == 16 or A.shape[1] % 32 == 0
-    return (A.contiguous(), B.contiguous()) if ready else stream.prepare(A, B)  # type: ignore[return-value]
+    return (A.contiguous(), B.contiguous()) if ready else stream.prepare(A, B)
 
 
 class _Parts(NamedTuple):
-    """What each part of the lists gave: T V (parts, N, d), largest entries and their columns (parts, N)."""
+    """What each part of the lists gave: T V (parts, N, d), largest entries and their columns (parts, N) where asked."""
 
     moved: Tensor
     largest: Tensor
@@ -97,14 +98,13 @@ def build(dot: str = "") -> TileKernel:
         # The product with V takes registers: with half the columns no target spills.
         chosen = block(tiles.size, width, A.dtype, dot)
         chosen = chosen._replace(columns=min(chosen.columns, 32))
-        values = min(max(gpu.power_of_two(d), LEAST_VALUES), MOST_VALUES[A.dtype])
+        values = next((size for size in VALUES[A.dtype] if size >= d), VALUES[A.dtype][-1])
         # Points without mass move nothing, whatever their values are.
         V = torch.nn.functional.pad(V.masked_fill(g.isneginf()[:, None], 0.0), (0, max(-d % values, values - d)))
         programs = gpu.divided(n, chosen.rows)
         parts = splits(tiles, programs * (V.shape[1] // values), A.device)
         out = V.new_empty(parts, n, V.shape[1])
-        best = V.new_empty(parts, n if largest else 0)
-        at = torch.empty(best.shape, dtype=torch.int64, device=V.device)
+        best, at = V.new_empty(parts, n), torch.empty(parts, n, dtype=torch.int64, device=V.device)
         with gpu.active(A):
             kernels.read_kernel[(programs, V.shape[1] // values, parts)](
                 A, B, f.contiguous(), g.contiguous(), V.contiguous(), tiles.first, tiles.column, out, best, at,

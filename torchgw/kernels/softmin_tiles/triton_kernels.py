@@ -57,7 +57,7 @@ def read_kernel(
 ):  # fmt: skip
     """out[part] = T V for T = 2^(S + f + g) on this part of the list and V (K, d), d a multiple of VALUES.
 
-    LARGEST: also the largest entry of each row of T and the lowest column that has it; 0 and K where there is no column.
+    LARGEST: also the largest entry of each row of T and the lowest column that has it; 0 and K where no column is kept.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     value = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
@@ -77,7 +77,7 @@ def read_kernel(
         total = tl.dot(plan, values, total, input_precision=DOT, out_dtype=dtype)
         if LARGEST:
             higher = tl.max(exponent, 1)
-            # Columns ascend along the list, so an equal entry that comes later never wins; those past K never are lower.
+            # Columns ascend along the list, so of equal entries the first found is kept.
             where = tl.min(tl.where(exponent == higher[:, None], here[None, :], k), 1)
             better = (higher > best) | (index == k)
             index = tl.where(better, where, index)
