@@ -187,6 +187,36 @@ def test_tiles_left_out_hold_no_more_than_stated(n: int, k: int, size: int, dtyp
         assert kept[large].all()
 
 
+def test_the_bound_is_the_mass_where_points_of_a_tile_are_equal() -> None:
+    """But for the slack; partial tiles count the points that they have."""
+    gen = torch.Generator().manual_seed(3)
+    n, k, size = 30, 37, 8
+    A, B = (torch.randn(5, 2, generator=gen, dtype=F64).repeat_interleave(size, 0)[:points] * 2 for points in (n, k))
+    f, g = (torch.randn(points, generator=gen, dtype=F64) - 9 for points in (n, k))
+    plan = (A @ B.T + f[:, None] + g).exp2()
+    tiles, omitted = choose_tiles(A, B, f, g, plan.sum(1), plan.sum(0), size, 0.3)
+    kept = mask_of(tiles)
+    held = float(torch.where(kept, 0.0, _by_tiles(plan, size)).sum())
+    assert not kept[-1].all()
+    assert not kept[:, -1].all()
+    assert held > 1e-3 * float(plan.sum())
+    assert held <= omitted <= held * 2**0.03
+
+
+def test_the_bound_holds_where_the_mass_is_at_opposite_ends_of_its_tiles() -> None:
+    """Two points a tile, on either side of the centre, one of them with mass: there the bound is the mass as well."""
+    n = 40
+    side = torch.tensor([1.0, -1.0], dtype=F64).repeat(n // 2)
+    reach = torch.linspace(0.5, 3.0, n // 2, dtype=F64).repeat_interleave(2)
+    A = B = (side * reach)[:, None]
+    f = torch.where(side > 0, -20.0 * torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=F64), -torch.inf)
+    plan = (A @ B.T + f[:, None] + f).exp2()
+    tiles, omitted = choose_tiles(A, B, f, f, plan.sum(1), plan.sum(0), 2, 0.1)
+    held = float(torch.where(mask_of(tiles), 0.0, _by_tiles(plan, 2)).sum())
+    assert held > 1e-3 * float(plan.sum())
+    assert held <= omitted <= held * 2**0.03
+
+
 def test_a_sharp_plan_leaves_most_tiles_out() -> None:
     tiles, omitted = Problem(800, 800, 8, F64, 2).choose(1e-6)
     assert 0 < omitted <= 1e-6
