@@ -241,6 +241,16 @@ def test_bounds_in_chunks_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.gpu
+def test_the_tiles_chosen_are_those_chosen_on_the_cpu() -> None:
+    problem = Problem(200, 170, 8, F64, 1)
+    wanted, omitted = problem.choose(1e-3)
+    sides = (problem.A, problem.B, problem.f, problem.g, problem.p, problem.q)
+    found, bound = choose_tiles(*(side.cuda() for side in sides), 8, 1e-3)
+    assert torch.equal(found.column.cpu(), wanted.column)
+    assert abs(bound - omitted) < 1e-9
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 class TestOnTheGPU:
     """Every claim about the score on kept tiles, on every backend."""
@@ -273,11 +283,3 @@ class TestOnTheGPU:
     def test_equal_entries_and_large_scores(self, backend: str) -> None:
         cases.equal_entries(self.kernel(backend, F64), "cuda")
         cases.wide_potentials_keep_large_scores(self.kernel(backend, F32), "cuda")
-
-    def test_the_tiles_chosen_are_those_chosen_on_the_cpu(self, backend: str) -> None:
-        problem = Problem(200, 170, 8, F64, 1)
-        wanted, omitted = problem.choose(1e-3)
-        sides = (problem.A, problem.B, problem.f, problem.g, problem.p, problem.q)
-        found, bound = choose_tiles(*(side.cuda() for side in sides), 8, 1e-3)
-        assert torch.equal(found.column.cpu(), wanted.column)
-        assert abs(bound - omitted) < 1e-9
