@@ -19,6 +19,7 @@ from tests import tile_cases
 from tests.kernels import RANKS, factors, wide
 from torchgw import GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.gw import inner, large
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles, transport
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.tiles import all_tiles
@@ -179,4 +180,23 @@ def test_a_whole_alignment_agrees_with_the_eager_one(gradient: str) -> None:
         eager, triton = (gw_align(X, Y, backend=name, **given) for name in ("eager", "triton"))
     assert triton.backend == "triton"
     assert {"rows", "columns", "splits", "sweep_width", "sweep_warps"} == set(triton.blocks)
+    assert float((eager.plan - triton.plan).abs().sum()) < 1e-6
+
+
+def test_a_streamed_alignment_on_kept_tiles_agrees_with_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (inner, large):
+        monkeypatch.setattr(place, "TILE", 16)
+    monkeypatch.setattr(inner, "SKIPPED_FROM", 1)
+    monkeypatch.setattr(large, "EVERY_PAIR", 1)
+    X, Y = make_spiral(60)[0], make_swiss_roll(71, random_state=1)[0]
+    given = {
+        "distances": "euclidean",
+        "epsilon": 0.1,
+        "options": GWOptions(strategy="streaming", mixed_precision=False),
+        "random_state": 0,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager, triton = (gw_align(X, Y, backend=name, **given) for name in ("eager", "triton"))
+    assert triton.backend == "triton"
     assert float((eager.plan - triton.plan).abs().sum()) < 1e-6
