@@ -1,6 +1,6 @@
 """The Triton implementation of the score on kept tiles: host side. The kernels are loaded on first use.
 
-Everything is computed in the wider dtype of factors and potentials. Potentials in float64 say that a plan is read for
+Everything is computed in the wider dtype of factors and potentials, float32 at least. Potentials in float64 say that a plan is read for
 good, so float32 factors are then multiplied in float64: exact products, where the reference keeps the large part of a
 score exact and the small part in float32.
 """
@@ -8,7 +8,7 @@ score exact and the small part in float32.
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +55,11 @@ def splits(tiles: Tiles, programs: int, device: torch.device) -> int:
     return max(min(wanted, len(tiles.column) // (len(tiles.first) - 1)), 1)
 
 
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """The widest of their dtypes, at least float32."""
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+
+
 def prepare(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """Factors in the width that `softmin_stream` pads to; as they are where they have it."""
     ready = A.shape[1] == 16 or A.shape[1] % 32 == 0
@@ -79,7 +84,7 @@ def build(dot: str = "") -> TileKernel:
     def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tensor:
         if axis == 0:
             A, B, tiles = B, A, tiles.transposed
-        dtype, given = torch.promote_types(A.dtype, bias.dtype), bias.dtype
+        dtype, given = working_dtype(A, bias), bias.dtype
         (A, B), bias = prepare(A.to(dtype), B.to(dtype)), bias.to(dtype).contiguous()
         (n, width), chosen = A.shape, block(tiles.size, A.shape[1], dtype, dot)
         programs = gpu.divided(n, chosen.rows)
@@ -114,7 +119,7 @@ def build(dot: str = "") -> TileKernel:
         return _Parts(out[:, :, :d], best, at)
 
     def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> Read:
-        given, dtype = f.dtype, torch.promote_types(A.dtype, torch.promote_types(f.dtype, g.dtype))
+        given, dtype = f.dtype, working_dtype(A, f, g)
         A, B = prepare(A.to(dtype), B.to(dtype))
         f, g, V, W = (side.to(dtype) for side in (f, g, V, W))
         forth = one_way(A, B, tiles, f, g, V, True)
