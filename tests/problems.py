@@ -8,6 +8,7 @@ from scipy.sparse import csr_matrix
 
 from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.datasets import make_spiral
+from torchgw.tiled import TiledCoupling
 
 SPIRAL, SPIRAL_ANGLE = make_spiral(90)
 ROLL, ROLL_ANGLE = make_spiral(110, random_state=1)
@@ -73,6 +74,25 @@ def potential_coupling(n: int, k: int, r: int, seed: int, correction: bool = Tru
     )
     f = f - np.log2(n * k)
     return PotentialCoupling(A, B, f, g, x.abs() / n, y.abs() / k) if correction else PotentialCoupling(A, B, f, g)
+
+
+def tiled_coupling(n: int, k: int, r: int, seed: int, size: int = 4) -> TiledCoupling:
+    """A random coupling on about half of its tiles, in random orders, with total mass about one."""
+    gen = torch.Generator().manual_seed(seed)
+    plain = potential_coupling(n, k, r, seed).tensors()
+    kept = torch.rand(-(-n // size), -(-k // size), generator=gen) < 0.5
+    kept[:, 0], kept[0] = True, True
+    count = kept.sum(1)
+    first = torch.cat((count.new_zeros(1), count.cumsum(0)))
+    orders = torch.randperm(n, generator=gen), torch.randperm(k, generator=gen)
+    return TiledCoupling(
+        **plain,
+        row_order=orders[0],
+        column_order=orders[1],
+        tile_size=torch.tensor(size),
+        tile_first=first,
+        tile_column=kept.nonzero()[:, 1],
+    )
 
 
 def dense_coupling(n: int, k: int, seed: int) -> DenseCoupling:

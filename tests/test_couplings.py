@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.problems import dense_coupling, potential_coupling, random_masses
+from tests.problems import dense_coupling, potential_coupling, random_masses, tiled_coupling
 from torchgw import couplings
 from torchgw.couplings import BlockCoupling
 from torchgw.sinkhorn.rounding import round_to_marginals
@@ -20,6 +20,7 @@ MAKERS: dict[str, Callable[[], BlockCoupling]] = {
     "dense": lambda: dense_coupling(23, 31, 0),
     "potential": lambda: potential_coupling(23, 31, 4, 0, correction=False),
     "corrected": lambda: potential_coupling(23, 31, 4, 1),
+    "tiled": lambda: tiled_coupling(23, 31, 4, 2),
 }
 
 

@@ -70,6 +70,7 @@ def test_sweeps_and_sums_of_nothing(dtype: torch.dtype, poison: None) -> None:
 def test_equal_entries_and_large_scores(poison: None) -> None:
     cases.equal_entries(EAGER, "cpu")
     cases.wide_potentials_keep_large_scores(EAGER, "cpu")
+    cases.what_is_not_asked_for_is_empty_or_zero(EAGER, "cpu")
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -283,3 +284,4 @@ class TestOnTheGPU:
     def test_equal_entries_and_large_scores(self, backend: str) -> None:
         cases.equal_entries(self.kernel(backend, F64), "cuda")
         cases.wide_potentials_keep_large_scores(self.kernel(backend, F32), "cuda")
+        cases.what_is_not_asked_for_is_empty_or_zero(self.kernel(backend, F64), "cuda")

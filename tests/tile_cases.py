@@ -89,7 +89,7 @@ def sums_of_nothing(kernel: TileKernel, device: str, dtype: torch.dtype) -> None
     close(rows, softmin_oracle(score, wide(g)[0], 1), dtype)
     close(columns, softmin_oracle(score, wide(f)[0], 0), dtype)
     moved, back, largest, at = kernel.read(
-        A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device) - 300, bound.B, bound.A
+        A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device) - 300, bound.B, bound.A, True
     )
     assert (moved[32:64] == 0).all()
     assert (back[64:] == 0).all()
@@ -123,7 +123,7 @@ def reads(
     V, W = (torch.randn(points, width, generator=torch.Generator().manual_seed(points)).to(dtype) for points in (k, n))
     V[g.isneginf()], W[f.isneginf()] = torch.nan, torch.inf  # what has no mass moves nothing, whatever it is
     found = kernel.read(
-        A.to(device), B.to(device), on(tiles, device), *strided(f, g, device=device), V.to(device), W.to(device)
+        A.to(device), B.to(device), on(tiles, device), *strided(f, g, device=device), V.to(device), W.to(device), True
     )
     assert [side.dtype for side in found] == [dtype, dtype, dtype, torch.int64]
     left, right, v, w = wide(f, g, V, W)
@@ -149,7 +149,7 @@ def equal_entries(kernel: TileKernel, device: str) -> None:
         tiles = listed(kept, size, n, k).tiles
         f, g = torch.full((n,), -9.0, dtype=F64), torch.zeros(k, dtype=F64)
         at = kernel.read(*(side.to(device) for side in (A, B)), on(tiles, device), f.to(device), g.to(device),
-                         B.to(device), A.to(device)).at.cpu()  # fmt: skip
+                         B.to(device), A.to(device), True).at.cpu()  # fmt: skip
         assert (at[:32] == expected[0]).all()
         assert (at[32:] == expected[1]).all()
 
@@ -173,5 +173,26 @@ def wide_potentials_keep_large_scores(kernel: TileKernel, device: str) -> None:
     np.testing.assert_allclose(wide(softmin)[0], expected, rtol=0, atol=3e-5)
     f = -torch.from_numpy(expected)
     one = torch.ones(k, 1, dtype=F64, device=device)
-    rows = kernel.read(bound.A, bound.B, bound.tiles, f.to(device), g.to(device), one, bound.A).moved
-    np.testing.assert_allclose(wide(rows)[0], 1.0, atol=3e-5)
+    given = (bound.A, bound.B, bound.tiles, f.to(device), g.to(device))
+    read = kernel.read(*given, one, bound.A[:, :0], False)
+    np.testing.assert_allclose(wide(read.moved)[0], 1.0, atol=3e-5)
+
+
+def what_is_not_asked_for_is_empty_or_zero(kernel: TileKernel, device: str) -> None:
+    """Largest entries without being asked for, and values without columns."""
+    n, k = 70, 50
+    A, B = factors(n, k, 3, F64, 1, reach=5.0)
+    tiles, _, mask = some_tiles(32, n, k, 3)
+    f, g = log_masses(n, F64, 1), log_masses(k, F64, 2)
+    plan = np.exp2(masked(A, B, mask) + wide(f)[0][:, None] + wide(g)[0])
+    given = [A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device)]
+    none = given[0].new_zeros(k, 0), given[0].new_zeros(n, 0)
+    found = kernel.read(*given, *none, True)
+    assert (found.moved.shape, found.back.shape) == ((n, 0), (k, 0))
+    np.testing.assert_allclose(wide(found.largest)[0], plan.max(1), rtol=1e-10)
+    for V, W in ((none[0], given[0]), (given[1], none[1])):
+        found = kernel.read(*given, V, W, False)
+        np.testing.assert_allclose(wide(found.moved)[0], plan @ wide(V)[0], rtol=0, atol=1e-11)
+        np.testing.assert_allclose(wide(found.back)[0], plan.T @ wide(W)[0], rtol=0, atol=1e-11)
+        assert (found.largest == 0).all()
+        assert (found.at == 0).all()

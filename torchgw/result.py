@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, fields
-from functools import cached_property
 from os import PathLike
 from typing import Any
 from zipfile import BadZipFile
@@ -18,14 +17,17 @@ from torchgw.couplings import BlockCoupling
 from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, Rung, entropy_and_margin
 from torchgw.kernels import LN2
 from torchgw.options import GWOptions
+from torchgw.reading import Readable
 from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.known import Known
 from torchgw.status import History, Status
 from torchgw.storage import pack, unpack
-from torchgw.types import Array, Coupling
+from torchgw.types import Coupling
+from torchgw.unseen import Unseen, extended
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class GWResult:
+class GWResult(Readable):
     """The result of `torchgw.gw_align`.
 
     Attributes
@@ -55,6 +57,7 @@ class GWResult:
     graphs : how the neighbour graphs were made (k, stitching, short cuts left out); None for spaces that needed none.
     timings : seconds spent in "prepare", "search", "solve" and "finish".
     epsilon, options : what the solve was called with.
+    known : the two spaces, for `unseen`; not saved.
     """
 
     coupling: Coupling
@@ -87,6 +90,7 @@ class GWResult:
     epsilon: float
     options: GWOptions
     numpy_input: bool = True
+    known: tuple[Known, Known] | None = None
 
     def __repr__(self) -> str:
         n, k = self.shape
@@ -113,9 +117,9 @@ class GWResult:
         return self.rival is not None and self.rival.energy <= NEAR_TIE * max(self.basins[0].energy, TINY)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        return self.coupling.shape
+    def max_memory(self) -> int:
+        """Bytes that the dense plan may take."""
+        return self.options.max_memory
 
     @property
     def potentials(self) -> tuple[Tensor, Tensor] | None:
@@ -123,66 +127,34 @@ class GWResult:
         found = self.coupling.potentials if isinstance(self.coupling, BlockCoupling) else None
         return None if found is None else (found[0] * LN2, found[1] * LN2)
 
-    @cached_property
-    def plan(self) -> Tensor:
-        """The dense plan (N, K), float64, built on first use and kept; O(N K) memory.
+    def unseen(self, points: Any, side: str = "source") -> Unseen:
+        """Map points that the solve has not seen, by its linearised cost and potentials.
+
+        Parameters
+        ----------
+        points : (m, D) like X, or (m, E) like Y for ``side="target"``; rows of raw distances to all known points,
+            (m, N) or (m, K), where the space was a matrix, a graph or a provider.
+        side : "source" or "target".
+
+        Returns
+        -------
+        `Unseen`, which is read like a result: ``argmax()``, ``top_k(k)`` and ``pull(V)`` for source points,
+        ``argmax(axis=0)`` and ``push(V)`` for target points.
 
         Raises
         ------
-        MemoryError
-            Over ``options.max_memory``, naming what to use instead.
+        ValueError, TypeError
+            For points that do not fit, a plan without entropy, and a result that was loaded from a file.
+
+        Notes
+        -----
+        O(m K r) work for m source points. A new point is joined to the neighbour graph by its k nearest known points.
         """
-        n, k = self.shape
-        advice = "use argmax(), top_k(k), sparsify(mass), push(V) or pull(V)"
-        validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.options.max_memory, advice)
-        return self.coupling.to_dense()
-
-    def push(self, V: Array | Tensor) -> Array | Tensor:
-        """Carry values on the source points, (N,) or (N, d), to the target: averages weighted by the plan.
-
-        Returns (K,) or (K, d). Target points without mass get NaN. Numpy in, numpy out; torch in, torch out.
-        O(N K (r + d)) time.
-        """
-        return self._carry(V, axis=0)
-
-    def pull(self, V: Array | Tensor) -> Array | Tensor:
-        """Carry values on the target points (K,) or (K, d) to the source, (N,) or (N, d); see `push`."""
-        return self._carry(V, axis=1)
-
-    def _carry(self, V: Array | Tensor, axis: int) -> Array | Tensor:
-        if not isinstance(V, Tensor) and np.asarray(V).dtype.kind not in "fiubc":
-            raise TypeError(
-                f"V must hold real numbers, got dtype {np.asarray(V).dtype}; for labels push their one-hot rows"
-            )
-        given = V if isinstance(V, Tensor) else torch.from_numpy(np.array(V))
-        if given.is_complex():
-            raise TypeError(f"V must hold real numbers, got dtype {given.dtype}")
-        size = self.shape[axis]
-        if given.ndim not in (1, 2) or given.shape[0] != size:
-            raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
-        if not isinstance(self.coupling, BlockCoupling):
-            raise TypeError(f"this operation knows the library's own couplings, got {type(self.coupling).__name__}")
-        values = given.to(self.coupling.device, self.coupling.dtype)
-        columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
-        moved = self.coupling.apply(columns, axis)
-        averaged = moved[:, 1:] / moved[:, :1]
-        averaged = averaged[:, 0] if given.ndim == 1 else averaged
-        return averaged if isinstance(V, Tensor) else averaged.cpu().numpy()
-
-    def argmax(self, axis: int = 1) -> Array | Tensor:
-        """For each source point the target index it sends most mass to, (N,); with axis 0 the reverse, (K,).
-
-        A point without mass gets 0: nothing is known of it.
-        """
-        validate.integer("axis", axis, least=0, most=1)
-        found = self.coupling.argmax(axis)
-        return found.cpu().numpy() if self.numpy_input else found
-
-    def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
-        """Masses and target indices of the k largest entries of each row, both (N, k), largest first."""
-        validate.integer("k", k, least=1, most=self.shape[1])
-        values, index = self.coupling.top_k(k)
-        return (values.cpu().numpy(), index.cpu().numpy()) if self.numpy_input else (values, index)
+        chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
+        if self.known is None or not isinstance(self.coupling, BlockCoupling):
+            raise ValueError("unseen points can be mapped by the result of gw_align, not by one read from a file")
+        found = extended(self.coupling, self.known, points, chosen, self.epsilon)
+        return Unseen(found, self.numpy_input, self.max_memory)
 
     def confidence(self) -> Confidence:
         """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows."""
@@ -194,11 +166,7 @@ class GWResult:
             discount = min((self.basins[0].energy + TINY) / (basin.energy + TINY), 1.0)
             stability = torch.minimum(stability, 1 - discount * basin.shift.to(stability))
         found = (entropy, margin, stability.clamp_min(0.0))
-        return Confidence(*(side.cpu().numpy() if self.numpy_input else side for side in found))
-
-    def sparsify(self, mass: float = 0.99) -> Any:
-        """SciPy CSR matrix (N, K) of the fewest entries that carry the share ``mass`` of each row."""
-        return self.coupling.to_sparse(validate.real("mass", mass, above=0.0, most=1.0))
+        return Confidence(*(self._given(side) for side in found))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything but the dense plan to an .npz file: arrays and one JSON string, no pickles.
@@ -207,7 +175,9 @@ class GWResult:
         """
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
-        arrays = pack({entry.name: getattr(self, entry.name) for entry in fields(self)}, self.coupling)
+        arrays = pack(
+            {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "known"}, self.coupling
+        )
         with open(path, "wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ import torch
 from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
 from torchgw.evidence import Basin, Certificate, Rung
 from torchgw.kernels import LN2
+from torchgw.lowrank_coupling import LowRankCoupling
 from torchgw.options import (
     AnnealingOptions,
     CoarseOptions,
@@ -100,7 +101,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
 
 def _coupling(tensors: dict[str, torch.Tensor]) -> BlockCoupling:
     """The kind of coupling that has these tensors."""
-    kinds = {"plan": DenseCoupling, "tile_size": TiledCoupling}
+    kinds = {"plan": DenseCoupling, "tile_size": TiledCoupling, "Q": LowRankCoupling}
     found: BlockCoupling = next((kind for name, kind in kinds.items() if name in tensors), PotentialCoupling)(**tensors)
     return found
 

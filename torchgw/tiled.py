@@ -23,6 +23,8 @@ from torchgw.kernels.softmin_tiles.reference import Read
 from torchgw.kernels.tiles import Tiles
 
 SAMPLE_BLOCK = 2**24
+NEGLIGIBLE = 0.1
+MOST_WHOLE = 2e8
 
 
 class TiledCoupling(BlockCoupling):
@@ -30,7 +32,7 @@ class TiledCoupling(BlockCoupling):
 
     A (N, r), B (K, r) of any precision, f, x (N,) and g, y (K,) float64, all in the orders given by ``row_order`` (N,)
     and ``column_order`` (K,): position to index. ``tile_size`` (), ``tile_first`` and ``tile_column`` list the tiles as
-    `torchgw.kernels.tiles.Tiles` does.
+    `torchgw.kernels.tiles.Tiles` does. ``matching`` (N,) is what ``argmax(1)`` gives, where it is known already.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class TiledCoupling(BlockCoupling):
         tile_size: Tensor,
         tile_first: Tensor,
         tile_column: Tensor,
+        matching: Tensor | None = None,
     ) -> None:
         self._tensors = {
             "A": A,
@@ -61,6 +64,7 @@ class TiledCoupling(BlockCoupling):
             "tile_column": tile_column,
         }
         self.shape = (len(A), len(B))
+        self._matching = matching
         self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column)
         self._row_rank, self._column_rank = _inverse(row_order), _inverse(column_order)
 
@@ -100,7 +104,7 @@ class TiledCoupling(BlockCoupling):
         scaled = self.tensors()
         scaled["f"] = scaled["f"] + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
         scaled["x"] = scaled["x"] * mass
-        return TiledCoupling(**scaled)
+        return TiledCoupling(**scaled, matching=self._matching)
 
     def rows(self, index: Tensor | slice) -> Tensor:
         held = self._tensors
@@ -121,13 +125,13 @@ class TiledCoupling(BlockCoupling):
         kept[row, column] = True
         return kept.repeat_interleave(tiles.size, 1)[:, : tiles.k]
 
-    def _read(self, V: Tensor, axis: int) -> Read:
+    def _read(self, V: Tensor, axis: int, find: bool = False) -> Read:
         """The plan (axis 1) or its transpose (axis 0) without the correction, applied to V; in the held order."""
         held = self._tensors
         none = V.new_zeros(self.shape[1 - axis], 0)
         if axis == 1:
-            return reference.read(held["A"], held["B"], self.tiles, held["f"], held["g"], V, none)
-        return reference.read(held["B"], held["A"], self.tiles.transposed, held["g"], held["f"], V, none)
+            return reference.read(held["A"], held["B"], self.tiles, held["f"], held["g"], V, none, find)
+        return reference.read(held["B"], held["A"], self.tiles.transposed, held["g"], held["f"], V, none, find)
 
     def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x of the answer, y of the question, rank of the answer's points, order of the question's."""
@@ -152,23 +156,51 @@ class TiledCoupling(BlockCoupling):
         return (self._read(ones, axis).moved[:, 0] + x * y.sum())[rank]
 
     def argmax(self, axis: int) -> Tensor:
+        """Without the correction where that is at most a tenth of the largest entry; ties closer than that are open."""
+        if axis == 1 and self._matching is not None:
+            return self._matching
         x, y, rank, order = self._sides(axis)
-        found = self._read(y.new_zeros(len(y), 1), axis)
-        # The correction is the same for all tiles that were left out, so its largest entry is the only rival.
-        rival = int(y.argmax())
-        index = torch.where(x * y[rival] > found.largest + x * y[found.at], rival, found.at)
-        return order[index][rank]
+        found = self._read(y.new_zeros(len(y), 0), axis, find=True)
+        index = order[found.at][rank]
+        spread = torch.nonzero((x * y.max() > NEGLIGIBLE * found.largest)[rank])[:, 0]
+        step = max(1, SAMPLE_BLOCK // len(y))
+        for part in torch.split(spread, step):
+            index[part] = self._lines(part, axis).argmax(1)
+        return index
 
-    def row_tiles(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each row tile its points (n,), those of the columns that it keeps (k,), and the plan there (n, k)."""
+    def _lines(self, index: Tensor, axis: int) -> Tensor:
+        """Rows (axis 1) or columns (axis 0) of the plan."""
+        return self.rows(index) if axis == 1 else self.turned().rows(index)
+
+    def turned(self) -> TiledCoupling:
+        """The transposed coupling."""
+        held, tiles = self._tensors, self.tiles.transposed
+        return TiledCoupling(
+            A=held["B"],
+            B=held["A"],
+            f=held["g"],
+            g=held["f"],
+            x=held["y"],
+            y=held["x"],
+            row_order=held["column_order"],
+            column_order=held["row_order"],
+            tile_size=held["tile_size"],
+            tile_first=tiles.first,
+            tile_column=tiles.column,
+        )
+
+    def row_tiles(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """For each row tile its points (n,), those of the columns that it keeps (k,), the plan there (n, k), and the
+        largest that entries elsewhere can be (n,)."""
         held, size = self._tensors, self.tiles.size
+        highest = held["y"].max()
         for tile, spans in enumerate(self.tiles.spans):
             where = slice(tile * size, min((tile + 1) * size, self.shape[0]))
             columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
             block = held["A"][where].to(self.dtype) @ held["B"][columns].to(self.dtype).T
             block.add_(held["f"][where, None]).add_(held["g"][columns]).exp2_()
             block.addr_(held["x"][where], held["y"][columns])
-            yield held["row_order"][where], held["column_order"][columns], block
+            yield held["row_order"][where], held["column_order"][columns], block, held["x"][where] * highest
 
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         step = max(1, SAMPLE_BLOCK // self.shape[1])
@@ -177,8 +209,8 @@ class TiledCoupling(BlockCoupling):
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:
         values = torch.empty(self.shape[0], k, dtype=self.dtype, device=self.device)
         index = torch.empty(self.shape[0], k, dtype=torch.int64, device=self.device)
-        for rows, columns, block in self.row_tiles():
-            if len(columns) < k:
+        for rows, columns, block, rival in self.row_tiles():
+            if len(columns) < k or bool((block.topk(k, dim=1).values[:, -1] < rival).any()):
                 block, columns = self.rows(rows), torch.arange(self.shape[1], device=self.device)
             values[rows], at = block.topk(k, dim=1)
             index[rows] = columns[at]
@@ -187,30 +219,33 @@ class TiledCoupling(BlockCoupling):
     def to_sparse(self, mass: float) -> Any:
         from scipy.sparse import csr_matrix
 
-        rows_of, columns_of, values_of, short = [], [], [], 0.0
-        marginal = self.marginal(1)
-        for rows, columns, block in self.row_tiles():
+        rows_of, columns_of, values_of = [], [], []
+        whole, marginal = 0, self.marginal(1)
+        for rows, columns, block, rival in self.row_tiles():
+            wanted = mass * marginal[rows]
             value, order = block.sort(dim=1, descending=True)
             before = value.cumsum(1) - value
-            wanted = mass * marginal[rows, None]
-            keep = (before < wanted) & (value > 0)
-            short = max(short, float((wanted[:, 0] - value.sum(1)).div(wanted[:, 0].clamp_min(1e-300)).max()))
+            keep = (before < wanted[:, None]) & (value > 0)
+            last = value.gather(1, (keep.sum(1, keepdim=True) - 1).clamp_min(0))[:, 0]
+            if bool(((value.sum(1) < wanted) | (last < rival)).any()):  # entries outside the kept tiles are needed
+                whole += len(rows) * self.shape[1]
+                if whole > MOST_WHOLE:
+                    raise ValueError(
+                        f"mass must leave out what rounding spread over all pairs, got {mass}: more than "
+                        f"{MOST_WHOLE:.0e} entries would be stored; ask for less, for example mass=0.9"
+                    )
+                columns = torch.arange(self.shape[1], device=self.device)
+                value, order = self.rows(rows).sort(dim=1, descending=True)
+                before = value.cumsum(1) - value
+                keep = (before < wanted[:, None]) & (value > 0)
             row, at = keep.nonzero(as_tuple=True)
             rows_of.append(rows[row].cpu().numpy())
             columns_of.append(columns[order[row, at]].cpu().numpy())
             values_of.append(value[row, at].cpu().numpy())
-        if short > SPREAD_SHARE:
-            raise ValueError(
-                f"mass must leave out what the rounding spread over all pairs: up to {short:.1e} of a row lies outside "
-                f"the kept tiles; ask for mass <= {mass * (1 - short):.3g}"
-            )
         entries = (np.concatenate(values_of), (np.concatenate(rows_of), np.concatenate(columns_of)))
         found = csr_matrix(entries, shape=self.shape)
         found.sort_indices()
         return found
-
-
-SPREAD_SHARE = 1e-9
 
 
 def _inverse(order: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
         raise TypeError(f"{name} must be a {kind.__name__}{hint}, got {type(value).__name__}")
 
 
-def _numbers(name: str, value: object, n_dim: int, shape: str) -> Array:
-    """``value`` as a float64 array of ``n_dim`` dimensions."""
+def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True) -> Array:
+    """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
     try:
         if isinstance(value, Tensor):
             wide = value.detach().to("cpu")
@@ -86,7 +86,7 @@ def _numbers(name: str, value: object, n_dim: int, shape: str) -> Array:
         raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")
     if array.ndim != n_dim:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-    return array.astype(np.float64)
+    return array.astype(np.float64, copy=copy)
 
 
 def _count_bad(array: Array) -> str:
@@ -95,16 +95,17 @@ def _count_bad(array: Array) -> str:
 
 
 def points(name: str, value: object) -> Array:
-    """Finite points (N, D) with N >= 2, as float64."""
-    array = _numbers(name, value, 2, "(N, D)")
+    """Finite points (N, D) with N >= 2, as float64; float64 arrays as they are, not to be written to."""
+    array = _numbers(name, value, 2, "(N, D)", copy=False)
     if array.shape[0] < 2:
         raise ValueError(f"{name} must hold at least 2 points, got shape {array.shape}")
     if array.shape[1] < 1:
         raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
-    if np.abs(array).max() > LARGEST_COORDINATE:
-        raise ValueError(f"{name} must stay below {LARGEST_COORDINATE:g}, got {np.abs(array).max():g}; rescale it")
+    largest = max(float(array.max()), -float(array.min()))
+    if largest > LARGEST_COORDINATE:
+        raise ValueError(f"{name} must stay below {LARGEST_COORDINATE:g}, got {largest:g}; rescale it")
     return array
 
 
@@ -158,24 +159,27 @@ def _resolution(value: object) -> float:
 
 
 def graph(name: str, value: Any) -> Any:
-    """A symmetric SciPy sparse matrix (N, N) of finite non-negative edge lengths, N >= 2, as float64 CSR."""
+    """A symmetric SciPy sparse matrix (N, N) of finite non-negative edge lengths, N >= 2, as float64 CSR.
+
+    A float64 CSR matrix without repeated entries comes back as it is, not to be written to.
+    """
     if value.ndim != 2 or value.shape[0] != value.shape[1]:
         raise ValueError(f"{name} must be a square sparse graph (N, N), got shape {tuple(value.shape)}")
     if value.shape[0] < 2:
         raise ValueError(f"{name} must hold at least 2 points, got shape {tuple(value.shape)}")
     if value.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real edge lengths, got dtype {value.dtype}")
-    csr = value.tocsr().astype(np.float64)
-    csr.sum_duplicates()
+    csr = value.tocsr().astype(np.float64, copy=False)
+    if not csr.has_canonical_format:
+        csr = csr.copy() if csr is value else csr
+        csr.sum_duplicates()
     if not np.isfinite(csr.data).all():
         raise ValueError(f"{name} must have finite edge lengths, got {_count_bad(csr.data)}")
     if (csr.data < 0).any():
         raise ValueError(f"{name} must have non-negative edge lengths, got {csr.data.min():g}")
     turned = csr.T.tocsr()
-    csr.sort_indices()
-    turned.sort_indices()
     mutual = np.array_equal(csr.indptr, turned.indptr) and np.array_equal(csr.indices, turned.indices)
-    if not mutual or not np.allclose(csr.data, turned.data, rtol=SYMMETRY_TOLERANCE, atol=0.0):
+    if not mutual or (np.abs(csr.data - turned.data) > SYMMETRY_TOLERANCE * turned.data).any():
         what = "edge lengths that differ between the two directions" if mutual else "edges without their reverse"
         raise ValueError(f"{name} must be a symmetric graph, got {what}; {name}.maximum({name}.T) makes edges mutual")
     return csr

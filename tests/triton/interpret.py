@@ -153,6 +153,7 @@ def test_tiled_sweeps_and_sums_of_nothing(dtype: torch.dtype) -> None:
 def test_tiled_equal_entries_and_large_scores() -> None:
     tile_cases.equal_entries(TILES, "cpu")
     tile_cases.wide_potentials_keep_large_scores(TILES, "cpu")
+    tile_cases.what_is_not_asked_for_is_empty_or_zero(TILES, "cpu")
 
 
 def test_tiles_that_blocks_do_not_divide_are_refused() -> None:

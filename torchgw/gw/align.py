@@ -5,31 +5,27 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.gw.ladder import Kernels
 from torchgw.gw.large import run_large
-from torchgw.gw.outcome import Outcome
+from torchgw.gw.lowrank_run import run_low_rank
 from torchgw.gw.planner import choose_strategy, estimate
 from torchgw.gw.prepare import (
     check_distances,
     check_init,
     check_space,
-    make_generator,
     make_providers,
     pick_device,
     why_not_exact,
 )
 from torchgw.gw.run import run
-from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
-from torchgw.kernels.dispatch import BACKENDS, Request, Selection
-from torchgw.kernels.kernel import Kernel
-from torchgw.kernels.precision import loop_dtype
+from torchgw.gw.strategies import choose_kernels, factored, first_that_fits, known_points
+from torchgw.kernels.dispatch import BACKENDS
+from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.marginals import Balanced
@@ -38,7 +34,6 @@ from torchgw.types import (
     Array,
     Callback,
     ConvergenceWarning,
-    OutOfMemoryWarning,
     PrecisionWarning,
     RandomState,
 )
@@ -161,7 +156,14 @@ def gw_align(
     validate.same_mass(p_given, q_given)
     started = check_init(init, n, k, where)
     strategy = choose_strategy(n, k, epsilon, options, where)
-    if strategy != "dense" and epsilon == 0:
+    if strategy == "low-rank":
+        checked = [
+            (name, space, factored(name, space, kind, asked))
+            for (name, space, kind), asked in zip(checked, kinds, strict=True)
+        ]
+        most = min(int((side > 0).sum()) for side in (p_given, q_given))
+        validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
+    if strategy == "streaming" and epsilon == 0:
         raise ValueError(f"epsilon must be > 0 with options.strategy={strategy!r}, got 0; use strategy='dense'")
     if strategy == "dense":
         pairs = (16 if epsilon > 0 else 60) * n * k
@@ -190,6 +192,7 @@ def gw_align(
     solvers = {
         "dense": lambda: run(*given, kernels.stored, marginals, options, generator, callback),
         "streaming": lambda: run_large(*given, kernels, options, generator, callback),
+        "low-rank": lambda: run_low_rank(*given, kernels, options, generator, callback),
     }
     strategy, found = first_that_fits(strategy, options, solvers)
     certificate = found.certificate
@@ -228,6 +231,7 @@ def gw_align(
         timings={"prepare": prepared - ready} | found.seconds,
         epsilon=float(epsilon),
         options=options,
+        known=known_points(checked, made, graphs),
         numpy_input=not any(isinstance(space, Tensor) for space in (X, Y)),
     )
     if found.strain is not None:
@@ -235,41 +239,6 @@ def gw_align(
     warn_unless_converged(result)
     warn_if_ambiguous(result)
     return result
-
-
-def choose_kernels(
-    strategy: str, backend: str, device: torch.device, shape: tuple[int, int], options: GWOptions
-) -> tuple[Selection[Kernel], Kernels]:
-    """The implementation to report, and those of every family that the strategy uses."""
-    dtype, cells = loop_dtype(options.mixed_precision), min(options.ladder.n_cells, *shape)
-    stored = softmin_dense.choose(backend, Request(device, dtype, shape if strategy == "dense" else (cells, cells)))
-    streamed = softmin_stream.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
-    tiled = softmin_tiles.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
-    kernels = Kernels(stored.function, streamed.function, tiled.function)
-    return stored if strategy == "dense" else streamed, kernels
-
-
-def first_that_fits(
-    strategy: str, options: GWOptions, solvers: dict[str, Callable[[], Outcome]]
-) -> tuple[str, Outcome]:
-    """The outcome of the strategy; of the next one where the device runs out of memory and the choice was ours."""
-    try:
-        return strategy, solvers[strategy]()
-    except (MemoryError, RuntimeError) as error:
-        if options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
-            raise
-        warnings.warn(
-            f"the {strategy} strategy ran out of memory, so the streaming one runs instead; "
-            f"GWOptions(strategy='streaming') takes it at once",
-            OutOfMemoryWarning,
-            stacklevel=3,
-        )
-    return "streaming", solvers["streaming"]()
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or on the CPU."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
 
 
 def len_of(space: Any) -> int:

@@ -66,7 +66,7 @@ class ExactGradient:
             U, V = product(self.source, coupling.apply(G, 1)), G * t
         else:
             # The cheaper order of D_X T D_Y: the product that is left has the smaller inner dimension.
-            plan = coupling.to_dense()
+            plan = coupling.to_dense().to(p.dtype)
             D, E = dense(self.source), dense(self.target)
             U, V = (D, E @ plan.T) if plan.shape[0] <= plan.shape[1] else (D @ plan, E)
         return FactoredCost(self.a, self.b, U, V)

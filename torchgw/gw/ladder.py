@@ -24,67 +24,27 @@ from torch import Tensor
 
 from torchgw.costs import FactoredCost
 from torchgw.evidence import Rung
-from torchgw.gw.cells import CellSpace, Side, cost_of_cells, cost_of_product, restricted
+from torchgw.gw.cells import CellSpace, cost_of_cells, cost_of_product, restricted
 from torchgw.gw.descent import Descent, descend
+from torchgw.gw.first_rung import FirstRung
 from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.inner import Inner, StoredInner, StreamedInner
+from torchgw.gw.large_problem import STORED_CELLS, Large, cells_of
 from torchgw.gw.score import FactoredScore, factored_score
-from torchgw.gw.search import Problem
 from torchgw.gw.start import Start
 from torchgw.kernels import LOG2E
-from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.step import half_step
-from torchgw.kernels.tiles import TILE
-from torchgw.options import GWOptions, SinkhornOptions
-from torchgw.spaces.hierarchy import Cells, bisect
+from torchgw.options import SinkhornOptions
 from torchgw.status import History, Status
 from torchgw.types import Callback
 
 logger = logging.getLogger("torchgw")
 
 GROWTH = 4
-STORED_CELLS = 4096
 SAMPLED_POINTS = 1000
 FLOAT32_RESIDUAL = 5e-5
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """The implementations that a large solve uses: of stored scores on few cells, of products, of kept tiles."""
-
-    stored: Kernel
-    streamed: Kernel
-    tiled: TileKernel
-
-
-@dataclass(frozen=True)
-class Large:
-    """Two spaces of many points, masses within, and how to solve. ``exact`` says that matrices of all pairs of points
-    of a space may be stored where it has no factors."""
-
-    x: Side
-    y: Side
-    epsilon: float
-    kernels: Kernels
-    options: GWOptions
-    generator: torch.Generator
-    exact: bool
-
-    @property
-    def p(self) -> Tensor:
-        return self.x.mass
-
-    @property
-    def q(self) -> Tensor:
-        return self.y.mass
-
-    @property
-    def tolerance(self) -> float:
-        """Of the inner solves: a tenth of what the marginals may be off by, or what the options ask for."""
-        return min(self.options.sinkhorn.tol, self.options.ladder.marginal_tol / 10)
 
 
 @dataclass(frozen=True)
@@ -116,44 +76,13 @@ class Climbed:
     n_iter_sinkhorn: int
 
 
-def first_cells(large: Large) -> tuple[CellSpace, CellSpace]:
-    """The cells of the first rung, by the factors of the distances."""
-    count = large.options.ladder.n_cells
-    x, y = (_cells(large, s, s.control.F, min(count, len(s.mass) // 2)) for s in (large.x, large.y))
-    return x, y
-
-
-def on_cells(large: Large, x: CellSpace, y: CellSpace) -> Problem:
-    """The problem between the cells, stored."""
-    assert x.space is not None
-    assert y.space is not None
-    p, q = (side.mass / side.mass.sum() for side in (x, y))
-    dtype = large.x.control.F.dtype
-    gradient = ExactGradient(x.space, y.space, p.to(dtype), q.to(dtype))
-    kernel, options = large.kernels.stored, large.options
-    return Problem(x.space, y.space, gradient, p, q, large.epsilon, False, kernel, options, large.generator)
-
-
-def climb(
-    large: Large,
-    x: CellSpace,
-    y: CellSpace,
-    plan: Tensor,
-    dual: Tensor,
-    b: Tensor,
-    history: History,
-    callback: Callback | None,
-    solved: tuple[Status, int, int, float],
-) -> Climbed:
-    """From the solved first rung, ``plan`` (n, n') and column potentials in units of cost (n',), to all points.
-
-    ``b`` (n',) is the column term of that rung's cost, which its potentials include. ``solved`` holds that rung's
-    status, outer and inner iterations and seconds.
-    """
+def climb(rung: FirstRung, callback: Callback | None) -> Climbed:
+    """From the solved first rung to all points."""
     began = time.perf_counter()
-    status, n_iter, n_inner, seconds = solved
-    cost = cost_of_cells(plan, x, y, (large.x, large.y), large.options.sampling.n_anchors, large.generator)
-    g = (dual - b) * (LOG2E / large.epsilon) + (y.mass / y.mass.sum()).log2()
+    large, x, y, ended, history = rung.large, rung.x, rung.y, rung.ended, rung.ended.history
+    status, n_iter, n_inner, seconds = ended.status, ended.n_iter, ended.n_iter_sinkhorn, rung.seconds
+    cost = cost_of_cells(ended.plan, x, y, (large.x, large.y), large.options.sampling.n_anchors, large.generator)
+    g = (ended.dual - rung.b) * (LOG2E / large.epsilon) + (y.mass / y.mass.sum()).log2()
     step = _solved(large, cost, x, y, torch.nan_to_num(g, nan=-torch.inf))
     rungs: list[Rung] = []
     while True:
@@ -213,8 +142,8 @@ def measured(large: Large, score: FactoredScore, f: Tensor, g: Tensor) -> tuple[
 def _next(large: Large, step: Step, history: History, callback: Callback | None) -> tuple[Step, Descent | None]:
     """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
     old, epsilon = step.score, large.epsilon
-    x = _cells(large, large.x, old.A, GROWTH * step.x.cells.count)
-    y = _cells(large, large.y, old.B, GROWTH * step.y.cells.count)
+    x = cells_of(large, large.x, old.A, GROWTH * step.x.cells.count)
+    y = cells_of(large, large.y, old.B, GROWTH * step.y.cells.count)
     p, q = (side.mass / side.mass.sum() for side in (x, y))
     A, B = x.cells.means(old.A, large.p), y.cells.means(old.B, large.q)
     kernel = large.kernels.streamed
@@ -254,17 +183,6 @@ def _solved(large: Large, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Ten
     last = replace(inner, exact_max_iter=inner.final_max_iter, tol=large.tolerance)
     state = _inner(large, x, y, last).potentials(A, B, p, q, f, g)
     return Step(cost, score, x, y, A, B, state.f, state.g, state.n_iter)
-
-
-def _cells(large: Large, side: Side, features: Tensor, count: int) -> CellSpace:
-    """At least ``count`` cells by the features (N, d), or every point where there are not twice as many."""
-    n = len(features)
-    if 2 * count > n:
-        cells = Cells(bisect(features, -(-n // TILE), TILE).rank, n)
-    else:
-        hierarchy = bisect(features, count)
-        cells = hierarchy.cells(hierarchy.level(count))
-    return side.seen_as(cells, matrix=large.exact or cells.count <= STORED_CELLS)
 
 
 def _complete(large: Large, step: Step) -> bool:

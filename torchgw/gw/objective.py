@@ -17,6 +17,7 @@ from torchgw.types import Coupling, DistanceProvider
 
 SEARCHED_ROWS = 5000
 SAMPLED_PAIRS = 1000
+BLOCK_POINTS = 256
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,44 @@ def affordable(source: DistanceProvider, target: DistanceProvider, max_memory: i
         return False
     dense = 8 * 3 * source.size * target.size if len(plain) == 2 else 0
     return dense <= max_memory
+
+
+def exact_objective(
+    coupling: Coupling, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor
+) -> Objective:
+    """The objective of a plan with these marginals, in blocks of points: nothing of the size of the plan is stored.
+
+    <D_X T D_Y, T> = sum_i (T D_Y T^T D_X)_ii, a block of columns of D_X at a time; with factors D_X = F diag(s) F^T it
+    is sum_k s_k (T^T F)_k . D_Y (T^T F)_k, and likewise for the other side.
+    """
+    squares = _mean_square(source, p) + _mean_square(target, q)
+    left, right = source.factors(), target.factors()
+    if left is not None:
+        moved = coupling.apply(left[0].to(p.dtype), 0)
+        cross = (left[1] * (moved * _times(target, moved)).sum(0)).sum()
+    elif right is not None:
+        moved = coupling.apply(right[0].to(p.dtype), 1)
+        cross = (right[1] * (moved * _times(source, moved)).sum(0)).sum()
+    else:
+        cross = p.new_zeros(())
+        for index in torch.split(torch.arange(source.size, device=p.device), BLOCK_POINTS):
+            moved = coupling.apply(source.rows(index).T.to(p.dtype), 0)
+            cross += (coupling.rows(index) * _times(target, moved).T).sum()
+    return Objective(max(float(squares - 2 * cross), 0.0), True, 0.0)
+
+
+def _times(space: DistanceProvider, V: Tensor) -> Tensor:
+    """D V (N, d), by blocks of rows."""
+    index = torch.split(torch.arange(space.size, device=V.device), BLOCK_POINTS)
+    return torch.cat([space.rows(part).to(V.dtype) @ V for part in index])
+
+
+def _mean_square(space: DistanceProvider, mass: Tensor) -> Tensor:
+    """The mean of the squared distances of a space."""
+    total = mass.new_zeros(())
+    for index in torch.split(torch.arange(space.size, device=mass.device), BLOCK_POINTS):
+        total += mass[index] @ (space.rows(index).to(mass.dtype).square() @ mass)
+    return total
 
 
 def sampled_objective(

@@ -107,7 +107,7 @@ def estimate(
     if device is None:
         where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     else:
-        where = validate.device("device", device)
+        where = torch.device(device)  # need not be there: one may plan for another machine
     against = {name: why_not(name, n, k, epsilon, options, where) for name in ("dense", "streaming", "low-rank")}
     chosen = choose_strategy(n, k, epsilon, options, where)
     forecasts = tuple(

@@ -13,7 +13,10 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.options import GWOptions, SpaceOptions
 from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
+from torchgw.spaces.aside import SearchAside, worthwhile
+from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.graph import GraphReport, build_graph
+from torchgw.spaces.landmark import storage
 from torchgw.spaces.paths import fill_unreachable, shortest_paths
 from torchgw.types import DistanceProvider
 
@@ -135,14 +138,17 @@ def make_providers(
 ) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
     """A provider for each (name, validated space, kind), and how the neighbour graphs among them were made.
 
-    All-pairs searches of several spaces run together.
+    All-pairs searches of several spaces run together, and long landmark searches of two spaces side by side.
     """
+    if [kind for _, _, kind in spaces] == ["landmark", "landmark"]:
+        n, k = (_count(space) for _, space, _ in spaces)
+        if worthwhile(n, k, options.n_landmarks):
+            return _two_landmark_spaces(spaces, options)
     graphs: dict[int, Any] = {}
     reports: list[GraphReport | None] = [None, None]
     for position, (name, space, kind) in enumerate(spaces):
         if kind in ("landmark", "checked", "dijkstra", "precomputed"):
-            built = (space, None) if is_graph(space) else build_graph(space, options.k, name)
-            graphs[position], reports[position] = built
+            graphs[position], reports[position] = _graph(name, space, options)
     all_pairs = [position for position, (_, _, kind) in enumerate(spaces) if kind == "precomputed"]
     names = [spaces[i][0] for i in all_pairs]
     found = PrecomputedDistances.from_graphs([graphs[i] for i in all_pairs], names)
@@ -152,6 +158,34 @@ def make_providers(
         for position, (name, space, kind) in enumerate(spaces)
     )
     return (first, second), (reports[0], reports[1])
+
+
+def _count(space: Any) -> int:
+    """The points of a validated graph or array."""
+    return int(space.shape[0])
+
+
+def _graph(name: str, space: Any, options: SpaceOptions) -> tuple[Any, GraphReport | None]:
+    """A validated graph as it is, or the neighbour graph of validated points."""
+    return (space, None) if is_graph(space) else build_graph(space, options.k, name)
+
+
+def _two_landmark_spaces(
+    spaces: list[tuple[str, Any, str]], options: SpaceOptions
+) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
+    """Landmark distances of both spaces. Another process searches the first while this one does the second."""
+    (name_x, x, _), (name_y, y, _) = spaces
+    with SearchAside() as aside:
+        graph, report_x = _graph(name_x, x, options)
+        aside.start(graph, options.n_landmarks, storage(_count(graph)))
+        del graph
+        graph, report_y = _graph(name_y, y, options)
+        found = farthest_points(graph, options.n_landmarks, storage(_count(graph)))
+        del graph
+        second = LandmarkDistances.from_search(*found, name=name_y)
+        del found
+        first = LandmarkDistances.from_search(*aside.result(), name=name_x)
+    return (first, second), (report_x, report_y)
 
 
 def _make(name: str, space: Any, kind: str, graph: Any, options: SpaceOptions) -> DistanceProvider:
@@ -188,21 +222,3 @@ def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
         if isinstance(given, Tensor):
             return validate.device("device", given.device)
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def make_generator(random_state: object, device: torch.device) -> torch.Generator:
-    """A generator on ``device``; no global random state is read or changed.
-
-    An int seeds it; a generator of the user's gives one draw as its seed; None takes fresh entropy.
-    """
-    validate.random_state("random_state", random_state)
-    if random_state is None:
-        seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1)
-    elif isinstance(random_state, torch.Generator):
-        drawn = torch.randint(2**62, (1,), generator=random_state, device=random_state.device)
-        seed = int(drawn)
-    elif isinstance(random_state, np.random.Generator):
-        seed = int(random_state.integers(2**62))
-    else:
-        seed = int(random_state)  # type: ignore[call-overload]
-    return torch.Generator(device).manual_seed(seed)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from torchgw import validate
 
 MULTINOMIAL_LIMIT = 2**24
 
@@ -22,3 +25,21 @@ def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     uniform = torch.rand(*weights.shape[:-1], count, generator=generator, dtype=torch.float64, device=weights.device)
     found = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True)
     return found.clamp_max(weights.shape[-1] - 1)
+
+
+def make_generator(random_state: object, device: torch.device) -> torch.Generator:
+    """A generator on ``device``; no global random state is read or changed.
+
+    An int seeds it; a generator of the user's gives one draw as its seed; None takes fresh entropy.
+    """
+    validate.random_state("random_state", random_state)
+    if random_state is None:
+        seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1)
+    elif isinstance(random_state, torch.Generator):
+        drawn = torch.randint(2**62, (1,), generator=random_state, device=random_state.device)
+        seed = int(drawn)
+    elif isinstance(random_state, np.random.Generator):
+        seed = int(random_state.integers(2**62))
+    else:
+        seed = int(random_state)  # type: ignore[call-overload]
+    return torch.Generator(device).manual_seed(seed)

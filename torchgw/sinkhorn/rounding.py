@@ -60,7 +60,9 @@ class RoundedTiles(NamedTuple):
     read: Read
     residual: float
 
-    def coupling(self, row_order: Tensor | None = None, column_order: Tensor | None = None) -> TiledCoupling:
+    def coupling(
+        self, row_order: Tensor | None = None, column_order: Tensor | None = None, matching: Tensor | None = None
+    ) -> TiledCoupling:
         """As a coupling; the orders give the user's index of each position, the same by default."""
         n, k, device = len(self.A), len(self.B), self.A.device
         return TiledCoupling(
@@ -75,6 +77,7 @@ class RoundedTiles(NamedTuple):
             torch.tensor(self.tiles.size),
             self.tiles.first,
             self.tiles.column,
+            matching,
         )
 
 
@@ -89,21 +92,22 @@ def round_tiles(
     q: Tensor,
     V: Tensor | None = None,
     W: Tensor | None = None,
+    find: bool = False,
 ) -> RoundedTiles:
     """`round_to_marginals` of the plan 2^(A B^T + f + g) on kept tiles, in two reads.
 
-    V (K, d) and W (N, e) are read in the second. Rows and columns are scaled down by the sums of the same plan, so that
-    one read gives both: what is added may be a little more than with columns scaled after the rows, at most the sum of
-    both residuals.
+    V (K, d) and W (N, e) are read in the second, and the largest entries if ``find``. Rows and columns are scaled down
+    by the sums of the same plan, so that one read gives both: what is added may be a little more than with columns
+    scaled after the rows, at most the sum of both residuals.
     """
     one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
-    before = kernel.read(A, B, tiles, f, g, one_q, one_p)
+    before = kernel.read(A, B, tiles, f, g, one_q, one_p, False)
     rows, columns = before.moved[:, 0], before.back[:, 0]
     residual = max(float((rows - p).abs().sum()), float((columns - q).abs().sum()))
     f, g = f + _shrink(p, rows).log2(), g + _shrink(q, columns).log2()
     V = one_q if V is None else torch.cat((one_q, V.to(q.dtype)), 1)
     W = one_p if W is None else torch.cat((one_p, W.to(p.dtype)), 1)
-    after = kernel.read(A, B, tiles, f, g, V, W)
+    after = kernel.read(A, B, tiles, f, g, V, W, find)
     missing_p, missing_q = (p - after.moved[:, 0]).clamp_min(0.0), (q - after.back[:, 0]).clamp_min(0.0)
     total = missing_p.sum().clamp_min(torch.finfo(p.dtype).tiny)
     return RoundedTiles(A, B, f, g, missing_p, missing_q / total, tiles, after, residual)

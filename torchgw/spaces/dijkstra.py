@@ -35,7 +35,8 @@ class DijkstraDistances:
     stored = False
 
     def __init__(self, graph: Any, cache_rows: int = 2000, *, name: str = "graph") -> None:
-        self._graph = validate.graph(name, graph)
+        # A copy: rows are searched long after this call, when the caller may have changed the graph.
+        self._graph = validate.graph(name, graph).copy()
         self.cache = RowCache(validate.integer("cache_rows", cache_rows, least=1))
         largest, disconnected = sweep(self._graph)
         self.scale = positive_scale(largest)

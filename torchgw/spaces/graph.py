@@ -14,18 +14,23 @@ import logging
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from torchgw import validate
-from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts, shrinks
+from torchgw.spaces.edges import components, entries, from_edges, restricted, union, with_edges
+from torchgw.spaces.neighbours import closest, nearest
+from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts_of, shrinks
 from torchgw.types import Array, GraphWarning
 
 logger = logging.getLogger("torchgw")
 
 FEWEST = 5
 STEPS = (0, 2, 4, 7)
+ROWS = 50_000
+
+Parts: TypeAlias = "tuple[int, Array]"
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +82,7 @@ def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -
 
     Notes
     -----
-    O(N log N) in low dimension through scikit-learn's trees, O(N^2 D) where those fall back to brute force.
+    O(N log N) in up to 15 dimensions, O(N^2 D) beyond; memory O(N k).
     """
     return build_graph(points, k, name)[0]
 
@@ -89,17 +94,17 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
         validate.integer("k", k, least=1)
         validate.neighbours(name, k, len(points))
     points, size = unit_cloud(points)
-    neighbour = nearest(points, max(candidates(len(points))) if k is None else k)
-    chosen = choose_k(neighbour) if k is None else k
-    graph, cut = _assemble(points, neighbour, chosen, prune=k is None)
-    graph, n_components, n_stitched = _joined(graph, points)
+    chosen, pattern, parts = _chosen(points) if k is None else _given(points, k)
+    graph, cut = _assemble(points, pattern, prune=k is None)
+    del pattern
+    graph, n_stitched = _joined(graph, points, parts)
     if n_stitched:
         if k is None:
             advice = "if the data are in separate parts, distances between those are guesses: align them one by one"
         else:
             advice = "a larger k may join them by itself"
         warnings.warn(
-            f"the {chosen}-nearest-neighbour graph of {name} has {n_components} components; they were stitched with "
+            f"the {chosen}-nearest-neighbour graph of {name} has {parts[0]} components; they were stitched with "
             f"{n_stitched} edges between closest pairs; {advice}",
             GraphWarning,
             stacklevel=3,
@@ -108,16 +113,8 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
         _warn_of_bridges(graph, points, k, name)
     if len(cut):
         logger.info("%s: %d short cuts left out of the %d-nearest-neighbour graph", name, len(cut), chosen)
-    return graph * size, GraphReport(chosen, n_components, n_stitched, cut)
-
-
-def nearest(points: Array, k: int) -> Array:
-    """Indices of the k nearest other points (N, k), nearest first; fewer where there are not so many."""
-    from sklearn.neighbors import NearestNeighbors
-
-    k = min(k, len(points) - 1)
-    found: Array = NearestNeighbors(n_neighbors=k).fit(points).kneighbors(return_distance=False)
-    return found
+    graph.data *= size
+    return graph, GraphReport(chosen, parts[0], n_stitched, cut)
 
 
 def candidates(n: int) -> list[int]:
@@ -126,49 +123,51 @@ def candidates(n: int) -> list[int]:
     return [fewest + step for step in STEPS]
 
 
-def choose_k(neighbour: Array) -> int:
-    """The first candidate whose graph is in one piece, or the smallest."""
+def _chosen(points: Array) -> tuple[int, Any, Parts]:
+    """The first candidate k whose graph is in one piece, or the largest; its edges (see `union`) and components."""
+    steps = sorted({min(k, len(points) - 1) for k in candidates(len(points))})
+    neighbour = nearest(points, steps[0])
+    for k in steps:
+        if k > neighbour.shape[1]:
+            neighbour = nearest(points, steps[-1])
+        pattern = union(neighbour[:, :k])
+        parts = components(pattern)
+        if parts[0] == 1:
+            break
+    return k, pattern, parts
+
+
+def _given(points: Array, k: int) -> tuple[int, Any, Parts]:
+    """The same for a k that was asked for."""
+    pattern = union(nearest(points, k))
+    return k, pattern, components(pattern)
+
+
+def _assemble(points: Array, pattern: Any, prune: bool) -> tuple[Any, Array]:
+    """The symmetric graph of the edges in ``pattern``, and the short cuts that were left out of it (m, 2)."""
     from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import connected_components
 
-    n, most = neighbour.shape
-    for k in candidates(n):
-        if k >= most:
-            return int(most)
-        ends = (np.repeat(np.arange(n), k), neighbour[:, :k].ravel())
-        if connected_components(csr_matrix((np.ones(n * k), ends), shape=(n, n)), directed=False)[0] == 1:
-            return k
-    return min(candidates(n))
-
-
-def _assemble(points: Array, neighbour: Array, k: int, prune: bool) -> tuple[Any, Array]:
-    """The symmetric graph of the first k neighbours, and the short cuts that were left out of it (m, 2)."""
-    n = len(points)
-    source, target = np.repeat(np.arange(n), k), neighbour[:, :k].ravel()
-    length = lengths(points, source, target)
-    cut = short_cuts(n, source, target, length) if prune else np.empty((0, 2), dtype=np.int64)
+    length = entry_lengths(points, pattern)
+    graph = csr_matrix((length, pattern.indices, pattern.indptr), shape=pattern.shape)
+    if not prune:
+        return graph, np.empty((0, 2), dtype=np.int64)
+    cut = short_cuts_of(graph, pattern.data == 2, points)
     if len(cut):
-        low, high = np.minimum(source, target), np.maximum(source, target)
-        stays = ~np.isin(low * n + high, cut.min(1) * n + cut.max(1))
-        source, target, length = source[stays], target[stays], length[stays]
-    return from_edges(n, source, target, length), cut
+        kept = np.ones(graph.nnz, dtype=bool)
+        kept[entries(graph, cut.ravel(), cut[:, ::-1].ravel())] = False
+        graph = restricted(graph, kept)
+    return graph, cut
 
 
-def _joined(graph: Any, points: Array) -> tuple[Any, int, int]:
-    """The graph in one piece, how many components it had, and how many edges joined them."""
-    from scipy.sparse.csgraph import connected_components
-
-    n_components, label = connected_components(graph, directed=False)
-    if n_components == 1:
-        return graph, 1, 0
-    graph, n_edges = stitch(graph, points, label)
-    return graph, n_components, n_edges
+def _joined(graph: Any, points: Array, parts: Parts) -> tuple[Any, int]:
+    """The graph in one piece and how many edges joined its components. Leaving short cuts out makes no new ones."""
+    return (graph, 0) if parts[0] == 1 else stitch(graph, points, parts[1])
 
 
 def _warn_of_bridges(graph: Any, points: Array, k: int, name: str) -> None:
     """Compare the graph that was asked for with the one that would have been chosen."""
-    neighbour = nearest(points, max(candidates(len(points))))
-    reference = _joined(_assemble(points, neighbour, choose_k(neighbour), prune=True)[0], points)[0]
+    _, pattern, parts = _chosen(points)
+    reference = _joined(_assemble(points, pattern, prune=True)[0], points, parts)[0]
     shrunk = shrinks(graph, reference)
     if shrunk > SHRUNK_SHARE:
         warnings.warn(
@@ -185,8 +184,9 @@ def unit_cloud(points: Array) -> tuple[Array, float]:
     Searches that expand |x - y|^2 lose all digits of clouds far from the origin, and squares leave the range of floats.
     """
     centred = points - points.mean(0)
-    size = float(np.abs(centred).max()) or 1.0
-    return centred / size, size
+    size = float(max(centred.max(), -centred.min())) or 1.0
+    centred /= size
+    return centred, size
 
 
 def lengths(points: Array, source: Array, target: Array) -> Array:
@@ -195,18 +195,15 @@ def lengths(points: Array, source: Array, target: Array) -> Array:
     return found
 
 
-def from_edges(n: int, source: Array, target: Array, length: Array) -> Any:
-    """Symmetric CSR graph of the given edges; of repeated ones the longest counts, and zero lengths stay edges."""
-    from scipy.sparse import csr_matrix
-
-    key = np.concatenate((source * n + target, target * n + source))
-    value = np.concatenate((length, length))
-    order = np.argsort(key, kind="stable")
-    key, value = key[order], value[order]
-    first = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
-    row, column = np.divmod(key[first], n)
-    index_pointer = np.searchsorted(row, np.arange(n + 1))
-    return csr_matrix((np.maximum.reduceat(value, first), column, index_pointer), shape=(n, n))
+def entry_lengths(points: Array, pattern: Any) -> Array:
+    """The length (nnz,) of each edge of a CSR pattern, a block of rows at a time."""
+    found = np.empty(pattern.nnz)
+    for first in range(0, len(points), ROWS):
+        pointer = pattern.indptr[first : first + ROWS + 1]
+        source = np.repeat(np.arange(first, first + len(pointer) - 1), np.diff(pointer))
+        here = slice(pointer[0], pointer[-1])
+        found[here] = lengths(points, source, pattern.indices[here])
+    return found
 
 
 def stitch(graph: Any, points: Array, label: Array) -> tuple[Any, int]:
@@ -214,39 +211,26 @@ def stitch(graph: Any, points: Array, label: Array) -> tuple[Any, int]:
 
     O(N log N log^2 C) for C components in low dimension.
     """
-    from scipy.sparse.csgraph import connected_components
-
-    edges: set[tuple[int, int]] = set()
-    coo = graph.tocoo()
-    n, n_components = len(points), int(label.max()) + 1
+    n_edges, n_components = 0, int(label.max()) + 1
     while n_components > 1:
         distance, partner = nearest_elsewhere(points, label)
         order = np.lexsort((distance, label))
-        closest = order[np.searchsorted(label[order], np.arange(n_components))]
-        edges |= {(min(i, j), max(i, j)) for i, j in zip(closest.tolist(), partner[closest].tolist(), strict=True)}
-        added = np.array(sorted(edges))
-        length = lengths(points, added[:, 0], added[:, 1])
-        graph = from_edges(
-            n,
-            np.concatenate((coo.row.astype(np.int64), added[:, 0])),
-            np.concatenate((coo.col.astype(np.int64), added[:, 1])),
-            np.concatenate((coo.data, length)),
-        )
-        n_components, label = connected_components(graph, directed=False)
-        logger.info("stitching: %d edges added, %d components left", len(edges), n_components)
-    return graph, len(edges)
+        near = order[np.searchsorted(label[order], np.arange(n_components))]
+        ends = np.unique(np.sort(np.stack((near, partner[near]), 1), axis=1), axis=0)
+        added = from_edges(len(points), ends[:, 0], ends[:, 1], lengths(points, ends[:, 0], ends[:, 1]))
+        graph, n_edges = with_edges(graph, added), n_edges + len(ends)
+        n_components, label = components(graph)
+        logger.info("stitching: %d edges added, %d components left", n_edges, n_components)
+    return graph, n_edges
 
 
 def nearest_elsewhere(points: Array, label: Array) -> tuple[Array, Array]:
     """Distance to, and index of, each point's nearest point with another label."""
-    from sklearn.neighbors import NearestNeighbors
-
     distance, partner = np.full(len(points), np.inf), np.full(len(points), -1)
     for bit in range(int(label.max()).bit_length()):
         side = (label >> bit) & 1 == 1
         for near, far in ((np.flatnonzero(side), np.flatnonzero(~side)), (np.flatnonzero(~side), np.flatnonzero(side))):
-            index = NearestNeighbors(n_neighbors=1).fit(points[far]).kneighbors(points[near], return_distance=False)
-            other = far[index[:, 0]]
+            other = far[closest(points[far], points[near])]
             found = lengths(points, near, other)
             better = found < distance[near]
             distance[near[better]], partner[near[better]] = found[better], other[better]

@@ -6,8 +6,7 @@ With landmarks Z, W = D[Z, Z] = V diag(lam) V^T (indefinite) and F = D[:, Z] V |
 
 exact at the landmarks up to the eigenvalues left out. On curves and surfaces 50-100 landmarks give a relative
 Frobenius error of 0.3-1 %. Source: C. Williams and M. Seeger, "Using the Nystrom method to speed up kernel machines",
-2000, with the signs kept; landmarks as in T. Gonzalez, "Clustering to minimize the maximum intercluster distance",
-1985.
+2000, with the signs kept.
 """
 
 from __future__ import annotations
@@ -19,10 +18,12 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.paths import fill_unreachable, positive_scale, warn_unreachable
 from torchgw.types import Array
 
 SMALLEST_EIGENVALUE = 1e-3
+SINGLE_FROM = 200_000
 
 
 class LandmarkDistances:
@@ -45,25 +46,33 @@ class LandmarkDistances:
     Notes
     -----
     The distances of this space ARE the factored ones, for rows, factors and the objective alike, so they can miss the
-    graph's by about a percent. The scale is the largest landmark distance. O(L N log N) to build, memory O(N L).
+    graph's by about a percent. The scale is the largest landmark distance. O(L N log N) to build, memory O(N L). From
+    200 000 points on, landmark distances and factors are stored in float32, which adds 1e-6 to the error.
     """
 
     stored = True
 
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
-        from scipy.sparse.csgraph import connected_components
-
         checked = validate.graph(name, graph)
-        n_components = connected_components(checked, directed=False)[0]
-        n_landmarks = max(validate.integer("n_landmarks", n_landmarks, least=2), n_components)
-        n_landmarks = min(n_landmarks, checked.shape[0])
-        index, columns = farthest_points(checked, n_landmarks)
-        unreachable = np.isinf(columns)
-        self.scale = positive_scale(float(np.where(unreachable, 0.0, columns).max()))
-        if unreachable.any():
-            warn_unreachable(name)
+        n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
+        self._take(*farthest_points(checked, n_landmarks, storage(checked.shape[0])), name)
+
+    @classmethod
+    def from_search(cls, index: Array, columns: Array, name: str = "graph") -> LandmarkDistances:
+        """From what `farthest_points` found, which is overwritten."""
+        made = object.__new__(cls)
+        made._take(index, columns, name)
+        return made
+
+    def _take(self, index: Array, columns: Array, name: str) -> None:
+        reached = np.isfinite(columns)
+        self.scale = positive_scale(float(columns.max(where=reached, initial=0.0)))
+        if not reached.all():
+            warn_unreachable(name, stacklevel=4)
             fill_unreachable(columns, self.scale)
-        F, signs = signed_factors(columns / self.scale, index)
+        del reached
+        columns /= self.scale
+        F, signs = signed_factors(columns, index)
         self.landmarks = torch.from_numpy(index)
         self._F, self._signs = torch.from_numpy(F), torch.from_numpy(signs)
 
@@ -84,27 +93,15 @@ class LandmarkDistances:
         return self._F, self._signs
 
 
-def farthest_points(graph: Any, n_landmarks: int) -> tuple[Array, Array]:
-    """Landmark indices (L,) and distances to them (N, L), infinite where there is no path.
-
-    Each landmark is the point farthest from those before it, so every component gets one while they last.
-    """
-    from scipy.sparse.csgraph import dijkstra
-
-    columns = np.empty((graph.shape[0], n_landmarks))
-    index = np.zeros(n_landmarks, dtype=np.int64)
-    nearest = np.full(graph.shape[0], np.inf)
-    for step in range(n_landmarks):
-        columns[:, step] = dijkstra(graph, indices=index[step])
-        nearest = np.minimum(nearest, columns[:, step])
-        if step + 1 < n_landmarks:
-            index[step + 1] = nearest.argmax()
-    return index, columns
+def storage(n: int) -> str:
+    """The dtype in which landmark distances of n points are kept."""
+    return "float64" if n < SINGLE_FROM else "float32"
 
 
 def signed_factors(columns: Array, index: Array) -> tuple[Array, Array]:
     """F (N, r) and signs (r,) from the landmark columns (N, L) of a distance matrix and their indices (L,)."""
-    W = columns[index]
+    W = columns[index].astype(np.float64)
     eigenvalues, V = np.linalg.eigh((W + W.T) / 2)
     keep = np.abs(eigenvalues) > SMALLEST_EIGENVALUE * np.abs(eigenvalues).max()
-    return columns @ V[:, keep] / np.sqrt(np.abs(eigenvalues[keep])), np.sign(eigenvalues[keep])
+    back = V[:, keep] / np.sqrt(np.abs(eigenvalues[keep]))
+    return columns @ back.astype(columns.dtype), np.sign(eigenvalues[keep]).astype(columns.dtype)

@@ -73,10 +73,10 @@ def fill_unreachable(distance: Array, scale: float) -> Array:
     return distance
 
 
-def warn_unreachable(name: str) -> None:
-    """Say that a space is not connected and what was done."""
+def warn_unreachable(name: str, stacklevel: int = 3) -> None:
+    """Say that a space is not connected and what was done, at the line that called a provider's constructor."""
     warnings.warn(
         f"{name} is not connected: infinite distances were replaced by {UNREACHABLE} x the largest finite one",
         GraphWarning,
-        stacklevel=3,
+        stacklevel=stacklevel,
     )

@@ -31,72 +31,109 @@ class Read(NamedTuple):
     at: Tensor
 
 
-class _Block(NamedTuple):
-    """A block of A B^T + potential of the columns - ``top``, its rows and columns; it may be written to."""
+class _Reader:
+    """Fills blocks with A B^T + f + g, a row tile at a time, so that they stay in the cache.
 
-    rows: slice
-    columns: slice
-    exponent: Tensor
-    top: Tensor
-
-
-def _blocks(A: Tensor, B: Tensor, tiles: Tiles, g: Tensor) -> Iterator[_Block]:
-    """Blocks that stay in the cache, row tile by row tile. ``top`` is the same for all blocks of a row tile.
-
-    There are none for a row tile that keeps nothing.
+    ``top`` is taken off the columns' potentials, and added to the rows', so that what is in float32 is small.
     """
-    most = max(1, BLOCK_ELEMENTS.get(A.device.type, 2**24) // tiles.size)
-    buffer = A.new_empty(min(tiles.size, len(A)) * min(most, len(B)))
-    wide = B.T if B.dtype == g.dtype else B.T.to(g.dtype)
-    for tile, spans in enumerate(tiles.spans):
-        if not spans:
-            continue
-        rows = slice(tile * tiles.size, min((tile + 1) * tiles.size, len(A)))
-        centre = A[rows].mean(0)
-        local, wide_centre = A[rows] - centre, centre.to(g.dtype)
-        shifts = [torch.addmv(g[span], wide[:, span].T, wide_centre) for span in spans]
-        top = torch.stack([shift.amax() for shift in shifts]).amax().clamp_min(FLOOR)
-        for span, shift in zip(spans, shifts, strict=True):
-            bias = (shift - top).to(A.dtype)
-            for start in range(span.start, span.stop, most):
-                columns = slice(start, min(start + most, span.stop))
-                out = buffer[: len(local) * (columns.stop - start)].view(len(local), -1)
-                part = bias[start - span.start : columns.stop - span.start]
-                yield _Block(rows, columns, torch.addmm(part, local, B[columns].T, out=out), top)
+
+    def __init__(self, A: Tensor, B: Tensor, tiles: Tiles, g: Tensor) -> None:
+        self.A, self.g, self.tiles = A, g, tiles
+        self.most = max(1, BLOCK_ELEMENTS.get(A.device.type, 2**24) // tiles.size)
+        self._buffer = A.new_empty(min(tiles.size, len(A)) * min(self.most, len(B)))
+        # With a column of ones the rows' potentials are added by the product itself.
+        self._B = torch.cat((B, torch.ones_like(B[:, :1])), 1)
+        self._wide = B.to(g.dtype)
+
+    def row_tiles(self) -> Iterator[tuple[slice, list[slice]]]:
+        """Each row tile that keeps something: its rows, and its columns in blocks."""
+        for tile, spans in enumerate(self.tiles.spans):
+            if not spans:
+                continue
+            rows = slice(tile * self.tiles.size, min((tile + 1) * self.tiles.size, len(self.A)))
+            self._centre(rows, spans)
+            starts = [(start, span.stop) for span in spans for start in range(span.start, span.stop, self.most)]
+            yield rows, [slice(start, min(start + self.most, stop)) for start, stop in starts]
+
+    def _centre(self, rows: slice, spans: list[slice]) -> None:
+        centre = self.A[rows].mean(0)
+        self._local = self.A[rows] - centre
+        wide = centre.to(self.g.dtype)
+        shifts = {span.start: torch.addmv(self.g[span], self._wide[span], wide) for span in spans}
+        self.top = torch.stack([shift.amax() for shift in shifts.values()]).amax().clamp_min(FLOOR)
+        self._bias = {start: (shift - self.top).to(self.A.dtype) for start, shift in shifts.items()}
+
+    def raise_rows(self, level: Tensor | None) -> None:
+        """Potentials (n,) that blocks of this row tile get from now on."""
+        added = torch.zeros_like(self._local[:, 0]) if level is None else level.to(self._local.dtype)
+        self._rows = torch.cat((self._local, added[:, None]), 1)
+
+    def block(self, columns: slice, which: Tensor | None = None) -> Tensor:
+        """Exponents of these columns, for all rows of the tile or some; in a buffer that the next one overwrites."""
+        start = max(first for first in self._bias if first <= columns.start)
+        bias = self._bias[start][columns.start - start : columns.stop - start]
+        rows = self._rows if which is None else self._rows[which]
+        out = self._buffer[: len(rows) * len(bias)].view(len(rows), -1)
+        return torch.addmm(bias, rows, self._B[columns].T, out=out)
 
 
 def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tensor:
     """log2 of the sum of 2^(A B^T + bias) over the kept tiles, in the dtype of the bias; -inf where every term is."""
     if axis == 0:
         A, B, tiles = B, A, tiles.transposed
-    highest = A.new_full((len(A),), FLOOR)
-    total, base = bias.new_zeros(len(A)), bias.new_zeros(len(A))
-    for rows, _, exponent, top in _blocks(A, B, tiles, bias):
-        higher = torch.maximum(highest[rows], exponent.amax(1))
-        sums = exponent.sub_(higher[:, None]).clamp_min_(LOWEST_EXPONENT).exp2_().sum(1)
-        total[rows] = total[rows] * (highest[rows] - higher).exp2() + sums
-        highest[rows], base[rows] = higher, top
-    out = (total.log2_() + highest + base).to(bias.dtype)
+    out, reader = bias.new_full((len(A),), -torch.inf), _Reader(A, B, tiles, bias)
+    for rows, blocks in reader.row_tiles():
+        reader.raise_rows(None)
+        highest, total = A.new_full((rows.stop - rows.start,), FLOOR), bias.new_zeros(rows.stop - rows.start)
+        for columns in blocks:
+            exponent = reader.block(columns)
+            higher = torch.maximum(highest, exponent.amax(1))
+            sums = exponent.sub_(higher[:, None]).clamp_min_(LOWEST_EXPONENT).exp2_().sum(1)
+            total, highest = total * (highest - higher).exp2() + sums, higher
+        out[rows] = total.log2_() + highest + reader.top
     return out.masked_fill_(out < FLOOR / 2, -torch.inf)
 
 
-def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> Read:
-    """See the head of this file; V (K, d) and W (N, e) are taken in the dtype of A."""
+def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False) -> Read:
+    """See the head of this file; V (K, d) and W (N, e) are taken in the dtype of A.
+
+    ``find`` asks for the largest entries; without it they are zeros.
+    """
     n, k = len(A), len(B)
-    moved, back = f.new_zeros(n, V.shape[1]), f.new_zeros(k, W.shape[1])
-    largest, index = A.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
+    moved, back = f.new_zeros(n, V.shape[1]), f.new_zeros(W.shape[1], k)
+    largest, at = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
     V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
     W = W.masked_fill(f.isneginf()[:, None], 0.0).to(A.dtype)
-    for rows, where, exponent, top in _blocks(A, B, tiles, g):
-        level = (f[rows] + top).to(A.dtype)
-        plan = exponent.add_(level[:, None]).clamp_min_(LOWEST_EXPONENT).exp2_()
-        moved[rows] += plan @ V[where]
-        back[where] += plan.T @ W[rows]
-        best, at = plan.max(1)
-        better = best > largest[rows]
-        largest[rows] = torch.where(better, best, largest[rows])
-        index[rows] = torch.where(better, at + where.start, index[rows])
+    reader = _Reader(A, B, tiles, g)
+    for rows, blocks in reader.row_tiles():
+        reader.raise_rows(f[rows] + reader.top)
+        highest = []
+        for columns in blocks:
+            exponent = reader.block(columns)
+            if find:
+                highest.append(exponent.amax(1))
+            plan = exponent.clamp_min_(LOWEST_EXPONENT).exp2_()
+            if V.shape[1]:
+                moved[rows] += plan @ V[columns]
+            if W.shape[1]:
+                back[:, columns] += W[rows].T @ plan
+        if find:
+            largest[rows], at[rows] = _largest(reader, blocks, torch.stack(highest))
     absent = f.isneginf()
     moved.masked_fill_(absent[:, None], 0.0)
-    back.masked_fill_(g.isneginf()[:, None], 0.0)
-    return Read(moved, back, largest.to(f.dtype).masked_fill_(absent, 0.0), index)
+    back.masked_fill_(g.isneginf(), 0.0)
+    return Read(moved, back.T, largest.masked_fill_(absent, 0.0), at)
+
+
+def _largest(reader: _Reader, blocks: list[slice], highest: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest entry of each row of the tile, and its column, from the maxima (blocks, n) of its blocks.
+
+    Each row is looked at again in the one block that holds its maximum: that is cheaper than to find where it is at
+    once, for all blocks.
+    """
+    value, home = highest.max(0)
+    at = torch.zeros_like(home)
+    for number in torch.unique(home).tolist():
+        which = torch.nonzero(home == number)[:, 0]
+        at[which] = reader.block(blocks[number], which).argmax(1) + blocks[number].start
+    return value.double().exp2(), at

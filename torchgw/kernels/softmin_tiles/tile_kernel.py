@@ -14,13 +14,13 @@ from torchgw.kernels.tiles import Tiles
 
 @dataclass(frozen=True)
 class TileKernel:
-    """``softmin(A, B, tiles, bias, axis)`` and ``read(A, B, tiles, f, g, V, W)``, see `reference`.
+    """``softmin(A, B, tiles, bias, axis)`` and ``read(A, B, tiles, f, g, V, W, find)``, see `reference`.
 
     Both take any factors; ``prepare`` is what they want done to them, which is done once where many softmins follow.
     """
 
     softmin: Callable[[Tensor, Tensor, Tiles, Tensor, int], Tensor]
-    read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor], Read]
+    read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor, bool], Read]
     prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:

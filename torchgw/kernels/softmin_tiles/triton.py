@@ -1,8 +1,8 @@
 """The Triton implementation of the score on kept tiles: host side. The kernels are loaded on first use.
 
-Everything is computed in the wider dtype of factors and potentials, float32 at least. Potentials in float64 say that a plan is read for
-good, so float32 factors are then multiplied in float64: exact products, where the reference keeps the large part of a
-score exact and the small part in float32.
+Everything is computed in the wider dtype of factors and potentials, float32 at least. Potentials in float64 say that a
+plan is read for good, so float32 factors are then multiplied in float64: exact products, where the reference keeps the
+large part of a score exact and the small part in float32.
 """
 
 from __future__ import annotations
@@ -118,14 +118,22 @@ def build(dot: str = "") -> TileKernel:
             )  # fmt: skip
         return _Parts(out[:, :, :d], best, at)
 
-    def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> Read:
+    def read(
+        A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
+    ) -> Read:
         given, dtype = f.dtype, working_dtype(A, f, g)
         A, B = prepare(A.to(dtype), B.to(dtype))
         f, g, V, W = (side.to(dtype) for side in (f, g, V, W))
-        forth = one_way(A, B, tiles, f, g, V, True)
-        back = one_way(B, A, tiles.transposed, g, f, W, False)
-        largest, at = _largest(forth, len(B))
-        return Read(forth.moved.sum(0).to(given), back.moved.sum(0).to(given), largest.to(given), at)
+        moved, back = V.new_zeros(len(A), V.shape[1]), W.new_zeros(len(B), W.shape[1])
+        largest, at = f.new_zeros(len(A)), torch.zeros(len(A), dtype=torch.int64, device=f.device)
+        if V.shape[1] or find:
+            forth = one_way(A, B, tiles, f, g, V, find)
+            moved = forth.moved.sum(0)
+            if find:
+                largest, at = _largest(forth, len(B))
+        if W.shape[1]:
+            back = one_way(B, A, tiles.transposed, g, f, W, False).moved.sum(0)
+        return Read(moved.to(given), back.to(given), largest.to(given), at)
 
     return TileKernel(softmin, read, prepare)
 

@@ -1,0 +1,251 @@
+"""Large solves: what streams agrees with what is stored, tells how far it is, and never stores all pairs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from torchgw import (
+    CoarseOptions,
+    DijkstraDistances,
+    EuclideanDistances,
+    FactoredDistances,
+    GWOptions,
+    GWResult,
+    LadderOptions,
+    LandmarkDistances,
+    PrecomputedDistances,
+    SamplingOptions,
+    SinkhornOptions,
+    StoppingOptions,
+    gw_align,
+)
+from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.spaces.graph import neighbour_graph
+from torchgw.types import DistanceProvider
+
+N, K = 500, 600
+X, ANGLE_X = make_spiral(N)
+Y, ANGLE_Y = make_swiss_roll(K, random_state=1)
+CLOUDS = [np.random.default_rng(seed).gamma(1.5, size=(n, 3)) * [1, 2, 4] for seed, n in ((0, N), (1, K))]
+EPSILON = 2e-2
+TIGHT = {
+    "sinkhorn": SinkhornOptions(tol=1e-10, exact_max_iter=3000, final_max_iter=20000),
+    "stopping": StoppingOptions(plan_tol=1e-15, max_iter=500),
+    "gradient": "exact",
+    "mixed_precision": False,
+}
+SMALL = LadderOptions(n_cells=64, marginal_tol=1e-9)
+
+
+def space(kind: str, points: np.ndarray) -> DistanceProvider:
+    if kind == "euclidean":
+        return EuclideanDistances(points)
+    if kind == "squared":
+        return EuclideanDistances(points, squared=True)
+    if kind == "factored":
+        landmark = LandmarkDistances(neighbour_graph(points), 40)
+        return FactoredDistances(*landmark.factors())
+    graph = neighbour_graph(points)
+    if kind == "precomputed":
+        return PrecomputedDistances.from_graphs([graph])[0]
+    return LandmarkDistances(graph, 40) if kind == "landmark" else DijkstraDistances(graph)
+
+
+def solved(kinds: tuple[str, str], strategy: str) -> GWResult:
+    flat = set(kinds) & {"euclidean", "squared"}
+    x, y = (space(kind, points) for kind, points in zip(kinds, CLOUDS if flat else (X, Y), strict=True))
+    options = GWOptions(strategy=strategy, ladder=SMALL, **TIGHT)
+    return gw_align(x, y, epsilon=EPSILON, options=options, random_state=0)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("landmark", "landmark"),
+        ("factored", "factored"),
+        ("precomputed", "precomputed"),
+        ("dijkstra", "dijkstra"),
+        ("euclidean", "euclidean"),
+        ("squared", "squared"),
+        ("landmark", "dijkstra"),
+        ("euclidean", "landmark"),
+    ],
+)
+def test_streaming_and_dense_agree(kinds: tuple[str, str]) -> None:
+    stored, streamed = solved(kinds, "dense"), solved(kinds, "streaming")
+    assert (stored.strategy, streamed.strategy) == ("dense", "streaming")
+    assert streamed.ladder[-1].cells == (N, K)
+    assert streamed.value == pytest.approx(stored.value, rel=1e-5)
+    one, other = stored.plan, streamed.plan
+    assert float((one - other).abs().sum()) < 1e-5
+    for axis in (0, 1):
+        torch.testing.assert_close(streamed.coupling.marginal(axis), stored.coupling.marginal(axis), rtol=0, atol=1e-12)
+    # The potentials belong to scores of different rank and centring; score + f + g is the same for all of them.
+    seen = one > 1e-9
+    assert float((one[seen].log() - other[seen].log()).abs().max()) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def large() -> GWResult:
+    """1500 x 1800 points from 256 cells, whose plan can still be looked at."""
+    points = make_spiral(1500)[0], make_swiss_roll(1800, random_state=1)[0]
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=256, marginal_tol=2e-2))
+    return gw_align(*points, distances="landmark", options=options, random_state=0)
+
+
+def test_a_rung_of_few_cells_already_has_the_matching(large: GWResult) -> None:
+    assert large.ladder[0].cells == (256, 256)
+    match = large.argmax()
+    assert spearmanr(make_spiral(1500)[1], make_swiss_roll(1800)[1][match])[0] > 0.999
+
+
+def test_the_marginals_of_a_large_plan_are_exact(large: GWResult) -> None:
+    plan = large.plan
+    assert float((plan.sum(1) - 1 / 1500).abs().sum()) < 1e-6
+    assert float((plan.sum(0) - 1 / 1800).abs().sum()) < 1e-6
+    assert large.marginal_error < 1e-6
+    assert float(plan.min()) >= 0
+
+
+def test_the_value_of_a_large_plan_is_that_of_its_objective(large: GWResult) -> None:
+    assert large.known is not None
+    D, E = (known.space.rows(torch.arange(known.space.size)) for known in large.known)
+    T = large.plan
+    p, q = T.sum(1), T.sum(0)
+    value = p @ D.square() @ p + q @ E.square() @ q - 2 * ((D @ T @ E) * T).sum()
+    assert large.value_exact
+    assert large.value == pytest.approx(float(value), rel=1e-4)
+
+
+def test_the_measured_residual_is_that_at_full_size(large: GWResult) -> None:
+    """Estimated from a thousand rows and columns before rounding reads them all."""
+    rung = large.ladder[-1]
+    assert rung.residual_error > 0
+    assert abs(rung.residual - large.marginal_residual) < 5 * rung.residual_error
+    assert rung.residual < 2e-2
+
+
+def test_the_climb_ends_when_the_marginals_are_good_enough() -> None:
+    points = make_spiral(1500)[0], make_swiss_roll(1800, random_state=1)[0]
+
+    def ladder(tol: float) -> tuple[int, ...]:
+        options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=32, marginal_tol=tol))
+        result = gw_align(*points, distances="landmark", options=options, random_state=0)
+        residuals = [rung.residual for rung in result.ladder]
+        assert residuals[-1] <= tol or result.ladder[-1].cells == (1500, 1800)
+        assert all(residual > tol for residual in residuals[:-1])
+        return tuple(rung.cells[0] for rung in result.ladder)
+
+    assert ladder(0.5) == (32,)
+    assert len(ladder(5e-3)) > 1
+
+
+def test_every_option_reaches_every_rung() -> None:
+    """One iteration is one iteration on each of them."""
+    options = GWOptions(
+        strategy="streaming",
+        stopping=StoppingOptions(max_iter=1),
+        coarse=CoarseOptions(n_starts=4),
+        ladder=LadderOptions(n_cells=32, marginal_tol=1e-4),
+    )
+    with pytest.warns(UserWarning, match="iteration limit"):
+        result = gw_align(X, Y, distances="landmark", options=options, random_state=0)
+    assert len(result.ladder) > 1
+    assert all(rung.n_iter == 1 for rung in result.ladder)
+
+
+@pytest.mark.parametrize("kind", ["dijkstra", "euclidean"])
+def test_spaces_without_factors_stream_on_sampled_gradients(kind: str) -> None:
+    options = GWOptions(
+        strategy="streaming",
+        gradient="sampled",
+        sampling=SamplingOptions(n_anchors=200),
+        ladder=LadderOptions(n_cells=128, marginal_tol=5e-2),
+    )
+    x, y = (X, Y) if kind == "dijkstra" else (X, X[::-1] @ np.array([[0.0, 1.0], [-1.0, 0.0]]))
+    result = gw_align(x, y, distances=kind, options=options, random_state=0)
+    match = result.argmax()
+    assert result.gradient == "sampled"
+    assert not result.value_exact
+    truth = ANGLE_Y if kind == "dijkstra" else ANGLE_X[::-1]
+    assert spearmanr(ANGLE_X, truth[match])[0] > 0.99
+
+
+def test_pairs_that_the_user_knows_orient_a_large_solve() -> None:
+    known = np.array([[0, K - 1], [N // 2, K // 2], [N - 1, 0]])  # the reverse of what the search finds
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=128, marginal_tol=5e-2))
+    result = gw_align(X, Y, distances="landmark", init=known, options=options, random_state=0)
+    assert spearmanr(ANGLE_X, ANGLE_Y[result.argmax()])[0] < -0.9
+    assert result.basins == ()
+
+
+def test_a_large_result_survives_saving(large: GWResult, tmp_path: Path) -> None:
+    large.save(tmp_path / "large.npz")
+    back = GWResult.load(tmp_path / "large.npz")
+    torch.testing.assert_close(back.plan, large.plan)
+    assert back.ladder == large.ladder
+    assert (back.strategy, back.omitted_mass, back.evaluated) == (large.strategy, large.omitted_mass, large.evaluated)
+    np.testing.assert_array_equal(back.argmax(), large.argmax())
+    with pytest.raises(ValueError, match="read from a file"):
+        back.unseen(X)
+
+
+def test_points_without_mass_stay_without() -> None:
+    p, q = np.ones(N), np.ones(K)
+    p[::7], q[5::11] = 0.0, 0.0
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=100, marginal_tol=2e-2))
+    result = gw_align(X, Y, distances="landmark", p=p / p.sum(), q=q / q.sum(), options=options, random_state=0)
+    plan = result.plan
+    assert float(plan[::7].sum()) == 0.0
+    assert float(plan[:, 5::11].sum()) == 0.0
+    assert result.marginal_error < 1e-6
+    used = p > 0
+    assert spearmanr(ANGLE_X[used], ANGLE_Y[result.argmax()[used]])[0] > 0.99
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64))
+    one, other = (gw_align(X, Y, distances="landmark", options=options, random_state=3) for _ in range(2))
+    assert one.value == other.value
+    np.testing.assert_array_equal(one.argmax(), other.argmax())
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+import torchgw
+
+n = 16000
+x, _ = torchgw.datasets.make_spiral(n)
+y, _ = torchgw.datasets.make_swiss_roll(n, random_state=1)
+result = torchgw.gw_align(x, y, random_state=0)
+assert result.strategy == "streaming"
+result.argmax(), result.argmax(axis=0), result.push(x), result.pull(y), result.top_k(2), result.row(3)
+result.sample(500, random_state=0), result.marginal(0), result.sparsify(0.05), result.confidence()
+result.save(sys.argv[1])
+back = torchgw.GWResult.load(sys.argv[1])
+back.push(x)
+result.unseen(x[:100] + 0.001).argmax()
+try:
+    torchgw.gw_align(x, y, random_state=0, options=torchgw.GWOptions(max_memory=10**9)).plan
+except MemoryError as error:
+    assert "argmax" in str(error)
+else:
+    raise AssertionError("a plan over the limit was built")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_nothing_stores_all_pairs(tmp_path: Path) -> None:
+    """A float32 matrix of all pairs alone would take 1.02e9 bytes."""
+    script = [sys.executable, "-c", PEAK, str(tmp_path / "result.npz")]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 0.95e9

@@ -1,0 +1,456 @@
+"""Couplings of low rank: the factored plan, the projection onto its constraints, and the descent."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.problems import gw_by_enumeration, linearised_cost, random_distances, random_masses
+from torchgw import couplings
+from torchgw.gw.lowrank import LowRankSolve, _Problem, solve_low_rank
+from torchgw.gw.lowrank_starts import cold_starts, group_cells, warm_start
+from torchgw.lowrank_coupling import LowRankCoupling
+from torchgw.options import LowRankOptions
+from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors
+from torchgw.spaces import EuclideanDistances, PrecomputedDistances
+from torchgw.status import Status
+from torchgw.types import Coupling
+
+
+class FactoredSpace:
+    """A space that is known by a symmetric matrix, with the factors of its eigenvectors."""
+
+    scale, stored = 1.0, True
+
+    def __init__(self, D: np.ndarray) -> None:
+        values, vectors = np.linalg.eigh(D)
+        kept = np.abs(values) > 1e-12 * np.abs(values).max()
+        self.D = torch.from_numpy(D)
+        self.F = torch.from_numpy(vectors[:, kept] * np.abs(values[kept]) ** 0.5)
+        self.signs = torch.from_numpy(np.sign(values[kept]))
+        self.size = len(D)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> FactoredSpace:
+        return self
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self.D[index]
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self.F, self.signs
+
+
+def gen(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def uniform(n: int) -> Tensor:
+    return torch.full((n,), 1 / n, dtype=torch.float64)
+
+
+def masses(n: int, seed: int) -> Tensor:
+    return torch.from_numpy(random_masses(n, np.random.default_rng(seed)))
+
+
+def random_factors(n: int, k: int, r: int, seed: int, sharpness: float = 1.0) -> LowRankFactors:
+    """Positive factors of total mass about one that meet no constraint."""
+    shapes, generator = ((n, r), (k, r), (r,)), gen(seed)
+    noise = [sharpness * torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    return LowRankFactors(*(torch.softmax(side.flatten(), 0).reshape(side.shape) for side in noise))
+
+
+def feasible_factors(p: Tensor, q: Tensor, r: int, seed: int, sharpness: float = 1.0) -> LowRankFactors:
+    return round_factors(random_factors(len(p), len(q), r, seed, sharpness), p, q)
+
+
+def clouds(n: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two unlike point clouds in the plane and in space."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 2)) * (2.0, 1.0), rng.normal(size=(k, 3)) * (1.5, 1.0, 0.5)
+
+
+def squared_spaces(n: int, k: int, seed: int) -> tuple[EuclideanDistances, EuclideanDistances]:
+    x, y = clouds(n, k, seed)
+    return EuclideanDistances(x, squared=True), EuclideanDistances(y, squared=True)
+
+
+def matrix(space: EuclideanDistances | FactoredSpace) -> np.ndarray:
+    found: np.ndarray = space.rows(torch.arange(space.size)).numpy()
+    return found
+
+
+def solve(
+    spaces: tuple[EuclideanDistances, EuclideanDistances] | tuple[FactoredSpace, FactoredSpace],
+    rank: int,
+    epsilon: float = 0.0,
+    seed: int = 0,
+    **options: float,
+) -> LowRankSolve:
+    p, q = (uniform(space.size) for space in spaces)
+    chosen = LowRankOptions(rank=rank, **options)  # type: ignore[arg-type]
+    return solve_low_rank(*spaces, p, q, epsilon, chosen, gen(seed))
+
+
+@pytest.fixture
+def coupling(monkeypatch: pytest.MonkeyPatch) -> LowRankCoupling:
+    monkeypatch.setitem(couplings.BLOCK_ELEMENTS, "cpu", 5 * 31)  # several blocks and a short last one
+    factors = random_factors(23, 31, 4, 0, sharpness=2.0)  # no constraint holds: nothing may rest on one
+    factors.R[:3] = 0.0
+    factors.R[-2:] = 0.0
+    return LowRankCoupling(*factors)
+
+
+def by_hand(coupling: LowRankCoupling) -> Tensor:
+    """The dense plan as the sum over its components."""
+    return sum(torch.outer(coupling.Q[:, c], coupling.R[:, c]) / coupling.g[c] for c in range(coupling.rank))
+
+
+def test_it_is_a_coupling_of_its_rank(coupling: LowRankCoupling) -> None:
+    assert isinstance(coupling, Coupling)
+    assert (coupling.shape, coupling.rank) == ((23, 31), 4)
+    torch.testing.assert_close(coupling.to_dense(), by_hand(coupling), rtol=1e-13, atol=0.0)
+    assert torch.linalg.matrix_rank(coupling.to_dense()) == 4
+    rebuilt = LowRankCoupling(**coupling.tensors())
+    torch.testing.assert_close(rebuilt.to_dense(), coupling.to_dense())
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_products_marginals_and_largest_entries_are_those_of_the_plan(coupling: LowRankCoupling, axis: int) -> None:
+    plan = by_hand(coupling) if axis == 1 else by_hand(coupling).T
+    V = torch.randn(plan.shape[1], 3, dtype=torch.float64, generator=gen())
+    torch.testing.assert_close(coupling.apply(V, axis), plan @ V)
+    torch.testing.assert_close(coupling.apply(V[:, 0], axis), plan @ V[:, 0])
+    torch.testing.assert_close(coupling.marginal(axis), plan.sum(1))
+    torch.testing.assert_close(coupling.argmax(axis), plan.argmax(1))
+    with pytest.raises(ValueError, match="V must have"):
+        coupling.apply(V[1:], axis)
+
+
+def test_rows_and_largest_entries_of_rows_are_those_of_the_plan(coupling: LowRankCoupling) -> None:
+    index = torch.tensor([22, 0, 7, 7])
+    torch.testing.assert_close(coupling.rows(index), by_hand(coupling)[index])
+    values, columns = coupling.top_k(4)
+    expected = by_hand(coupling).topk(4, dim=1)
+    torch.testing.assert_close(values, expected.values)
+    torch.testing.assert_close(columns, expected.indices)
+    np.testing.assert_allclose(coupling.to_sparse(1.0).toarray(), by_hand(coupling).numpy(), rtol=1e-12)
+
+
+def test_columns_are_sampled_through_the_components_as_from_the_rows(coupling: LowRankCoupling) -> None:
+    rows = torch.full((40_000,), 5)
+    share = torch.bincount(coupling.sample_columns(rows, gen()), minlength=31) / len(rows)
+    expected = by_hand(coupling)[5]
+    expected = expected / expected.sum()
+    error = (expected * (1 - expected) / len(rows)).sqrt()
+    assert ((share - expected).abs() <= 4.5 * error + 1e-9).all()
+    assert (share[:3] == 0).all()
+    assert (share[-2:] == 0).all()
+
+
+def test_more_mass_scales_every_factor() -> None:
+    p, q = masses(9, 0), masses(12, 1)
+    before = LowRankCoupling(*feasible_factors(p, q, 3, 2))
+    after = before.times(2.5)
+    torch.testing.assert_close(after.to_dense(), 2.5 * before.to_dense())
+    torch.testing.assert_close(after.Q.sum(0), after.g)
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 20.0])
+@pytest.mark.parametrize("floor", [1e-10, 0.2])
+def test_the_projection_is_the_nearest_point_of_the_set(sharpness: float, floor: float) -> None:
+    """Feasible, and KL(other, given) >= KL(other, found) + KL(found, given), which no other point satisfies."""
+    p, q, given = masses(11, 0), masses(8, 1), random_factors(11, 8, 4, 3, sharpness)
+    found, residual, _ = project(given.logarithms(), p, q, floor=floor, tol=1e-11, max_iter=100)
+    torch.testing.assert_close(found.Q.sum(1), p, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(found.R.sum(1), q, rtol=1e-12, atol=0.0)
+    assert residual <= 1e-11
+    assert float((found.Q.sum(0) - found.g).abs().sum() + (found.R.sum(0) - found.g).abs().sum()) <= 2e-11
+    assert float(found.g.min()) >= floor * (1 - 1e-12)
+    assert (float(found.g.min()) <= floor * (1 + 1e-9)) == (floor == 0.2)  # the bound is at work where it is high
+
+    def divergence(one: LowRankFactors, other: LowRankFactors) -> float:
+        return float(sum((torch.xlogy(x, x / y) - x + y).sum() for x, y in zip(one, other, strict=True)))
+
+    least = divergence(found, given)
+    for seed in range(20):
+        g = floor + (1 - 4 * floor) * torch.softmax(torch.randn(4, dtype=torch.float64, generator=gen(seed)), 0)
+        other = round_factors(random_factors(11, 8, 4, seed)._replace(g=g), p, q)
+        assert divergence(other, given) >= (divergence(other, found) + least) * (1 - 1e-6)
+
+
+def test_rounding_gives_exact_marginals_to_the_coupling() -> None:
+    p, q = masses(30, 0), masses(40, 1)
+    plan = LowRankCoupling(*feasible_factors(p, q, 5, 2)).to_dense()
+    assert float((plan.sum(1) - p).abs().sum()) < 1e-14
+    assert float((plan.sum(0) - q).abs().sum()) < 1e-14
+    assert float(plan.min()) >= 0
+
+
+def test_value_and_gradient_are_those_of_the_four_index_sum() -> None:
+    """The value exactly; the gradient, by differentiation, up to what the constraints do not see."""
+    spaces = squared_spaces(12, 15, 0)
+    p, q = masses(12, 1), masses(15, 2)
+    problem = _Problem.of(*spaces, p, q, epsilon=0.02)
+    factors = feasible_factors(p, q, 4, 5, sharpness=2.0)
+    point = problem.at(factors)
+    DX, DY = (matrix(space) for space in spaces)
+    plan = LowRankCoupling(*factors).to_dense().numpy()
+    assert point.value == pytest.approx(gw_by_enumeration(DX, DY, plan), rel=1e-12)
+    entropy = sum(float((side * (1 - side.log())).sum()) for side in factors)
+    assert point.objective == pytest.approx(point.value / 2 - 0.02 * entropy, rel=1e-12)
+    leaves = [side.clone().requires_grad_() for side in factors]
+    T = (leaves[0] / leaves[2]) @ leaves[1].T
+    (torch.from_numpy(linearised_cost(DX, DY, plan)) * T).sum().backward()
+    wanted = problem.reduced(LowRankFactors(*(leaf.grad for leaf in leaves)))  # type: ignore[arg-type]
+    for found, expected in zip(problem.reduced(point.gradient), wanted, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    other = feasible_factors(p, q, 4, 6)
+    for gradient in (point.gradient, problem.reduced(point.gradient)):
+        slope = sum(float((side * (x - y)).sum()) for side, x, y in zip(gradient, other, factors, strict=True))
+        steps = [LowRankFactors(*(x + t * (y - x) for x, y in zip(factors, other, strict=True))) for t in (1e-5, -1e-5)]
+        change = (problem.at(steps[0]).value - problem.at(steps[1]).value) / 4e-5
+        assert slope == pytest.approx(change, rel=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
+def test_a_solve_has_exact_marginals_and_the_value_of_its_plan(epsilon: float) -> None:
+    spaces = squared_spaces(40, 55, 3)
+    done = solve(spaces, 6, epsilon)
+    assert done.status is Status.SETTLED
+    plan = done.coupling.to_dense()
+    assert float((plan.sum(1) - 1 / 40).abs().sum()) < 1e-12
+    assert float((plan.sum(0) - 1 / 55).abs().sum()) < 1e-12
+    assert float(plan.min()) >= 0
+    assert done.coupling.rank == 6
+    value = gw_by_enumeration(*(matrix(space) for space in spaces), plan.numpy())
+    assert done.value == pytest.approx(value, rel=1e-9)
+    product = gw_by_enumeration(*(matrix(space) for space in spaces), np.full((40, 55), 1 / 2200))
+    assert done.value < 0.5 * product
+
+
+@pytest.mark.parametrize("step", [30.0, 1e4])
+@pytest.mark.parametrize("epsilon", [0.0, 2e-3])
+def test_the_objective_falls_from_iteration_to_iteration(epsilon: float, step: float) -> None:
+    """Also where it would rise: distances against similarities make it convex, and the steps asked for are long."""
+    distances, others = (matrix(space) for space in squared_spaces(30, 36, 4))
+    values = []
+    for most in (1, 2, 3, 5, 8, 13, 21, 34):
+        spaces = FactoredSpace(distances), FactoredSpace(1 - others)
+        done = solve(spaces, 5, epsilon, n_starts=1, max_iter=most, step=step)
+        entropy = sum(float((side - torch.xlogy(side, side)).sum()) for side in done.coupling.tensors().values())
+        values.append(done.value / 2 - epsilon * entropy)
+        if epsilon == 0.0:
+            assert (np.diff(done.history.cost) <= 1e-12).all()
+    assert (np.diff(values) <= 1e-9).all()
+    assert values[-1] < values[0]
+
+
+@pytest.mark.parametrize("epsilon", [5e-4, 2e-3])
+def test_no_feasible_direction_lowers_the_entropic_objective(epsilon: float) -> None:
+    """The slope of <C(T), T> / 2 less epsilon times the entropies, by differentiation, towards other factors."""
+    spaces = squared_spaces(20, 24, 4)
+    done = solve(spaces, 3, epsilon, n_starts=1, tol=1e-14, max_iter=5000)
+    assert done.status is Status.SETTLED
+    DX, DY = (torch.from_numpy(matrix(space)) for space in spaces)
+    leaves = [side.clone().requires_grad_() for side in done.coupling.tensors().values()]
+    T = (leaves[0] / leaves[2]) @ leaves[1].T
+    (-(DX @ T @ DY * T).sum() + epsilon * sum((x * (x.log() - 1)).sum() for x in leaves)).backward()
+    for seed in range(10):
+        other = feasible_factors(uniform(20), uniform(24), 3, seed, sharpness=2.0)
+        slope = sum(
+            float((x.grad * (y - x.detach())).sum()) for x, y in zip(leaves, other, strict=True) if x.grad is not None
+        )
+        assert slope >= -1e-5
+
+
+def test_the_iteration_limit_is_reported() -> None:
+    done = solve(squared_spaces(30, 36, 4), 5, max_iter=3)
+    assert done.status is Status.MAX_ITER
+    assert (done.n_iter, len(done.history.cost)) == (3, 3)
+
+
+def test_entropy_spreads_the_plan_until_it_is_the_product() -> None:
+    spaces = squared_spaces(20, 25, 5)
+
+    def spread(epsilon: float) -> float:
+        plan = solve(spaces, 4, epsilon, n_starts=2).coupling.to_dense()
+        return float(-torch.xlogy(plan, plan).sum())
+
+    found = [spread(epsilon) for epsilon in (0.0, 3e-3, 1.0)]
+    assert found == sorted(found)
+    assert found[2] == pytest.approx(math.log(20 * 25), abs=1e-4)
+
+
+def test_at_full_rank_it_comes_near_the_best_matching() -> None:
+    """Squared distances make the objective concave on the plans, so a permutation is optimal."""
+    for seed in range(4):
+        spaces = squared_spaces(6, 6, seed)
+        DX, DY = (matrix(space) for space in spaces)
+        product, best = gw_by_enumeration(DX, DY, np.full((6, 6), 1 / 36)), best_map(DX, DY)
+        value = solve(spaces, 6, n_starts=12).value
+        assert best * (1 - 1e-9) <= value <= best + 0.05 * (product - best)
+
+
+def best_map(A: np.ndarray, B: np.ndarray) -> float:
+    """The lowest objective among the one-to-one maps between points of equal masses."""
+    maps = map(list, itertools.permutations(range(len(A))))
+    return min(float(((A - B[np.ix_(to, to)]) ** 2).mean()) for to in maps)
+
+
+def clustered(seed: int) -> tuple[FactoredSpace, FactoredSpace, float]:
+    """Four clusters of equal mass on either side, distances constant within and between; the optimal value.
+
+    Clusters lie at points of the plane, at squared distances, so a one-to-one map of clusters is optimal.
+    """
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(4, 2))
+    y = (x + 0.1 * rng.normal(size=x.shape))[rng.permutation(4)]
+    A, B = (((side[:, None] - side[None]) ** 2).sum(-1) for side in (x, y))
+    A, B = A / A.max(), B / B.max()
+    in_x, in_y = rng.permutation(np.repeat(np.arange(4), 8)), rng.permutation(np.repeat(np.arange(4), 12))
+    return FactoredSpace(A[np.ix_(in_x, in_x)]), FactoredSpace(B[np.ix_(in_y, in_y)]), best_map(A, B)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_are_matched_by_as_many_components(seed: int) -> None:
+    source, target, best = clustered(seed)
+    done = solve((source, target), 4, n_starts=8)
+    assert best * (1 - 1e-9) <= done.value <= 1.01 * best
+
+
+def test_points_without_mass_get_zero_rows_and_change_nothing_else() -> None:
+    x, y = clouds(30, 25, 6)
+    x = np.concatenate((x, x[:4] / 2))
+    p = torch.cat((uniform(30), torch.zeros(4, dtype=torch.float64)))
+    source, target = EuclideanDistances(x, squared=True), EuclideanDistances(y, squared=True)
+    without = EuclideanDistances(x[:30], squared=True)
+    options, q = LowRankOptions(rank=4, n_starts=1), uniform(25)
+    start = cold_starts(source, target, p, q, options, gen(1))[0]
+    done = solve_low_rank(source, target, p, q, 0.0, options, gen(), starts=[start])
+    same = solve_low_rank(without, target, p[:30], q, 0.0, options, gen(), starts=[start._replace(Q=start.Q[:30])])
+    assert float(done.coupling.rows(torch.arange(30, 34)).abs().max()) == 0.0
+    torch.testing.assert_close(done.coupling.marginal(1), p, rtol=0.0, atol=1e-14)
+    torch.testing.assert_close(done.value, same.value, rtol=1e-6, atol=0.0)
+
+
+def test_equal_components_are_left_behind() -> None:
+    spaces = squared_spaces(40, 40, 7)
+    p = uniform(40)
+    alike = LowRankFactors(p[:, None].repeat(1, 5) / 5, p[:, None].repeat(1, 5) / 5, uniform(5))
+    product = _Problem.of(*spaces, p, p, 0.0).at(alike).value
+    done = solve_low_rank(*spaces, p, p, 0.0, LowRankOptions(rank=5), gen(), starts=[alike])
+    assert done.value < 0.3 * product
+
+
+def test_starts_have_the_row_sums_and_tell_components_apart() -> None:
+    spaces = squared_spaces(50, 60, 8)
+    p, q = masses(50, 0), masses(60, 1)
+    starts = cold_starts(*spaces, p, q, LowRankOptions(rank=6, n_starts=3), gen())
+    assert len(starts) == 3
+    for start in starts:
+        torch.testing.assert_close(start.Q.sum(1), p)
+        torch.testing.assert_close(start.R.sum(1), q)
+        assert torch.linalg.matrix_rank(start.Q) == 6
+    assert float((starts[0].Q - starts[1].Q).abs().sum()) > 0.1
+
+
+def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
+    source, target, best = clustered(1)
+    # Each cluster is a cell, and two more cells are empty.
+    cells, centres = [], []
+    for space in (source, target):
+        _, first, label = np.unique(matrix(space).round(9), axis=0, return_index=True, return_inverse=True)
+        cells.append(torch.from_numpy(label) + 2)
+        centres.append(matrix(space)[np.ix_(first, first)])
+    match = min(
+        itertools.permutations(range(4)), key=lambda to: float(((centres[0] - centres[1][np.ix_(to, to)]) ** 2).sum())
+    )
+    plan = torch.zeros(6, 6, dtype=torch.float64)
+    plan[torch.arange(2, 6), torch.tensor(match) + 2] = 0.25
+    p, q, options = uniform(32), uniform(48), LowRankOptions(rank=4)
+    start = warm_start(source, (cells[0], cells[1]), plan, p, q, options, gen())
+    for c in range(4):
+        (cell,) = cells[0][start.Q[:, c] > 0.5 / 32].unique().tolist()
+        assert cells[1][start.R[:, c] > 0.5 / 48].unique().tolist() == [match[cell - 2] + 2]
+    done = solve_low_rank(source, target, p, q, 0.0, options, gen(), starts=[start])
+    assert best * (1 - 1e-9) <= done.value <= 1.01 * best
+
+
+@pytest.mark.parametrize("rank", [1, 3, 7, 10])
+def test_cells_are_grouped_with_their_neighbours_into_any_number_of_groups(rank: int) -> None:
+    """Seven cells in three clumps on a line, one cell without mass."""
+    at = torch.tensor([0.0, 0.1, 0.2, 5.0, 5.1, 9.0, 9.1], dtype=torch.float64)
+    mass = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.2, 0.3, 0.0], dtype=torch.float64)
+    shares = group_cells((at[:, None] - at).abs(), mass, rank, gen())
+    assert shares.shape == (7, rank)
+    torch.testing.assert_close(shares.sum(1), torch.ones(7, dtype=torch.float64))
+    assert (shares.sum(0) > 0).all()
+    if rank == 3:
+        assert torch.equal(shares @ shares.T, (torch.cdist(at[:, None], at[:, None]) < 1).double())
+
+
+def test_what_cannot_be_solved_is_refused() -> None:
+    spaces, p, q = squared_spaces(20, 25, 9), uniform(20), uniform(25)
+    options = LowRankOptions(rank=4)
+    plain = PrecomputedDistances(random_distances(20, np.random.default_rng(0)))
+    with pytest.raises(ValueError, match=r"source must have factored distances.*PrecomputedDistances has none; use"):
+        solve_low_rank(plain, spaces[1], p, q, 0.0, options, gen())
+    with pytest.raises(ValueError, match="target must have factored distances"):
+        solve_low_rank(spaces[0], plain, p, p, 0.0, options, gen())
+    with pytest.raises(ValueError, match=r"rank must be at most .*, 20, got 21"):
+        solve_low_rank(*spaces, p, q, 0.0, LowRankOptions(rank=21), gen())
+    few = torch.where(torch.arange(20) < 3, 1 / 3, 0.0).double()
+    with pytest.raises(ValueError, match=r"rank must be at most .*, 3, got 4"):
+        solve_low_rank(*spaces, few, q, 0.0, options, gen())
+    with pytest.raises(NotImplementedError, match=r"need hard marginals, Balanced\(\), got str"):
+        solve_low_rank(*spaces, p, q, 0.0, options, gen(), marginals="semi-relaxed")
+    with pytest.raises(ValueError, match="q must sum to 1, got 2"):
+        solve_low_rank(*spaces, p, 2 * q, 0.0, options, gen())
+    with pytest.raises(ValueError, match="epsilon must be a finite number"):
+        solve_low_rank(*spaces, p, q, -1.0, options, gen())
+    with pytest.raises(ValueError, match="starts must hold Q, R, g of shapes"):
+        solve_low_rank(*spaces, p, q, 0.0, options, gen(), starts=[feasible_factors(p, q, 3, 0)])
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"floor must be < 1 / rank = 0.25, got 0.25"):
+        LowRankOptions(rank=4, floor=0.25)
+    with pytest.raises(ValueError, match="rank must be >= 1"):
+        LowRankOptions(rank=0)
+    with pytest.raises(TypeError, match="rank must be an integer"):
+        LowRankOptions(rank=2.5)  # type: ignore[arg-type]
+
+
+LARGE = """
+import resource, torch
+from torchgw.gw.lowrank import solve_low_rank
+from torchgw.options import LowRankOptions
+from torchgw.spaces import EuclideanDistances
+x = torch.randn(20000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 0.6, 0.3])
+spaces = [EuclideanDistances(side, squared=True) for side in (x, x.flip(0, 1))]
+p = torch.full((20000,), 1 / 20000, dtype=torch.float64)
+options = LowRankOptions(rank=20, n_starts=1, max_iter=100)
+done = solve_low_rank(*spaces, p, p, 0.0, options, torch.Generator().manual_seed(0))
+error = max(float((done.coupling.marginal(axis) - p).abs().sum()) for axis in (0, 1))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, error, done.value)
+"""
+
+
+@pytest.mark.slow
+def test_twenty_thousand_points_fit_a_gibibyte() -> None:
+    """One plan of that size would take three."""
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+    )
+    memory, error, value = map(float, done.stdout.split())
+    assert memory <= 1.0
+    assert error <= 1e-6
+    assert 0 <= value < 0.005

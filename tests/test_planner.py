@@ -1,0 +1,129 @@
+"""What a solve would cost, which strategy it takes, and what happens when memory ends."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, estimate, gw_align
+from torchgw.datasets import make_spiral
+from torchgw.gw import align
+from torchgw.gw.strategies import out_of_memory
+
+X, Y = make_spiral(80)[0], make_spiral(90, random_state=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("n", "epsilon", "options", "chosen"),
+    [
+        (1000, 1e-3, GWOptions(), "dense"),
+        (20_000, 1e-3, GWOptions(), "streaming"),
+        (1000, 1e-3, GWOptions(max_memory=10**6), "streaming"),
+        (20_000, 0.0, GWOptions(), "dense"),
+        (1000, 1e-3, GWOptions(strategy="low-rank"), "low-rank"),
+        (1000, 1e-3, GWOptions(strategy="streaming"), "streaming"),
+    ],
+)
+def test_the_strategy_follows_from_size_memory_and_options(
+    n: int, epsilon: float, options: GWOptions, chosen: str
+) -> None:
+    found = estimate(n, n, epsilon=epsilon, options=options, device="cpu")
+    assert found.chosen == chosen
+    assert found[chosen].against == ""
+    assert f"* {chosen}" in str(found)
+    assert {forecast.strategy for forecast in found.forecasts} == {"dense", "streaming", "low-rank"}
+
+
+def test_what_would_run_is_what_runs() -> None:
+    for options in (GWOptions(), GWOptions(max_memory=50_000), GWOptions(strategy="low-rank")):
+        ladder = LadderOptions(marginal_tol=0.5)
+        options = GWOptions(strategy=options.strategy, max_memory=options.max_memory, ladder=ladder)
+        result = gw_align(X, Y, distances="landmark", epsilon=1e-2, options=options, random_state=0)
+        assert result.strategy == estimate(80, 90, epsilon=1e-2, options=options, device="cpu").chosen
+
+
+def test_only_the_dense_strategy_grows_with_the_pairs() -> None:
+    small, large = estimate(10**4, 10**4, device="cpu"), estimate(10**6, 10**6, device="cpu")
+    assert large["dense"].memory > 16 * 10**12
+    assert large["streaming"].memory < 20 * 2**30
+    assert large["streaming"].memory < 100 * small["streaming"].memory
+    assert large["dense"].seconds > large["streaming"].seconds
+
+
+def test_no_time_is_claimed_where_none_was_measured() -> None:
+    assert all(math.isnan(forecast.seconds) for forecast in estimate(1000, 1000, device="cuda").forecasts)
+
+
+def test_rank_costs_memory() -> None:
+    thin, thick = (GWOptions(low_rank=LowRankOptions(rank=r)) for r in (2, 200))
+    assert (
+        estimate(10**4, 10**4, options=thick)["low-rank"].memory
+        > estimate(10**4, 10**4, options=thin)["low-rank"].memory
+    )
+
+
+@pytest.mark.parametrize(("n", "k"), [(0, 5), (5, -1), (2.5, 5)])
+def test_sizes_that_are_none_are_refused(n: float, k: float) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"N must|K must"):
+        estimate(n, k)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"
+        ),
+    ],
+)
+def test_memory_that_ends_moves_to_the_next_strategy_once_and_says_so(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(align, "run", fails)
+    with pytest.warns(OutOfMemoryWarning, match="dense strategy ran out of memory"):
+        result = gw_align(X, Y, distances="landmark", epsilon=1e-2, random_state=0)
+    assert result.strategy == "streaming"
+    assert result.coupling.marginal(1).dtype == torch.float64
+    np.testing.assert_allclose(result.marginal(1), 1 / 80, atol=1e-6)
+    with pytest.raises(type(error)):
+        gw_align(X, Y, distances="landmark", options=GWOptions(strategy="dense"), random_state=0)
+
+
+def test_other_errors_are_not_taken_for_missing_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> GWResult:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(align, "run", fails)
+    with pytest.raises(RuntimeError, match="shapes"):
+        gw_align(X, Y, distances="landmark", random_state=0)
+    assert not out_of_memory(ValueError("memory"))
+
+
+def test_low_rank_needs_factors_and_says_so_before_any_work() -> None:
+    options = GWOptions(strategy="low-rank")
+    for kind in ("dijkstra", "euclidean"):
+        with pytest.raises(ValueError, match=f"factored distances .* got '{kind}'; use distances='landmark'"):
+            gw_align(X, Y, distances=kind, options=options)
+    with pytest.raises(ValueError, match="rank must be"):
+        gw_align(X, Y, options=GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=81)))
+
+
+def test_a_low_rank_result_is_a_result() -> None:
+    options = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=8))
+    result = gw_align(X, Y, epsilon=0, options=options, random_state=0)
+    assert result.marginal_error < 1e-9
+    assert int(torch.linalg.matrix_rank(result.plan)) == 8
+    D, E = (known.space.rows(torch.arange(known.space.size)) for known in result.known or ())
+    T = result.plan
+    value = T.sum(1) @ D.square() @ T.sum(1) + T.sum(0) @ E.square() @ T.sum(0) - 2 * ((D @ T @ E) * T).sum()
+    assert result.value == pytest.approx(float(value), rel=1e-5)
+    with pytest.raises(ValueError, match="without a rank"):
+        result.unseen(X)

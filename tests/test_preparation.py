@@ -1,0 +1,283 @@
+"""The parts that bring a million points to landmark factors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import block_diag, csr_matrix
+from scipy.sparse import random as random_matrix
+from scipy.sparse.csgraph import connected_components, dijkstra
+from scipy.spatial.distance import cdist
+
+from torchgw import LandmarkDistances, validate
+from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.gw import prepare
+from torchgw.options import SpaceOptions
+from torchgw.spaces import aside, edges, farthest, landmark, neighbours
+from torchgw.spaces.graph import build_graph, neighbour_graph
+from torchgw.spaces.relaxation import relaxed_paths
+from torchgw.spaces.shortcuts import DETOUR, short_cuts_of
+from torchgw.types import Array, GraphWarning
+
+CPU = torch.device("cpu")
+
+
+def noisy_roll(seed: int) -> Array:
+    """A spiral or Swiss roll of random size and noise, whose points near the middle are close across turns."""
+    rng = np.random.default_rng(seed)
+    make = make_spiral if seed % 2 else make_swiss_roll
+    return make(int(rng.integers(60, 400)), float(rng.uniform(0.03, 0.12)), seed)[0]
+
+
+def directed_neighbours(points: Array, k: int) -> list[set[int]]:
+    return [set(row[1 : k + 1].tolist()) for row in np.argsort(cdist(points, points), axis=1)]
+
+
+def short_cuts_by_definition(points: Array, k: int) -> set[tuple[int, int]]:
+    """The rule of the module, with sets and SciPy's Dijkstra on the whole graph for each edge that is tried."""
+    near = directed_neighbours(points, k)
+    n = len(points)
+    pairs = {(min(i, j), max(i, j)) for i in range(n) for j in near[i]}
+    mutual = [{j for j in near[i] if i in near[j]} for i in range(n)]
+    trusted = {(i, j) for i, j in pairs if i in mutual[j] or mutual[i] & mutual[j]}
+    gap = cdist(points, points)
+    graph = np.zeros((n, n))
+    for i, j in trusted:
+        graph[i, j] = graph[j, i] = gap[i, j]
+    found = set()
+    for i, j in sorted(pairs - trusted, key=lambda pair: float(gap[pair])):
+        way = dijkstra(csr_matrix(graph), indices=i)[j]
+        if np.isinf(way) or way <= DETOUR * gap[i, j]:
+            graph[i, j] = graph[j, i] = gap[i, j]
+        else:
+            found.add((i, j))
+    return found
+
+
+def test_short_cuts_are_those_of_the_definition() -> None:
+    total = 0
+    for seed in range(24):
+        points, k = noisy_roll(seed), 5 + seed % 6
+        pattern = edges.union(neighbours.nearest(points, k))
+        graph = csr_matrix((np.ones(pattern.nnz), pattern.indices, pattern.indptr), shape=pattern.shape)
+        row = np.repeat(np.arange(len(points)), np.diff(pattern.indptr))
+        graph.data = np.linalg.norm(points[row] - points[pattern.indices], axis=1)
+        expected = short_cuts_by_definition(points, k)
+        for coordinates in (points, None):
+            cut = short_cuts_of(graph, pattern.data == 2, coordinates)
+            assert {(i, j) for i, j in cut.tolist()} == expected
+        total += len(expected)
+    assert total > 50
+
+
+def test_a_way_round_is_found_when_the_straight_direction_is_a_dead_end() -> None:
+    """Beyond the gap between 3 and 4 the only way on leads back first; greedy order must not end the search."""
+    points = np.array([[0, 0], [1, 0], [2, 0], [3, 0], [4.5, 0], [0, 1], [0, 2], [2, 2], [4.5, 2]], dtype=float)
+    ring = np.array([[0, 1], [1, 2], [2, 3], [0, 5], [5, 6], [6, 7], [7, 8], [8, 4]])
+    length = np.linalg.norm(points[ring[:, 0]] - points[ring[:, 1]], axis=1)
+    way = length.sum()
+    for factor, n_cut in ((1.001, 0), (0.999, 1)):
+        source, target = np.append(ring[:, 0], 3), np.append(ring[:, 1], 4)
+        lengths = np.append(length, factor * way / DETOUR)
+        graph = edges.from_edges(9, source, target, lengths)
+        mutual = np.ones(graph.nnz, dtype=bool)
+        mutual[edges.entries(graph, np.array([3, 4]), np.array([4, 3]))] = False
+        assert len(short_cuts_of(graph, mutual, points)) == n_cut
+
+
+@pytest.mark.parametrize(("length", "n_cut"), [(2.499, 0), (2.501, 1)])
+def test_two_trusted_edges_save_an_edge_when_they_are_short_enough(length: float, n_cut: int) -> None:
+    """0 - 2 and 2 - 1 are trusted, the latter through 3; 0 - 1, of length 1, is not."""
+    ends = np.array([[0, 1], [0, 2], [2, 1], [2, 3], [3, 1]])
+    graph = edges.from_edges(4, ends[:, 0], ends[:, 1], np.array([1.0, length, length, 2.0, 2.0]))
+    mutual = np.ones(graph.nnz, dtype=bool)
+    mutual[edges.entries(graph, np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))] = False
+    assert len(short_cuts_of(graph, mutual)) == n_cut
+
+
+def test_paths_of_two_edges_are_the_shortest_and_may_have_length_zero() -> None:
+    rng = np.random.default_rng(1)
+    n = 40
+    source, target = rng.integers(0, n, size=(2, 150))
+    keep = source != target
+    length = rng.choice([0.0, 0.5, 1.0, 3.0], size=150)
+    graph = edges.from_edges(n, source[keep], target[keep], length[keep])
+    dense = np.full((n, n), np.inf)
+    coo = graph.tocoo()
+    dense[coo.row, coo.col] = coo.data
+    expected = (dense[:, :, None] + dense[None]).min(1)
+    i, j = (index.ravel() for index in np.indices((n, n)))
+    np.testing.assert_allclose(edges.two_edges(graph, i, j, block=97), expected.ravel(), atol=1e-300)
+    assert (expected[np.isfinite(expected)] == 0).any()
+
+
+def test_entries_are_found_and_edges_added_keep_zero_lengths() -> None:
+    graph = edges.from_edges(6, np.array([0, 0, 2, 4]), np.array([1, 3, 3, 3]), np.array([0.0, 2.0, 1.0, 4.0]))
+    row, column = graph.tocoo().coords
+    np.testing.assert_array_equal(edges.entries(graph, row, column), np.arange(graph.nnz))
+    added = edges.from_edges(6, np.array([5, 1]), np.array([0, 2]), np.array([0.0, 7.0]))
+    larger = edges.with_edges(graph, added)
+    assert larger.has_sorted_indices
+    assert larger.nnz == graph.nnz + added.nnz
+    np.testing.assert_array_equal(larger.toarray(), (graph + added).toarray())
+    assert {0, 1} <= set(larger[[5]].indices.tolist()) | set(larger[[0]].indices.tolist())
+    assert 0 in larger[[5]].indices
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 15, 16, 40])
+def test_neighbours_are_the_nearest_in_any_dimension(dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "ROWS", 37)
+    points = np.random.default_rng(dimension).normal(size=(150, dimension))
+    found = neighbours.nearest(points, 7)
+    np.testing.assert_array_equal(found, np.argsort(cdist(points, points), axis=1)[:, 1:8])
+    assert found.dtype == np.int32
+
+
+@pytest.mark.parametrize("dimension", [2, 20])
+def test_coincident_points_are_neighbours_of_others_not_of_themselves(dimension: int) -> None:
+    base = np.random.default_rng(0).normal(size=(5, dimension))
+    found = neighbours.nearest(np.repeat(base, 10, axis=0), 4)
+    own = np.arange(50)
+    assert not (found == own[:, None]).any()
+    np.testing.assert_array_equal(found // 10, np.repeat(own[:, None] // 10, 4, axis=1))
+    assert all(len(set(row)) == 4 for row in found.tolist())
+
+
+def landmarks_by_definition(graph: Any, n_landmarks: int) -> list[int]:
+    D = dijkstra(graph)
+    chosen = [0]
+    while len(chosen) < n_landmarks:
+        chosen.append(int(D[chosen].min(0).argmax()))
+    return chosen
+
+
+def test_farthest_points_are_those_of_the_definition_whatever_the_order_of_the_nodes() -> None:
+    points = np.random.default_rng(2).permutation(make_swiss_roll(200)[0])
+    graph = neighbour_graph(points)
+    index, columns = farthest.farthest_points(graph, 25)
+    assert index.tolist() == landmarks_by_definition(graph, 25)
+    np.testing.assert_array_equal(columns, dijkstra(graph, indices=index).T)
+
+
+def test_single_precision_changes_the_distances_by_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = neighbour_graph(make_swiss_roll(300)[0])
+    double = LandmarkDistances(graph, 40)
+    monkeypatch.setattr(landmark, "SINGLE_FROM", 100)
+    single = LandmarkDistances(graph, 40)
+    assert single.factors()[0].dtype == torch.float32  # type: ignore[index]
+    everything = torch.arange(300)
+    assert torch.equal(single.landmarks, double.landmarks)
+    assert single.scale == pytest.approx(double.scale, rel=1e-6)
+    torch.testing.assert_close(single.rows(everything).double(), double.rows(everything), rtol=0, atol=5e-6)
+
+
+def test_two_spaces_searched_side_by_side_are_those_searched_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces = [("X", make_spiral(300)[0], "landmark"), ("Y", neighbour_graph(make_swiss_roll(200)[0]), "landmark")]
+    in_turn, reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
+    monkeypatch.setattr(prepare, "worthwhile", lambda *sizes: True)
+    aside_made, aside_reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
+    assert aside_reports == reports
+    for one, other in zip(in_turn, aside_made, strict=True):
+        assert torch.equal(one.factors()[0], other.factors()[0])  # type: ignore[index]
+        assert one.scale == other.scale
+
+
+def test_a_process_is_started_for_long_searches_only() -> None:
+    assert not aside.worthwhile(3000, 10**6, 100)
+    assert aside.worthwhile(10**5, 10**5, 100) or aside.os.cpu_count() == 1  # type: ignore[attr-defined]
+
+
+def test_the_process_aside_never_imports_torch_and_says_when_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    code = f"import runpy, sys; runpy.run_path({farthest.__file__!r}); import scipy.sparse.csgraph; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "torchgw", "sklearn"} & set(done.stdout.split())
+    with aside.SearchAside() as search:
+        search.start(csr_matrix(np.eye(3)), "three", "float64")  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="ended with code 1"):
+            search.result()
+    assert "TypeError" in capfd.readouterr().err
+
+
+def test_a_process_that_ends_before_it_has_read_the_graph_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "RUN", "raise SystemExit(3)")
+    with aside.SearchAside() as search:
+        search._process.wait()
+        with pytest.raises(RuntimeError, match="ended with code 3"):
+            search.start(csr_matrix(np.eye(300)), 2, "float64")
+
+
+def test_a_graph_that_needs_no_mending_is_not_copied_and_none_is_written_to() -> None:
+    graph = neighbour_graph(make_spiral(100)[0])
+    before = graph.copy()
+    assert validate.graph("graph", graph).data is graph.data
+    LandmarkDistances(graph, 10)
+    np.testing.assert_array_equal(graph.data, before.data)
+    repeated = csr_matrix((np.ones(4), np.array([1, 1, 0, 0]), np.array([0, 2, 4])), shape=(2, 2))
+    assert validate.graph("graph", repeated)[0, 1] == 2
+    assert repeated.nnz == 4
+
+
+def test_points_are_neither_copied_nor_written_to() -> None:
+    points = make_spiral(200)[0]
+    before = points.copy()
+    assert validate.points("points", points) is points
+    build_graph(points)
+    np.testing.assert_array_equal(points, before)
+
+
+def test_stitching_leaves_edges_of_length_zero_in_place() -> None:
+    base = np.random.default_rng(3).normal(size=(20, 2))
+    points = np.concatenate((base, base, base + 100))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)
+        graph = neighbour_graph(points, 3)
+    assert connected_components(graph)[0] == 1
+    assert dijkstra(graph)[np.arange(20), np.arange(20) + 20].max() == 0
+
+
+def random_graph(n: int, density: float, seed: int, zeros: bool = False) -> Any:
+    rng = np.random.default_rng(seed)
+    upper = random_matrix(n, n, density, format="coo", random_state=rng)
+    length = np.where(rng.uniform(size=upper.nnz) < 0.3, 0.0, upper.data) if zeros else upper.data
+    keep = upper.row != upper.col
+    return edges.from_edges(n, upper.row[keep], upper.col[keep], length[keep])
+
+
+@pytest.mark.parametrize("block", [1, 700, 2**26])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("density", [0.005, 0.05])
+def test_relaxed_paths_are_dijkstras(density: float, zeros: bool, block: int) -> None:
+    graph = random_graph(120, density, seed=4, zeros=zeros)
+    sources = np.array([7, 0, 119, 7])
+    found = relaxed_paths(graph, sources, CPU, block=block)
+    expected = dijkstra(graph, indices=sources)
+    assert np.isinf(expected).any() == (density < 0.01)
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_relaxed_paths_go_on_until_the_end_of_a_long_chain() -> None:
+    n = 3000
+    chain = edges.from_edges(n, np.arange(n - 1), np.arange(1, n), np.full(n - 1, 0.5))
+    found = relaxed_paths(chain, np.array([0]), CPU)
+    np.testing.assert_array_equal(found[0].numpy(), 0.5 * np.arange(n))
+
+
+def test_relaxed_paths_of_single_precision_disconnected_and_edgeless_graphs() -> None:
+    graph = block_diag((random_graph(30, 0.3, 5), csr_matrix((4, 4))), format="csr")
+    found = relaxed_paths(graph, np.arange(34), CPU, torch.float32)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), dijkstra(graph), rtol=1e-5)
+    assert bool(found[30:].isinf().logical_not().sum(1).eq(1).all())
+
+
+@pytest.mark.gpu
+def test_relaxed_paths_on_a_gpu_are_dijkstras() -> None:
+    graph = neighbour_graph(make_swiss_roll(2000)[0])
+    found = relaxed_paths(graph, np.arange(0, 2000, 100), torch.device("cuda"))
+    np.testing.assert_array_equal(found.cpu().numpy(), dijkstra(graph, indices=np.arange(0, 2000, 100)))

@@ -1,0 +1,98 @@
+"""The first rung of a large solve: the problem between some thousand cells, searched and solved like any small one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torchgw.evidence import Basin
+from torchgw.gw.cells import CellSpace, Side
+from torchgw.gw.gradient import ExactGradient
+from torchgw.gw.large_problem import Kernels, Large, cells_of
+from torchgw.gw.run import Ended, solve_contenders, solve_smoothly, where_to_start
+from torchgw.gw.search import Problem, described
+from torchgw.kernels.precision import loop_dtype
+from torchgw.options import GWOptions
+from torchgw.sinkhorn.marginals import Balanced
+from torchgw.types import Callback, DistanceProvider
+
+
+@dataclass(frozen=True)
+class FirstRung:
+    """The cells, their solved problem, and the basins of the search on all points.
+
+    ``b`` (n',) is the column term of the problem's cost, which its column potentials include. ``searched`` is when the
+    search ended, ``seconds`` what all of it took.
+    """
+
+    large: Large
+    x: CellSpace
+    y: CellSpace
+    ended: Ended
+    b: Tensor
+    basins: tuple[Basin, ...]
+    searched: float
+    seconds: float
+
+
+def first_rung(
+    spaces: tuple[DistanceProvider, DistanceProvider],
+    masses: tuple[Tensor, Tensor],
+    epsilon: float,
+    exact: bool,
+    init: Tensor | None,
+    kernels: Kernels,
+    options: GWOptions,
+    generator: torch.Generator,
+    callback: Callback | None,
+) -> FirstRung:
+    """Search and solve between cells, for float64 masses of sum one; arguments as those of `torchgw.gw.large`."""
+    began, dtype = time.perf_counter(), loop_dtype(options.mixed_precision)
+    n_control = options.sampling.n_control
+    first, second = (
+        Side.of(space.to(mass.device, dtype), mass, dtype, n_control, generator)
+        for space, mass in zip(spaces, masses, strict=True)
+    )
+    large = Large(first, second, epsilon, kernels, options, generator, exact)
+    count = options.ladder.n_cells
+    x, y = (cells_of(large, s, s.control.F, min(count, len(s.mass) // 2)) for s in (first, second))
+    problem, gradient = on_cells(large, x, y)
+    candidates, reference = where_to_start(problem, seen_by_cells(init, x, y))
+    searched = time.perf_counter()
+    ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem, Balanced(), callback))
+    basins: tuple[Basin, ...] = ()
+    if reference is not None:
+        small = [described(c, candidates[0], reference, problem.masses[0]) for c in candidates]
+        basins = tuple(_on_points(basin, x, y) for basin in small)
+    return FirstRung(large, x, y, ended, gradient.b, basins, searched, time.perf_counter() - began)
+
+
+def on_cells(large: Large, x: CellSpace, y: CellSpace) -> tuple[Problem, ExactGradient]:
+    """The problem between the cells, stored."""
+    assert x.space is not None
+    assert y.space is not None
+    p, q = (side.mass / side.mass.sum() for side in (x, y))
+    dtype = large.x.control.F.dtype
+    gradient = ExactGradient(x.space, y.space, p.to(dtype), q.to(dtype))
+    kernel, options = large.kernels.stored, large.options
+    epsilon, generator = large.epsilon, large.generator
+    return Problem(x.space, y.space, gradient, p, q, epsilon, False, kernel, options, generator), gradient
+
+
+def seen_by_cells(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | None:
+    """What the user gave to start from, between cells instead of points."""
+    if init is None:
+        return None
+    if not init.is_floating_point():
+        return torch.stack((x.cells.label[init[:, 0]], y.cells.label[init[:, 1]]), 1)
+    return y.cells.sums(x.cells.sums(init).T).T
+
+
+def _on_points(basin: Basin, x: CellSpace, y: CellSpace) -> Basin:
+    """A basin of the cells' problem, its matching and shift (N,) those of each point's cell."""
+    label = x.cells.label
+    return replace(basin, matching=y.centres[basin.matching[label]], shift=basin.shift[label])

@@ -1,0 +1,81 @@
+"""What the strategies of a solve need to begin: kernels, factored distances, and another strategy where memory ends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgw.gw.large_problem import Kernels
+from torchgw.gw.outcome import Outcome
+from torchgw.gw.prepare import Graphs, is_graph
+from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
+from torchgw.kernels.dispatch import Request, Selection
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.precision import loop_dtype
+from torchgw.options import GWOptions
+from torchgw.spaces.known import Known
+from torchgw.types import DistanceProvider, OutOfMemoryWarning
+
+EXPECTED_RANK = 32
+
+
+def choose_kernels(
+    strategy: str, backend: str, device: torch.device, shape: tuple[int, int], options: GWOptions
+) -> tuple[Selection[Kernel], Kernels]:
+    """The implementation to report, and those of every family that the strategy uses."""
+    dtype, cells = loop_dtype(options.mixed_precision), min(options.ladder.n_cells, *shape)
+    stored = softmin_dense.choose(backend, Request(device, dtype, shape if strategy == "dense" else (cells, cells)))
+    streamed = softmin_stream.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
+    tiled = softmin_tiles.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
+    kernels = Kernels(stored.function, streamed.function, tiled.function)
+    return stored if strategy == "dense" else streamed, kernels
+
+
+def first_that_fits(
+    strategy: str, options: GWOptions, solvers: dict[str, Callable[[], Outcome]]
+) -> tuple[str, Outcome]:
+    """The outcome of the strategy; of the next one where the device runs out of memory and the choice was ours."""
+    try:
+        return strategy, solvers[strategy]()
+    except (MemoryError, RuntimeError) as error:
+        if options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
+            raise
+        warnings.warn(
+            f"the {strategy} strategy ran out of memory, so the streaming one runs instead; "
+            f"GWOptions(strategy='streaming') takes it at once",
+            OutOfMemoryWarning,
+            stacklevel=3,
+        )
+    return "streaming", solvers["streaming"]()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or on the CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+def known_points(
+    checked: list[tuple[str, Any, str]], made: tuple[DistanceProvider, DistanceProvider], graphs: Graphs
+) -> tuple[Known, Known]:
+    """What the result keeps to place points that it has not seen."""
+    x, y = (
+        Known(space, None if kind in ("matrix", "provider") or is_graph(given) else given, report.k if report else 1)
+        for (_, given, kind), space, report in zip(checked, made, graphs, strict=True)
+    )
+    return x, y
+
+
+def factored(name: str, space: Any, kind: str, asked: str) -> str:
+    """The kind of distances of a space that must have factors; the choice is landmarks where it is ours."""
+    if asked == "auto" and kind in ("checked", "precomputed"):
+        return "landmark"
+    if kind == "landmark" or (kind == "provider" and space.factors() is not None):
+        return kind
+    given = type(space).__name__ if kind == "provider" else kind
+    raise ValueError(
+        f"{name} must have factored distances for options.strategy='low-rank', got {given!r}; use "
+        f"distances='landmark', or EuclideanDistances(points, squared=True) as {name}"
+    )

@@ -1,0 +1,123 @@
+"""What can be asked of a plan without storing it: the methods that results and extensions share."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.couplings import BlockCoupling
+from torchgw.kernels.sampling import draw, make_generator
+from torchgw.types import Array, Coupling, RandomState
+
+
+class Readable:
+    """A coupling of N source with K target points. Numpy arrays come out where ``numpy_input`` says so."""
+
+    coupling: Coupling
+    numpy_input: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.coupling.shape
+
+    @property
+    def max_memory(self) -> int:
+        """Bytes that the dense plan may take."""
+        raise NotImplementedError
+
+    @cached_property
+    def plan(self) -> Tensor:
+        """The dense plan (N, K), float64, built on first use and kept; O(N K) memory.
+
+        Raises
+        ------
+        MemoryError
+            Over ``options.max_memory``, naming what to use instead.
+        """
+        n, k = self.shape
+        advice = "use argmax(), top_k(k), sparsify(mass), row(i), push(V), pull(V) or coupling.apply(V, axis)"
+        validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.max_memory, advice)
+        return self.coupling.to_dense()
+
+    def push(self, V: Array | Tensor) -> Array | Tensor:
+        """Carry values on the source points, (N,) or (N, d), to the target: averages weighted by the plan.
+
+        Returns (K,) or (K, d). Target points without mass get NaN. Numpy in, numpy out; torch in, torch out.
+        O(N K (r + d)) time.
+        """
+        return self._carry(V, axis=0)
+
+    def pull(self, V: Array | Tensor) -> Array | Tensor:
+        """Carry values on the target points (K,) or (K, d) to the source, (N,) or (N, d); see `push`."""
+        return self._carry(V, axis=1)
+
+    def _carry(self, V: Array | Tensor, axis: int) -> Array | Tensor:
+        if not isinstance(V, Tensor) and np.asarray(V).dtype.kind not in "fiubc":
+            raise TypeError(
+                f"V must hold real numbers, got dtype {np.asarray(V).dtype}; for labels push their one-hot rows"
+            )
+        given = V if isinstance(V, Tensor) else torch.from_numpy(np.array(V))
+        if given.is_complex():
+            raise TypeError(f"V must hold real numbers, got dtype {given.dtype}")
+        size = self.shape[axis]
+        if given.ndim not in (1, 2) or given.shape[0] != size:
+            raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
+        if not isinstance(self.coupling, BlockCoupling):
+            raise TypeError(f"this operation knows the library's own couplings, got {type(self.coupling).__name__}")
+        values = given.to(self.coupling.device, self.coupling.dtype)
+        columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
+        moved = self.coupling.apply(columns, axis)
+        averaged = moved[:, 1:] / moved[:, :1]
+        averaged = averaged[:, 0] if given.ndim == 1 else averaged
+        return averaged if isinstance(V, Tensor) else averaged.cpu().numpy()
+
+    def argmax(self, axis: int = 1) -> Array | Tensor:
+        """For each source point the target index it sends most mass to, (N,); with axis 0 the reverse, (K,).
+
+        A point without mass gets 0: nothing is known of it.
+        """
+        validate.integer("axis", axis, least=0, most=1)
+        return self._given(self.coupling.argmax(axis))
+
+    def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
+        """Masses and target indices of the k largest entries of each row, both (N, k), largest first."""
+        validate.integer("k", k, least=1, most=self.shape[1])
+        values, index = self.coupling.top_k(k)
+        return self._given(values), self._given(index)
+
+    def row(self, i: int) -> Array | Tensor:
+        """Row i of the plan: the mass that source point i sends to each target point, (K,)."""
+        i = validate.integer("i", i, least=0, most=self.shape[0] - 1)
+        return self._given(self.coupling.rows(torch.tensor([i]))[0])
+
+    def marginal(self, axis: int = 1) -> Array | Tensor:
+        """Sums of the plan over ``axis``: the source points' masses (N,) for 1, the target points' (K,) for 0."""
+        return self._given(self.coupling.marginal(validate.integer("axis", axis, least=0, most=1)))
+
+    def sample(self, count: int, random_state: RandomState = None) -> tuple[Array | Tensor, Array | Tensor]:
+        """``count`` pairs drawn from the plan: source indices (count,) and target indices (count,)."""
+        count = validate.integer("count", count, least=1)
+        mass = self.coupling.marginal(1)
+        generator = make_generator(random_state, mass.device)
+        rows = draw(mass, count, generator)
+        return self._given(rows), self._given(self.coupling.sample_columns(rows, generator))
+
+    def sparsify(self, mass: float = 0.99) -> Any:
+        """SciPy CSR matrix (N, K) of the fewest entries that carry the share ``mass`` of each row.
+
+        Raises
+        ------
+        ValueError
+            When the rounding of a large plan spread more than 1 - ``mass`` of a row over all pairs.
+        """
+        return self.coupling.to_sparse(validate.real("mass", mass, above=0.0, most=1.0))
+
+    def _given(self, found: Tensor) -> Array | Tensor:
+        """In the kind of array that the user's points were."""
+        return found.cpu().numpy() if self.numpy_input else found

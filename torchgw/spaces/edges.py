@@ -1,0 +1,110 @@
+"""Symmetric graphs as SciPy CSR matrices with sorted indices, in which explicit zeros are edges of length zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from torchgw.types import Array
+
+
+def union(neighbour: Array) -> Any:
+    """The undirected edges of neighbour lists (N, k), as int8 CSR: 2 where both ends list each other, else 1."""
+    from scipy.sparse import csr_matrix
+
+    n, k = neighbour.shape
+    pointer = np.arange(0, n * k + 1, k)
+    return _symmetric(csr_matrix((np.ones(n * k, dtype=np.int8), neighbour.ravel(), pointer), shape=(n, n)))
+
+
+def undirected(n: int, source: Array, target: Array) -> Any:
+    """The same for directed edges."""
+    from scipy.sparse import csr_matrix
+
+    directed = csr_matrix((np.ones(len(source), dtype=np.int8), (source, target)), shape=(n, n))
+    directed.data[:] = 1
+    return _symmetric(directed)
+
+
+def _symmetric(directed: Any) -> Any:
+    directed.sort_indices()
+    return directed + directed.T.tocsr()
+
+
+def from_edges(n: int, source: Array, target: Array, length: Array) -> Any:
+    """Symmetric CSR graph of the given edges; of repeated ones the longest counts, and zero lengths stay edges."""
+    from scipy.sparse import csr_matrix
+
+    source, target = source.astype(np.int64), target.astype(np.int64)
+    key = np.concatenate((source * n + target, target * n + source))
+    value = np.concatenate((length, length))
+    order = np.argsort(key, kind="stable")
+    key, value = key[order], value[order]
+    first = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
+    row, column = np.divmod(key[first], n)
+    index_pointer = np.searchsorted(row, np.arange(n + 1))
+    return csr_matrix((np.maximum.reduceat(value, first), column, index_pointer), shape=(n, n))
+
+
+def components(graph: Any) -> tuple[int, Array]:
+    """How many components a symmetric graph has, and the component of each point (N,)."""
+    from scipy.sparse.csgraph import connected_components
+
+    # In a symmetric graph these are the strong components, which SciPy finds without a transposed copy.
+    n_components, label = connected_components(graph, directed=True, connection="strong")
+    return int(n_components), label
+
+
+def entries(graph: Any, row: Array, column: Array) -> Array:
+    """Positions (m,) of the entries (row, column), all of which the graph has. O(m log k)."""
+    first: Array = graph.indptr[row].astype(np.int64)
+    last = graph.indptr[row + 1].astype(np.int64) - 1
+    while (first < last).any():
+        middle = (first + last) // 2
+        below = graph.indices[middle] < column
+        first, last = np.where(below, middle + 1, first), np.where(below, last, middle)
+    return first
+
+
+def restricted(graph: Any, kept: Array) -> Any:
+    """The graph of the entries marked ``kept`` (nnz,) alone."""
+    from scipy.sparse import csr_matrix
+
+    before = np.concatenate(([0], np.cumsum(kept, dtype=graph.indptr.dtype)))
+    pointer = before[graph.indptr].astype(graph.indptr.dtype)
+    return csr_matrix((graph.data[kept], graph.indices[kept], pointer), shape=graph.shape)
+
+
+def with_edges(graph: Any, added: Any) -> Any:
+    """The graph and the edges of another one, which it must not have. O(E)."""
+    from scipy.sparse import csr_matrix
+
+    new = added.tocoo()
+    end = graph.indptr[new.row + 1]
+    pointer = graph.indptr + added.indptr
+    data, indices = np.insert(graph.data, end, new.data), np.insert(graph.indices, end, new.col)
+    larger = csr_matrix((data, indices, pointer), shape=graph.shape)
+    larger.sort_indices()
+    return larger
+
+
+def two_edges(graph: Any, source: Array, target: Array, block: int = 200_000) -> Array:
+    """Length (m,) of the shortest path of two edges from source to target, infinite where there is none.
+
+    O(m k), in blocks of so many pairs.
+    """
+    from scipy.sparse import csr_matrix
+
+    # Sparse products drop zeros, and edges may have length zero.
+    length = np.maximum(graph.data, np.finfo(float).tiny)
+    lengths = csr_matrix((length, graph.indices, graph.indptr), shape=graph.shape)
+    ones = csr_matrix((np.ones(graph.nnz, dtype=np.int8), graph.indices, graph.indptr), shape=graph.shape)
+    found = np.full(len(source), np.inf)
+    for first in range(0, len(source), block):
+        i, j = source[first : first + block], target[first : first + block]
+        there, back = lengths[i].multiply(ones[j]).tocsr(), lengths[j].multiply(ones[i]).tocsr()
+        some = np.flatnonzero(np.diff(there.indptr))
+        if len(some):
+            found[first + some] = np.minimum.reduceat(there.data + back.data, there.indptr[some])
+    return found

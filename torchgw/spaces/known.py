@@ -1,0 +1,67 @@
+"""What is known of a space's points, so that points seen later can be placed among them.
+
+The distance from a new point x to a known one is
+
+    Euclidean      |x - x_i|, or its square
+    geodesic       min over the k nearest known points x_n of |x - x_n| + D(n, i): the shortest path of the graph with x
+                   joined to its neighbours
+    otherwise      given, one row of distances for each new point
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.spaces.euclidean import EuclideanDistances
+from torchgw.spaces.neighbours import nearest_to
+from torchgw.types import Array, DistanceProvider
+
+NEW_ELEMENTS = 2**24
+
+
+@dataclass(frozen=True)
+class Known:
+    """A space, and the points (N, D) that it was made from, where it was; ``k`` neighbours join a new point."""
+
+    space: DistanceProvider
+    points: Array | None
+    k: int
+
+    def distances(self, new: Any, index: Tensor) -> Tensor:
+        """Scaled distances (m, len(index)), float64, from new points to the known points ``index``.
+
+        ``new`` are points (m, D) like those of the space, or rows (m, N) of raw distances to all of its points where it
+        was not made from points.
+        """
+        if self.points is None:
+            given = validate.points("points", new)
+            if given.shape[1] != self.space.size:
+                raise ValueError(
+                    f"points must be rows of distances to all {self.space.size} points, because the space was not made "
+                    f"from points; got shape {given.shape}"
+                )
+            return torch.from_numpy(given)[:, index.cpu()] / self.space.scale
+        points = validate.points("points", new)
+        if points.shape[1] != self.points.shape[1]:
+            raise ValueError(f"points must have {self.points.shape[1]} coordinates, got shape {points.shape}")
+        if isinstance(self.space, EuclideanDistances):
+            near = torch.from_numpy(self.points[index.cpu().numpy()])
+            found = torch.cdist(torch.from_numpy(points), near, compute_mode="donot_use_mm_for_euclid_dist")
+            return (found.square() if self.space.squared else found) / self.space.scale
+        return self._along(self.points, points, index)
+
+    def _along(self, known: Array, points: Array, index: Tensor) -> Tensor:
+        length, neighbour = nearest_to(known, points, self.k)
+        rows = self.space.rows(index).double().cpu()
+        step = max(1, NEW_ELEMENTS // (len(index) * neighbour.shape[1]))
+        found = []
+        for start in range(0, len(points), step):
+            where = slice(start, start + step)
+            first = torch.from_numpy(length[where]) / self.space.scale
+            found.append((rows[:, torch.from_numpy(neighbour[where])] + first).amin(2).T)
+        return torch.cat(found)

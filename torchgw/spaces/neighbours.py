@@ -1,0 +1,86 @@
+"""Nearest neighbours: a k-d tree in few dimensions, blocks of matrix products in many.
+
+A k-d tree visits O(log N) leaves for each point in few dimensions and nearly all of them in many, where
+|x - y|^2 = |x|^2 - 2 x.y + |y|^2 turns the search into matrix products, which scikit-learn merges with the selection.
+Source of the tree: J. Bentley, "Multidimensional binary search trees used for associative searching", 1975.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from torchgw.types import Array
+
+TREE_DIMENSIONS = 15
+ROWS = 100_000
+
+
+def nearest(points: Array, k: int) -> Array:
+    """Indices of the k nearest other points (N, k) int32, nearest first; fewer where there are not so many.
+
+    O(N k log N) in up to 15 dimensions, on all cores; O(N^2 D) beyond.
+    """
+    n = len(points)
+    k = min(k, n - 1)
+    order = near_order(points)
+    points = points[order]
+    found = np.empty((n, k), dtype=np.int32)
+    search = _Search(points)
+    for first in range(0, n, ROWS):
+        own = np.arange(first, min(first + ROWS, n), dtype=np.int32)
+        around = search(points[own], k + 1)
+        # Among more than k coincident points a point need not find itself; the last one then goes instead.
+        out = around == own[:, None]
+        out[~out.any(1), -1] = True
+        found[order[own]] = order[around[~out].reshape(-1, k)]
+    return found
+
+
+def closest(points: Array, queries: Array) -> Array:
+    """Index of the point closest to each query (M,)."""
+    found: Array = _Search(points)(queries, 1)[:, 0]
+    return found
+
+
+def nearest_to(points: Array, queries: Array, k: int) -> tuple[Array, Array]:
+    """Distances (M, k) and indices (M, k) of the k points nearest to each query, nearest first."""
+    index = _Search(points)(queries, min(k, len(points)))
+    lengths: Array = np.linalg.norm(queries[:, None] - points[index], axis=2)
+    return lengths, index.astype(np.int64)
+
+
+def near_order(points: Array) -> Array:
+    """An order (N,) int32 in which points near each other come near each other, which saves cache misses."""
+    if points.shape[1] > TREE_DIMENSIONS:
+        return np.arange(len(points), dtype=np.int32)
+    order: Array = _tree(points).indices.astype(np.int32)
+    return order
+
+
+class _Search:
+    """The neighbours of any points among ``points`` (N, D)."""
+
+    def __init__(self, points: Array) -> None:
+        if points.shape[1] <= TREE_DIMENSIONS:
+            self.tree = _tree(points)
+        else:
+            from sklearn.neighbors import NearestNeighbors
+
+            self.tree, self.products = None, NearestNeighbors(algorithm="brute").fit(points)
+
+    def __call__(self, queries: Array, k: int) -> Array:
+        """Indices (M, k) int32, nearest first."""
+        if self.tree is None:
+            found = self.products.kneighbors(queries, k, return_distance=False)
+        else:
+            found = self.tree.query(queries, k=np.arange(1, k + 1), workers=-1)[1]
+        return cast(Array, found.astype(np.int32))
+
+
+def _tree(points: Array) -> Any:
+    from scipy.spatial import cKDTree
+
+    # Midpoint splits build several times faster than medians, and queries take as long.
+    return cKDTree(points, balanced_tree=False, compact_nodes=False)
