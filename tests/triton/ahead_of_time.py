@@ -16,6 +16,8 @@ from torchgw.kernels import gpu
 from torchgw.kernels.softmin_dense import triton as dense
 from torchgw.kernels.softmin_stream import triton as stream
 from torchgw.kernels.softmin_stream import triton_kernels as stream_kernels
+from torchgw.kernels.softmin_tiles import triton as tiled
+from torchgw.kernels.tiles import TILE, all_tiles
 from torchgw.kernels.transport import triton as transport
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -50,6 +52,19 @@ def stream_launches(dtype: torch.dtype, dot: str, rank: int, target: str) -> Ite
         yield f"sample {name}", matrix, lambda: read.sample(A, B, g, torch.Generator())
 
 
+def tile_launches(dtype: torch.dtype, dot: str, rank: int, size: int, width: int, target: str) -> Iterator[Case]:
+    """The same for the kernels over kept tiles, for one arithmetic, rank, size of tiles, and width of what is moved."""
+    A, B = torch.zeros(1001, rank, dtype=dtype), torch.zeros(777, rank, dtype=dtype)
+    f, g = torch.zeros(1001, dtype=dtype), torch.zeros(777, dtype=dtype)
+    V, W = torch.zeros(777, width, dtype=dtype), torch.zeros(1001, width, dtype=dtype)
+    tiles, kernel = all_tiles(1001, 777, size, A.device), tiled.build(dot)
+    name = f"{dtype} {dot} rank {rank}, tiles of {size}"
+    # The matrix units of sm_90 and sm_100 that are looked for take 64 rows, which smaller tiles do not have.
+    matrix = dtype == F32 and size >= 64 and (target == "gfx942" or dot != "ieee")
+    yield f"tiled softmin {name}", matrix, lambda: kernel.softmin(A, B, tiles, g, 1)
+    yield f"tiled read {name} of {width}", matrix, lambda: kernel.read(A, B, tiles, f, g, V, W, True)
+
+
 def usual(target: str) -> Iterator[Case]:
     """Every kernel once or twice, in the sizes and arithmetic that matter most."""
     yield from dense_launches(F32, 64, 6001)
@@ -58,6 +73,8 @@ def usual(target: str) -> Iterator[Case]:
     yield from stream_launches(F32, "ieee" if target == "gfx942" else "tf32x3", 50, target)
     for dtype, dot in ((F32, "ieee"), (BF16, ""), (F64, "")):
         yield from list(stream_launches(dtype, dot, 64, target))[:1]
+    yield from tile_launches(F32, "ieee" if target == "gfx942" else "tf32x3", 50, TILE, 51, target)
+    yield from list(tile_launches(F64, "", 50, TILE, 51, target))[1:]
 
 
 def all_of_them(target: str) -> Iterator[Case]:
@@ -68,6 +85,9 @@ def all_of_them(target: str) -> Iterator[Case]:
     for dtype, dot in ((F32, "ieee"), (F32, "tf32x3"), (F32, "tf32"), (BF16, ""), (F64, "")):
         for rank in (16, 50, 130):
             yield from stream_launches(dtype, dot, rank, target)
+            if dtype != BF16:
+                for size, width in ((TILE, 1), (2 * TILE, 33), (32, 131)):
+                    yield from tile_launches(dtype, dot, rank, size, width, target)
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from tests import kernel_cases as cases
+from tests import tile_cases
 from tests.kernels import RANKS, factors, wide
 from torchgw import GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.kernels import softmin_dense, softmin_stream, transport
+from torchgw.gw import inner, large
+from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles, transport
 from torchgw.kernels.dispatch import Request
+from torchgw.kernels.tiles import all_tiles
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before triton is imported"
 
@@ -28,6 +31,7 @@ REQUEST = Request(CPU, torch.float32, (64, 64), 16, dot="ieee")
 DENSE = softmin_dense.choose("triton", REQUEST).function
 STREAM = softmin_stream.choose("triton", REQUEST).function
 TRANSPORT = transport.choose("triton", REQUEST).function
+TILES = softmin_tiles.choose("triton", REQUEST).function
 DTYPES = (torch.float32, torch.float64)
 SMALL = ((1, 1), (2, 63), (65, 64), (64, 2), (63, 65))
 
@@ -105,6 +109,60 @@ def test_draws() -> None:
     cases.draws_follow_the_rows(TRANSPORT, "cpu")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", RANKS)
+def test_tiled_softmins_of_any_rank(rank: int, dtype: torch.dtype) -> None:
+    tile_cases.softmins(TILES, "cpu", 32, 70, 50, rank, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "n", "k"), tile_cases.SHAPES)
+def test_tiled_softmins_of_any_size(size: int, n: int, k: int, dtype: torch.dtype) -> None:
+    tile_cases.softmins(TILES, "cpu", size, n, k, 7, dtype)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.float32), (torch.float32, torch.float64), (torch.float64,) * 2]
+)
+@pytest.mark.parametrize(("size", "n", "k"), tile_cases.SHAPES)
+def test_tiled_reads_of_any_size(size: int, n: int, k: int, dtypes: tuple[torch.dtype, ...]) -> None:
+    tile_cases.reads(TILES, "cpu", size, n, k, 7, 3, dtypes)
+
+
+@pytest.mark.parametrize(("rank", "width"), [(1, 0), (7, 1), (16, 16), (64, 65), (65, 64), (130, 130)])
+def test_tiled_reads_of_any_rank_and_width(rank: int, width: int) -> None:
+    for dtypes in ((torch.float32, torch.float32), (torch.float32, torch.float64)):
+        tile_cases.reads(TILES, "cpu", 32, 70, 50, rank, width, dtypes)
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_tiled_kernels_merge_the_parts_of_a_list(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(softmin_tiles.triton, "splits", lambda *_: parts)
+    tile_cases.softmins(TILES, "cpu", 16, 20, 90, 7, torch.float64)
+    tile_cases.reads(TILES, "cpu", 16, 20, 90, 7, 3, (torch.float64, torch.float64))
+    tile_cases.equal_entries(TILES, "cpu")
+    tile_cases.sums_of_nothing(TILES, "cpu", torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiled_sweeps_and_sums_of_nothing(dtype: torch.dtype) -> None:
+    tile_cases.sweeps(TILES, "cpu", dtype)
+    tile_cases.sums_of_nothing(TILES, "cpu", dtype)
+
+
+def test_tiled_equal_entries_and_large_scores() -> None:
+    tile_cases.equal_entries(TILES, "cpu")
+    tile_cases.wide_potentials_keep_large_scores(TILES, "cpu")
+    tile_cases.what_is_not_asked_for_is_empty_or_zero(TILES, "cpu")
+
+
+def test_tiles_that_blocks_do_not_divide_are_refused() -> None:
+    A, B = factors(30, 50, 6, torch.float64, 1)
+    for size in (8, 24, 1):
+        with pytest.raises(ValueError, match=f"multiple of 16 points for the Triton kernels, got {size}"):
+            TILES.softmin(A, B, all_tiles(30, 50, size, CPU), B[:, 0], 1)
+
+
 @pytest.mark.parametrize("damping", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)])
 @pytest.mark.parametrize("weight", [1.0, 1.4])
 def test_relaxed_marginals_give_the_potentials_of_the_eager_kernel(damping: tuple[float, float], weight: float) -> None:
@@ -123,4 +181,23 @@ def test_a_whole_alignment_agrees_with_the_eager_one(gradient: str) -> None:
         eager, triton = (gw_align(X, Y, backend=name, **given) for name in ("eager", "triton"))
     assert triton.backend == "triton"
     assert {"rows", "columns", "splits", "sweep_width", "sweep_warps"} == set(triton.blocks)
+    assert float((eager.plan - triton.plan).abs().sum()) < 1e-6
+
+
+def test_a_streamed_alignment_on_kept_tiles_agrees_with_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (inner, large):
+        monkeypatch.setattr(place, "TILE", 16)
+    monkeypatch.setattr(inner, "SKIPPED_FROM", 1)
+    monkeypatch.setattr(large, "EVERY_PAIR", 1)
+    X, Y = make_spiral(60)[0], make_swiss_roll(71, random_state=1)[0]
+    given = {
+        "distances": "euclidean",
+        "epsilon": 0.1,
+        "options": GWOptions(strategy="streaming", mixed_precision=False),
+        "random_state": 0,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager, triton = (gw_align(X, Y, backend=name, **given) for name in ("eager", "triton"))
+    assert triton.backend == "triton"
     assert float((eager.plan - triton.plan).abs().sum()) < 1e-6

@@ -29,7 +29,7 @@ from torchgw.tiled import NEGLIGIBLE, TiledCoupling
 from torchgw.types import Callback, DistanceProvider
 
 EVERY_PAIR = 2**22
-LARGE_TILES_FROM = 2**18
+LARGE_TILES_FROM = 2**15
 SLACK = 2.0
 
 

@@ -21,6 +21,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from torchgw.kernels.kernel import LOWEST_EXPONENT
+
 TILE = 128
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 SLACK_BITS = 0.02  # covers the rounding of float32 scores of up to some ten thousand bits
@@ -93,7 +95,8 @@ def choose_tiles(
 
     A (N, r), B (K, r) in an order in which neighbours are near, base-2 potentials f (N,), g (K,), masses p (N,), q
     (K,).
-    No run of points on either side loses more than that share of its own mass, so every point keeps its matches.
+    No run of points on either side loses more than that share of its own mass, so every point keeps its matches. The
+    bound counts a tile left out as 2^-120 at least: smaller ones would come out as no mass at all in float32.
     O(N K r / size) work, O(N K / size^2) memory.
     """
     rows, columns = _Side.of(A, f, p, size), _Side.of(B, g, q, size)
@@ -102,7 +105,8 @@ def choose_tiles(
     small = _least(bound, share * rows.mass) & _least(bound.T, share * columns.mass).T
     small[torch.arange(rows.count, device=A.device), bound.argmax(1)] = False
     small[bound.argmax(0), torch.arange(columns.count, device=A.device)] = False
-    omitted = float(torch.where(small, bound, -torch.inf).exp2_().sum(dtype=torch.float64))
+    least = bound.clamp_min(LOWEST_EXPONENT)
+    omitted = float(torch.where(small, least, -torch.inf).exp2_().sum(dtype=torch.float64))
     keep = small.logical_not_()
     count = keep.sum(1)
     first = torch.cat((count.new_zeros(1), count.cumsum(0)))

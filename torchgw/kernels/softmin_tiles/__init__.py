@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Implementation, Request, Selection, select
-from torchgw.kernels.softmin_tiles import reference
+from torchgw.kernels.softmin_tiles import reference, triton
 from torchgw.kernels.softmin_tiles.reference import Read
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
 
 __all__ = ["FAMILY", "Read", "TileKernel", "choose"]
 
+NAME = "softmin_tiles"
+
 FAMILY: tuple[Implementation[TileKernel], ...] = (
+    Implementation(
+        "triton", triton.unable, partial(gpu.unwise, NAME), lambda request: triton.build(request.dot), triton.blocks
+    ),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: TileKernel(reference.softmin, reference.read)),
 )
 
 
 def choose(backend: str, request: Request) -> Selection[TileKernel]:
-    """The implementation that runs this request; see `dispatch.select`."""
-    return select(FAMILY, backend, request)
+    """The implementation that runs this request; see `dispatch.select`.
+
+    Nothing of this family is compiled: where the compiler is asked for, the eager implementation serves.
+    """
+    return select(FAMILY, "eager" if backend == "compile" else backend, request)

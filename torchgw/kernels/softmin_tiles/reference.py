@@ -47,8 +47,10 @@ class _Reader:
         self.wide = B.to(g.dtype)
 
     def row_tiles(self) -> Iterator[tuple[slice, list[slice]]]:
-        """Each row tile: its rows, and its columns in blocks."""
+        """Each row tile that keeps something: its rows, and its columns in blocks."""
         for tile, spans in enumerate(self.tiles.spans):
+            if not spans:
+                continue
             rows = slice(tile * self.tiles.size, min((tile + 1) * self.tiles.size, len(self.A)))
             self._centre(rows, spans)
             starts = [(start, span.stop) for span in spans for start in range(span.start, span.stop, self.most)]
@@ -79,7 +81,7 @@ def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tens
     """log2 of the sum of 2^(A B^T + bias) over the kept tiles, in the dtype of the bias; -inf where every term is."""
     if axis == 0:
         A, B, tiles = B, A, tiles.transposed
-    out, reader = bias.new_empty(len(A)), _Reader(A, B, tiles, bias)
+    out, reader = bias.new_full((len(A),), -torch.inf), _Reader(A, B, tiles, bias)
     for rows, blocks in reader.row_tiles():
         reader.raise_rows(None)
         highest, total = A.new_full((rows.stop - rows.start,), FLOOR), bias.new_zeros(rows.stop - rows.start)

@@ -14,13 +14,19 @@ from torchgw.kernels.tiles import Tiles
 
 @dataclass(frozen=True)
 class TileKernel:
-    """``softmin(A, B, tiles, bias, axis)`` and ``read(A, B, tiles, f, g, V, W, find)``, see `reference`."""
+    """``softmin(A, B, tiles, bias, axis)`` and ``read(A, B, tiles, f, g, V, W, find)``, see `reference`.
+
+    Both take any factors; ``prepare`` is what they want done to them, which is done once where many softmins follow.
+    """
 
     softmin: Callable[[Tensor, Tensor, Tiles, Tensor, int], Tensor]
     read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor, bool], Read]
+    prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:
         """The score of A (N, r), B (K, r) on the kept tiles."""
+        if self.prepare is not None:
+            A, B = self.prepare(A, B)
         return TiledScore(self, A, B, tiles)
 
 
