@@ -183,18 +183,25 @@ class LadderOptions:
     ----------
     marginal_tol : L1 marginal error, at full size and before rounding, at which the climb ends.
     n_cells : cells of either space on the first rung, where the search takes place.
-    omitted_mass : share of the mass that tiles of the plan which are not evaluated may hold, by a strict bound; 0
-        evaluates all pairs of points.
+    omitted_mass : share of the mass by which the returned plan may differ from that of its potentials on all pairs of
+        points, by a strict bound, because tiles without mass are not evaluated and small ones are taken as short sums
+        of products; 0 evaluates all pairs. A fiftieth of ``marginal_tol`` when None.
     """
 
     marginal_tol: float = 5e-3
     n_cells: int = 1024
-    omitted_mass: float = 1e-4
+    omitted_mass: float | None = None
 
     def __post_init__(self) -> None:
         _keep(self, marginal_tol=validate.real("marginal_tol", self.marginal_tol, above=0.0, most=1.0))
         _keep(self, n_cells=validate.integer("n_cells", self.n_cells, least=2))
-        _keep(self, omitted_mass=validate.real("omitted_mass", self.omitted_mass, least=0.0, most=0.1))
+        if self.omitted_mass is not None:
+            _keep(self, omitted_mass=validate.real("omitted_mass", self.omitted_mass, least=0.0, most=0.1))
+
+    @property
+    def omitted(self) -> float:
+        """The share in force."""
+        return self.marginal_tol / 50 if self.omitted_mass is None else self.omitted_mass
 
 
 @dataclass(frozen=True, kw_only=True)

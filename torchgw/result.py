@@ -42,8 +42,9 @@ class GWResult(Readable):
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
     strategy : "dense", "streaming" or "low-rank", whichever ran.
     ladder : the resolutions that a streaming solve climbed: cells, residuals, seconds; empty for others.
-    omitted_mass : a strict bound on the mass that tiles which were not evaluated could hold, relative to the total.
-    evaluated : share of all pairs of points whose entry of the plan was evaluated at the end.
+    omitted_mass : a strict bound, relative to the total, on the mass by which the plan differs from that of its
+        potentials on all pairs: tiles that were left out, or taken as short sums of products.
+    evaluated : share of all pairs of points that lie in tiles which were not left out.
     certificate : what is certain of the plan: stationarity gap, lower bound, distance from the optimum.
     basins : the local optima that the search found, the best first; empty without a search.
     gradient : "exact" or "sampled", whichever ran; ``gradient_passed_over`` says why the exact one did not.

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from torchgw.couplings import BlockCoupling
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.softmin_tiles import reference
-from torchgw.kernels.softmin_tiles.reference import Read
+from torchgw.kernels.softmin_tiles import Read, reference, separable
 from torchgw.kernels.tiles import Tiles
 
 SAMPLE_BLOCK = 2**24
@@ -31,8 +30,9 @@ class TiledCoupling(BlockCoupling):
     """See the head of this file; O((N + K) r) memory and a list of tiles.
 
     A (N, r), B (K, r) of any precision, f, x (N,) and g, y (K,) float64, all in the orders given by ``row_order`` (N,)
-    and ``column_order`` (K,): position to index. ``tile_size`` (), ``tile_first`` and ``tile_column`` list the tiles as
-    `torchgw.kernels.tiles.Tiles` does. ``matching`` (N,) is what ``argmax(1)`` gives, where it is known already.
+    and ``column_order`` (K,): position to index. ``tile_size`` (), ``tile_first``, ``tile_column`` and
+    ``tile_separable`` () list the tiles as `torchgw.kernels.tiles.Tiles` does. ``matching`` (N,) is what ``argmax(1)``
+    gives, where it is known already.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class TiledCoupling(BlockCoupling):
         tile_size: Tensor,
         tile_first: Tensor,
         tile_column: Tensor,
+        tile_separable: Tensor | None = None,
         matching: Tensor | None = None,
     ) -> None:
         self._tensors = {
@@ -62,10 +63,12 @@ class TiledCoupling(BlockCoupling):
             "tile_size": tile_size,
             "tile_first": tile_first,
             "tile_column": tile_column,
+            "tile_separable": torch.tensor(False) if tile_separable is None else tile_separable,
         }
         self.shape = (len(A), len(B))
         self._matching = matching
-        self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column)
+        separable = bool(self._tensors["tile_separable"])
+        self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column, separable)
         self._row_rank, self._column_rank = _inverse(row_order), _inverse(column_order)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -109,9 +112,15 @@ class TiledCoupling(BlockCoupling):
     def rows(self, index: Tensor | slice) -> Tensor:
         held = self._tensors
         where = self._row_rank[index]
-        block = (held["A"][where].to(self.dtype) @ held["B"].to(self.dtype).T).add_(held["g"])
-        block.add_(held["f"][where, None]).exp2_().mul_(self._mask(where))
+        block = self._entries(where).mul_(self._mask(where))
         return block.addr_(held["x"][where], held["y"])[:, self._column_rank]
+
+    def _entries(self, where: Tensor) -> Tensor:
+        """The sorted rows ``where`` of the plan, as if all tiles were kept and without the correction, (len, K)."""
+        A, B, f, g = (self._tensors[name] for name in "ABfg")
+        if self.tiles.separable:
+            return separable.entries(A, B, self.tiles, f, g, where)
+        return (A[where].to(self.dtype) @ B.to(self.dtype).T).add_(g).add_(f[where, None]).exp2_()
 
     def _mask(self, where: Tensor) -> Tensor:
         """Which entries of the sorted rows ``where`` are in kept tiles, (len, K) of booleans."""
@@ -187,6 +196,7 @@ class TiledCoupling(BlockCoupling):
             tile_size=held["tile_size"],
             tile_first=tiles.first,
             tile_column=tiles.column,
+            tile_separable=held["tile_separable"],
         )
 
     def row_tiles(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
@@ -197,8 +207,11 @@ class TiledCoupling(BlockCoupling):
         for tile, spans in enumerate(self.tiles.spans):
             where = slice(tile * size, min((tile + 1) * size, self.shape[0]))
             columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
-            block = held["A"][where].to(self.dtype) @ held["B"][columns].to(self.dtype).T
-            block.add_(held["f"][where, None]).add_(held["g"][columns]).exp2_()
+            if self.tiles.separable:
+                block = self._entries(torch.arange(where.start, where.stop, device=self.device))[:, columns]
+            else:
+                block = held["A"][where].to(self.dtype) @ held["B"][columns].to(self.dtype).T
+                block.add_(held["f"][where, None]).add_(held["g"][columns]).exp2_()
             block.addr_(held["x"][where], held["y"][columns])
             yield held["row_order"][where], held["column_order"][columns], block, held["x"][where] * highest
 

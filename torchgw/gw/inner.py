@@ -134,7 +134,7 @@ class StreamedInner:
 
     def tiles(self, A: Tensor, B: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor) -> Tiles:
         """The tiles that matter under these potentials."""
-        if len(A) * len(B) <= SKIPPED_FROM**2:
+        if self.omitted == 0 or len(A) * len(B) <= SKIPPED_FROM**2:
             return all_tiles(len(A), len(B), TILE, A.device)
         return choose_tiles(A, B, f, g, p, q, TILE, self.omitted)[0]
 

@@ -199,4 +199,4 @@ def _stored(large: Large, x: CellSpace, y: CellSpace) -> bool:
 def _inner(large: Large, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:
     if _stored(large, x, y):
         return StoredInner(large.kernels.stored, options)
-    return StreamedInner(large.kernels.streamed, large.kernels.tiled, options, large.options.ladder.omitted_mass)
+    return StreamedInner(large.kernels.streamed, large.kernels.tiled, options, large.options.ladder.omitted)

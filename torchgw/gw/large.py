@@ -7,7 +7,7 @@ entry of each row, and F^T T G, from which the value follows.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ from torchgw.gw.ladder import Climbed, climb
 from torchgw.gw.large_problem import Kernels, Large
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.sharp import column_dual
+from torchgw.kernels import LN2
 from torchgw.kernels.precision import reach, unsafe
-from torchgw.kernels.tiles import TILE, Tiles, all_tiles, choose_tiles
+from torchgw.kernels.tiles import TILE, Tiles, all_tiles, centres, choose_tiles
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.rounding import round_tiles
 from torchgw.spaces.hierarchy import bisect
@@ -29,7 +30,7 @@ from torchgw.tiled import NEGLIGIBLE, TiledCoupling
 from torchgw.types import Callback, DistanceProvider
 
 EVERY_PAIR = 2**22
-LARGE_TILES_FROM = 2**15
+SIZES = (1024, 512, 256, 128, 64)
 SLACK = 2.0
 
 
@@ -101,10 +102,10 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     Two passes over the kept tiles.
     """
     score, p, q = climbed.score, large.p, large.q
-    size = TILE if max(len(p), len(q)) < LARGE_TILES_FROM else 2 * TILE
-    rows, columns = (bisect(side, -(-len(side) // size), size).order for side in (score.A, score.B))
+    # Cut at multiples of the largest tile first and halved within, so that one order serves all sizes of tiles.
+    rows, columns = (bisect(side, -(-len(side) // SIZES[-1]), SIZES[0]).order for side in (score.A, score.B))
     A, B, f, g = score.A[rows], score.B[columns], climbed.f[rows], climbed.g[columns]
-    tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], size, large.options.ladder.omitted_mass)
+    tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], large.options.ladder.omitted)
     exact = large.x.exact and large.y.exact
     narrow = large.x.control.F.shape[1] <= large.y.control.F.shape[1]
     F, G = _centred(large.x, rows), _centred(large.y, columns)
@@ -132,13 +133,31 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     )
 
 
-def kept_tiles(
-    A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float
-) -> tuple[Tiles, float]:
-    """The tiles to evaluate and a bound on the mass of the others; all of them where there are few pairs."""
+def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, share: float) -> tuple[Tiles, float]:
+    """The tiles to evaluate, and a bound on the mass that this leaves out or moves: all where there are few pairs.
+
+    On a CPU tiles are taken as short sums of products where they are small enough for that; half of the ``share`` is
+    for what that moves, half for the tiles that are left out.
+    """
     if share == 0 or len(A) * len(B) <= EVERY_PAIR:
-        return all_tiles(len(A), len(B), size, A.device), 0.0
-    return choose_tiles(A, B, f, g, p, q, size, share)
+        return all_tiles(len(A), len(B), TILE, A.device), 0.0
+    if A.device.type != "cpu":
+        return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
+    for size in SIZES:
+        if _usual_moved(A, B, size) <= share:
+            tiles, omitted, moved = choose_tiles(A, B, f, g, p, q, size, share / 2)
+            if moved <= share / 2:
+                return replace(tiles, separable=True), omitted + moved
+    return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
+
+
+def _usual_moved(A: Tensor, B: Tensor, size: int) -> float:
+    """What taking tiles as short sums of products usually moves, from the mean squares of points around their centres."""
+    squares = []
+    for side in (A, B):
+        centre = centres(side, size).to(side.dtype).repeat_interleave(size, 0)[: len(side)]
+        squares.append(float((side - centre).square().sum(1).mean()))
+    return LN2**2 / 2 * squares[0] * squares[1]
 
 
 def _status(climbed: Climbed, finished: FinishedTiles, options: GWOptions) -> Status:

@@ -14,6 +14,7 @@ out together stay under the stated share, of the whole as of each run of points.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +22,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from torchgw.kernels.kernel import LOWEST_EXPONENT
+from torchgw.kernels import LN2
+from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT
 
 TILE = 128
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
@@ -30,13 +32,17 @@ SLACK_BITS = 0.02  # covers the rounding of float32 scores of up to some ten tho
 
 @dataclass(frozen=True)
 class Tiles:
-    """The kept tiles of an (n, k) score: those of row tile I are ``column[first[I]:first[I + 1]]``, ascending."""
+    """The kept tiles of an (n, k) score: those of row tile I are ``column[first[I]:first[I + 1]]``, ascending.
+
+    ``separable`` says that a tile stands for a short sum of products, see `softmin_tiles.separable`.
+    """
 
     size: int
     n: int
     k: int
     first: Tensor
     column: Tensor
+    separable: bool = False
 
     @property
     def pairs(self) -> int:
@@ -75,10 +81,17 @@ class Tiles:
         n_tiles = -(-self.k // self.size)
         held = torch.bincount(self.column, minlength=n_tiles)
         first = torch.cat((held.new_zeros(1), held.cumsum(0)))
-        return Tiles(self.size, self.k, self.n, first, row[order])
+        return Tiles(self.size, self.k, self.n, first, row[order], self.separable)
 
     def nothing_skipped(self) -> bool:
         return len(self.column) == (len(self.first) - 1) * -(-self.k // self.size)
+
+
+def centres(A: Tensor, size: int) -> Tensor:
+    """Means (tiles, r) of runs of ``size`` rows of A, the last one shorter; float64, rounded to the dtype of A."""
+    whole = len(A) // size * size
+    parts = [A[:whole].reshape(-1, size, A.shape[1]).double().mean(1), A[whole:].double().mean(0, keepdim=True)]
+    return torch.cat(parts[: 1 + (whole < len(A))]).to(A.dtype).double()
 
 
 def all_tiles(n: int, k: int, size: int, device: torch.device) -> Tiles:
@@ -90,8 +103,10 @@ def all_tiles(n: int, k: int, size: int, device: torch.device) -> Tiles:
 
 def choose_tiles(
     A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float
-) -> tuple[Tiles, float]:
+) -> tuple[Tiles, float, float]:
     """The tiles to evaluate, and a bound on the mass of all others, at most ``share`` of the total.
+
+    Third, a bound on how much mass moves if every kept tile is taken as `softmin_tiles.separable` does.
 
     A (N, r), B (K, r) in an order in which neighbours are near, base-2 potentials f (N,), g (K,), masses p (N,), q
     (K,).
@@ -101,16 +116,18 @@ def choose_tiles(
     """
     rows, columns = _Side.of(A, f, p, size), _Side.of(B, g, q, size)
     step = max(1, CHUNK_ELEMENTS.get(A.device.type, 2**22) // max(len(B), size * columns.count))
-    bound = torch.cat([_bounds(rows, columns, slice(i, i + step)) for i in range(0, rows.count, step)])
+    found = [_bounds(rows, columns, slice(i, i + step)) for i in range(0, rows.count, step)]
+    bound, second = (torch.cat(side) for side in zip(*found, strict=True))
     small = _least(bound, share * rows.mass) & _least(bound.T, share * columns.mass).T
     small[torch.arange(rows.count, device=A.device), bound.argmax(1)] = False
     small[bound.argmax(0), torch.arange(columns.count, device=A.device)] = False
     least = bound.clamp_min(LOWEST_EXPONENT)
     omitted = float(torch.where(small, least, -torch.inf).exp2_().sum(dtype=torch.float64))
+    moved = float(second.exp2_().masked_fill_(small, 0.0).sum(dtype=torch.float64))
     keep = small.logical_not_()
     count = keep.sum(1)
     first = torch.cat((count.new_zeros(1), count.cumsum(0)))
-    return Tiles(size, len(A), len(B), first, keep.nonzero()[:, 1]), omitted
+    return Tiles(size, len(A), len(B), first, keep.nonzero()[:, 1]), omitted, moved
 
 
 def _least(bound: Tensor, most: Tensor) -> Tensor:
@@ -127,7 +144,7 @@ class _Side:
     points: Tensor
     potential: Tensor
     centre: Tensor
-    radius: Tensor
+    squares: Tensor
     mass: Tensor
     size: int
 
@@ -137,29 +154,34 @@ class _Side:
         points = torch.cat((A, A[-1:].expand(missing, -1))) if missing else A
         potential = torch.nn.functional.pad(f.to(A.dtype), (0, missing), value=-torch.inf)
         cells = points.reshape(-1, size, A.shape[1])
-        centre = cells.mean(1)
-        radius = torch.linalg.vector_norm(cells - centre[:, None], dim=2).amax(1)
+        centre = centres(A, size).to(A.dtype)
+        squares = (cells - centre[:, None]).square().sum(2)
         held = torch.nn.functional.pad(mass, (0, missing)).reshape(-1, size).sum(1)
-        return cls(points, potential, centre, radius, held, size)
+        return cls(points, potential, centre, squares, held, size)
 
     @property
     def count(self) -> int:
         return len(self.centre)
 
 
-def _bounds(rows: _Side, columns: _Side, where: slice) -> Tensor:
-    """log2 of the bounds on the mass of each tile of the row tiles ``where``, (len, column tiles)."""
+def _bounds(rows: _Side, columns: _Side, where: slice) -> tuple[Tensor, Tensor]:
+    """log2 of bounds for each tile of the row tiles ``where``, (len, column tiles): on its mass, and on how much of it
+    moves where 2^x is replaced by 1 + x ln 2, which is off by at most (x ln 2)^2 / 2 times 2^|x|."""
     size, centre = rows.size, rows.centre[where]
     points = slice(where.start * size, where.start * size + len(centre) * size)
     left = torch.addmm(rows.potential[points, None], rows.points[points], columns.centre.T)
     right = torch.addmm(columns.potential, centre, columns.points.T)
-    of_rows = _logsumexp2(left.reshape(len(centre), size, -1), 1)
-    of_columns = _logsumexp2(right.reshape(len(centre), -1, size), 2)
-    middle = centre @ columns.centre.T
-    cross = rows.radius[where, None] * columns.radius
-    return of_rows + of_columns - middle + cross + SLACK_BITS
+    of_rows, rows_spread = _sums(left.reshape(len(centre), size, -1), rows.squares[where][..., None], 1)
+    of_columns, columns_spread = _sums(right.reshape(len(centre), -1, size), columns.squares, 2)
+    cross = (rows.squares[where].amax(1)[:, None] * columns.squares.amax(1)).sqrt()
+    rest = cross - centre @ columns.centre.T + SLACK_BITS
+    return of_rows + of_columns + rest, rows_spread + columns_spread + rest + 2 * math.log2(LN2) - 1
 
 
-def _logsumexp2(exponent: Tensor, axis: int) -> Tensor:
-    highest = exponent.amax(axis, keepdim=True).clamp_min(-1e30)
-    return (exponent - highest).clamp_min_(-120.0).exp2_().sum(axis).log2_() + highest.squeeze(axis)
+def _sums(exponent: Tensor, weight: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """log2 of the sums of 2^exponent over ``axis``, and of the sums weighted by ``weight``."""
+    highest = exponent.amax(axis, keepdim=True).clamp_min(FLOOR)
+    entries = (exponent - highest).clamp_min_(LOWEST_EXPONENT).exp2_()
+    level = highest.squeeze(axis)
+    plain = entries.sum(axis).log2_() + level
+    return plain, entries.mul_(weight).sum(axis).log2_() + level

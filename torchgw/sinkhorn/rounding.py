@@ -77,6 +77,7 @@ class RoundedTiles(NamedTuple):
             torch.tensor(self.tiles.size),
             self.tiles.first,
             self.tiles.column,
+            torch.tensor(self.tiles.separable),
             matching,
         )
 

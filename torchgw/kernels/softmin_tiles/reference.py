@@ -10,25 +10,19 @@ added to its potential in float64. What is left for float32 is some tens of bits
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT
+from torchgw.kernels.softmin_tiles import separable
+from torchgw.kernels.softmin_tiles.reads import Read
 from torchgw.kernels.tiles import Tiles
 
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-
-
-class Read(NamedTuple):
-    """T V (N, d), T^T W (K, e), and for each row its largest entry (N,) and that one's column (N,)."""
-
-    moved: Tensor
-    back: Tensor
-    largest: Tensor
-    at: Tensor
+RUN = 32
 
 
 class _Reader:
@@ -39,7 +33,7 @@ class _Reader:
 
     def __init__(self, A: Tensor, B: Tensor, tiles: Tiles, g: Tensor) -> None:
         self.A, self.g, self.tiles = A, g, tiles
-        # Whole column tiles, so that their maxima can be told apart.
+        # Whole column tiles, so that runs of columns never straddle two blocks.
         self.most = max(1, BLOCK_ELEMENTS.get(A.device.type, 2**24) // tiles.size**2) * tiles.size
         self._buffer = A.new_empty(min(tiles.size, len(A)) * min(self.most, len(B)))
         # With a column of ones the rows' potentials are added by the product itself.
@@ -99,37 +93,39 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
 
     ``find`` asks for the largest entries; without it they are zeros.
     """
+    if tiles.separable:
+        return separable.read(A, B, tiles, f, g, V, W, find)
     n, k = len(A), len(B)
     moved, back = f.new_zeros(n, V.shape[1]), f.new_zeros(W.shape[1], k)
     largest, at = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
     V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
     W = W.masked_fill(f.isneginf()[:, None], 0.0).to(A.dtype)
-    reader = _Reader(A, B, tiles, g)
+    reader, run = _Reader(A, B, tiles, g), math.gcd(tiles.size, RUN)
     for rows, blocks in reader.row_tiles():
         reader.raise_rows(f[rows] + reader.top)
         highest = []
         for columns in blocks:
             exponent = reader.block(columns)
             if find:
-                highest.append(_tile_maxima(exponent, tiles.size))
+                highest.append(_run_maxima(exponent, run))
             plan = exponent.clamp_min_(LOWEST_EXPONENT).exp2_()
             if V.shape[1]:
                 moved[rows] += plan @ V[columns]
             if W.shape[1]:
                 back[:, columns] += W[rows].T @ plan
         if find:
-            starts = [torch.arange(c.start, c.stop, tiles.size, device=A.device) for c in blocks]
+            starts = [torch.arange(c.start, c.stop, run, device=A.device) for c in blocks]
             value, home = torch.cat(highest, 1).max(1)
             largest[rows] = value.to(f.dtype).exp2_()
-            at[rows] = _position(A[rows], reader.wide, g, torch.cat(starts)[home], tiles.size)
+            at[rows] = _position(A[rows], reader.wide, g, torch.cat(starts)[home], run)
     absent = f.isneginf()
     moved.masked_fill_(absent[:, None], 0.0)
     back.masked_fill_(g.isneginf(), 0.0)
     return Read(moved, back.T, largest.masked_fill_(absent, 0.0), at)
 
 
-def _tile_maxima(exponent: Tensor, size: int) -> Tensor:
-    """Maxima over runs of ``size`` columns, the last one shorter, (n, tiles)."""
+def _run_maxima(exponent: Tensor, size: int) -> Tensor:
+    """Maxima over runs of ``size`` columns, the last one shorter, (n, runs)."""
     whole = exponent.shape[1] // size * size
     found = exponent[:, :whole].reshape(len(exponent), -1, size).amax(2)
     return found if whole == exponent.shape[1] else torch.cat((found, exponent[:, whole:].amax(1, keepdim=True)), 1)
@@ -138,7 +134,7 @@ def _tile_maxima(exponent: Tensor, size: int) -> Tensor:
 def _position(rows: Tensor, B: Tensor, g: Tensor, start: Tensor, size: int) -> Tensor:
     """Where row i of A B^T + g is largest among the ``size`` columns from start[i] on, (n,).
 
-    To find only the best column tile in the pass, and the place in it here, is cheaper than to find the place at once.
+    To find only the best run of columns in the pass, and the place in it here, is cheaper than the place at once.
     """
     columns = (start[:, None] + torch.arange(size, device=start.device)).clamp_max(len(B) - 1)
     score = torch.einsum("nsr,nr->ns", B[columns], rows.to(B.dtype)) + g[columns]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from torchgw.kernels.kernel import two_softmins
-from torchgw.kernels.softmin_tiles.reference import Read
+from torchgw.kernels.softmin_tiles.reads import Read
 from torchgw.kernels.tiles import Tiles
 
 

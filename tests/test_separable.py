@@ -1,0 +1,117 @@
+"""Kept tiles as short sums of products: every way to read them agrees with their own formula."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchgw.kernels.softmin_tiles import reference, separable
+from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
+from torchgw.kernels.tiles import Tiles, choose_tiles
+from torchgw.sinkhorn.rounding import round_tiles
+from torchgw.spaces.hierarchy import bisect
+
+KERNEL = TileKernel(reference.softmin, reference.read)
+
+
+def problem(n: int, k: int, size: int, scale: float = 6.0) -> tuple[torch.Tensor, ...]:
+    """Factors of points along a curve, in order, with potentials that make the rows of the plan sum to about 1 / n."""
+    s, t = torch.linspace(0, 1, n, dtype=torch.float64), torch.linspace(0, 1, k, dtype=torch.float64)
+    A, B = (scale * torch.stack((x, x.square(), (3 * x).sin()), 1) for x in (s, t))
+    score = A @ B.T
+    g = -B.square().sum(1) / 2
+    f = -math.log2(n) - (score + g).exp2().sum(1).log2()
+    return A, B, f, g
+
+
+def kept(n: int, k: int, size: int) -> Tiles:
+    """About two thirds of the tiles, and each one's diagonal."""
+    rows, columns = -(-n // size), -(-k // size)
+    mask = torch.rand(rows, columns, generator=torch.Generator().manual_seed(0)) < 0.66
+    mask[torch.arange(rows), torch.arange(rows).clamp_max(columns - 1)] = True
+    count = mask.sum(1)
+    first = torch.cat((count.new_zeros(1), count.cumsum(0)))
+    return Tiles(size, n, k, first, mask.nonzero()[:, 1], separable=True)
+
+
+def stored(tiles: Tiles, *given: torch.Tensor) -> torch.Tensor:
+    """The plan by its formula, entry by entry."""
+    A, B, f, g = given
+    plan = torch.zeros(tiles.n, tiles.k, dtype=torch.float64)
+    for tile, spans in enumerate(tiles.spans):
+        rows = slice(tile * tiles.size, min((tile + 1) * tiles.size, tiles.n))
+        a = A[rows].mean(0)
+        for span in spans:
+            for start in range(span.start, span.stop, tiles.size):
+                columns = slice(start, min(start + tiles.size, tiles.k))
+                b = B[columns].mean(0)
+                exponent = ((A[rows] - a) @ b + f[rows])[:, None] + B[columns] @ a + g[columns]
+                cross = (A[rows] - a) @ (B[columns] - b).T
+                plan[rows, columns] = exponent.exp2() * (1 + math.log(2) * cross)
+    return plan
+
+
+@pytest.mark.parametrize(("n", "k", "size"), [(64, 96, 16), (70, 45, 16), (33, 50, 64)])
+def test_products_both_ways_are_those_of_the_formula(n: int, k: int, size: int) -> None:
+    given, tiles = problem(n, k, size), kept(n, k, size)
+    plan = stored(tiles, *given)
+    generator = torch.Generator().manual_seed(1)
+    V, W = (torch.randn(m, d, generator=generator, dtype=torch.float64) for m, d in ((k, 3), (n, 2)))
+    found = separable.read(given[0], given[1], tiles, given[2], given[3], V, W, True)
+    torch.testing.assert_close(found.moved, plan @ V)
+    torch.testing.assert_close(found.back, plan.T @ W)
+    A, B, f, g = given
+    turned = separable.read(B, A, tiles.transposed, g, f, W, V, False)
+    torch.testing.assert_close(turned.moved, plan.T @ W)
+    torch.testing.assert_close(turned.back, plan @ V)
+    index = torch.tensor([n - 1, 0, n // 2])
+    mask = (plan != 0)[index]
+    torch.testing.assert_close(separable.entries(A, B, tiles, f, g, index) * mask, plan[index])
+
+
+def test_the_largest_entries_are_found_where_they_are() -> None:
+    given, tiles = problem(200, 256, 16), kept(200, 256, 16)
+    plan = stored(tiles, *given)
+    found = separable.read(given[0], given[1], tiles, given[2], given[3], plan[:1].T[:, :0], plan[:, :0], True)
+    reached = plan[torch.arange(200), found.at]
+    assert bool((reached > 0.9 * plan.amax(1)).all())
+    assert bool(((found.largest / plan.amax(1)).log().abs() < 0.2).all())
+
+
+def test_points_without_mass_give_nothing() -> None:
+    (A, B, f, g), tiles = problem(64, 64, 16), kept(64, 64, 16)
+    f[5], g[7] = -torch.inf, -torch.inf
+    ones = torch.ones(64, 1, dtype=torch.float64)
+    found = separable.read(A, B, tiles, f, g, ones, ones, True)
+    assert float(found.moved[5]) == 0.0
+    assert float(found.back[7]) == 0.0
+    assert bool(found.moved.isfinite().all() and found.back.isfinite().all())
+    f[5] = -1e4
+    assert float(separable.read(A, B, tiles, f, g, ones, ones).moved[5]) == pytest.approx(0.0, abs=1e-30)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_moves_is_within_the_bound_and_the_rounded_plan_is_exact(dtype: torch.dtype) -> None:
+    A, B, f, g = problem(512, 640, 32, scale=4.0)
+    p = torch.full((512,), 1 / 512, dtype=torch.float64)
+    plan = ((A @ B.T) + f[:, None] + g).exp2()
+    q = plan.sum(0)
+    rows, columns = bisect(A, 16, 32).order, bisect(B, 20, 32).order
+    A, B, f, g, q = A[rows].to(dtype), B[columns].to(dtype), f[rows], g[columns], q[columns]
+    tiles, omitted, moved = choose_tiles(A, B, f, g, p, q, 32, 1e-3)
+    tiles = replace(tiles, separable=True)
+    rounded = round_tiles(KERNEL, A, B, tiles, f, g, p, q)
+    coupling = rounded.coupling()
+    dense = coupling.to_dense()
+    whole = ((A.double() @ B.double().T) + rounded.f[:, None] + rounded.g).exp2()
+    correction = torch.outer(rounded.x, rounded.y)
+    assert float((dense - correction - whole).abs().sum()) <= omitted + moved
+    assert 0 < moved < 0.1
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    assert float((dense.sum(1) - p).abs().sum()) < tolerance
+    assert float((dense.sum(0) - q).abs().sum()) < tolerance
+    torch.testing.assert_close(coupling.marginal(0), dense.sum(0), rtol=1e-5, atol=0)
+    assert float(dense.min()) >= 0

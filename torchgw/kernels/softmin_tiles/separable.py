@@ -1,0 +1,120 @@
+"""Reading kept tiles that are so small that each is a short sum of products of row and column factors.
+
+With the centres a of a row tile and b of a column tile the score splits,
+
+    A_i . B_j = (A_i - a) . b + a . B_j + x_ij,      x_ij = (A_i - a) . (B_j - b),
+
+and where x is small a tile of the plan has rank r + 1 up to x^2 / 2,
+
+    T_ij = 2^((A_i - a) . b + f_i) 2^(a . B_j + g_j) (1 + x_ij ln 2).
+
+Sums over it need the factors only, not its entries: the work of a pass falls by about the tile size over the rank. This
+is the coupling that `torchgw.tiled` then holds: its marginals, products and entries are all those of this formula.
+
+Source: hierarchical matrices, W. Hackbusch, "A sparse matrix arithmetic based on H-matrices", 1999.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels import LN2
+from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT
+from torchgw.kernels.softmin_tiles.reads import Read
+from torchgw.kernels.tiles import Tiles, centres
+
+
+def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False) -> Read:
+    """T V, T^T W and the largest entries, see `torchgw.kernels.softmin_tiles.reference`.
+
+    The largest entry of a row is sought in the tile whose product of centres is largest. O((N + K) r (d + e) k / size)
+    work for k kept columns of a row tile.
+    """
+    n, k, size = len(A), len(B), tiles.size
+    moved, back = f.new_zeros(n, V.shape[1]), f.new_zeros(k, W.shape[1])
+    largest, at = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
+    V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
+    W = W.masked_fill(f.isneginf()[:, None], 0.0).to(A.dtype)
+    a, b, wide = centres(A, size).to(A.dtype), centres(B, size).to(A.dtype), B.to(g.dtype)
+    near_B = _with_ones(B - b.repeat_interleave(size, 0)[:k])
+    for tile, spans in enumerate(tiles.spans):
+        if not spans:
+            continue
+        rows = slice(tile * size, min((tile + 1) * size, n))
+        kept = tiles.column[tiles.first[tile] : tiles.first[tile + 1]]
+        right, top = _right(wide, g, spans, a[tile])
+        local, level = A[rows] - a[tile], (f[rows] + top).to(A.dtype)
+        left = torch.addmm(level[:, None], local, b[kept].T).clamp_min_(LOWEST_EXPONENT).exp2_()
+        near_A, terms = _with_ones(local * LN2), near_B.shape[1]
+        by_tile = _by_tile(right.to(A.dtype), size)
+        weighted = by_tile[..., None] * _by_tile(_taken(near_B, spans), size)
+        if V.shape[1]:
+            sums = torch.bmm(weighted.mT, _by_tile(_taken(V, spans), size)).flatten(1)
+            moved[rows] = ((left @ sums).reshape(len(left), terms, -1) * near_A[..., None]).sum(1).to(f.dtype)
+        if W.shape[1]:
+            products = (near_A[..., None] * W[rows][:, None]).flatten(1)
+            sums = (left.T @ products).reshape(len(kept), terms, -1)
+            _add(back, torch.bmm(weighted, sums).flatten(0, 1), spans)
+        if find:
+            best = by_tile.amax(1)
+            value, home = (left * best).max(1)
+            largest[rows] = value.to(f.dtype)
+            at[rows] = _position(local, B, right, home, size, spans)
+    absent = f.isneginf()
+    moved.masked_fill_(absent[:, None], 0.0)
+    back.masked_fill_(g.isneginf()[:, None], 0.0)
+    return Read(moved, back, largest.masked_fill_(absent, 0.0), at)
+
+
+def entries(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, index: Tensor) -> Tensor:
+    """The rows ``index`` (m,) of the plan as if every tile were kept, (m, K) float64."""
+    size, tile = tiles.size, index // tiles.size
+    a, b = centres(A, size)[tile], centres(B, size)
+    wide, local = B.double(), A[index].double() - a
+    exponent = (local @ b.T).repeat_interleave(size, 1)[:, : len(B)] + a @ wide.T + f[index, None] + g
+    return exponent.exp2_().mul_(1 + LN2 * (local @ (wide - b.repeat_interleave(size, 0)[: len(B)]).T))
+
+
+def _right(wide: Tensor, g: Tensor, spans: list[slice], centre: Tensor) -> tuple[Tensor, Tensor]:
+    """2^(a . B_j + g_j - top) of the kept columns, and ``top``, which keeps it in range."""
+    shift = torch.cat([torch.addmv(g[span], wide[span], centre.to(g.dtype)) for span in spans])
+    top = shift.amax().clamp_min(FLOOR)
+    return (shift - top).clamp_min_(LOWEST_EXPONENT).exp2_(), top
+
+
+def _position(local: Tensor, B: Tensor, right: Tensor, home: Tensor, size: int, spans: list[slice]) -> Tensor:
+    """Where the rows, less their centre, are largest within the kept tile ``home`` (n,) of each."""
+    start = torch.cat([torch.arange(span.start, span.stop, size, device=home.device) for span in spans])
+    found = torch.empty_like(home)
+    for tile in torch.unique(home).tolist():
+        which = torch.nonzero(home == tile)[:, 0]
+        first = int(start[tile])
+        columns = slice(first, min(first + size, len(B)))
+        factor = right[tile * size : tile * size + columns.stop - first].log2().to(local.dtype)
+        found[which] = torch.addmm(factor, local[which], B[columns].T).argmax(1) + first
+    return found
+
+
+def _with_ones(near: Tensor) -> Tensor:
+    return torch.cat((torch.ones_like(near[:, :1]), near), 1)
+
+
+def _taken(values: Tensor, spans: list[slice]) -> Tensor:
+    return torch.cat([values[span] for span in spans])
+
+
+def _add(total: Tensor, found: Tensor, spans: list[slice]) -> None:
+    """Add rows of the kept columns, in their order, where they belong."""
+    start = 0
+    for span in spans:
+        total[span] += found[start : start + span.stop - span.start]
+        start += span.stop - span.start
+
+
+def _by_tile(values: Tensor, size: int) -> Tensor:
+    """(tiles, size, ...) from the kept columns' (columns, ...); a shorter last tile is filled with zeros."""
+    missing = -len(values) % size
+    if missing:
+        values = torch.cat((values, values.new_zeros(missing, *values.shape[1:])))
+    return values.reshape(-1, size, *values.shape[1:])
