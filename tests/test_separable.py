@@ -73,7 +73,7 @@ def test_products_both_ways_are_those_of_the_formula(n: int, k: int, size: int) 
 
 
 def test_the_largest_entries_are_found_where_they_are() -> None:
-    given, tiles = problem(200, 256, 16), kept(200, 256, 16)
+    given, tiles = problem(200, 256, 8, scale=3.0), kept(200, 256, 8)
     plan = stored(tiles, *given)
     found = separable.read(given[0], given[1], tiles, given[2], given[3], plan[:1].T[:, :0], plan[:, :0], True)
     reached = plan[torch.arange(200), found.at]
