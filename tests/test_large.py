@@ -217,7 +217,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     np.testing.assert_array_equal(one.argmax(), other.argmax())
 
 
-PEAK = """
+PEAK = r"""
 import re, sys
 from pathlib import Path
 import numpy as np

@@ -152,7 +152,7 @@ def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor,
 
 
 def _usual_moved(A: Tensor, B: Tensor, size: int) -> float:
-    """What taking tiles as short sums of products usually moves, from the mean squares of points around their centres."""
+    """What taking tiles as short sums of products usually moves, by the mean squares of points around their centres."""
     squares = []
     for side in (A, B):
         centre = centres(side, size).to(side.dtype).repeat_interleave(size, 0)[: len(side)]
