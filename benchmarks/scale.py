@@ -152,7 +152,7 @@ def sizes(name: str) -> list[Row]:
     for n, k, tol, seconds, gib in SIZES[name]:
         found = isolated(ALIGN, n, k, tol)
         limits = [f"rho >= {RHO}", f"residual <= {tol:g}"]
-        limits += [f"<= {seconds:g} s"] * (seconds is not None) + [f"<= {gib:g} GiB"] * (gib is not None)
+        limits += [f"<= {limit:g} {unit}" for limit, unit in ((seconds, "s"), (gib, "GiB")) if limit is not None]
         met = found["rho"] >= RHO and found["residual"] <= tol and found["marginals"] <= MARGINALS
         met = met and found["seconds"] <= (seconds or math.inf) and found["gib"] <= (gib or math.inf)
         text = (
