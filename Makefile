@@ -8,7 +8,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu test-peer coverage check format bench-env bench-quality bench-gpu clean
+.PHONY: demo test test-slow test-gpu test-peer coverage check format bench-env bench-quality bench-scale bench-gpu clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -43,6 +43,9 @@ bench-env: .venv-published/.installed
 bench-quality: $(DONE) bench-env
 	$(BIN)/python -m pip install -q -e '.[peers]'
 	$(BIN)/python -m benchmarks quality
+
+bench-scale: $(DONE)
+	$(BIN)/python -m benchmarks scale
 
 bench-gpu: $(DONE)
 	$(BIN)/python -m benchmarks gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -12,18 +13,21 @@ from scipy.stats import spearmanr
 
 from benchmarks import kernels
 from benchmarks.common import fastest, show, write
-from torchgw import gw_align
+from torchgw import GWOptions, LadderOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.kernels import softmin_dense, softmin_stream
+from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.kernel import in_two_reads
 from torchgw.kernels.step import half_step
+from torchgw.kernels.tiles import choose_tiles
 from torchgw.sinkhorn.scaling import scaling
 
 ITERATIONS = 100
 DENSE = ((400, 500), (5001, 6001), (10001, 12001))
 STREAM = ((45000, 45000, 32), (45000, 45000, 64), (45000, 45000, 128))
 ALIGNMENTS = ((400, 500, "precomputed"), (400, 500, "dijkstra"), (400, 500, "landmark"), (4000, 5000, "landmark"))
+LARGE = (45_000, 1_000_000)
+TILED = ((45_000, 16), (100_000, 16), (100_000, 64))
 Row = dict[str, Any]
 
 
@@ -130,6 +134,58 @@ def alignments() -> list[Row]:
     return rows
 
 
+def large() -> list[Row]:
+    """Streaming solves from points to matching; the first call compiles and does not count."""
+    rows = []
+    for n in (20_000, *LARGE):
+        X, angle_x = make_spiral(n)
+        Y, angle_y = make_swiss_roll(n, random_state=1)
+        torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        options = GWOptions(strategy="streaming", ladder=LadderOptions(marginal_tol=5e-2))
+        result = gw_align(X, Y, options=options, device="cuda", random_state=0)
+        match = result.argmax()
+        seconds = time.perf_counter() - began
+        rows.append(
+            {
+                "size": f"{n} x {n}",
+                "s": seconds,
+                **{f"{phase} s": taken for phase, taken in result.timings.items()},
+                "GPU GiB": torch.cuda.max_memory_allocated() / 2**30,
+                "rho": float(spearmanr(angle_x, angle_y[match])[0]),
+                "residual": result.marginal_residual,
+                "evaluated": result.evaluated,
+                "omitted": result.omitted_mass,
+                "backend": result.backend,
+            }
+        )
+    return rows[1:]
+
+
+def tiles(device: torch.device) -> list[Row]:
+    """Softmin and read over the kept fifth of the tiles of points along a curve, by backend."""
+    rows = []
+    for n, rank in TILED:
+        place = torch.linspace(0, 1, n, device=device)[:, None]
+        waves = torch.arange(1, rank + 1, device=device)
+        A = 20 * (place * waves).sin() / waves
+        g = -A.square().sum(1).double() / 2
+        f = g - n.bit_length()
+        p = torch.full((n,), 1 / n, device=device, dtype=torch.float64)
+        chosen = choose_tiles(A, A, f, g, p, p, 128, 1e-4)[0]
+        ones = torch.ones(n, 1, device=device, dtype=torch.float64)
+        for name in ("eager", "triton"):
+            kernel = softmin_tiles.choose(name, Request(device, torch.float32, (n, n), rank)).function
+            calls: dict[str, Callable[[], object]] = {
+                "softmin": partial(kernel.softmin, A, A, chosen, g.float(), 1),
+                "read": partial(kernel.read, A, A, chosen, f, g, ones, ones, True),
+            }
+            for what, taken in fastest(calls, least=3).items():
+                entry = {"what": f"{what} on kept tiles, r = {rank}, {name}", "size": f"{n} x {n}", "ms": taken * 1e3}
+                rows.append(entry | {"kept": chosen.pairs / n**2, "ps a pair": taken / chosen.pairs * 1e12})
+    return rows
+
+
 def run() -> None:
     """Measure, print, store."""
     if not torch.cuda.is_available():
@@ -137,8 +193,8 @@ def run() -> None:
     device = torch.device("cuda")
     kernels.run()
     dense = [*hundred(device, torch.float32), *hundred(device, torch.float64)]
-    stream, rows = streaming(device), alignments()
-    write("gpu", rows, dense=dense, stream=stream)
-    for part in (dense, stream, rows):
+    stream, kept, rows, far = streaming(device), tiles(device), alignments(), large()
+    write("gpu", rows, dense=dense, stream=stream, tiles=kept, large=far)
+    for part in (dense, stream, kept, rows, far):
         print()
         show(part)

@@ -36,6 +36,13 @@ def test_the_requirements_that_were_measured_are_met() -> None:
     assert not unmet
 
 
+def test_the_sizes_that_were_measured_are_met() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "scale.json").read_text())["rows"]
+    assert len(rows) == 11
+    unmet = {row["case"]: row["measured"] for row in rows if not row["met"]}
+    assert not unmet
+
+
 def test_no_file_names_a_path_of_a_machine() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:

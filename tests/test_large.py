@@ -234,6 +234,9 @@ result.save(sys.argv[1])
 back = torchgw.GWResult.load(sys.argv[1])
 back.push(x)
 result.unseen(x[:100] + 0.001).argmax()
+low = torchgw.GWOptions(strategy="low-rank", low_rank=torchgw.LowRankOptions(rank=4, max_iter=10))
+low = torchgw.gw_align(x, y, epsilon=0, random_state=0, options=low)
+low.argmax(), low.push(x), low.sample(100, random_state=0)
 try:
     torchgw.gw_align(x, y, random_state=0, options=torchgw.GWOptions(max_memory=10**9)).plan
 except MemoryError as error:

@@ -16,14 +16,14 @@ from torchgw import validate
 from torchgw.options import GWOptions
 
 DENSE_BYTES, SHARP_BYTES = 16, 60
-STREAMING_BYTES = 4000  # for each point: factors in two precisions, cost, score, potentials, orders and the graph
+STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders
 LOW_RANK_COPIES = 8
 BASE_BYTES = 600 * 2**20
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
 DENSE_SECONDS = 2.2e-7  # for each pair
-POINT_SECONDS = 6e-6  # for each point and bit of log2 N: neighbours, landmarks, lift
-PAIR_SECONDS = 1.0e-9  # for each pair: two reads of the fifth of the pairs that tiles keep
-LOW_RANK_SECONDS = 2e-6  # for each point and unit of rank
+POINT_SECONDS = 2.5e-6  # for each point and bit of log2 N: neighbours, landmarks, lift
+PAIR_SECONDS = 7e-11  # for each pair: two reads of the fifth of the tiles that hold mass
+LOW_RANK_SECONDS = 3e-5  # for each point and unit of rank
 CELLS_SECONDS = 1.0
 
 

@@ -115,8 +115,9 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
                 back[:, columns] += W[rows].T @ plan
         if find:
             starts = [torch.arange(c.start, c.stop, run, device=A.device) for c in blocks]
-            value, home = torch.cat(highest, 1).max(1)
-            largest[rows] = value.to(f.dtype).exp2_()
+            maxima = torch.cat(highest, 1)
+            value, home = maxima.topk(min(2, maxima.shape[1]), dim=1)
+            largest[rows] = value[:, 0].to(f.dtype).exp2_()
             at[rows] = _position(A[rows], reader.wide, g, torch.cat(starts)[home], run)
     absent = f.isneginf()
     moved.masked_fill_(absent[:, None], 0.0)
@@ -132,10 +133,11 @@ def _run_maxima(exponent: Tensor, size: int) -> Tensor:
 
 
 def _position(rows: Tensor, B: Tensor, g: Tensor, start: Tensor, size: int) -> Tensor:
-    """Where row i of A B^T + g is largest among the ``size`` columns from start[i] on, (n,).
+    """Where row i of A B^T + g is largest among the ``size`` columns from each of start[i] on, (n,).
 
-    To find only the best run of columns in the pass, and the place in it here, is cheaper than the place at once.
+    To find only the best runs of columns in the pass, and the place in them here, is cheaper than the place at once;
+    and two runs, compared in the dtype of the potentials, leave little to the rounding of the pass.
     """
-    columns = (start[:, None] + torch.arange(size, device=start.device)).clamp_max(len(B) - 1)
+    columns = (start[..., None] + torch.arange(size, device=start.device)).clamp_max(len(B) - 1).flatten(1)
     score = torch.einsum("nsr,nr->ns", B[columns], rows.to(B.dtype)) + g[columns]
     return columns.gather(1, score.argmax(1, keepdim=True))[:, 0]
