@@ -210,6 +210,34 @@ def test_points_without_mass_stay_without() -> None:
     assert spearmanr(ANGLE_X[used], ANGLE_Y[result.argmax()[used]])[0] > 0.99
 
 
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (np.zeros((40, 2)), np.zeros((50, 2))),
+        (np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), np.array([[0.0, 3.0], [0.0, 5.0]])[:, :1]),
+        (CLOUDS[0][:3], CLOUDS[1][:40]),
+        (np.repeat(CLOUDS[0][:60], 3, axis=0), CLOUDS[1][:70]),
+    ],
+    ids=["coinciding", "two points", "three and forty", "triplicates"],
+)
+@pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning", "ignore::torchgw.GraphWarning")
+def test_few_or_equal_points_stream_as_well(x: np.ndarray, y: np.ndarray) -> None:
+    for kind in ("euclidean", "landmark"):
+        options = GWOptions(strategy="streaming")
+        result = gw_align(x, y, distances=kind, epsilon=1e-2, options=options, random_state=0)
+        assert result.marginal_error < 1e-12
+        assert float(result.plan.min()) >= 0
+        np.testing.assert_allclose(result.plan.sum(1), 1 / len(x), rtol=1e-9)
+
+
+def test_rounding_never_leaves_a_point_with_more_than_its_mass() -> None:
+    """Read in float32, plans of rough scores are a little off; what is added afterwards must not be clipped."""
+    options = GWOptions(strategy="streaming", stopping=StoppingOptions(max_iter=5), ladder=LadderOptions(n_cells=64))
+    with pytest.warns(UserWarning):
+        result = gw_align(X, Y, distances="landmark", epsilon=1e-6, options=options, random_state=0)
+    assert result.marginal_error < 1e-12
+
+
 def test_the_same_seed_gives_the_same_bits() -> None:
     options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64))
     one, other = (gw_align(X, Y, distances="landmark", options=options, random_state=3) for _ in range(2))

@@ -93,7 +93,7 @@ def _histogram(space: DistanceProvider, mass: Tensor, low: float, width: float) 
     """Mass of the pairs whose distance is nearest to each ``low`` + multiple of ``width``."""
     total = torch.zeros(N_BINS + 1, dtype=mass.dtype, device=mass.device)
     for index in _blocks(space, mass):
-        position = ((space.rows(index) - low) / width).round_().to(torch.int64)
+        position = ((space.rows(index).to(mass.dtype) - low) / width).round_().to(torch.int64)
         weight = mass[index][:, None] * mass
         total += torch.bincount(position.flatten(), weights=weight.flatten(), minlength=N_BINS + 1)
     found: Array = total.cpu().numpy()

@@ -43,8 +43,12 @@ class Side:
         """From a space that serves ``dtype``."""
         factors, narrow = space.factors(), mass.to(dtype)
         if factors is None:
-            return cls(space, mass, landmark_control(space, narrow, max(n_control, 2), generator), False)
-        return cls(space, mass, Control(*factors, factored_mean_squares(*factors, narrow)), True)
+            control = landmark_control(space, narrow, max(n_control, 2), generator)
+        else:
+            control = Control(*factors, factored_mean_squares(*factors, narrow))
+        if control.F.shape[1] == 0:  # all points coincide
+            control = Control(narrow.new_zeros(len(mass), 1), narrow.new_ones(1), control.mean_squares)
+        return cls(space, mass, control, factors is not None)
 
     def seen_as(self, cells: Cells, matrix: bool) -> CellSpace:
         """The space of the cells; ``matrix`` says that without factors their distances may be stored."""

@@ -20,6 +20,8 @@ from torchgw.options import GWOptions
 from torchgw.sinkhorn.marginals import Balanced
 from torchgw.types import Callback, DistanceProvider
 
+FEWEST = 16
+
 
 @dataclass(frozen=True)
 class FirstRung:
@@ -59,7 +61,7 @@ def first_rung(
     )
     large = Large(first, second, epsilon, kernels, options, generator, exact)
     count = options.ladder.n_cells
-    x, y = (cells_of(large, s, s.control.F, min(count, len(s.mass) // 2)) for s in (first, second))
+    x, y = (cells_of(large, s, s.control.F, min(count, max(len(s.mass) // 2, FEWEST))) for s in (first, second))
     problem, gradient = on_cells(large, x, y)
     candidates, reference = where_to_start(problem, seen_by_cells(init, x, y))
     searched = time.perf_counter()

@@ -105,6 +105,8 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     # Cut at multiples of the largest tile first and halved within, so that one order serves all sizes of tiles.
     rows, columns = (bisect(side, -(-len(side) // SIZES[-1]), SIZES[0]).order for side in (score.A, score.B))
     A, B, f, g = score.A[rows], score.B[columns], climbed.f[rows], climbed.g[columns]
+    if len(A) * len(B) <= EVERY_PAIR:
+        A, B = A.double(), B.double()
     tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], large.options.ladder.omitted)
     exact = large.x.exact and large.y.exact
     narrow = large.x.control.F.shape[1] <= large.y.control.F.shape[1]

@@ -54,9 +54,9 @@ class Large:
 
 
 def cells_of(large: Large, side: Side, features: Tensor, count: int) -> CellSpace:
-    """At least ``count`` cells by the features (N, d), or every point where there are not twice as many."""
+    """At least ``count`` cells by the features (N, d), or every point where that is more than two thirds of them."""
     n = len(features)
-    if 2 * count > n:
+    if 3 * count > 2 * n:
         cells = Cells(bisect(features, -(-n // TILE), TILE).rank, n)
     else:
         hierarchy = bisect(features, count)

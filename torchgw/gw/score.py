@@ -58,6 +58,8 @@ def factored_score(
     (L, L_inverse), (M, M_inverse) = _roots(_gram(cost.U, u0, p)), _roots(_gram(cost.V, v0, q))
     P, sigma, Q = torch.linalg.svd(unit * (L.T @ M), full_matrices=False)
     to_A, to_B = L_inverse @ P * sigma.sqrt(), M_inverse @ Q.T * sigma.sqrt()
+    if len(sigma) == 0:  # all points of a space see the same distances
+        to_A, to_B = torch.zeros_like(u0)[:, None], torch.zeros_like(v0)[:, None]
     rest = _rest(cost.U, u0, to_A) * _rest(cost.V, v0, to_B)
     rank = max(int((rest > tolerance).sum()), 1)
     error = float(rest[rank]) if rank < len(rest) else 0.0

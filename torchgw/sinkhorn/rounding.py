@@ -9,6 +9,7 @@ Sinkhorn iteration", 2017, algorithm 2.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -109,9 +110,18 @@ def round_tiles(
     V = one_q if V is None else torch.cat((one_q, V.to(q.dtype)), 1)
     W = one_p if W is None else torch.cat((one_p, W.to(p.dtype)), 1)
     after = kernel.read(A, B, tiles, f, g, V, W, find)
+    # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.
+    most = max(1.0, _excess(after.moved[:, 0], p), _excess(after.back[:, 0], q))
+    f, after = f - math.log2(most), Read(after.moved / most, after.back / most, after.largest / most, after.at)
     missing_p, missing_q = (p - after.moved[:, 0]).clamp_min(0.0), (q - after.back[:, 0]).clamp_min(0.0)
     total = missing_p.sum().clamp_min(torch.finfo(p.dtype).tiny)
     return RoundedTiles(A, B, f, g, missing_p, missing_q / total, tiles, after, residual)
+
+
+def _excess(actual: Tensor, wanted: Tensor) -> float:
+    """The largest ratio of a point's mass to the mass it should have."""
+    tiny = torch.finfo(wanted.dtype).tiny
+    return float(torch.where(wanted > 0, actual / wanted.clamp_min(tiny), 0.0).max())
 
 
 def _shrink(target: Tensor, actual: Tensor) -> Tensor:
