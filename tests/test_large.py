@@ -24,9 +24,12 @@ from torchgw import (
     SamplingOptions,
     SinkhornOptions,
     StoppingOptions,
+    TorchGWWarning,
     gw_align,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.gw import inner, large_problem
+from torchgw.gw import ladder as ladder_module
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.types import DistanceProvider
 
@@ -41,6 +44,7 @@ TIGHT = {
     "gradient": "exact",
     "mixed_precision": False,
 }
+LOOSE = {"sinkhorn": SinkhornOptions(tol=1e-6, exact_max_iter=1000), "mixed_precision": False}
 SMALL = LadderOptions(n_cells=64, marginal_tol=1e-9)
 
 
@@ -207,6 +211,8 @@ def test_points_without_mass_stay_without() -> None:
     assert float(plan[:, 5::11].sum()) == 0.0
     assert result.marginal_error < 1e-6
     used = p > 0
+    np.testing.assert_array_equal(result.argmax()[::7], 0)
+    np.testing.assert_array_equal(result.argmax(axis=0)[5::11], 0)
     assert spearmanr(ANGLE_X[used], ANGLE_Y[result.argmax()[used]])[0] > 0.99
 
 
@@ -233,9 +239,71 @@ def test_few_or_equal_points_stream_as_well(x: np.ndarray, y: np.ndarray) -> Non
 def test_rounding_never_leaves_a_point_with_more_than_its_mass() -> None:
     """Read in float32, plans of rough scores are a little off; what is added afterwards must not be clipped."""
     options = GWOptions(strategy="streaming", stopping=StoppingOptions(max_iter=5), ladder=LadderOptions(n_cells=64))
-    with pytest.warns(UserWarning):
+    with pytest.warns(TorchGWWarning, match=r"iteration limit|tolerance|scores reach"):
         result = gw_align(X, Y, distances="landmark", epsilon=1e-6, options=options, random_state=0)
     assert result.marginal_error < 1e-12
+
+
+def test_a_callback_sees_every_rung_and_what_it_raises_ends_the_solve() -> None:
+    seen = []
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=32, marginal_tol=5e-3))
+    result = gw_align(X, Y, distances="landmark", options=options, random_state=0, callback=seen.append)
+    assert [entry.iteration for entry in seen] == list(range(1, result.n_iter + 1))
+    assert len(result.history.cost) == result.n_iter == sum(rung.n_iter for rung in result.ladder)
+
+    def stops(_: object) -> None:
+        raise MemoryError("mine")
+
+    for chosen in (options, GWOptions()):
+        with pytest.raises(MemoryError, match="mine"):
+            gw_align(X, Y, distances="landmark", options=chosen, random_state=0, callback=stops)
+
+
+def test_a_plan_of_the_users_is_where_the_climb_starts() -> None:
+    reverse = np.zeros((N, K))
+    reverse[np.arange(N), (K - 1) - np.arange(N) * K // N] = 1.0
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=128, marginal_tol=5e-2))
+    result = gw_align(X, Y, distances="landmark", init=reverse, options=options, random_state=0)
+    assert spearmanr(ANGLE_X, ANGLE_Y[result.argmax()])[0] < -0.9
+
+
+def test_masses_of_any_sum_scale_the_plan() -> None:
+    rng = np.random.default_rng(0)
+    p, q = rng.uniform(0.2, 1, N), rng.uniform(0.2, 1, K)
+    p, q = 7 * p / p.sum(), 7 * q / q.sum()
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64))
+    result = gw_align(X, Y, distances="landmark", p=p, q=q, options=options, random_state=0)
+    np.testing.assert_allclose(result.marginal(1), p, rtol=1e-9)
+    np.testing.assert_allclose(result.marginal(0), q, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("landmark", "exact"), ("dijkstra", "sampled")])
+def test_the_result_names_the_gradient_that_ran(kind: str, expected: str) -> None:
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64, marginal_tol=0.2))
+    result = gw_align(X, Y, distances=kind, options=options, random_state=0)
+    assert result.gradient == expected
+    assert bool(result.gradient_passed_over) == (expected == "sampled")
+
+
+def test_rungs_too_large_for_a_stored_plan_are_solved_on_the_cost_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ladder_module, large_problem):
+        monkeypatch.setattr(module, "STORED_CELLS", 128)
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64, marginal_tol=1e-3))
+    result = gw_align(X, Y, distances=("dijkstra", "landmark"), options=options, random_state=0)
+    assert spearmanr(ANGLE_X, ANGLE_Y[result.argmax()])[0] > 0.99
+    assert result.marginal_error < 1e-9
+
+
+def test_tiles_without_mass_are_left_out_of_the_iterations_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inner, "SKIPPED_FROM", 100)
+    monkeypatch.setattr(inner, "TILE", 32)
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64, marginal_tol=1e-4), **LOOSE)
+    kept = gw_align(X, Y, distances="landmark", options=options, random_state=0)
+    monkeypatch.setattr(inner, "SKIPPED_FROM", 10**6)
+    whole = gw_align(X, Y, distances="landmark", options=options, random_state=0)
+    assert kept.ladder[-1].cells == (N, K)
+    assert kept.ladder[-1].residual < 1e-4
+    assert float((kept.plan - whole.plan).abs().sum()) < 1e-3
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:

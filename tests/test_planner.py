@@ -97,6 +97,24 @@ def test_memory_that_ends_moves_to_the_next_strategy_once_and_says_so(
         gw_align(X, Y, distances="landmark", options=GWOptions(strategy="dense"), random_state=0)
 
 
+def test_the_allocator_of_this_machine_is_understood() -> None:
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        torch.empty(10**16)
+    assert out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "epsilon", "message"),
+    [
+        (GWOptions(strategy="streaming"), 0.0, "epsilon must be > 0"),
+        (GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=101)), 1e-3, "rank must be"),
+    ],
+)
+def test_an_estimate_refuses_what_the_solve_would(options: GWOptions, epsilon: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        estimate(100, 100, epsilon=epsilon, options=options)
+
+
 def test_other_errors_are_not_taken_for_missing_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> GWResult:
         raise RuntimeError("shapes cannot be multiplied")

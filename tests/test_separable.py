@@ -10,7 +10,7 @@ import torch
 
 from torchgw.kernels.softmin_tiles import reference, separable
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
-from torchgw.kernels.tiles import Tiles, choose_tiles
+from torchgw.kernels.tiles import Tiles, centres, choose_tiles
 from torchgw.sinkhorn.rounding import round_tiles
 from torchgw.spaces.hierarchy import bisect
 
@@ -69,7 +69,8 @@ def test_products_both_ways_are_those_of_the_formula(n: int, k: int, size: int) 
     torch.testing.assert_close(turned.back, plan @ V)
     index = torch.tensor([n - 1, 0, n // 2])
     mask = (plan != 0)[index]
-    torch.testing.assert_close(separable.entries(A, B, tiles, f, g, index) * mask, plan[index])
+    every, centre = torch.arange(k), (centres(A, size), centres(B, size))
+    torch.testing.assert_close(separable.entries(A, B, centre, size, f, g, index, every) * mask, plan[index])
 
 
 def test_the_largest_entries_are_found_where_they_are() -> None:
@@ -101,7 +102,7 @@ def test_what_moves_is_within_the_bound_and_the_rounded_plan_is_exact(dtype: tor
     q = plan.sum(0)
     rows, columns = bisect(A, 16, 32).order, bisect(B, 20, 32).order
     A, B, f, g, q = A[rows].to(dtype), B[columns].to(dtype), f[rows], g[columns], q[columns]
-    tiles, omitted, moved = choose_tiles(A, B, f, g, p, q, 32, 1e-3)
+    tiles, omitted, moved, _, cross = choose_tiles(A, B, f, g, p, q, 32, 1e-3)
     tiles = replace(tiles, separable=True)
     rounded = round_tiles(KERNEL, A, B, tiles, f, g, p, q)
     coupling = rounded.coupling()
@@ -110,6 +111,7 @@ def test_what_moves_is_within_the_bound_and_the_rounded_plan_is_exact(dtype: tor
     correction = torch.outer(rounded.x, rounded.y)
     assert float((dense - correction - whole).abs().sum()) <= omitted + moved
     assert 0 < moved < 0.1
+    assert cross < 1.44
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
     assert float((dense.sum(1) - p).abs().sum()) < tolerance
     assert float((dense.sum(0) - q).abs().sum()) < tolerance

@@ -119,7 +119,7 @@ class StoppingOptions:
 
     Parameters
     ----------
-    max_iter : most outer iterations.
+    max_iter : most outer iterations, of each resolution where a solve streams.
     min_iter : iterations before which nothing stops the sampled loop.
     check_every : iterations between two checks.
     ema_weight : weight of the newest cost in the exponential moving average.
@@ -182,7 +182,7 @@ class LadderOptions:
     Parameters
     ----------
     marginal_tol : L1 marginal error, at full size and before rounding, at which the climb ends.
-    n_cells : cells of either space on the first rung, where the search takes place.
+    n_cells : cells of either space on the first rung, where the search takes place; 16 at least.
     omitted_mass : share of the mass by which the returned plan may differ from that of its potentials on all pairs of
         points, by a strict bound, because tiles without mass are not evaluated and small ones are taken as short sums
         of products; 0 evaluates all pairs. A fiftieth of ``marginal_tol`` when None.
@@ -194,7 +194,7 @@ class LadderOptions:
 
     def __post_init__(self) -> None:
         _keep(self, marginal_tol=validate.real("marginal_tol", self.marginal_tol, above=0.0, most=1.0))
-        _keep(self, n_cells=validate.integer("n_cells", self.n_cells, least=2))
+        _keep(self, n_cells=validate.integer("n_cells", self.n_cells, least=16))
         if self.omitted_mass is not None:
             _keep(self, omitted_mass=validate.real("omitted_mass", self.omitted_mass, least=0.0, most=0.1))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings import BlockCoupling
+from torchgw.couplings import BlockCoupling, DenseCoupling
 from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, Rung, entropy_and_margin
 from torchgw.kernels import LN2
 from torchgw.options import GWOptions
@@ -37,7 +37,7 @@ class GWResult(Readable):
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
     potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
         factors A, B, the plan but for its rank-one correction is exp(A B^T ln 2 + f + g); where it is stored, they are
-        those of the score 2 D_X T D_Y / epsilon. None at epsilon = 0.
+        those of the score 2 D_X T D_Y / epsilon. None at epsilon = 0, and for plans of low rank.
     marginal_error : largest L1 marginal error of the returned plan over its two sides, against the masses given.
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
     strategy : "dense", "streaming" or "low-rank", whichever ran.
@@ -152,6 +152,8 @@ class GWResult(Readable):
         O(m K r) work for m source points. A new point is joined to the neighbour graph by its k nearest known points.
         """
         chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
+        if self.gradient == "sampled" and isinstance(self.coupling, DenseCoupling):
+            raise ValueError("unseen points need the factors of a sampled cost, which so few points do not keep")
         if self.known is None or not isinstance(self.coupling, BlockCoupling):
             raise ValueError("unseen points can be mapped by the result of gw_align, not by one read from a file")
         found = extended(self.coupling, self.known, points, chosen, self.epsilon)

@@ -19,7 +19,8 @@ class Status(Enum):
     )
     MARGINALS = (
         "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass; "
-        "raise options.sinkhorn.final_max_iter or options.sinkhorn.tol, or epsilon"
+        "raise options.sinkhorn.final_max_iter or options.sinkhorn.tol (options.ladder.marginal_tol where the solve "
+        "streamed), or epsilon"
     )
 
     def __str__(self) -> str:

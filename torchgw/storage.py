@@ -86,7 +86,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         for i, entry in enumerate(meta["basins"])
     )
     return meta | {
-        "coupling": _coupling(tensors),
+        "coupling": _coupling(tensors, torch.from_numpy(arrays["matching"])),
         "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
         "status": Status[meta["status"]],
         "options": GWOptions(**options),
@@ -99,9 +99,11 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
     }
 
 
-def _coupling(tensors: dict[str, torch.Tensor]) -> BlockCoupling:
+def _coupling(tensors: dict[str, torch.Tensor], matching: torch.Tensor) -> BlockCoupling:
     """The kind of coupling that has these tensors."""
-    kinds = {"plan": DenseCoupling, "tile_size": TiledCoupling, "Q": LowRankCoupling}
+    if "tile_size" in tensors:
+        return TiledCoupling(**tensors, matching=matching)
+    kinds = {"plan": DenseCoupling, "Q": LowRankCoupling}
     found: BlockCoupling = next((kind for name, kind in kinds.items() if name in tensors), PotentialCoupling)(**tensors)
     return found
 

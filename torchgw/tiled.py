@@ -10,6 +10,7 @@ is asked and answered is in the order of the user's points.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from torch import Tensor
 from torchgw.couplings import BlockCoupling
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_tiles import Read, reference, separable
-from torchgw.kernels.tiles import Tiles
+from torchgw.kernels.tiles import Tiles, centres
 
 SAMPLE_BLOCK = 2**24
 NEGLIGIBLE = 0.1
-MOST_WHOLE = 2e8
+MOST_SPREAD = 5e7
 
 
 class TiledCoupling(BlockCoupling):
@@ -99,7 +100,7 @@ class TiledCoupling(BlockCoupling):
         return self._tensors["g"][self._column_rank]
 
     @property
-    def potentials(self) -> tuple[Tensor, Tensor] | None:
+    def potentials(self) -> tuple[Tensor, Tensor]:
         return self.f, self.g
 
     def times(self, mass: float) -> TiledCoupling:
@@ -115,12 +116,20 @@ class TiledCoupling(BlockCoupling):
         block = self._entries(where).mul_(self._mask(where))
         return block.addr_(held["x"][where], held["y"])[:, self._column_rank]
 
-    def _entries(self, where: Tensor) -> Tensor:
-        """The sorted rows ``where`` of the plan, as if all tiles were kept and without the correction, (len, K)."""
+    def _entries(self, where: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Sorted rows ``where`` of the plan on these sorted columns, as if all tiles were kept, no correction."""
         A, B, f, g = (self._tensors[name] for name in "ABfg")
+        if columns is None:
+            columns = torch.arange(len(B), device=self.device)
         if self.tiles.separable:
-            return separable.entries(A, B, self.tiles, f, g, where)
-        return (A[where].to(self.dtype) @ B.to(self.dtype).T).add_(g).add_(f[where, None]).exp2_()
+            return separable.entries(A, B, self._centres, self.tiles.size, f, g, where, columns)
+        score = A[where].to(self.dtype) @ B[columns].to(self.dtype).T
+        return score.add_(g[columns]).add_(f[where, None]).exp2_()
+
+    @cached_property
+    def _centres(self) -> tuple[Tensor, Tensor]:
+        size = self.tiles.size
+        return centres(self._tensors["A"], size), centres(self._tensors["B"], size)
 
     def _mask(self, where: Tensor) -> Tensor:
         """Which entries of the sorted rows ``where`` are in kept tiles, (len, K) of booleans."""
@@ -165,7 +174,11 @@ class TiledCoupling(BlockCoupling):
         return (self._read(ones, axis).moved[:, 0] + x * y.sum())[rank]
 
     def argmax(self, axis: int) -> Tensor:
-        """Without the correction where that is at most a tenth of the largest entry; ties closer than that are open."""
+        """Of the potentials' plan, without the correction where that is at most a tenth of the largest entry.
+
+        So ties closer than that are open. Where tiles are sums of products, the tile is chosen by their first product.
+        A point without mass gets 0.
+        """
         if axis == 1 and self._matching is not None:
             return self._matching
         x, y, rank, order = self._sides(axis)
@@ -175,7 +188,7 @@ class TiledCoupling(BlockCoupling):
         step = max(1, SAMPLE_BLOCK // len(y))
         for part in torch.split(spread, step):
             index[part] = self._lines(part, axis).argmax(1)
-        return index
+        return index.masked_fill_(self.potentials[1 - axis].isneginf(), 0)
 
     def _lines(self, index: Tensor, axis: int) -> Tensor:
         """Rows (axis 1) or columns (axis 0) of the plan."""
@@ -200,20 +213,21 @@ class TiledCoupling(BlockCoupling):
         )
 
     def row_tiles(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """For each row tile its points (n,), those of the columns that it keeps (k,), the plan there (n, k), and the
-        largest that entries elsewhere can be (n,)."""
+        """Blocks of rows of a tile: their points (n,), those of the columns that it keeps (k,), the plan there (n, k),
+        and the largest that entries elsewhere can be (n,)."""
         held, size = self._tensors, self.tiles.size
         highest = held["y"].max()
         for tile, spans in enumerate(self.tiles.spans):
-            where = slice(tile * size, min((tile + 1) * size, self.shape[0]))
             columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
-            if self.tiles.separable:
-                block = self._entries(torch.arange(where.start, where.stop, device=self.device))[:, columns]
-            else:
-                block = held["A"][where].to(self.dtype) @ held["B"][columns].to(self.dtype).T
-                block.add_(held["f"][where, None]).add_(held["g"][columns]).exp2_()
-            block.addr_(held["x"][where], held["y"][columns])
-            yield held["row_order"][where], held["column_order"][columns], block, held["x"][where] * highest
+            every = torch.arange(tile * size, min((tile + 1) * size, self.shape[0]), device=self.device)
+            for where in torch.split(every, max(1, SAMPLE_BLOCK // len(columns))):
+                block = self._entries(where, columns).addr_(held["x"][where], held["y"][columns])
+                yield held["row_order"][where], held["column_order"][columns], block, held["x"][where] * highest
+
+    def _whole(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Blocks of whole rows of the plan, with their points."""
+        for part in torch.split(rows, max(1, SAMPLE_BLOCK // self.shape[1])):
+            yield part, self.rows(part)
 
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         step = max(1, SAMPLE_BLOCK // self.shape[1])
@@ -223,39 +237,58 @@ class TiledCoupling(BlockCoupling):
         values = torch.empty(self.shape[0], k, dtype=self.dtype, device=self.device)
         index = torch.empty(self.shape[0], k, dtype=torch.int64, device=self.device)
         for rows, columns, block, rival in self.row_tiles():
-            if len(columns) < k or bool((block.topk(k, dim=1).values[:, -1] < rival).any()):
-                block, columns = self.rows(rows), torch.arange(self.shape[1], device=self.device)
-            values[rows], at = block.topk(k, dim=1)
-            index[rows] = columns[at]
+            short = rows
+            if len(columns) >= k:
+                values[rows], at = block.topk(k, dim=1)
+                index[rows] = columns[at]
+                short = rows[values[rows, -1] < rival]
+            for part, whole in self._whole(short):
+                values[part], index[part] = whole.topk(k, dim=1)
         return values, index
 
     def to_sparse(self, mass: float) -> Any:
-        from scipy.sparse import csr_matrix
-
-        rows_of, columns_of, values_of = [], [], []
-        whole, marginal = 0, self.marginal(1)
+        found, stored, marginal = _Sparse(self.shape), 0, self.marginal(1)
         for rows, columns, block, rival in self.row_tiles():
             wanted = mass * marginal[rows]
             value, order = block.sort(dim=1, descending=True)
-            before = value.cumsum(1) - value
-            keep = (before < wanted[:, None]) & (value > 0)
+            keep = (value.cumsum(1) - value < wanted[:, None]) & (value > 0)
             last = value.gather(1, (keep.sum(1, keepdim=True) - 1).clamp_min(0))[:, 0]
-            if bool(((value.sum(1) < wanted) | (last < rival)).any()):  # entries outside the kept tiles are needed
-                whole += len(rows) * self.shape[1]
-                if whole > MOST_WHOLE:
+            outside = (value.sum(1) < wanted) | (last < rival)  # entries outside the kept tiles are needed
+            inside = ~outside
+            found.add(rows[inside], columns[order[inside]], value[inside], keep[inside])
+            for part, whole in self._whole(rows[outside]):
+                value, order = whole.sort(dim=1, descending=True)
+                keep = (value.cumsum(1) - value < mass * marginal[part, None]) & (value > 0)
+                stored += int(keep.sum())
+                if stored > MOST_SPREAD:
                     raise ValueError(
                         f"mass must leave out what rounding spread over all pairs, got {mass}: more than "
-                        f"{MOST_WHOLE:.0e} entries would be stored; ask for less, for example mass=0.9"
+                        f"{MOST_SPREAD:.0e} entries of it would be stored; ask for less, for example mass=0.9"
                     )
-                columns = torch.arange(self.shape[1], device=self.device)
-                value, order = self.rows(rows).sort(dim=1, descending=True)
-                before = value.cumsum(1) - value
-                keep = (before < wanted[:, None]) & (value > 0)
-            row, at = keep.nonzero(as_tuple=True)
-            rows_of.append(rows[row].cpu().numpy())
-            columns_of.append(columns[order[row, at]].cpu().numpy())
-            values_of.append(value[row, at].cpu().numpy())
-        entries = (np.concatenate(values_of), (np.concatenate(rows_of), np.concatenate(columns_of)))
+                found.add(part, order, value, keep)
+        return found.matrix()
+
+
+class _Sparse:
+    """Entries of a sparse matrix, collected by blocks of rows."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.rows: list[Any] = []
+        self.columns: list[Any] = []
+        self.values: list[Any] = []
+
+    def add(self, rows: Tensor, columns: Tensor, values: Tensor, keep: Tensor) -> None:
+        """The kept entries of a block, with columns (n, k) and values (n, k)."""
+        row, _ = keep.nonzero(as_tuple=True)
+        self.rows.append(rows[row].cpu().numpy())
+        self.columns.append(columns[keep].cpu().numpy())
+        self.values.append(values[keep].cpu().numpy())
+
+    def matrix(self) -> Any:
+        from scipy.sparse import csr_matrix
+
+        entries = np.concatenate(self.values), (np.concatenate(self.rows), np.concatenate(self.columns))
         found = csr_matrix(entries, shape=self.shape)
         found.sort_indices()
         return found

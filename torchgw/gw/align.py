@@ -13,7 +13,8 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.gw.large import run_large
 from torchgw.gw.lowrank_run import run_low_rank
-from torchgw.gw.planner import choose_strategy, estimate
+from torchgw.gw.outcome import Outcome
+from torchgw.gw.planner import choose_strategy, estimate, refuse
 from torchgw.gw.prepare import (
     check_distances,
     check_init,
@@ -23,7 +24,7 @@ from torchgw.gw.prepare import (
     why_not_exact,
 )
 from torchgw.gw.run import run
-from torchgw.gw.strategies import choose_kernels, factored, first_that_fits, known_points
+from torchgw.gw.strategies import choose_kernels, factored, known_points, passed_over, solved_where_it_fits
 from torchgw.kernels.dispatch import BACKENDS
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
@@ -39,8 +40,6 @@ from torchgw.types import (
 )
 
 logger = logging.getLogger("torchgw")
-
-EXPECTED_RANK = 32
 
 
 def gw_align(
@@ -98,7 +97,7 @@ def gw_align(
     ValueError, TypeError
         For input that cannot be used, naming the argument, before any work.
     MemoryError
-        When the score or a distance matrix would exceed ``options.max_memory``, before any work.
+        When a distance matrix, or the score of a dense solve, would exceed ``options.max_memory``, before any work.
     FloatingPointError
         When epsilon is so small that cost / epsilon exceeds what float64 resolves.
 
@@ -108,7 +107,9 @@ def gw_align(
         When a graph had to be stitched, a given k joins parts that are far apart, or infinite distances were
         replaced.
     PrecisionWarning
-        When the scores reach further than float32 carries them; the last solve runs in float64 all the same.
+        When the scores reach further than float32 carries them; a dense solve ends in float64 all the same.
+    OutOfMemoryWarning
+        When the device ran out of memory and the streaming strategy ran instead.
     ConvergenceWarning
         When the result is not a converged one; its status says what to change.
     AmbiguityWarning
@@ -116,8 +117,10 @@ def gw_align(
 
     Notes
     -----
-    O(N K) memory, 16 bytes for each pair of points (about 60 with epsilon = 0), O(N K (r + inner iterations)) work per
-    outer iteration, with r the rank of the distances' factors (without any, N + K) or the number of anchors.
+    Up to about 5000 x 5000 points, or where options.strategy is "dense": O(N K) memory, 16 bytes for each pair of
+    points (about 60 with epsilon = 0), O(N K (r + inner iterations)) work per outer iteration, with r the rank of the
+    distances' factors (without any, N + K) or the number of anchors. Beyond: O((N + K) r) memory, see
+    `torchgw.estimate` and `torchgw.gw.ladder`.
 
     References
     ----------
@@ -163,8 +166,7 @@ def gw_align(
         ]
         most = min(int((side > 0).sum()) for side in (p_given, q_given))
         validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
-    if strategy == "streaming" and epsilon == 0:
-        raise ValueError(f"epsilon must be > 0 with options.strategy={strategy!r}, got 0; use strategy='dense'")
+    refuse(strategy, n, k, epsilon, options)
     if strategy == "dense":
         pairs = (16 if epsilon > 0 else 60) * n * k
         advice = "use epsilon > 0, which streams" if epsilon == 0 else "use GWOptions(strategy='streaming')"
@@ -189,12 +191,15 @@ def gw_align(
     p64, q64 = (torch.from_numpy(m / m.sum()).to(where) for m in (p_given, q_given))
     exact = against is None and options.gradient != "sampled"
     given = made, (p64, q64), epsilon, exact, started
-    solvers = {
-        "dense": lambda: run(*given, kernels.stored, marginals, options, generator, callback),
-        "streaming": lambda: run_large(*given, kernels, options, generator, callback),
-        "low-rank": lambda: run_low_rank(*given, kernels, options, generator, callback),
-    }
-    strategy, found = first_that_fits(strategy, options, solvers)
+
+    def solve(name: str, told: Callback | None) -> Outcome:
+        if name == "dense":
+            return run(*given, kernels.stored, marginals, options, generator, told)
+        return (run_large if name == "streaming" else run_low_rank)(*given, kernels, options, generator, told)
+
+    begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, callback, solve)
+    if strategy != begun:
+        chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
     certificate = found.certificate
     coupling = found.coupling.times(mass)
     errors = [
@@ -216,8 +221,8 @@ def gw_align(
         ladder=found.ladder,
         certificate=certificate.times(mass**2),
         basins=found.basins,
-        gradient="exact" if exact else "sampled",
-        gradient_passed_over="" if exact else against or "options.gradient is 'sampled'",
+        gradient=found.gradient,
+        gradient_passed_over="" if found.gradient == "exact" else against or passed_over(strategy, options),
         status=found.status,
         n_iter=found.n_iter,
         n_iter_sinkhorn=found.n_iter_sinkhorn,

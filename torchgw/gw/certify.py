@@ -25,24 +25,26 @@ from torchgw.gw.outcome import CERTIFICATE_ANCHORS, ROUNDING_ERROR
 from torchgw.kernels.sampling import draw
 
 SAMPLED_ROWS = 1000
+FLOAT32_ERROR = 1e-5  # of bounds on squared distances up to 1
 ROWS_AT_ONCE = 16
 BLOCK_POINTS = 2**16
 
 
 def certify(
-    large: Large, coupling: BlockCoupling, product: Tensor | None, dual: Tensor
+    large: Large, coupling: BlockCoupling, product: Tensor | None, dual: Tensor, known: Objective | None = None
 ) -> tuple[Objective, Certificate]:
     """Value, Frank-Wolfe gap estimated from 1000 rows, and lower bound.
 
-    ``product`` is F^T T G (r, r') where both spaces have factors; ``dual`` (K,) are column potentials in units of cost.
+    ``product`` is F^T T G (r, r') where both spaces have factors; ``dual`` (K,) are column potentials in units of cost;
+    ``known`` is the value where it is known better.
     """
     x, y, p, q = large.x, large.y, large.p, large.q
     if product is not None:
         squares = _squares(x) + _squares(y)
         cross = (x.control.signs.double()[:, None] * product.square() * y.control.signs.double()).sum()
-        value = Objective(max(float(squares - 2 * cross), 0.0), True, 0.0)
+        value = known or Objective(max(float(squares - 2 * cross), 0.0), True, 0.0)
         cost = cost_of_product(product, x, y)
-        lower = first_bound(cost.a.double(), cost.b.double(), p, q)
+        lower = max(first_bound(cost.a.double(), cost.b.double(), p, q), second_bound(x.space, y.space, p, q))
     else:
         value = objective(large, coupling)
         cost = sampled_cost(x.space, y.space, sample_anchors(coupling, p, CERTIFICATE_ANCHORS, large.generator))
@@ -51,7 +53,7 @@ def certify(
     index = draw(p, SAMPLED_ROWS, large.generator)
     a = torch.cat([(cost.rows(part) - dual).amin(1) for part in torch.split(index, ROWS_AT_ONCE)])
     bound = float(a.double().mean() + q[q > 0] @ dual[q > 0])
-    lower = max(lower - ROUNDING_ERROR, 0.0)
+    lower = max(lower - (ROUNDING_ERROR if x.control.F.dtype == torch.float64 else FLOAT32_ERROR), 0.0)
     return value, Certificate(
         stationarity=max(2 * (value.value - bound), 0.0),
         stationarity_exact=False,

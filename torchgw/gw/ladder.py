@@ -42,6 +42,7 @@ from torchgw.types import Callback
 logger = logging.getLogger("torchgw")
 
 GROWTH = 4
+SURE = 2.0  # standard errors of the residual that the tolerance must leave room for
 SAMPLED_POINTS = 1000
 FLOAT32_RESIDUAL = 5e-5
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
@@ -64,7 +65,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Climbed:
-    """Where the climb ended: cost, score and base-2 potentials of the score on all points, float64."""
+    """Where the climb ended: cost, score and base-2 potentials of the score on all points, float64.
+
+    ``exact`` says that the cost is the gradient of a plan, not a sample of it.
+    """
 
     cost: FactoredCost
     score: FactoredScore
@@ -74,6 +78,7 @@ class Climbed:
     status: Status
     n_iter: int
     n_iter_sinkhorn: int
+    exact: bool
 
 
 def climb(rung: FirstRung, callback: Callback | None) -> Climbed:
@@ -85,6 +90,7 @@ def climb(rung: FirstRung, callback: Callback | None) -> Climbed:
     g = (ended.dual - rung.b) * (LOG2E / large.epsilon) + (y.mass / y.mass.sum()).log2()
     step = _solved(large, cost, x, y, torch.nan_to_num(g, nan=-torch.inf))
     rungs: list[Rung] = []
+    exact = large.x.exact and large.y.exact
     while True:
         f, g = lifted(large, step)
         residual, error = measured(large, step.score, f, g)
@@ -101,11 +107,12 @@ def climb(rung: FirstRung, callback: Callback | None) -> Climbed:
             )
         )
         logger.info("ladder: %s", rungs[-1])
-        if residual <= large.options.ladder.marginal_tol or _complete(large, step):
-            return Climbed(step.cost, step.score, f, g, tuple(rungs), status, n_iter, n_inner)
+        if residual + SURE * error <= large.options.ladder.marginal_tol or _complete(large, step):
+            return Climbed(step.cost, step.score, f, g, tuple(rungs), status, n_iter, n_inner, exact)
         began, seconds = time.perf_counter(), 0.0
         step, done = _next(large, step, history, callback)
         if done is not None:
+            exact = exact or _complete(large, step)
             status, n_iter, n_inner = done.status, n_iter + done.n_iter, n_inner + done.n_iter_sinkhorn
 
 
@@ -151,7 +158,10 @@ def _next(large: Large, step: Step, history: History, callback: Callback | None)
     g = half_step(q.log2().to(A.dtype), kernel.on(step.A, B).softmin(step.f, 0), 1.0)
     f = f - x.cells.means(old.row[:, None], large.p)[:, 0].to(f.dtype)
     g = g - y.cells.means(old.column[:, None], large.q)[:, 0].to(g.dtype)
-    if x.space is None or y.space is None:
+    complete = x.cells.count == len(large.p) and y.cells.count == len(large.q)
+    exact = large.x.exact and large.y.exact
+    # A gradient on all points is sampled from a stored plan where it is not exact.
+    if x.space is None or y.space is None or not (exact or complete or _stored(large, x, y)):
         return _solved(large, step.cost, x, y, g), None
     cost = restricted(step.cost, x, y, large.p, large.q)
     dtype = cost.U.dtype
@@ -159,9 +169,9 @@ def _next(large: Large, step: Step, history: History, callback: Callback | None)
     inner = _inner(large, x, y, replace(large.options.sinkhorn, tol=large.tolerance))
     start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
     done = descend(gradient, start, p, q, epsilon, inner, large.options, callback, history=history)
-    if x.cells.count == len(large.p) and y.cells.count == len(large.q):
+    if complete:
         cost = gradient(done.coupling, p.to(dtype)).taken(x.cells.label, y.cells.label)
-    elif large.x.exact and large.y.exact:
+    elif exact:
         cost = cost_of_product(x.means.T @ done.coupling.apply(y.means, 1), large.x, large.y)
     else:
         n_anchors = large.options.sampling.n_anchors

@@ -20,7 +20,7 @@ from torchgw.gw.large_problem import Kernels, Large
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.sharp import column_dual
 from torchgw.kernels import LN2
-from torchgw.kernels.precision import reach, unsafe
+from torchgw.kernels.precision import LAST, reach, unsafe
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, centres, choose_tiles
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.rounding import round_tiles
@@ -30,8 +30,9 @@ from torchgw.tiled import NEGLIGIBLE, TiledCoupling
 from torchgw.types import Callback, DistanceProvider
 
 EVERY_PAIR = 2**22
+MOVED_OF_A_RUN = 0.05
+CROSS_BITS = 1.0  # 1 + x ln 2 is above zero for all |x| up to 1.44
 SIZES = (1024, 512, 256, 128, 64)
-SLACK = 2.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def run_large(
     return Outcome(
         coupling=finished.coupling,
         marginals=finished.marginals,
+        gradient="exact" if climbed.exact else "sampled",
         residual=finished.residual,
         status=_status(climbed, finished, options),
         strain=_strain(climbed, options),
@@ -125,6 +127,7 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     if bool((x * y.max() <= NEGLIGIBLE * rounded.read.largest)[p[rows] > 0].all()):
         matching = torch.empty_like(rows)
         matching[rows] = columns[rounded.read.at]
+        matching.masked_fill_(p <= 0, 0)
     return FinishedTiles(
         coupling=rounded.coupling(rows, columns, matching),
         product=product,
@@ -147,9 +150,9 @@ def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor,
         return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
     for size in SIZES:
         if _usual_moved(A, B, size) <= share:
-            tiles, omitted, moved = choose_tiles(A, B, f, g, p, q, size, share / 2)
-            if moved <= share / 2:
-                return replace(tiles, separable=True), omitted + moved
+            found = choose_tiles(A, B, f, g, p, q, size, share / 2)
+            if found.moved <= share / 2 and found.moved_of_a_run <= MOVED_OF_A_RUN and found.cross <= CROSS_BITS:
+                return replace(found.tiles, separable=True), found.omitted + found.moved
     return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
 
 
@@ -163,14 +166,15 @@ def _usual_moved(A: Tensor, B: Tensor, size: int) -> float:
 
 
 def _status(climbed: Climbed, finished: FinishedTiles, options: GWOptions) -> Status:
-    reached = finished.residual <= SLACK * options.ladder.marginal_tol
+    reached = finished.residual <= options.ladder.marginal_tol
     return climbed.status if reached else Status.MARGINALS
 
 
 def _strain(climbed: Climbed, options: GWOptions) -> str | None:
     """Why float32 could not carry the scores, or None."""
     A, B = climbed.score.A, climbed.score.B
-    return unsafe(reach(A, B), A.shape[1]) if options.mixed_precision else None
+    found = unsafe(reach(A, B), A.shape[1]) if options.mixed_precision and A.dtype == torch.float32 else None
+    return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
 def _centred(side: Side, order: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Large:
-    """Two spaces of many points, masses within, and how to solve. ``exact`` says that matrices of all pairs of points
-    of a space may be stored where it has no factors."""
+    """Two spaces of many points, masses within, and how to solve. ``exact`` says that all distances of a space may be
+    computed where it has no factors."""
 
     x: Side
     y: Side
@@ -61,4 +61,4 @@ def cells_of(large: Large, side: Side, features: Tensor, count: int) -> CellSpac
     else:
         hierarchy = bisect(features, count)
         cells = hierarchy.cells(hierarchy.level(count))
-    return side.seen_as(cells, matrix=large.exact or cells.count <= STORED_CELLS)
+    return side.seen_as(cells, matrix=cells.count <= STORED_CELLS)

@@ -53,7 +53,8 @@ class LowRankSolve:
     """A feasible coupling of low rank, <C(T), T> of it, and how the descent ended.
 
     ``change`` is the last value of the criterion that ``LowRankOptions.tol`` is compared with, ``n_iter`` counts the
-    iterations of the start that was chosen, ``n_sweeps`` those of its projections. ``history.cost`` is <C(T), T>.
+    iterations of the start that was chosen, ``n_sweeps`` those of its projections, ``residual`` is the L1 marginal
+    error that rounding removed. ``history.cost`` is <C(T), T>.
     """
 
     coupling: LowRankCoupling
@@ -62,6 +63,7 @@ class LowRankSolve:
     n_iter: int
     n_sweeps: int
     change: float
+    residual: float
     history: History
 
 
@@ -245,11 +247,12 @@ class _Descent:
     status: Status = Status.MAX_ITER
     change: float = float("inf")
     n_sweeps: int = 0
+    residual: float = float("inf")
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         self.step = self.options.step * FIRST_STEP
-        factors, _, self.n_sweeps = self._project(self.start.logarithms())
+        factors, self.residual, self.n_sweeps = self._project(self.start.logarithms())
         self.point = self.problem.at(factors)
 
     def run(self, max_iter: int, callback: Callback | None) -> None:
@@ -277,12 +280,12 @@ class _Descent:
             new = self.problem.at(factors)
             if residual <= USABLE and new.objective <= self.point.objective + noise:
                 self.change = _divergence(new, self.point) / exponent**2
-                self.point = new
+                self.point, self.residual = new, residual
                 self.step = min(self.step * GROWTH, self.options.step)
                 return residual
             self.step = exponent * norm * SHRINK
         self.change = 0.0
-        return 0.0
+        return self.residual
 
     def _project(self, logs: LowRankFactors) -> tuple[LowRankFactors, float, int]:
         p, q = self.problem.p, self.problem.q
@@ -295,7 +298,13 @@ class _Descent:
         value = max(self.problem.at(rounded).value, 0.0)
         Q, R = p.new_zeros(len(p), self.options.rank), q.new_zeros(len(q), self.options.rank)
         Q[p > 0], R[q > 0] = rounded.Q, rounded.R
-        coupling = LowRankCoupling(Q, R, rounded.g)
         return LowRankSolve(
-            coupling, value, self.status, len(self.history.cost), self.n_sweeps, self.change, self.history
+            coupling=LowRankCoupling(Q, R, rounded.g),
+            value=value,
+            status=self.status if self.residual <= USABLE else Status.MARGINALS,
+            n_iter=len(self.history.cost),
+            n_sweeps=self.n_sweeps,
+            change=self.change,
+            residual=self.residual,
+            history=self.history,
         )

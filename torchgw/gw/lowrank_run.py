@@ -12,6 +12,7 @@ from torchgw.gw.first_rung import first_rung
 from torchgw.gw.large_problem import Kernels
 from torchgw.gw.lowrank import solve_low_rank
 from torchgw.gw.lowrank_starts import warm_start
+from torchgw.gw.objective import Objective
 from torchgw.gw.outcome import Outcome
 from torchgw.options import GWOptions
 from torchgw.types import Callback, DistanceProvider
@@ -48,11 +49,12 @@ def run_low_rank(
     F, G = rung.large.x.control.F, rung.large.y.control.F
     product = dot(F, coupling.Q) @ (dot(coupling.R, G) / coupling.g[:, None])
     dual = rung.ended.dual.to(p.dtype)[rung.y.cells.label]
-    value, certificate = certify(rung.large, coupling, product, dual)
+    value, certificate = certify(rung.large, coupling, product, dual, Objective(done.value, True, 0.0))
     return Outcome(
         coupling=coupling,
         marginals=(coupling.marginal(1), coupling.marginal(0)),
-        residual=0.0,
+        gradient="exact",
+        residual=done.residual,
         status=done.status,
         strain=None,
         n_iter=done.n_iter,

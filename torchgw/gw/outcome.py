@@ -21,11 +21,13 @@ class Outcome:
 
     ``marginals`` are its row and column sums (N,), (K,); ``residual`` the L1 error that rounding removed; ``omitted`` a
     bound on the mass that tiles which were not evaluated could hold, ``evaluated`` the share of pairs that were;
-    ``strain`` says why float32 could not carry the scores on the way, where it could not.
+    ``gradient`` is "exact" or "sampled", that of the last cost; ``strain`` says why float32 could not carry the scores
+    on the way, where it could not.
     """
 
     coupling: BlockCoupling
     marginals: tuple[Tensor, Tensor]
+    gradient: str
     residual: float
     status: Status
     strain: str | None

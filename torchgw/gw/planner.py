@@ -101,11 +101,12 @@ def estimate(
     >>> torchgw.estimate(100_000, 120_000, device="cpu").chosen
     'streaming'
     """
-    n, k = validate.integer("N", N, least=1), validate.integer("K", K, least=1)
+    n, k = validate.integer("N", N, least=2), validate.integer("K", K, least=2)
     validate.real("epsilon", epsilon, least=0.0)
     validate.instance("options", options, GWOptions)
     # The device need not be there: one may plan for another machine.
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    refuse(options.strategy, n, k, epsilon, options)
     against = {name: why_not(name, n, k, epsilon, options, where) for name in ("dense", "streaming", "low-rank")}
     chosen = choose_strategy(n, k, epsilon, options, where)
     forecasts = tuple(
@@ -120,6 +121,14 @@ def estimate(
     return Estimate(chosen=chosen, forecasts=forecasts, device=str(where))
 
 
+def refuse(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) -> None:
+    """Raise where a strategy that was asked for cannot run at all."""
+    if strategy == "streaming" and epsilon == 0:
+        raise ValueError("epsilon must be > 0 with options.strategy='streaming', got 0; use strategy='dense'")
+    if strategy == "low-rank":
+        validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=min(n, k))
+
+
 def choose_strategy(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str:
     """The strategy that the options name, else dense where it fits and is fast, else streaming."""
     if options.strategy != "auto":
@@ -129,6 +138,8 @@ def choose_strategy(n: int, k: int, epsilon: float, options: GWOptions, device: 
 
 def why_not(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
     """What speaks against a strategy, or None."""
+    if options.strategy not in ("auto", strategy):
+        return f"options.strategy is {options.strategy!r}"
     if strategy == "low-rank":
         return "looks for a plan of small rank only: taken when asked for"
     if epsilon == 0:

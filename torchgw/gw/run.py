@@ -108,6 +108,7 @@ def run(
     return Outcome(
         coupling=ended.coupling,
         marginals=(stored.marginal(1), stored.marginal(0)),
+        gradient="exact" if exact else "sampled",
         residual=ended.residual,
         status=ended.status,
         strain=ended.strain,

@@ -17,7 +17,7 @@ from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.options import GWOptions
 from torchgw.spaces.known import Known
-from torchgw.types import DistanceProvider, OutOfMemoryWarning
+from torchgw.types import Callback, DistanceProvider, OutOfMemoryWarning, Progress
 
 EXPECTED_RANK = 32
 
@@ -34,27 +34,55 @@ def choose_kernels(
     return stored if strategy == "dense" else streamed, kernels
 
 
-def first_that_fits(
-    strategy: str, options: GWOptions, solvers: dict[str, Callable[[], Outcome]]
+def solved_where_it_fits(
+    strategy: str,
+    options: GWOptions,
+    generator: torch.Generator,
+    callback: Callback | None,
+    solve: Callable[[str, Callback | None], Outcome],
 ) -> tuple[str, Outcome]:
-    """The outcome of the strategy; of the next one where the device runs out of memory and the choice was ours."""
-    try:
-        return strategy, solvers[strategy]()
-    except (MemoryError, RuntimeError) as error:
-        if options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
+    """The outcome of the strategy; of streaming where the device runs out of memory and the choice was ours.
+
+    The second attempt begins with the generator as the first one found it. What the callback raises passes through.
+    """
+    raised: list[BaseException] = []
+
+    def watched(progress: Progress) -> object:
+        assert callback is not None
+        try:
+            return callback(progress)
+        except BaseException as error:
+            raised.append(error)
             raise
-        warnings.warn(
-            f"the {strategy} strategy ran out of memory, so the streaming one runs instead; "
-            f"GWOptions(strategy='streaming') takes it at once",
-            OutOfMemoryWarning,
-            stacklevel=3,
-        )
-    return "streaming", solvers["streaming"]()
+
+    state = generator.get_state()
+    try:
+        return strategy, solve(strategy, None if callback is None else watched)
+    except (MemoryError, RuntimeError) as error:
+        if raised or options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
+            raise
+        message = str(error).partition("\n")[0]
+    warnings.warn(
+        f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead; "
+        f"GWOptions(strategy='streaming') takes it at once",
+        OutOfMemoryWarning,
+        stacklevel=3,
+    )
+    generator.set_state(state)
+    return "streaming", solve("streaming", callback)
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or on the CPU."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
+    said = ("not enough memory", "can't allocate memory", "ALLOC_FAILED")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in said)
+
+
+def passed_over(strategy: str, options: GWOptions) -> str:
+    """Why the gradient was sampled although nothing stood against the exact one."""
+    if options.gradient == "sampled":
+        return "options.gradient is 'sampled'"
+    return f"the {strategy} strategy has exact gradients of factored distances only"
 
 
 def known_points(
@@ -62,7 +90,11 @@ def known_points(
 ) -> tuple[Known, Known]:
     """What the result keeps to place points that it has not seen."""
     x, y = (
-        Known(space, None if kind in ("matrix", "provider") or is_graph(given) else given, report.k if report else 1)
+        Known(
+            space.to(torch.device("cpu"), torch.float64),
+            None if kind in ("matrix", "provider") or is_graph(given) else given,
+            report.k if report else 1,
+        )
         for (_, given, kind), space, report in zip(checked, made, graphs, strict=True)
     )
     return x, y

@@ -70,13 +70,15 @@ def dot_precision(asked: str, dtype: torch.dtype, amd: bool) -> str:
     return "ieee" if amd and asked in ("tf32", "tf32x3") else asked or "tf32x3"
 
 
+LAST = "the last solve runs in float64, but the steps before it may have gone astray"
+
+
 def unsafe(largest: float, rank: int) -> str | None:
     """Why float32 cannot carry scores that reach so far, or None."""
     lost = loss("ieee", largest, rank)
     if lost <= UNSAFE:
         return None
     return (
-        f"scores reach {largest:.1e} bits, where float32 may leave plan entries off by a factor of {1 + lost:.1g}; the "
-        "last solve runs in float64, but the steps before it may have gone astray: use epsilon=0, a larger epsilon, "
-        "or GWOptions(mixed_precision=False)"
+        f"scores reach {largest:.1e} bits, where float32 may leave plan entries off by a factor of {1 + lost:.1g}; "
+        f"{LAST}: use epsilon=0, a larger epsilon, or GWOptions(mixed_precision=False)"
     )

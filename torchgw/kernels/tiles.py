@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,12 +102,22 @@ def all_tiles(n: int, k: int, size: int, device: torch.device) -> Tiles:
     return Tiles(size, n, k, first, torch.arange(columns, device=device).repeat(rows))
 
 
-def choose_tiles(
-    A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float
-) -> tuple[Tiles, float, float]:
-    """The tiles to evaluate, and a bound on the mass of all others, at most ``share`` of the total.
+class Chosen(NamedTuple):
+    """The tiles to evaluate, and a bound on the mass of all ``omitted`` ones.
 
-    Third, a bound on how much mass moves if every kept tile is taken as `softmin_tiles.separable` does.
+    ``moved`` bounds the mass that moves if every kept tile is taken as `softmin_tiles.separable` does, in all;
+    ``moved_of_a_run`` for any run of points, relative to its own mass. ``cross`` bounds what is then expanded, in bits.
+    """
+
+    tiles: Tiles
+    omitted: float
+    moved: float
+    moved_of_a_run: float
+    cross: float
+
+
+def choose_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float) -> Chosen:
+    """The tiles that hold mass, leaving out at most ``share`` of the total.
 
     A (N, r), B (K, r) in an order in which neighbours are near, base-2 potentials f (N,), g (K,), masses p (N,), q
     (K,).
@@ -123,11 +134,15 @@ def choose_tiles(
     small[bound.argmax(0), torch.arange(columns.count, device=A.device)] = False
     least = bound.clamp_min(LOWEST_EXPONENT)
     omitted = float(torch.where(small, least, -torch.inf).exp2_().sum(dtype=torch.float64))
-    moved = float(second.exp2_().masked_fill_(small, 0.0).sum(dtype=torch.float64))
+    moved = second.exp2_().masked_fill_(small, 0.0).double()
+    tiny = torch.finfo(torch.float64).tiny
+    runs = [float((moved.sum(1 - i) / side.mass.clamp_min(tiny)).max()) for i, side in enumerate((rows, columns))]
+    cross = torch.where(small, 0.0, (rows.squares.amax(1)[:, None] * columns.squares.amax(1)).sqrt())
     keep = small.logical_not_()
     count = keep.sum(1)
     first = torch.cat((count.new_zeros(1), count.cumsum(0)))
-    return Tiles(size, len(A), len(B), first, keep.nonzero()[:, 1]), omitted, moved
+    tiles = Tiles(size, len(A), len(B), first, keep.nonzero()[:, 1])
+    return Chosen(tiles, omitted, float(moved.sum()), max(runs), float(cross.max()))
 
 
 def _least(bound: Tensor, most: Tensor) -> Tensor:

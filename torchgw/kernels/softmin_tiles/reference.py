@@ -116,7 +116,9 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
         if find:
             starts = [torch.arange(c.start, c.stop, run, device=A.device) for c in blocks]
             maxima = torch.cat(highest, 1)
-            value, home = maxima.topk(min(2, maxima.shape[1]), dim=1)
+            value, first = maxima.max(1, keepdim=True)
+            second = maxima.scatter(1, first, -torch.inf).argmax(1, keepdim=True)
+            home = torch.cat((first, second), 1).sort(1).values  # ascending: among equals the lowest column wins
             largest[rows] = value[:, 0].to(f.dtype).exp2_()
             at[rows] = _position(A[rows], reader.wide, g, torch.cat(starts)[home], run)
     absent = f.isneginf()

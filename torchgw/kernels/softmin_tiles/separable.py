@@ -67,13 +67,24 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
     return Read(moved, back, largest.masked_fill_(absent, 0.0), at)
 
 
-def entries(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, index: Tensor) -> Tensor:
-    """The rows ``index`` (m,) of the plan as if every tile were kept, (m, K) float64."""
-    size, tile = tiles.size, index // tiles.size
-    a, b = centres(A, size)[tile], centres(B, size)
-    wide, local = B.double(), A[index].double() - a
-    exponent = (local @ b.T).repeat_interleave(size, 1)[:, : len(B)] + a @ wide.T + f[index, None] + g
-    return exponent.exp2_().mul_(1 + LN2 * (local @ (wide - b.repeat_interleave(size, 0)[: len(B)]).T))
+def entries(
+    A: Tensor,
+    B: Tensor,
+    centre: tuple[Tensor, Tensor],
+    size: int,
+    f: Tensor,
+    g: Tensor,
+    index: Tensor,
+    columns: Tensor,
+) -> Tensor:
+    """Rows ``index`` (m,) and ``columns`` (k,) of the plan as if every tile were kept, (m, k) float64.
+
+    ``centre`` holds those of the row and column tiles, see `torchgw.kernels.tiles.centres`.
+    """
+    a, b = centre[0][index // size], centre[1][columns // size]
+    local, wide = A[index].double() - a, B[columns].double()
+    exponent = (local @ b.T).add_(a @ wide.T).add_(f[index, None]).add_(g[columns])
+    return exponent.exp2_().mul_(1 + LN2 * (local @ (wide - b).T))
 
 
 def _right(wide: Tensor, g: Tensor, spans: list[slice], centre: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,91 @@
+"""Points that a solve has not seen, on either side, for every kind of space and strategy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from torchgw import EuclideanDistances, GWOptions, GWResult, LadderOptions, SamplingOptions, gw_align
+from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.spaces.graph import neighbour_graph
+from torchgw.spaces.paths import shortest_paths
+
+X, ANGLE_X = make_spiral(400)
+Y, ANGLE_Y = make_swiss_roll(450, random_state=1)
+NEW_X, NEW_Y = np.arange(3, 400, 5), np.arange(2, 450, 5)
+OLD_X, OLD_Y = np.setdiff1d(np.arange(400), NEW_X), np.setdiff1d(np.arange(450), NEW_Y)
+STREAMING = GWOptions(
+    strategy="streaming", sampling=SamplingOptions(n_anchors=200), ladder=LadderOptions(n_cells=64, marginal_tol=5e-2)
+)
+
+
+def solved(distances: str, options: GWOptions) -> GWResult:
+    return gw_align(X[OLD_X], Y[OLD_Y], distances=distances, epsilon=2e-3, options=options, random_state=0)
+
+
+@pytest.mark.parametrize("options", [GWOptions(), STREAMING], ids=["dense", "streaming"])
+@pytest.mark.parametrize("distances", ["landmark", "dijkstra", "precomputed"])
+def test_held_out_points_go_where_they_belong(distances: str, options: GWOptions) -> None:
+    result = solved(distances, options)
+    unseen = result.unseen(X[NEW_X])
+    assert unseen.shape == (len(NEW_X), len(OLD_Y))
+    assert spearmanr(ANGLE_X[NEW_X], ANGLE_Y[OLD_Y][unseen.argmax()])[0] > 0.995
+    assert spearmanr(ANGLE_X[NEW_X], unseen.pull(ANGLE_Y[OLD_Y]))[0] > 0.998
+    np.testing.assert_allclose(unseen.marginal(1), 1 / len(NEW_X), rtol=1e-6)
+    back = result.unseen(Y[NEW_Y], side="target")
+    assert back.shape == (len(OLD_X), len(NEW_Y))
+    assert spearmanr(ANGLE_Y[NEW_Y], ANGLE_X[OLD_X][back.argmax(axis=0)])[0] > 0.995
+    assert spearmanr(ANGLE_Y[NEW_Y], back.push(ANGLE_X[OLD_X]))[0] > 0.998
+
+
+@pytest.mark.parametrize("options", [GWOptions(), STREAMING], ids=["dense", "streaming"])
+@pytest.mark.parametrize("distances", ["landmark", "precomputed"])
+def test_a_point_that_was_seen_gets_its_own_row(distances: str, options: GWOptions) -> None:
+    result = solved(distances, options)
+    plan = result.plan.numpy()
+    again = result.unseen(X[OLD_X[:40]]).plan.numpy()
+    apart = np.abs(again / again.sum(1, keepdims=True) - plan[:40] / plan[:40].sum(1, keepdims=True)).sum(1)
+    assert np.median(apart) < 0.1
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_euclidean_points_are_placed_by_their_coordinates(squared: bool) -> None:
+    rng = np.random.default_rng(0)
+    cloud = rng.gamma(1.5, size=(300, 3)) * [1, 2, 4]
+    turned = cloud @ np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    if squared:
+        D = EuclideanDistances(cloud, squared=True), EuclideanDistances(turned, squared=True)
+        result = gw_align(*(space.rows(torch.arange(300)) for space in D), epsilon=1e-4, random_state=0)
+        new = ((cloud[:5, None] - cloud[None]) ** 2).sum(2) / D[0].scale
+    else:
+        result = gw_align(cloud, turned, distances="euclidean", epsilon=1e-4, random_state=0)
+        new = cloud[:5]
+    np.testing.assert_array_equal(np.asarray(result.unseen(new).argmax()), np.asarray(result.argmax())[:5])
+
+
+def test_spaces_that_were_matrices_take_rows_of_distances() -> None:
+    D = shortest_paths([(neighbour_graph(X), np.arange(400))])[0]
+    result = gw_align(D[np.ix_(OLD_X, OLD_X)], Y, epsilon=2e-3, random_state=0)
+    match = result.unseen(D[np.ix_(NEW_X, OLD_X)]).argmax()
+    assert spearmanr(ANGLE_X[NEW_X], ANGLE_Y[match])[0] > 0.995
+    with pytest.raises(ValueError, match="rows of distances to all 320 points"):
+        result.unseen(X[NEW_X])
+
+
+def test_what_cannot_be_mapped_is_refused() -> None:
+    result = solved("landmark", GWOptions())
+    with pytest.raises(ValueError, match="must have 2 coordinates"):
+        result.unseen(Y[:3])
+    with pytest.raises(ValueError, match="side must be"):
+        result.unseen(X[:3], side="both")
+    sharp = gw_align(X[:60], Y[:70], distances="precomputed", epsilon=0, random_state=0)
+    with pytest.raises(ValueError, match="epsilon > 0"):
+        sharp.unseen(X[:3])
+
+
+def test_tensors_come_back_as_tensors() -> None:
+    result = gw_align(torch.from_numpy(X[OLD_X]), torch.from_numpy(Y[OLD_Y]), distances="landmark", random_state=0)
+    found = result.unseen(torch.from_numpy(X[NEW_X])).argmax()
+    assert isinstance(found, torch.Tensor)
