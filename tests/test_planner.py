@@ -22,7 +22,7 @@ X, Y = make_spiral(80)[0], make_spiral(90, random_state=1)[0]
         (1000, 1e-3, GWOptions(), "dense"),
         (20_000, 1e-3, GWOptions(), "streaming"),
         (1000, 1e-3, GWOptions(max_memory=10**6), "streaming"),
-        (20_000, 0.0, GWOptions(), "dense"),
+        (2000, 0.0, GWOptions(), "dense"),
         (1000, 1e-3, GWOptions(strategy="low-rank"), "low-rank"),
         (1000, 1e-3, GWOptions(strategy="streaming"), "streaming"),
     ],
@@ -43,6 +43,15 @@ def test_what_would_run_is_what_runs() -> None:
         options = GWOptions(strategy=options.strategy, max_memory=options.max_memory, ladder=ladder)
         result = gw_align(X, Y, distances="landmark", epsilon=1e-2, options=options, random_state=0)
         assert result.strategy == estimate(80, 90, epsilon=1e-2, options=options, device="cpu").chosen
+
+
+def test_where_nothing_would_run_the_estimate_says_so() -> None:
+    found = estimate(30_000, 30_000, epsilon=0)
+    assert found.chosen == ""
+    assert "none would run" in str(found)
+    assert "max_memory" in found["dense"].against
+    with pytest.raises(TypeError, match=r"pass len\(X\), len\(Y\)"):
+        estimate(X, Y)  # type: ignore[arg-type]
 
 
 def test_only_the_dense_strategy_grows_with_the_pairs() -> None:
@@ -143,5 +152,5 @@ def test_a_low_rank_result_is_a_result() -> None:
     T = result.plan
     value = T.sum(1) @ D.square() @ T.sum(1) + T.sum(0) @ E.square() @ T.sum(0) - 2 * ((D @ T @ E) * T).sum()
     assert result.value == pytest.approx(float(value), rel=1e-5)
-    with pytest.raises(ValueError, match="without a rank"):
+    with pytest.raises(ValueError, match="this plan has none"):
         result.unseen(X)

@@ -36,6 +36,8 @@ def test_held_out_points_go_where_they_belong(distances: str, options: GWOptions
     np.testing.assert_allclose(unseen.marginal(1), 1 / len(NEW_X), rtol=1e-6)
     back = result.unseen(Y[NEW_Y], side="target")
     assert back.shape == (len(OLD_X), len(NEW_Y))
+    np.testing.assert_array_equal(back.argmax(), back.argmax(axis=0))
+    np.testing.assert_array_equal(result.unseen(X[NEW_X[:1]]).argmax(), unseen.argmax()[:1])
     assert spearmanr(ANGLE_Y[NEW_Y], ANGLE_X[OLD_X][back.argmax(axis=0)])[0] > 0.995
     assert spearmanr(ANGLE_Y[NEW_Y], back.push(ANGLE_X[OLD_X]))[0] > 0.998
 

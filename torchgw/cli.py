@@ -19,7 +19,15 @@ from torchgw.gw.align import gw_align
 from torchgw.gw.prepare import DISTANCES
 from torchgw.io import SUFFIXES, read_space
 from torchgw.kernels.dispatch import BACKENDS
-from torchgw.options import GWOptions, SamplingOptions, SpaceOptions, StoppingOptions
+from torchgw.options import (
+    STRATEGIES,
+    GWOptions,
+    LadderOptions,
+    LowRankOptions,
+    SamplingOptions,
+    SpaceOptions,
+    StoppingOptions,
+)
 from torchgw.progress import ProgressBar
 from torchgw.result import GWResult
 from torchgw.types import TorchGWWarning
@@ -35,6 +43,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> Parser:
     """All commands with their options; defaults are the library's own."""
     spaces, sampling, stopping = SpaceOptions(), SamplingOptions(), StoppingOptions()
+    ladder, low_rank = LadderOptions(), LowRankOptions()
     parser = Parser(
         prog="torchgw", allow_abbrev=False, description="Gromov-Wasserstein alignment of point clouds and graphs."
     )
@@ -54,6 +63,9 @@ def build_parser() -> Parser:
     align.add_argument("--landmarks", type=int, default=spaces.n_landmarks, help="default: %(default)s")
     align.add_argument("--anchors", type=int, default=sampling.n_anchors, help="default: %(default)s")
     align.add_argument("--max-iter", type=int, default=stopping.max_iter, help="default: %(default)s")
+    align.add_argument("--strategy", choices=STRATEGIES, default="auto", help="how large problems are solved")
+    align.add_argument("--marginal-tol", type=float, default=ladder.marginal_tol, help="default: %(default)s")
+    align.add_argument("--rank", type=int, default=low_rank.rank, help="of low-rank plans (default: %(default)s)")
     align.add_argument("--seed", type=int, default=0, help="random state (default: %(default)s)")
     align.add_argument("--double", action="store_true", help="iterate in float64")
     align.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
@@ -90,6 +102,9 @@ def run_align(arguments: argparse.Namespace) -> None:
         spaces=SpaceOptions(k=arguments.k, n_landmarks=arguments.landmarks),
         sampling=SamplingOptions(n_anchors=arguments.anchors),
         stopping=StoppingOptions(max_iter=arguments.max_iter),
+        strategy=arguments.strategy,
+        ladder=LadderOptions(marginal_tol=arguments.marginal_tol),
+        low_rank=LowRankOptions(rank=arguments.rank),
         mixed_precision=not arguments.double,
     )
     source, target = read_space("source", arguments.source), read_space("target", arguments.target)

@@ -33,12 +33,15 @@ class GWResult(Readable):
     Attributes
     ----------
     coupling : the plan without its N x K entries: products, marginals, samples, largest entries.
-    value, value_quad, value_linear : objective of the returned plan on the scaled distances, and its two parts.
+    value, value_quad, value_linear : objective of the returned plan on the scaled distances, and its two parts. What
+        rounding added counts: a streaming plan with a residual of 2e-3 has a value about 2e-4 higher for it.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
     potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
         factors A, B, the plan but for its rank-one correction is exp(A B^T ln 2 + f + g); where it is stored, they are
         those of the score 2 D_X T D_Y / epsilon. None at epsilon = 0, and for plans of low rank.
-    marginal_error : largest L1 marginal error of the returned plan over its two sides, against the masses given.
+    marginal_error : largest L1 marginal error of the returned plan over its two sides, against the masses given, as it
+        was read when it was rounded. A large plan is read in float32 arithmetic, other reads of which differ by up to
+        about 1e-6 of the mass.
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
     strategy : "dense", "streaming" or "low-rank", whichever ran.
     ladder : the resolutions that a streaming solve climbed: cells, residuals, seconds; empty for others.
@@ -140,7 +143,7 @@ class GWResult(Readable):
         Returns
         -------
         `Unseen`, which is read like a result: ``argmax()``, ``top_k(k)`` and ``pull(V)`` for source points,
-        ``argmax(axis=0)`` and ``push(V)`` for target points.
+        ``argmax()`` and ``push(V)`` for target points.
 
         Raises
         ------
@@ -155,9 +158,12 @@ class GWResult(Readable):
         if self.gradient == "sampled" and isinstance(self.coupling, DenseCoupling):
             raise ValueError("unseen points need the factors of a sampled cost, which so few points do not keep")
         if self.known is None or not isinstance(self.coupling, BlockCoupling):
-            raise ValueError("unseen points can be mapped by the result of gw_align, not by one read from a file")
+            raise ValueError(
+                "unseen points can be mapped by the result of gw_align, not by one read from a file, which keeps "
+                "neither points nor distances; align again and map them in the same session"
+            )
         found = extended(self.coupling, self.known, points, chosen, self.epsilon)
-        return Unseen(found, self.numpy_input, self.max_memory)
+        return Unseen(found, chosen, self.numpy_input, self.max_memory)
 
     def confidence(self) -> Confidence:
         """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows."""

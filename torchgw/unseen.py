@@ -24,6 +24,7 @@ from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.reading import Readable
 from torchgw.spaces.known import Known
 from torchgw.tiled import TiledCoupling
+from torchgw.types import Array
 
 LANDMARKS = 256
 FITTED_POINTS = 20_000
@@ -35,15 +36,21 @@ class Unseen(Readable):
     """The plan between m new points of one side and all known points of the other; each new point has mass 1/m.
 
     New source points: shape (m, K), for ``argmax()``, ``top_k``, ``pull``, ``row``. New target points: shape (N, m),
-    for ``argmax(axis=0)`` and ``push``.
+    for ``argmax()`` and ``push``. A point far from all known ones is mapped all the same, like the known ones nearest
+    to it: look at its distances where that may happen.
     """
 
-    def __init__(self, coupling: BlockCoupling, numpy_input: bool, max_memory: int) -> None:
+    def __init__(self, coupling: BlockCoupling, side: int, numpy_input: bool, max_memory: int) -> None:
         self.coupling, self.numpy_input, self._max_memory = coupling, numpy_input, max_memory
+        self._axis = 1 - side
 
     @property
     def max_memory(self) -> int:
         return self._max_memory
+
+    def argmax(self, axis: int | None = None) -> Array | Tensor:
+        """For each new point the known point that it sends most mass to, (m,); along ``axis`` where it is given."""
+        return super().argmax(self._axis if axis is None else axis)
 
     def __repr__(self) -> str:
         return f"Unseen({self.shape[0]} x {self.shape[1]})"
@@ -62,7 +69,8 @@ def extended(
     """
     if coupling.potentials is None:
         raise ValueError(
-            "unseen points are mapped by potentials, and this plan has none: align with epsilon > 0 and without a rank"
+            "unseen points are mapped by potentials, and this plan has none: align with epsilon > 0 and "
+            "GWOptions(strategy='dense') or 'streaming'"
         )
     potential = coupling.potentials[1 - side]
     if isinstance(coupling, DenseCoupling):

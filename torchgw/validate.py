@@ -94,11 +94,11 @@ def _count_bad(array: Array) -> str:
     return f"{int(np.isnan(array).sum())} NaN and {int(np.isinf(array).sum())} infinite entries"
 
 
-def points(name: str, value: object) -> Array:
-    """Finite points (N, D) with N >= 2, as float64; float64 arrays as they are, not to be written to."""
+def points(name: str, value: object, least: int = 2) -> Array:
+    """Finite points (N, D) with N >= ``least``, as float64; float64 arrays as they are, not to be written to."""
     array = _numbers(name, value, 2, "(N, D)", copy=False)
-    if array.shape[0] < 2:
-        raise ValueError(f"{name} must hold at least 2 points, got shape {array.shape}")
+    if array.shape[0] < least:
+        raise ValueError(f"{name} must hold at least {least} points, got shape {array.shape}")
     if array.shape[1] < 1:
         raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
     if not np.isfinite(array).all():

@@ -14,7 +14,7 @@ from torchgw import validate
 from torchgw.gw.large import run_large
 from torchgw.gw.lowrank_run import run_low_rank
 from torchgw.gw.outcome import Outcome
-from torchgw.gw.planner import choose_strategy, estimate, refuse
+from torchgw.gw.planner import choose_strategy, dense_bytes, estimate, refuse
 from torchgw.gw.prepare import (
     check_distances,
     check_init,
@@ -168,9 +168,10 @@ def gw_align(
         validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
     refuse(strategy, n, k, epsilon, options)
     if strategy == "dense":
-        pairs = (16 if epsilon > 0 else 60) * n * k
-        advice = "use epsilon > 0, which streams" if epsilon == 0 else "use GWOptions(strategy='streaming')"
-        validate.memory(f"score and plan ({n} x {k})", pairs, options.max_memory, advice)
+        sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
+        advice = sharp if epsilon == 0 else "use GWOptions(strategy='streaming')"
+        needed = dense_bytes(n, k, epsilon)
+        validate.memory(f"score and plan ({n} x {k})", needed, options.max_memory, advice)
     for (name, _, kind), size in zip(checked, (n, k), strict=True):
         stored = 8 * size**2 if kind in ("precomputed", "matrix") else 0
         validate.memory(f"the distance matrix of {name}", stored, options.max_memory, "use distances='landmark'")

@@ -67,12 +67,13 @@ def descend(
     callback: Callback | None = None,
     max_iter: int | None = None,
     history: History | None = None,
+    by_value: bool = False,
 ) -> Descent:
     """Run from ``start``, in its dtype, on float64 masses p (N,), q (K,) that sum to one.
 
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
     iteration. ``inner`` solves the transport problems and says what memory that takes. ``history`` is gone on with
-    where there is one.
+    where there is one. ``by_value`` ends it when the objective is still, wherever the potentials are.
     """
     max_iter = options.stopping.max_iter if max_iter is None else max_iter
     history = History() if history is None else history
@@ -106,7 +107,7 @@ def descend(
         # Below the rounding of the terms that cancel in it, a change of the value means nothing.
         noise = 4 * torch.finfo(dtype).eps * float(cost.a @ row + cost.b @ column)
         still = abs(last_value - value) <= options.stopping.plan_tol * abs(value) + noise
-        if now == epsilon and still and state.moved <= MOVED_TOLERANCE * options.sinkhorn.tol:
+        if now == epsilon and still and (by_value or state.moved <= MOVED_TOLERANCE * options.sinkhorn.tol):
             status = Status.SETTLED
             break
         if iteration < max_iter:

@@ -42,6 +42,8 @@ from torchgw.types import Callback
 logger = logging.getLogger("torchgw")
 
 GROWTH = 4
+LOOSE = 1e-3  # marginal tolerance from which on gradients of stored rungs do
+LEFT = 0.25  # share of it that larger rungs may leave unsolved
 SURE = 2.0  # standard errors of the residual that the tolerance must leave room for
 SAMPLED_POINTS = 1000
 FLOAT32_RESIDUAL = 5e-5
@@ -159,16 +161,18 @@ def _next(large: Large, step: Step, history: History, callback: Callback | None)
     f = f - x.cells.means(old.row[:, None], large.p)[:, 0].to(f.dtype)
     g = g - y.cells.means(old.column[:, None], large.q)[:, 0].to(g.dtype)
     complete = x.cells.count == len(large.p) and y.cells.count == len(large.q)
-    exact = large.x.exact and large.y.exact
-    # A gradient on all points is sampled from a stored plan where it is not exact.
-    if x.space is None or y.space is None or not (exact or complete or _stored(large, x, y)):
+    exact, stored = large.x.exact and large.y.exact, _stored(large, x, y)
+    loose = large.options.ladder.marginal_tol >= LOOSE
+    # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
+    # they are exact, or where all points are few.
+    if x.space is None or y.space is None or not (stored or (not loose and (exact or complete))):
         return _solved(large, step.cost, x, y, g), None
     cost = restricted(step.cost, x, y, large.p, large.q)
     dtype = cost.U.dtype
     gradient = ExactGradient(x.space, y.space, p.to(dtype), q.to(dtype))
     inner = _inner(large, x, y, replace(large.options.sinkhorn, tol=large.tolerance))
     start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
-    done = descend(gradient, start, p, q, epsilon, inner, large.options, callback, history=history)
+    done = descend(gradient, start, p, q, epsilon, inner, large.options, callback, history=history, by_value=loose)
     if complete:
         cost = gradient(done.coupling, p.to(dtype)).taken(x.cells.label, y.cells.label)
     elif exact:
@@ -190,7 +194,9 @@ def _solved(large: Large, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Ten
     g = g.to(A.dtype) + y.cells.means(score.column[:, None], large.q)[:, 0].to(A.dtype)
     f = half_step(p.log2().to(A.dtype), large.kernels.streamed.on(A, B).softmin(g, 1), 1.0)
     inner = large.options.sinkhorn
-    last = replace(inner, exact_max_iter=inner.final_max_iter, tol=large.tolerance)
+    # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
+    tol = large.tolerance if _stored(large, x, y) else max(large.tolerance, LEFT * large.options.ladder.marginal_tol)
+    last = replace(inner, exact_max_iter=inner.final_max_iter, tol=tol)
     state = _inner(large, x, y, last).potentials(A, B, p, q, f, g)
     return Step(cost, score, x, y, A, B, state.f, state.g, state.n_iter)
 

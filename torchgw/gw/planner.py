@@ -35,7 +35,7 @@ class Forecast:
     ----------
     strategy : "dense", "streaming" or "low-rank".
     memory : bytes, the library and its packages included.
-    seconds : from points to matching on two CPU cores; NaN on other devices.
+    seconds : from points to matching on two CPU cores, for clouds along curves and surfaces; NaN on other devices.
     against : why it cannot or should not run here; empty for the one that would.
     """
 
@@ -55,7 +55,7 @@ class Estimate:
 
     Attributes
     ----------
-    chosen : name of the strategy that would run.
+    chosen : name of the strategy that would run; empty where `gw_align` would refuse.
     forecasts : one for each strategy.
     device : where.
     """
@@ -70,7 +70,8 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = [f"{'*' if f.strategy == self.chosen else ' '} {f}" for f in self.forecasts]
-        return "\n".join([f"on {self.device}, * would run:", *lines])
+        would = "* would run" if self.chosen else "none would run"
+        return "\n".join([f"on {self.device}, {would}:", *lines])
 
 
 def estimate(
@@ -82,6 +83,9 @@ def estimate(
     device: str | torch.device | None = None,
 ) -> Estimate:
     """Memory and time of an alignment of N with K points, by strategy, and which of them `gw_align` would take.
+
+    Seconds are those of clouds along curves and surfaces, with landmark distances. In more dimensions a streaming solve
+    climbs to finer cells, and without factored distances it samples gradients: either takes several times as long.
 
     Parameters
     ----------
@@ -101,6 +105,9 @@ def estimate(
     >>> torchgw.estimate(100_000, 120_000, device="cpu").chosen
     'streaming'
     """
+    shape = tuple(getattr(N, "shape", ()))
+    if shape:
+        raise TypeError(f"N must be a number of points, got an array of shape {shape}; pass len(X), len(Y)")
     n, k = validate.integer("N", N, least=2), validate.integer("K", K, least=2)
     validate.real("epsilon", epsilon, least=0.0)
     validate.instance("options", options, GWOptions)
@@ -109,6 +116,8 @@ def estimate(
     refuse(options.strategy, n, k, epsilon, options)
     against = {name: why_not(name, n, k, epsilon, options, where) for name in ("dense", "streaming", "low-rank")}
     chosen = choose_strategy(n, k, epsilon, options, where)
+    if chosen == "dense" and against["dense"] is not None:
+        chosen = ""
     forecasts = tuple(
         Forecast(
             strategy=name,
@@ -142,22 +151,28 @@ def why_not(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, d
         return f"options.strategy is {options.strategy!r}"
     if strategy == "low-rank":
         return "looks for a plan of small rank only: taken when asked for"
-    if epsilon == 0:
-        return None if strategy == "dense" else "epsilon = 0 needs the dense strategy"
+    if epsilon == 0 and strategy == "streaming":
+        return "epsilon = 0 needs the dense strategy"
     if strategy == "streaming":
         return None if why_not("dense", n, k, epsilon, options, device) else "the dense strategy is cheap here"
-    if DENSE_BYTES * n * k > options.max_memory:
-        needed = DENSE_BYTES * n * k / 2**30
-        return f"score and plan take {needed:.1f} GiB, over options.max_memory = {options.max_memory / 2**30:.1f} GiB"
-    if n * k > DENSE_PAIRS.get(device.type, 2.5e7):
+    needed = dense_bytes(n, k, epsilon)
+    if needed > options.max_memory:
+        limit = options.max_memory / 2**30
+        return f"score and plan take {needed / 2**30:.1f} GiB, over options.max_memory = {limit:.1f} GiB"
+    if epsilon > 0 and options.strategy == "auto" and n * k > DENSE_PAIRS.get(device.type, 2.5e7):
         return "streaming is faster"
     return None
+
+
+def dense_bytes(n: int, k: int, epsilon: float) -> int:
+    """What score and plan of a dense solve take."""
+    return (DENSE_BYTES if epsilon > 0 else SHARP_BYTES) * n * k
 
 
 def memory(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) -> int:
     """Peak bytes of a strategy."""
     if strategy == "dense":
-        return BASE_BYTES + (DENSE_BYTES if epsilon > 0 else SHARP_BYTES) * n * k
+        return BASE_BYTES + dense_bytes(n, k, epsilon)
     if strategy == "streaming":
         return BASE_BYTES + STREAMING_BYTES * (n + k)
     return BASE_BYTES + STREAMING_BYTES * (n + k) + 8 * LOW_RANK_COPIES * options.low_rank.rank * (n + k)

@@ -39,14 +39,14 @@ class Known:
         was not made from points.
         """
         if self.points is None:
-            given = validate.points("points", new)
+            given = validate.points("points", new, least=1)
             if given.shape[1] != self.space.size:
                 raise ValueError(
                     f"points must be rows of distances to all {self.space.size} points, because the space was not made "
                     f"from points; got shape {given.shape}"
                 )
             return torch.from_numpy(given)[:, index.cpu()] / self.space.scale
-        points = validate.points("points", new)
+        points = validate.points("points", new, least=1)
         if points.shape[1] != self.points.shape[1]:
             raise ValueError(f"points must have {self.points.shape[1]} coordinates, got shape {points.shape}")
         if isinstance(self.space, EuclideanDistances):
