@@ -312,6 +312,24 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     np.testing.assert_array_equal(one.argmax(), other.argmax())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("distances", ["landmark", "dijkstra"])
+def test_a_gpu_streams_to_the_same_matching(distances: str) -> None:
+    points = make_spiral(5000)[0], make_swiss_roll(6000, random_state=1)[0]
+    options = GWOptions(strategy="streaming", ladder=LadderOptions(marginal_tol=1e-2))
+    one, other = (
+        gw_align(*points, distances=distances, options=options, device=device, random_state=0)
+        for device in ("cpu", "cuda")
+    )
+    angle = make_swiss_roll(6000, random_state=1)[1]
+    assert other.marginal_error < 1e-6
+    assert np.abs(angle[one.argmax()] - angle[other.argmax()]).mean() < 0.1
+    assert spearmanr(make_spiral(5000)[1], angle[other.argmax()])[0] > 0.999
+    assert other.unseen(points[0][:50] + 1e-3).argmax().shape == (50,)
+    assert len(other.top_k(3)[0]) == 5000
+    assert abs(other.sparsify(0.5).sum() - 0.5) < 0.1
+
+
 PEAK = r"""
 import re, sys
 from pathlib import Path

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.gw.large import run_large
+from torchgw.gw.large_problem import Task
 from torchgw.gw.lowrank_run import run_low_rank
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.planner import choose_strategy, dense_bytes, estimate, refuse
@@ -191,12 +192,13 @@ def gw_align(
     mass = float(p_given.sum())
     p64, q64 = (torch.from_numpy(m / m.sum()).to(where) for m in (p_given, q_given))
     exact = against is None and options.gradient != "sampled"
-    given = made, (p64, q64), epsilon, exact, started
 
     def solve(name: str, told: Callback | None) -> Outcome:
+        masses = p64, q64
         if name == "dense":
-            return run(*given, kernels.stored, marginals, options, generator, told)
-        return (run_large if name == "streaming" else run_low_rank)(*given, kernels, options, generator, told)
+            return run(made, masses, epsilon, exact, started, kernels.stored, marginals, options, generator, told)
+        task = Task(made, masses, epsilon, exact, started, kernels, options, generator, told)
+        return run_large(task) if name == "streaming" else run_low_rank(task)
 
     begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, callback, solve)
     if strategy != begun:

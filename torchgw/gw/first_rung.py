@@ -12,13 +12,12 @@ from torch import Tensor
 from torchgw.evidence import Basin
 from torchgw.gw.cells import CellSpace, Side
 from torchgw.gw.gradient import ExactGradient
-from torchgw.gw.large_problem import Kernels, Large, cells_of
+from torchgw.gw.large_problem import Large, Task, cells_of
 from torchgw.gw.run import Ended, solve_contenders, solve_smoothly, where_to_start
 from torchgw.gw.search import Problem, described
 from torchgw.kernels.precision import loop_dtype
-from torchgw.options import GWOptions
 from torchgw.sinkhorn.marginals import Balanced
-from torchgw.types import Callback, DistanceProvider
+from torchgw.types import Callback
 
 FEWEST = 16
 
@@ -41,29 +40,20 @@ class FirstRung:
     seconds: float
 
 
-def first_rung(
-    spaces: tuple[DistanceProvider, DistanceProvider],
-    masses: tuple[Tensor, Tensor],
-    epsilon: float,
-    exact: bool,
-    init: Tensor | None,
-    kernels: Kernels,
-    options: GWOptions,
-    generator: torch.Generator,
-    callback: Callback | None,
-) -> FirstRung:
-    """Search and solve between cells, for float64 masses of sum one; arguments as those of `torchgw.gw.large`."""
-    began, dtype = time.perf_counter(), loop_dtype(options.mixed_precision)
+def first_rung(task: Task, epsilon: float, callback: Callback | None) -> FirstRung:
+    """Search and solve between cells, at ``epsilon`` and telling ``callback``."""
+    began, options, generator = time.perf_counter(), task.options, task.generator
+    dtype = loop_dtype(options.mixed_precision)
     n_control = options.sampling.n_control
     first, second = (
         Side.of(space.to(mass.device, dtype), mass, dtype, n_control, generator)
-        for space, mass in zip(spaces, masses, strict=True)
+        for space, mass in zip(task.spaces, task.masses, strict=True)
     )
-    large = Large(first, second, epsilon, kernels, options, generator, exact)
+    large = Large(first, second, epsilon, task.kernels, options, generator, task.exact)
     count = options.ladder.n_cells
     x, y = (cells_of(large, s, s.control.F, min(count, max(len(s.mass) // 2, FEWEST))) for s in (first, second))
     problem, gradient = on_cells(large, x, y)
-    candidates, reference = where_to_start(problem, seen_by_cells(init, x, y))
+    candidates, reference = where_to_start(problem, seen_by_cells(task.init, x, y))
     searched = time.perf_counter()
     ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem, Balanced(), callback))
     basins: tuple[Basin, ...] = ()

@@ -16,7 +16,7 @@ from torchgw.gw.cells import Side
 from torchgw.gw.certify import certify, dot
 from torchgw.gw.first_rung import first_rung
 from torchgw.gw.ladder import Climbed, climb
-from torchgw.gw.large_problem import Kernels, Large
+from torchgw.gw.large_problem import Large, Task
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.sharp import column_dual
 from torchgw.kernels import LN2
@@ -27,7 +27,6 @@ from torchgw.sinkhorn.rounding import round_tiles
 from torchgw.spaces.hierarchy import bisect
 from torchgw.status import Status
 from torchgw.tiled import NEGLIGIBLE, TiledCoupling
-from torchgw.types import Callback, DistanceProvider
 
 EVERY_PAIR = 2**22
 MOVED_OF_A_RUN = 0.05
@@ -52,27 +51,16 @@ class FinishedTiles:
 
 
 def run_large(
-    spaces: tuple[DistanceProvider, DistanceProvider],
-    masses: tuple[Tensor, Tensor],
-    epsilon: float,
-    exact: bool,
-    init: Tensor | None,
-    kernels: Kernels,
-    options: GWOptions,
-    generator: torch.Generator,
-    callback: Callback | None,
+    task: Task,
 ) -> Outcome:
-    """Solve for float64 masses p (N,), q (K,) of sum one, on their device, with O((N + K) r) memory.
-
-    ``init`` is a plan (N, K), or matching pairs (m, 2) of integers, or None.
-    """
-    began = time.perf_counter()
-    rung = first_rung(spaces, masses, epsilon, exact, init, kernels, options, generator, callback)
+    """Solve the task with O((N + K) r) memory."""
+    began, options = time.perf_counter(), task.options
+    rung = first_rung(task, task.epsilon, task.callback)
     large = rung.large
-    climbed = climb(rung, callback)
+    climbed = climb(rung, task.callback)
     climbed_at = time.perf_counter()
     finished = finish_tiles(large, climbed)
-    dual = column_dual(climbed.cost, climbed.g - climbed.score.column, large.q, epsilon)
+    dual = column_dual(climbed.cost, climbed.g - climbed.score.column, large.q, task.epsilon)
     value, certificate = certify(large, finished.coupling, finished.product, dual)
     return Outcome(
         coupling=finished.coupling,

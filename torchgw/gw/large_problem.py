@@ -13,6 +13,7 @@ from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import TILE
 from torchgw.options import GWOptions
 from torchgw.spaces.hierarchy import Cells, bisect
+from torchgw.types import Callback, DistanceProvider
 
 STORED_CELLS = 4096
 
@@ -24,6 +25,25 @@ class Kernels:
     stored: Kernel
     streamed: Kernel
     tiled: TileKernel
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a solve without stored plans is asked for.
+
+    ``masses`` are float64, of sum one, on the device to use; ``exact`` says that all distances of a space may be
+    computed where it has no factors; ``init`` is a plan (N, K), or matching pairs (m, 2) of integers, or None.
+    """
+
+    spaces: tuple[DistanceProvider, DistanceProvider]
+    masses: tuple[Tensor, Tensor]
+    epsilon: float
+    exact: bool
+    init: Tensor | None
+    kernels: Kernels
+    options: GWOptions
+    generator: torch.Generator
+    callback: Callback | None
 
 
 @dataclass(frozen=True)

@@ -5,44 +5,30 @@ from __future__ import annotations
 import time
 
 import torch
-from torch import Tensor
 
 from torchgw.gw.certify import certify, dot
 from torchgw.gw.first_rung import first_rung
-from torchgw.gw.large_problem import Kernels
+from torchgw.gw.large_problem import Task
 from torchgw.gw.lowrank import solve_low_rank
 from torchgw.gw.lowrank_starts import warm_start
 from torchgw.gw.objective import Objective
 from torchgw.gw.outcome import Outcome
-from torchgw.options import GWOptions
-from torchgw.types import Callback, DistanceProvider
 
 SEARCH_EPSILON = 1e-3
 
 
 def run_low_rank(
-    spaces: tuple[DistanceProvider, DistanceProvider],
-    masses: tuple[Tensor, Tensor],
-    epsilon: float,
-    exact: bool,
-    init: Tensor | None,
-    kernels: Kernels,
-    options: GWOptions,
-    generator: torch.Generator,
-    callback: Callback | None,
+    task: Task,
 ) -> Outcome:
-    """Solve for float64 masses p (N,), q (K,) of sum one, on their device, with O((N + K) r) memory.
-
-    ``init`` is a plan (N, K), or matching pairs (m, 2) of integers, or None. Without entropy the search takes a little.
-    """
-    began = time.perf_counter()
-    rung = first_rung(spaces, masses, epsilon or SEARCH_EPSILON, exact, init, kernels, options, generator, None)
-    p, q = masses
-    wide = tuple(space.to(p.device, torch.float64) for space in spaces)
+    """Solve the task with O((N + K) r) memory; without entropy the search takes a little."""
+    began, options, generator = time.perf_counter(), task.options, task.generator
+    (p, q), epsilon = task.masses, task.epsilon
+    rung = first_rung(task, epsilon or SEARCH_EPSILON, None)
+    wide = tuple(space.to(p.device, torch.float64) for space in task.spaces)
     labels = rung.x.cells.label, rung.y.cells.label
     start = warm_start(wide[0], labels, rung.ended.plan, p, q, options.low_rank, generator)
     done = solve_low_rank(
-        wide[0], wide[1], p, q, epsilon, options.low_rank, generator, starts=[start], callback=callback
+        wide[0], wide[1], p, q, epsilon, options.low_rank, generator, starts=[start], callback=task.callback
     )
     solved = time.perf_counter()
     coupling = done.coupling
