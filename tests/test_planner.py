@@ -93,13 +93,20 @@ def test_sizes_that_are_none_are_refused(n: float, k: float) -> None:
 def test_memory_that_ends_moves_to_the_next_strategy_once_and_says_so(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*given: object) -> None:
+        for generator in given:
+            if isinstance(generator, torch.Generator):
+                torch.rand(5, generator=generator)
         raise error
 
     monkeypatch.setattr(align, "run", fails)
     with pytest.warns(OutOfMemoryWarning, match="dense strategy ran out of memory"):
         result = gw_align(X, Y, distances="landmark", epsilon=1e-2, random_state=0)
     assert result.strategy == "streaming"
+    streaming = GWOptions(strategy="streaming")
+    at_once = gw_align(X, Y, distances="landmark", epsilon=1e-2, options=streaming, random_state=0)
+    assert result.value == at_once.value
+    assert result.backend == at_once.backend
     assert result.coupling.marginal(1).dtype == torch.float64
     np.testing.assert_allclose(result.marginal(1), 1 / 80, atol=1e-6)
     with pytest.raises(type(error)):
