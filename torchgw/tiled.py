@@ -22,7 +22,7 @@ from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_tiles import Read, reference, separable
 from torchgw.kernels.tiles import Tiles, centres
 
-SAMPLE_BLOCK = 2**24
+SAMPLE_BLOCK = 2**22
 NEGLIGIBLE = 0.1
 MOST_SPREAD = 5e7
 
