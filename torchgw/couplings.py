@@ -43,7 +43,11 @@ class BlockCoupling(ABC):
         """The coupling with ``mass`` times the mass."""
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Consecutive blocks of rows with their positions."""
+        """Consecutive blocks of rows with their positions.
+
+        Readers write what they find to one tensor: small results kept from between the blocks would hold the heap open
+        at each of them, until all blocks together are resident.
+        """
         n, k = self.shape
         step = max(1, BLOCK_ELEMENTS.get(self.device.type, 2**20) // k)
         for start in range(0, n, step):
@@ -65,7 +69,10 @@ class BlockCoupling(ABC):
     def apply(self, V: Tensor, axis: int) -> Tensor:
         self._check_rows(V, axis)
         if axis == 1:
-            return torch.cat([block @ V for _, block in self.blocks()])
+            out = V.new_empty((self.shape[0], *V.shape[1:]))
+            for where, block in self.blocks():
+                out[where] = block @ V
+            return out
         out = V.new_zeros((self.shape[1], *V.shape[1:]))
         for where, block in self.blocks():
             out += block.T @ V[where]
@@ -79,12 +86,18 @@ class BlockCoupling(ABC):
         return draw(self.rows(rows), 1, generator)[:, 0]
 
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:
-        found = [block.topk(k, dim=1) for _, block in self.blocks()]
-        return torch.cat([values for values, _ in found]), torch.cat([index for _, index in found])
+        values = torch.empty(self.shape[0], k, dtype=self.dtype, device=self.device)
+        index = torch.empty(self.shape[0], k, dtype=torch.int64, device=self.device)
+        for where, block in self.blocks():
+            values[where], index[where] = block.topk(k, dim=1)
+        return values, index
 
     def argmax(self, axis: int) -> Tensor:
         if axis == 1:
-            return torch.cat([block.argmax(1) for _, block in self.blocks()])
+            found = torch.empty(self.shape[0], dtype=torch.int64, device=self.device)
+            for where, block in self.blocks():
+                found[where] = block.argmax(1)
+            return found
         best = torch.full((self.shape[1],), -torch.inf, dtype=self.dtype, device=self.device)
         index = torch.zeros(self.shape[1], dtype=torch.int64, device=self.device)
         for where, block in self.blocks():

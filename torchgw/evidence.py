@@ -122,20 +122,21 @@ def entropy_and_margin(coupling: BlockCoupling) -> tuple[Tensor, Tensor]:
     """Entropy (N,) and margin (N,) of the rows, read in blocks; of a large plan on its kept tiles."""
     if isinstance(coupling, TiledCoupling):
         return _of_tiles(coupling)
-    entropies, margins = [], []
-    for _, block in coupling.blocks():
-        share = block / block.sum(1, keepdim=True)
-        entropies.append(torch.special.entr(share).sum(1))
-        largest = share.topk(min(2, share.shape[1]), dim=1).values
-        margins.append(1 - largest[:, -1] / largest[:, 0] if share.shape[1] > 1 else torch.ones_like(share[:, 0]))
-    return torch.cat(entropies), torch.cat(margins)
+    entropy, margin = (torch.empty(coupling.shape[0], dtype=coupling.dtype, device=coupling.device) for _ in range(2))
+    for where, block in coupling.blocks():
+        entropy[where], margin[where] = _of_block(block)
+    return entropy, margin
 
 
 def _of_tiles(coupling: TiledCoupling) -> tuple[Tensor, Tensor]:
     entropy, margin = (torch.empty(coupling.shape[0], dtype=coupling.dtype, device=coupling.device) for _ in range(2))
     for rows, _, block, _ in coupling.row_tiles():
-        share = block / block.sum(1, keepdim=True)
-        largest = share.topk(min(2, share.shape[1]), dim=1).values
-        entropy[rows] = torch.special.entr(share).sum(1)
-        margin[rows] = 1 - largest[:, -1] / largest[:, 0] if share.shape[1] > 1 else 1.0
+        entropy[rows], margin[rows] = _of_block(block)
     return entropy, margin
+
+
+def _of_block(block: Tensor) -> tuple[Tensor, Tensor]:
+    share = block / block.sum(1, keepdim=True)
+    largest = share.topk(min(2, share.shape[1]), dim=1).values
+    margin = 1 - largest[:, -1] / largest[:, 0] if share.shape[1] > 1 else torch.ones_like(share[:, 0])
+    return torch.special.entr(share).sum(1), margin
