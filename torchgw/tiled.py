@@ -230,8 +230,11 @@ class TiledCoupling(BlockCoupling):
             yield part, self.rows(part)
 
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = torch.empty_like(rows)
         step = max(1, SAMPLE_BLOCK // self.shape[1])
-        return torch.cat([draw(self.rows(part), 1, generator)[:, 0] for part in torch.split(rows, step)])
+        for out, part in zip(torch.split(drawn, step), torch.split(rows, step), strict=True):
+            out.copy_(draw(self.rows(part), 1, generator)[:, 0])
+        return drawn
 
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:
         values = torch.empty(self.shape[0], k, dtype=self.dtype, device=self.device)

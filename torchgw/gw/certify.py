@@ -51,8 +51,10 @@ def certify(
         lower = second_bound(x.space, y.space, p, q)
     dual = torch.where(q > 0, dual, -torch.inf)
     index = draw(p, SAMPLED_ROWS, large.generator)
-    a = torch.cat([(cost.rows(part) - dual).amin(1) for part in torch.split(index, ROWS_AT_ONCE)])
-    bound = float(a.double().mean() + q[q > 0] @ dual[q > 0])
+    a = torch.empty(len(index), dtype=torch.float64, device=index.device)
+    for out, part in zip(torch.split(a, ROWS_AT_ONCE), torch.split(index, ROWS_AT_ONCE), strict=True):
+        out.copy_((cost.rows(part) - dual).amin(1))
+    bound = float(a.mean() + q[q > 0] @ dual[q > 0])
     lower = max(lower - (ROUNDING_ERROR if x.control.F.dtype == torch.float64 else FLOAT32_ERROR), 0.0)
     return value, Certificate(
         stationarity=max(2 * (value.value - bound), 0.0),

@@ -66,8 +66,10 @@ def exact_objective(
 
 def _times(space: DistanceProvider, V: Tensor) -> Tensor:
     """D V (N, d), by blocks of rows."""
-    index = torch.split(torch.arange(space.size, device=V.device), BLOCK_POINTS)
-    return torch.cat([space.rows(part).to(V.dtype) @ V for part in index])
+    out = V.new_empty(space.size, V.shape[1])
+    for part in torch.split(torch.arange(space.size, device=V.device), BLOCK_POINTS):
+        out[part] = space.rows(part).to(V.dtype) @ V
+    return out
 
 
 def _mean_square(space: DistanceProvider, mass: Tensor) -> Tensor:

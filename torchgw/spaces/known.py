@@ -59,9 +59,9 @@ class Known:
         length, neighbour = nearest_to(known, points, self.k)
         rows = self.space.rows(index).double().cpu()
         step = max(1, NEW_ELEMENTS // (len(index) * neighbour.shape[1]))
-        found = []
+        found = rows.new_empty(len(points), len(index))
         for start in range(0, len(points), step):
             where = slice(start, start + step)
             first = torch.from_numpy(length[where]) / self.space.scale
-            found.append((rows[:, torch.from_numpy(neighbour[where])] + first).amin(2).T)
-        return torch.cat(found)
+            found[where] = (rows[:, torch.from_numpy(neighbour[where])] + first).amin(2).T
+        return found

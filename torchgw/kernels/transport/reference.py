@@ -60,11 +60,11 @@ def largest(A: Tensor, B: Tensor, g: Tensor, count: int) -> tuple[Tensor, Tensor
 
 def sample(A: Tensor, B: Tensor, g: Tensor, generator: torch.Generator) -> Tensor:
     """One column for each row, (N,)."""
-    drawn = []
-    for _, block in scores(A, B, g):
+    drawn = torch.empty(len(A), dtype=torch.int64, device=A.device)
+    for where, block in scores(A, B, g):
         weights = block.sub_(block.amax(1, keepdim=True)).clamp_min_(LOWEST_EXPONENT).exp2_()
-        drawn.append(draw(weights.mul_(~g.isneginf()), 1, generator)[:, 0])
-    return torch.cat(drawn)
+        drawn[where] = draw(weights.mul_(~g.isneginf()), 1, generator)[:, 0]
+    return drawn
 
 
 TRANSPORT = Transport(apply, largest, sample)
