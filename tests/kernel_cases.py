@@ -18,6 +18,7 @@ from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.transport.reference import Transport
 from torchgw.sinkhorn.loop import sinkhorn
+from torchgw.types import Softmins
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11}
 SWEEPS = ((1.0, 0.0), (1.0, 30.0), (1.7, 0.1), (1.3, 5.0))
@@ -67,17 +68,20 @@ def dense_layouts(kernel: Kernel, device: str, axis: int) -> None:
 
 
 def sweeps(kernel: Kernel, operands: tuple[Tensor, ...], score: np.ndarray, dtype: torch.dtype, device: str) -> None:
+    """`swept` for a kernel on its operands."""
+    swept(kernel.on(*(side.to(device) for side in operands)), score, dtype, device)
+
+
+def swept(bound: Softmins, score: np.ndarray, dtype: torch.dtype, device: str) -> None:
     """A sweep is a row step, relaxed, and the softmin over the rows under it, for every weight."""
     n, k = score.shape
-    bound = kernel.on(*(side.to(device) for side in operands))
     for number, (weight, far) in enumerate(SWEEPS):
         log_p, g = log_masses(n, dtype, number, holes=True), log_masses(k, dtype, 10 + number)
         plain = log_p.double() - torch.from_numpy(softmin_oracle(score, wide(g)[0], 1))
         f = torch.where(log_p.isneginf(), log_p.double(), plain + far).to(dtype)
         new_f, softmin = bound.sweep(*strided(g, log_p, f, device=device), weight)
         close(new_f, sweep_oracle(score, *wide(g, log_p, f), 1.0, weight)[0], dtype, 1 + far)
-        expected = softmin_oracle(score, wide(new_f)[0], 0)
-        np.testing.assert_allclose(wide(softmin)[0], expected, atol=(1 + far) * TOLERANCE[dtype], rtol=0)
+        close(softmin, softmin_oracle(score, wide(new_f)[0], 0), dtype, 1 + far)
 
 
 def strided(*vectors: Tensor, device: str) -> list[Tensor]:

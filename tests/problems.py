@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
+from torchgw import EuclideanDistances, PrecomputedDistances
 from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.datasets import make_spiral
 from torchgw.tiled import TiledCoupling
@@ -14,10 +15,22 @@ SPIRAL, SPIRAL_ANGLE = make_spiral(90)
 ROLL, ROLL_ANGLE = make_spiral(110, random_state=1)
 
 
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def random_distances(n: int, rng: np.random.Generator) -> np.ndarray:
     """Distances between normal points in the plane."""
     x = rng.normal(size=(n, 2))
     return np.linalg.norm(x[:, None] - x[None], axis=-1)
+
+
+def random_space(kind: str, n: int, seed: int) -> PrecomputedDistances | EuclideanDistances:
+    """A "dense" space of stored distances, or a "factored" one of squared distances in the plane."""
+    rng = np.random.default_rng(seed)
+    if kind == "dense":
+        return PrecomputedDistances(random_distances(n, rng))
+    return EuclideanDistances(rng.normal(size=(n, 2)), squared=True)
 
 
 def random_masses(n: int, rng: np.random.Generator) -> np.ndarray:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from tests.problems import (
+    generator,
     linearised_cost,
     path_graph,
     random_distances,
     random_masses,
     random_plan,
+    random_space,
     sinkhorn_oracle,
 )
 from torchgw import (
@@ -32,23 +32,12 @@ from torchgw.gw.starts import quantiles, start_costs
 F64 = torch.float64
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def spaces(kind: str, n: int, seed: int) -> Any:
-    rng = np.random.default_rng(seed)
-    if kind == "dense":
-        return PrecomputedDistances(random_distances(n, rng))
-    return EuclideanDistances(rng.normal(size=(n, 2)), squared=True)
-
-
 @pytest.mark.parametrize("left", ["dense", "factored"])
 @pytest.mark.parametrize("right", ["dense", "factored"])
 @pytest.mark.parametrize(("n", "k"), [(8, 11), (11, 8)])
 def test_the_exact_gradient_is_the_four_index_sum(left: str, right: str, n: int, k: int) -> None:
     rng = np.random.default_rng(n)
-    source, target = spaces(left, n, 1), spaces(right, k, 2)
+    source, target = random_space(left, n, 1), random_space(right, k, 2)
     DX, DY = (s.rows(torch.arange(s.size)).numpy() for s in (source, target))
     p, q = random_masses(n, rng), random_masses(k, rng)
     T = random_plan(p, q, rng)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.problems import (
+    generator,
     path_graph,
     random_distances,
 )
 from torchgw import (
     AmbiguityWarning,
     CoarseOptions,
-    EuclideanDistances,
     GWOptions,
     LandmarkDistances,
     PrecomputedDistances,
@@ -28,17 +28,6 @@ from torchgw import (
 from torchgw.datasets import make_spiral, make_swiss_roll
 
 F64 = torch.float64
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def spaces(kind: str, n: int, seed: int) -> Any:
-    rng = np.random.default_rng(seed)
-    if kind == "dense":
-        return PrecomputedDistances(random_distances(n, rng))
-    return EuclideanDistances(rng.normal(size=(n, 2)), squared=True)
 
 
 @pytest.mark.parametrize("distances", ["precomputed", "landmark", "dijkstra"])

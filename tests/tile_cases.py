@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.kernel_cases import SWEEPS, TOLERANCE, close, strided
-from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, wide
+from tests.kernel_cases import TOLERANCE, close, strided, swept
+from tests.kernels import factors, log_masses, potential, softmin_oracle, wide
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import Tiles
 
@@ -98,18 +98,10 @@ def sums_of_nothing(kernel: TileKernel, device: str, dtype: torch.dtype) -> None
 
 
 def sweeps(kernel: TileKernel, device: str, dtype: torch.dtype) -> None:
-    """A sweep is a row step, relaxed, and the softmin over the rows under it."""
     size, n, k = 32, 70, 45
     A, B = factors(n, k, 20, dtype, 1, reach=30.0)
     tiles, _, mask = some_tiles(size, n, k, 2)
-    score, bound = masked(A, B, mask), kernel.on(A.to(device), B.to(device), on(tiles, device))
-    for number, (weight, far) in enumerate(SWEEPS):
-        log_p, g = log_masses(n, dtype, number, holes=True), log_masses(k, dtype, 10 + number)
-        plain = log_p.double() - torch.from_numpy(softmin_oracle(score, wide(g)[0], 1))
-        f = torch.where(log_p.isneginf(), log_p.double(), plain + far).to(dtype)
-        new_f, softmin = bound.sweep(*strided(g, log_p, f, device=device), weight)
-        close(new_f, sweep_oracle(score, *wide(g, log_p, f), 1.0, weight)[0], dtype, 1 + far)
-        close(softmin, softmin_oracle(score, wide(new_f)[0], 0), dtype, 1 + far)
+    swept(kernel.on(A.to(device), B.to(device), on(tiles, device)), masked(A, B, mask), dtype, device)
 
 
 def reads(

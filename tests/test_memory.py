@@ -1,0 +1,47 @@
+"""Nothing allocates a matrix of all pairs of a large problem."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PEAK = r"""
+import re, sys
+from pathlib import Path
+import numpy as np
+import torchgw
+
+n = 16000
+x, _ = torchgw.datasets.make_spiral(n)
+y, _ = torchgw.datasets.make_swiss_roll(n, random_state=1)
+result = torchgw.gw_align(x, y, random_state=0)
+assert result.strategy == "streaming"
+result.argmax(), result.argmax(axis=0), result.push(x), result.pull(y), result.top_k(2), result.row(3)
+result.sample(500, random_state=0), result.marginal(0), result.sparsify(0.05), result.confidence()
+result.save(sys.argv[1])
+back = torchgw.GWResult.load(sys.argv[1])
+back.push(x)
+result.unseen(x[:100] + 0.001).argmax()
+low = torchgw.GWOptions(strategy="low-rank", low_rank=torchgw.LowRankOptions(rank=4, max_iter=10))
+low = torchgw.gw_align(x, y, epsilon=0, random_state=0, options=low)
+low.argmax(), low.push(x), low.sample(100, random_state=0)
+try:
+    torchgw.gw_align(x, y, random_state=0, options=torchgw.GWOptions(max_memory=10**9)).plan
+except MemoryError as error:
+    assert "argmax" in str(error)
+else:
+    raise AssertionError("a plan over the limit was built")
+print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_nothing_stores_all_pairs(tmp_path: Path) -> None:
+    """A float32 matrix of all pairs alone would take 1.02e9 bytes."""
+    script = [sys.executable, "-c", PEAK, str(tmp_path / "result.npz")]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 0.95e9
