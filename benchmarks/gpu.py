@@ -21,6 +21,7 @@ from torchgw.kernels.kernel import in_two_reads
 from torchgw.kernels.step import half_step
 from torchgw.kernels.tiles import choose_tiles
 from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.sides import Side
 
 ITERATIONS = 100
 DENSE = ((400, 500), (5001, 6001), (10001, 12001))
@@ -45,13 +46,22 @@ def hundred(device: torch.device, dtype: torch.dtype) -> list[Row]:
             f, g = log_p, log_q
             for _ in range(ITERATIONS):
                 f, softmin = sweep(score, g, log_p, f, 1.0)
-                g = half_step(log_q, softmin, 1.0)
+                g = half_step(log_q, softmin)
 
         def scaled() -> None:
             once = ITERATIONS + 1  # never
             bound = triton.on(score)
             scaling(
-                bound, log_p, log_q, log_p, log_q, out, max_iter=ITERATIONS, tol=0.0, check_every=once, relaxation=1.0
+                bound,
+                Side(log_p),
+                Side(log_q),
+                log_p,
+                log_q,
+                out,
+                max_iter=ITERATIONS,
+                tol=0.0,
+                check_every=once,
+                relaxation=1.0,
             )
 
         floor = 2 * n * k * score.element_size() * rates.byte * ITERATIONS

@@ -7,7 +7,6 @@ Triton kernels in the interpreter, the GPU suite on everything.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.transport.reference import Transport
 from torchgw.sinkhorn.loop import sinkhorn
+from torchgw.sinkhorn.sides import Side
 from torchgw.types import Softmins
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11}
@@ -158,8 +158,8 @@ def relaxed_marginals(
     n, k = len(operands[0]), operands[1].shape[0] if len(operands) == 2 else operands[0].shape[1]
     device = operands[0].device
     log_p, log_q = (log_masses(size, torch.float64, size, holes=True).to(device) for size in (n, k))
-    solve = partial(sinkhorn, bound, log_p, log_q, log_p, check_every=10, relaxation=weight)
-    state = solve(max_iter=n_iter, tol=1e-12, damping=damping)
+    row, column = Side(log_p, damping[0]), Side(log_q, damping[1])
+    state = sinkhorn(bound, row, column, log_p, check_every=10, relaxation=weight, max_iter=n_iter, tol=1e-12)
     return torch.cat((state.f, state.g)).cpu()
 
 
@@ -185,8 +185,8 @@ def outliers(kernel: Kernel, device: str, dtype: torch.dtype, damping: tuple[flo
     score[3], score[:, 7] = score[3] - 700.0, score[:, 7] - 700.0
     log_p, log_q = log_masses(20, dtype, 1), log_masses(25, dtype, 2)
     bound = kernel.on(score.to(device, dtype))
-    given = {"max_iter": 3000, "tol": 1e-5, "check_every": 10, "damping": damping}
-    state = sinkhorn(bound, log_p.to(device), log_q.to(device), log_p.to(device), **given)  # type: ignore[arg-type]
+    row, column = (Side(mass.to(device), tau) for mass, tau in zip((log_p, log_q), damping, strict=True))
+    state = sinkhorn(bound, row, column, log_p.to(device), max_iter=3000, tol=1e-5, check_every=10)
     f, g = wide(log_p.clone(), log_q.clone())
     p, q = wide(log_p, log_q)
     for _ in range(3000):

@@ -23,10 +23,11 @@ from torchgw import (
     SamplingOptions,
 )
 from torchgw.couplings import DenseCoupling
-from torchgw.gw.coarse import basins_of, coarse_basins, energies
+from torchgw.gw.coarse import LandmarkProblem, basins_of, coarse_basins
 from torchgw.gw.gradient import ExactGradient, SampledGradient, landmark_control
 from torchgw.gw.landmarks import KINDS, choose_landmarks, coverage
-from torchgw.gw.lift import Solved, lift, lift_potentials
+from torchgw.gw.lift import Solved, lift
+from torchgw.gw.model import Model
 from torchgw.gw.starts import quantiles, start_costs
 
 F64 = torch.float64
@@ -147,7 +148,10 @@ def test_energies_of_a_batch_are_those_of_each_plan_and_equal_plans_are_one_basi
     DX, DY = random_distances(6, rng), random_distances(7, rng)
     p, q = random_masses(6, rng), random_masses(7, rng)
     plans = np.stack([random_plan(p, q, rng) for _ in range(3)])
-    found = energies(*(torch.from_numpy(a) for a in (plans, DX, DY)))
+    spaces, masses = (PrecomputedDistances(DX), PrecomputedDistances(DY)), (torch.from_numpy(p), torch.from_numpy(q))
+    x, y = (choose_landmarks(s, m, "random", 9, generator()) for s, m in zip(spaces, masses, strict=True))
+    found = LandmarkProblem.of(x, y, Model(*masses, 1e-3)).energies(torch.from_numpy(plans))
+    DX, DY = DX / DX.max(), DY / DY.max()
     for plan, energy in zip(plans, found, strict=True):
         assert float(energy) == pytest.approx(float((linearised_cost(DX, DY, plan) * plan).sum()), rel=1e-9)
     twice = torch.from_numpy(np.concatenate((plans, plans + 1e-4)))
@@ -160,7 +164,7 @@ def test_the_coarse_stage_finds_both_orientations_of_a_path_and_their_energies()
     graph, D = path_graph(list(rng.uniform(0.5, 1.5, size=39) * np.linspace(0.3, 2.0, 39)))
     space = PrecomputedDistances(D)
     mass = torch.full((40,), 1 / 40, dtype=F64)
-    (basins,) = coarse_basins(space, space, mass, mass, 1e-3, CoarseOptions(), generator())
+    (basins,) = coarse_basins(space, space, mass, mass, Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), generator())
     assert len(basins) == 2
     assert basins[0].energy < 0.2 * basins[1].energy
     assert sum(basin.count for basin in basins) == 3 * 48
@@ -180,16 +184,15 @@ def test_potentials_lifted_from_all_points_are_those_of_the_problem() -> None:
     epsilon = 0.05
     S = -2 * scaled[0] @ T @ scaled[1]
     plan = torch.from_numpy(sinkhorn_oracle(S, p, q, epsilon))
-    log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
+    model = Model(torch.from_numpy(p), torch.from_numpy(q), epsilon)
     x, y = (choose_landmarks(s, torch.from_numpy(m), "random", 99, generator()) for s, m in ((source, p), (target, q)))
     exponent = plan.log2() + torch.from_numpy(S) / epsilon * np.log2(np.e)
     f = exponent.mean(1)
     g = (exponent - f[:, None]).mean(0)
     solved = Solved(x, y, torch.from_numpy(T), f, g, epsilon)
-    lifted_f, lifted_g, matching = lift_potentials(solved, log_p, log_q)
-    np.testing.assert_allclose(lifted_f, f, atol=1e-9)
-    np.testing.assert_allclose(lifted_g, g, atol=1e-9)
-    np.testing.assert_array_equal(matching, plan.argmax(1))
     gradient = ExactGradient(source, target, torch.from_numpy(p), torch.from_numpy(q))
-    for made in (lift(solved, log_p, log_q, gradient)[0], lift(solved, log_p, log_q, None)[0]):
+    for made, matching in (lift(solved, model, gradient), lift(solved, model, None)):
+        np.testing.assert_allclose(made.f, f, atol=1e-9)
+        np.testing.assert_allclose(made.g, g, atol=1e-9)
+        np.testing.assert_array_equal(matching, plan.argmax(1))
         np.testing.assert_allclose(made.coupling().to_dense(), plan, atol=1e-10)

@@ -14,6 +14,7 @@ from torchgw.kernels import blocks, softmin_dense, softmin_stream, transport
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.sinkhorn.loop import sinkhorn
+from torchgw.sinkhorn.sides import Side
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64)
@@ -83,10 +84,9 @@ def test_a_sweep_moves_far_columns_towards_where_two_softmins_put_them() -> None
     score = torch.tensor([[0.0, -500.0], [-3.0, -900.0]], dtype=torch.float64)
     mass = torch.tensor([0.5, 0.5], dtype=torch.float64).log2()
     given = {"max_iter": 300, "tol": 1e-13, "check_every": 1}
-    slow = sinkhorn(
-        Kernel(DENSE.softmin, in_two_reads(DENSE.softmin), DENSE.absorb).on(score), mass, mass, mass, **given
-    )
-    fast = sinkhorn(DENSE.on(score), mass, mass, mass, **given)
+    two_reads = Kernel(DENSE.softmin, in_two_reads(DENSE.softmin), DENSE.absorb)
+    slow = sinkhorn(two_reads.on(score), Side(mass), Side(mass), mass, **given)
+    fast = sinkhorn(DENSE.on(score), Side(mass), Side(mass), mass, **given)
     plans = [(score + state.f[:, None] + state.g).exp2() for state in (slow, fast)]
     torch.testing.assert_close(plans[1], plans[0], atol=1e-10, rtol=0)
 

@@ -11,6 +11,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.scaling import ScalingState, balance, feasible, scaling
+from torchgw.sinkhorn.sides import Side
 
 
 def problem(n: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -36,8 +37,8 @@ def solve(
     out = torch.empty_like(score)
     state = scaling(
         KERNEL.on(score),
-        log_p,
-        log_q,
+        Side(log_p),
+        Side(log_q),
         log_p if f is None else f,
         log_q if g is None else g,
         out,
@@ -66,7 +67,7 @@ def test_a_cold_start_at_a_tiny_epsilon_agrees_with_the_log_domain() -> None:
     plan, state = solve(C, p, q, 2e-4, dtype=torch.float32, tol=1e-3, max_iter=3000)
     score = torch.from_numpy(-C * LOG2E / 2e-4)
     log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
-    expected = sinkhorn(KERNEL.on(score), log_p, log_q, log_p, max_iter=100_000, tol=1e-5, check_every=50)
+    expected = sinkhorn(KERNEL.on(score), Side(log_p), Side(log_q), log_p, max_iter=100_000, tol=1e-5, check_every=50)
     reference = (score + expected.f[:, None] + expected.g).exp2()
     assert state.residual <= 1e-3
     assert torch.isfinite(plan).all()
@@ -123,7 +124,8 @@ def test_a_batch_is_balanced_like_its_members() -> None:
     C, p, q = problem(10, 12, 6)
     kernels = torch.from_numpy(np.exp(-np.stack((C, C**2, 2 * C)) / 0.3))
     masses = torch.from_numpy(p), torch.from_numpy(q)
-    u, v = balance(kernels, *masses, 500)
+    row, column = (Side(mass.log2()) for mass in masses)
+    u, v = balance(kernels, row, column, *(torch.zeros(3, n, dtype=torch.float64) for n in (10, 12)), 500)
     plans = u[:, :, None] * kernels * v[:, None, :]
     for plan, cost in zip(plans, (C, C**2, 2 * C), strict=True):
         np.testing.assert_allclose(plan, sinkhorn_oracle(cost, p, q, 0.3), atol=1e-12)

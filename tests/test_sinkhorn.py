@@ -17,6 +17,7 @@ from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.sinkhorn.annealing import epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
 from torchgw.sinkhorn.reading import Reading
+from torchgw.sinkhorn.sides import Side
 
 
 def solve(
@@ -27,8 +28,8 @@ def solve(
     settings_ = {"max_iter": 5000, "tol": 1e-13, "check_every": 10} | limits
     state = sinkhorn(
         KERNEL.on(score),
-        log_p,
-        log_q,
+        Side(log_p),
+        Side(log_q),
         log_p,
         relaxation=relaxation,
         **settings_,  # type: ignore[arg-type]
@@ -151,8 +152,8 @@ def test_warm_potentials_need_no_iterations() -> None:
     score = torch.from_numpy(-C * LOG2E / 0.02)
     again = sinkhorn(
         KERNEL.on(score),
-        torch.from_numpy(p).log2(),
-        torch.from_numpy(q).log2(),
+        Side(torch.from_numpy(p).log2()),
+        Side(torch.from_numpy(q).log2()),
         first.f,
         max_iter=1000,
         tol=1e-9,

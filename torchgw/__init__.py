@@ -3,8 +3,11 @@
 from torchgw import datasets
 from torchgw._version import __version__
 from torchgw.evidence import Basin, Certificate, Confidence, Rung
+from torchgw.features import FeatureCost
 from torchgw.gw.align import gw_align
 from torchgw.gw.planner import Estimate, Forecast, estimate
+from torchgw.losses import SeparableLoss
+from torchgw.marginals import Balanced, Partial, SemiRelaxed, Unbalanced
 from torchgw.options import (
     AnnealingOptions,
     CoarseOptions,
@@ -17,7 +20,6 @@ from torchgw.options import (
     StoppingOptions,
 )
 from torchgw.result import GWResult
-from torchgw.sinkhorn.marginals import Balanced
 from torchgw.spaces import (
     DijkstraDistances,
     EuclideanDistances,
@@ -26,6 +28,7 @@ from torchgw.spaces import (
     PrecomputedDistances,
 )
 from torchgw.status import History, Status
+from torchgw.supervision import Supervision
 from torchgw.types import (
     AmbiguityWarning,
     ConvergenceWarning,
@@ -49,6 +52,7 @@ __all__ = [
     "Estimate",
     "EuclideanDistances",
     "FactoredDistances",
+    "FeatureCost",
     "Forecast",
     "GWOptions",
     "GWResult",
@@ -58,16 +62,21 @@ __all__ = [
     "LandmarkDistances",
     "LowRankOptions",
     "OutOfMemoryWarning",
+    "Partial",
     "PrecisionWarning",
     "PrecomputedDistances",
     "Progress",
     "Rung",
     "SamplingOptions",
+    "SemiRelaxed",
+    "SeparableLoss",
     "SinkhornOptions",
     "SpaceOptions",
     "Status",
     "StoppingOptions",
+    "Supervision",
     "TorchGWWarning",
+    "Unbalanced",
     "__version__",
     "datasets",
     "estimate",

@@ -1,4 +1,4 @@
-"""The linearised cost in factored form, C_ij = a_i + b_j - 2 <u_i, v_j>.
+"""The linearised cost in factored form, C_ij = a_i + b_j - 2 <u_i, v_j>, with a stored part where there must be one.
 
 Anchors give u = D_X[:, I] / sqrt(M) and v = D_Y[:, J] / sqrt(M), so that C_ij = |u_i - v_j|^2 is the mean over the
 anchor pairs of (D_X[i, i_m] - D_Y[j, j_m])^2. The N x K matrix need not exist.
@@ -6,7 +6,8 @@ anchor pairs of (D_X[i, i_m] - D_Y[j, j_m])^2. The N x K matrix need not exist.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,12 +17,13 @@ from torchgw.kernels import LOG2E
 
 @dataclass(frozen=True)
 class FactoredCost:
-    """C = a 1^T + 1 b^T - 2 U V^T with a (N,), b (K,), U (N, r), V (K, r)."""
+    """C = a 1^T + 1 b^T - 2 U V^T + extra, with a (N,), b (K,), U (N, r), V (K, r), and extra (N, K) or None."""
 
     a: Tensor
     b: Tensor
     U: Tensor
     V: Tensor
+    extra: Tensor | None = None
 
     @classmethod
     def squared_distance(cls, U: Tensor, V: Tensor) -> FactoredCost:
@@ -33,6 +35,25 @@ class FactoredCost:
         b = V.square().sum(1) - 2 * (V @ shift)
         return cls(a, b, U, V)
 
+    @classmethod
+    def stored(cls, matrix: Tensor) -> FactoredCost:
+        """A cost (N, K) that has no factors."""
+        n, k = matrix.shape
+        return cls(matrix.new_zeros(n), matrix.new_zeros(k), matrix.new_zeros(n, 0), matrix.new_zeros(k, 0), matrix)
+
+    @classmethod
+    def weighted_sum(cls, costs: Sequence[FactoredCost], weights: Sequence[float | Tensor]) -> FactoredCost:
+        """The sum of weights times costs; their ranks add up."""
+        parts = list(zip(costs, weights, strict=True))
+        extras = [weight * cost.extra for cost, weight in parts if cost.extra is not None]
+        return cls(
+            torch.stack([weight * cost.a for cost, weight in parts]).sum(0),
+            torch.stack([weight * cost.b for cost, weight in parts]).sum(0),
+            torch.cat([weight * cost.U for cost, weight in parts], dim=1),
+            torch.cat([cost.V for cost, _ in parts], dim=1),
+            sum(extras[1:], extras[0]) if extras else None,
+        )
+
     def centred(self) -> tuple[FactoredCost, Tensor, Tensor]:
         """The same cost with U and V centred, and the row (N,) and column (K,) terms r, c that this takes off U V^T.
 
@@ -40,23 +61,42 @@ class FactoredCost:
         """
         u0, v0 = self.U.mean(0), self.V.mean(0)
         row, column = self.U @ v0, self.V @ u0 - u0 @ v0
-        return FactoredCost(self.a - 2 * row, self.b - 2 * column, self.U - u0, self.V - v0), row, column
+        centred = replace(self, a=self.a - 2 * row, b=self.b - 2 * column, U=self.U - u0, V=self.V - v0)
+        return centred, row, column
 
     def taken(self, rows: Tensor, columns: Tensor) -> FactoredCost:
         """The cost between the points ``rows`` and ``columns``, given by their indices."""
-        return FactoredCost(self.a[rows], self.b[columns], self.U[rows], self.V[columns])
+        extra = None if self.extra is None else self.extra[rows][:, columns]
+        return FactoredCost(self.a[rows], self.b[columns], self.U[rows], self.V[columns], extra)
+
+    def to(self, dtype: torch.dtype) -> FactoredCost:
+        """The same cost in another dtype."""
+        extra = None if self.extra is None else self.extra.to(dtype)
+        return FactoredCost(self.a.to(dtype), self.b.to(dtype), self.U.to(dtype), self.V.to(dtype), extra)
 
     def rows(self, where: slice | Tensor) -> Tensor:
         """C[where], shape (len, K)."""
-        return torch.addmm(self.b, self.U[where], self.V.T, alpha=-2.0).add_(self.a[where, None])
+        found = torch.addmm(self.b, self.U[where], self.V.T, alpha=-2.0).add_(self.a[where, None])
+        return found if self.extra is None else found.add_(self.extra[where])
 
     def balanced_score(self, epsilon: float) -> tuple[Tensor, Tensor]:
-        """A (N, r), B (K, r) with A B^T = -C log2(e) / epsilon up to row and column terms.
+        """A (N, r), B (K, r) with A B^T = -C log2(e) / epsilon up to row and column terms and the stored part.
 
-        Those terms do not change a balanced plan; every other marginal model has to keep them.
+        Row and column terms do not change a balanced plan; other marginal models take them as offsets.
         """
         return self.U * (2 * LOG2E / epsilon), self.V
 
+    def stored_score(self, epsilon: float, out: Tensor | None = None) -> Tensor:
+        """-C log2(e) / epsilon (N, K) up to row and column terms, written to ``out`` where it is given."""
+        A, B = self.balanced_score(epsilon)
+        out = torch.mm(A, B.T) if out is None else torch.mm(A, B.T, out=out)
+        return out if self.extra is None else out.sub_(self.extra, alpha=LOG2E / epsilon)
+
+    def offsets(self, epsilon: float) -> tuple[Tensor, Tensor]:
+        """The row (N,) and column (K,) terms of the cost in the units of the score."""
+        return self.a * (LOG2E / epsilon), self.b * (LOG2E / epsilon)
+
     def expectation(self, cross: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        """<C, T> for a plan with these marginals, its own rather than those asked for, and ``cross`` = <U V^T, T>."""
+        """<C, T> for a plan with these marginals, its own rather than those asked for, and ``cross`` = <U V^T, T>, half
+        of the stored part taken off."""
         return self.a @ row + self.b @ column - 2 * cross

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from torchgw import validate
+from torchgw.losses import LOSSES, SeparableLoss
 
 GRADIENTS = ("auto", "exact", "sampled")
 STRATEGIES = ("auto", "dense", "streaming", "low-rank")
@@ -48,18 +50,29 @@ class SamplingOptions:
     step : probability that a pair is drawn afresh at an iteration; 1 forgets the last plan at once.
     n_control : landmarks whose factored distances serve as control variates; 0 for none. With them 80 anchors have less
         error than 1600 without.
+    cost_ema : weight in (0, 1] of the newest sampled cost in an exponential moving average over iterations; 0 is no
+        average. Smaller weights are smoother and slower, and keep up to 16 iterations' anchors.
     """
 
     n_anchors: int = 80
     step: float = 0.5
     n_control: int = 60
+    cost_ema: float = 0.0
 
     def __post_init__(self) -> None:
         _keep(self, n_anchors=validate.integer("n_anchors", self.n_anchors, least=1))
         _keep(self, step=validate.real("step", self.step, above=0.0, most=1.0))
         _keep(self, n_control=validate.integer("n_control", self.n_control, least=0))
+        _keep(self, cost_ema=validate.real("cost_ema", self.cost_ema, least=0.0, most=1.0))
         if self.n_control == 1:
             raise ValueError("n_control must be 0 or >= 2, got 1")
+
+    @property
+    def ema_window(self) -> int:
+        """Iterations whose anchors are kept: all but a twentieth of the average's weight, up to 16."""
+        if self.cost_ema in (0.0, 1.0):
+            return 1
+        return min(math.ceil(math.log(0.05) / math.log1p(-self.cost_ema)), 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +264,8 @@ class GWOptions:
         looks for a plan of small rank; "auto" takes what `torchgw.estimate` finds the fastest that fits the memory.
     gradient : "exact", "sampled", or "auto": exact from factors or from dense matrices where both fit and the products
         are fast enough, sampled otherwise.
+    loss : what a pair of distances costs: "square", "kl", or a `SeparableLoss`. Others than the square need the dense
+        strategy and the exact gradient.
     mixed_precision : iterate in float32 and return float64; False iterates in float64 as well.
     max_memory : bytes that one dense object (score, plan, distance matrix) may take.
     """
@@ -265,6 +280,7 @@ class GWOptions:
     low_rank: LowRankOptions = field(default_factory=LowRankOptions)
     strategy: str = "auto"
     gradient: str = "auto"
+    loss: str | SeparableLoss = "square"
     mixed_precision: bool = True
     max_memory: int = 4 * 2**30
 
@@ -280,5 +296,7 @@ class GWOptions:
         validate.instance("low_rank", self.low_rank, LowRankOptions)
         _keep(self, strategy=validate.choice("strategy", self.strategy, STRATEGIES))
         _keep(self, gradient=validate.choice("gradient", self.gradient, GRADIENTS))
+        if not isinstance(self.loss, SeparableLoss):
+            _keep(self, loss=validate.choice("loss", self.loss, tuple(LOSSES)))
         _keep(self, mixed_precision=validate.flag("mixed_precision", self.mixed_precision))
         _keep(self, max_memory=validate.integer("max_memory", self.max_memory, least=1))

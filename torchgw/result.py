@@ -16,6 +16,7 @@ from torchgw import validate
 from torchgw.couplings import BlockCoupling, DenseCoupling
 from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, Rung, entropy_and_margin
 from torchgw.kernels import LN2
+from torchgw.marginals import Marginals
 from torchgw.options import GWOptions
 from torchgw.reading import Readable
 from torchgw.spaces.graph import GraphReport
@@ -33,14 +34,18 @@ class GWResult(Readable):
     Attributes
     ----------
     coupling : the plan without its N x K entries: products, marginals, samples, largest entries.
-    value, value_quad, value_linear : objective of the returned plan on the scaled distances, and its two parts. What
-        rounding added counts: a streaming plan with a residual of 2e-3 has a value about 2e-4 higher for it.
+    value, value_quad, value_linear, value_penalty : objective of the returned plan on the scaled distances, without its
+        entropy, and its parts: value = alpha value_quad + (1 - alpha) value_linear + value_penalty, where the last is
+        what relaxed marginals and supervision add. What rounding added counts: a streaming plan with a residual of 2e-3
+        has a value about 2e-4 higher for it.
+    violation : mass on pairs that break a rule of ``supervision``, a known pair counting for both of its points.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
     potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
         factors A, B, the plan but for its rank-one correction is exp(A B^T ln 2 + f + g); where it is stored, they are
         those of the score 2 D_X T D_Y / epsilon. None at epsilon = 0, and for plans of low rank.
-    marginal_error : largest L1 marginal error of the returned plan over its two sides, against the masses given, as it
-        was read when it was rounded. A large plan is read in float32 arithmetic, other reads of which differ by up to
+    marginal_error : largest L1 error of the returned plan over the marginals that are to hold exactly (of a partial
+        plan, the mass over its bounds, or off the one asked for), against the masses given, as it was read when it was
+        rounded. A large plan is read in float32 arithmetic, other reads of which differ by up to
         about 1e-6 of the mass.
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
     strategy : "dense", "streaming" or "low-rank", whichever ran.
@@ -56,11 +61,11 @@ class GWResult(Readable):
     history : cost, marginal error, epsilon and time at every check.
     backend : the kernel implementation that ran; ``backends_passed_over`` says why those before it did not, ``blocks``
         names its block sizes.
-    scales : what the distances of the two spaces were divided by.
+    scales : what the distances of the two spaces were divided by; ``cost_scale`` what feature costs were.
     providers : class names of the two distance providers.
     graphs : how the neighbour graphs were made (k, stitching, short cuts left out); None for spaces that needed none.
     timings : seconds spent in "prepare", "search", "solve" and "finish".
-    epsilon, options : what the solve was called with.
+    epsilon, alpha, marginals, options : what the solve was called with.
     known : the two spaces, for `unseen`; not saved.
     """
 
@@ -68,6 +73,8 @@ class GWResult(Readable):
     value: float
     value_quad: float
     value_linear: float
+    value_penalty: float
+    violation: float
     value_exact: bool
     value_error: float
     marginal_error: float
@@ -88,10 +95,13 @@ class GWResult(Readable):
     backends_passed_over: dict[str, str]
     blocks: dict[str, int]
     scales: tuple[float, float]
+    cost_scale: float
     providers: tuple[str, str]
     graphs: tuple[GraphReport | None, GraphReport | None]
     timings: dict[str, float]
     epsilon: float
+    alpha: float
+    marginals: Marginals
     options: GWOptions
     numpy_input: bool = True
     known: tuple[Known, Known] | None = None

@@ -12,7 +12,9 @@ import torch
 from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
 from torchgw.evidence import Basin, Certificate, Rung
 from torchgw.kernels import LN2
+from torchgw.losses import LOSSES, SeparableLoss
 from torchgw.lowrank_coupling import LowRankCoupling
+from torchgw.marginals import Balanced, Partial, SemiRelaxed, Unbalanced
 from torchgw.options import (
     AnnealingOptions,
     CoarseOptions,
@@ -29,6 +31,7 @@ from torchgw.status import History, Status
 from torchgw.tiled import TiledCoupling
 from torchgw.types import Array
 
+MARGINALS = {kind.__name__: kind for kind in (Balanced, SemiRelaxed, Unbalanced, Partial)}
 GROUPS = {
     "spaces": SpaceOptions,
     "sampling": SamplingOptions,
@@ -44,11 +47,12 @@ GROUPS = {
 def pack(members: dict[str, Any], coupling: BlockCoupling) -> dict[str, Array]:
     """The members of a result as arrays: ``matching`` (N,), ``value``, natural-log ``f`` and ``g`` where there are any,
     ``coupling_*``, ``basin_*`` and ``meta`` (JSON)."""
-    basins = members["basins"]
+    basins, options = members["basins"], members["options"]
     plain = {k: v for k, v in members.items() if k not in ("coupling", "status", "options", "history", "graphs")}
     plain |= {
         "status": members["status"].name,
-        "options": asdict(members["options"]),
+        "options": asdict(members["options"]) | {"loss": getattr(options.loss, "name", options.loss)},
+        "marginals": {"kind": type(members["marginals"]).__name__} | asdict(members["marginals"]),
         "history": asdict(members["history"]),
         "certificate": asdict(members["certificate"]),
         "ladder": [asdict(rung) for rung in members["ladder"]],
@@ -89,7 +93,8 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         "coupling": _coupling(tensors, torch.from_numpy(arrays["matching"])),
         "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
         "status": Status[meta["status"]],
-        "options": GWOptions(**options),
+        "options": GWOptions(**options | {"loss": _loss(options["loss"])}),
+        "marginals": MARGINALS[meta["marginals"].pop("kind")](**meta["marginals"]),
         "history": History(**meta["history"]),
         "certificate": Certificate(**meta["certificate"]),
         "basins": basins,
@@ -97,6 +102,17 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         "scales": tuple(meta["scales"]),
         "providers": tuple(meta["providers"]),
     }
+
+
+def _loss(name: str) -> str | SeparableLoss:
+    """A loss by its name; the functions of one that was the user's are not saved."""
+    if name in LOSSES:
+        return name
+
+    def gone(_: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"the functions of the loss {name!r} are not kept in files")
+
+    return SeparableLoss(gone, gone, gone, gone, name)
 
 
 def _coupling(tensors: dict[str, torch.Tensor], matching: torch.Tensor) -> BlockCoupling:

@@ -39,9 +39,15 @@ def integer(name: str, value: object, *, least: int, most: int | None = None) ->
 
 
 def real(
-    name: str, value: object, *, above: float | None = None, least: float | None = None, most: float | None = None
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    infinite: bool = False,
 ) -> float:
-    """A finite number, strictly above ``above``, at least ``least`` and at most ``most`` where given."""
+    """A number, strictly above ``above``, at least ``least`` and at most ``most`` where given; finite by default."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
     number = float(value)
@@ -49,13 +55,14 @@ def real(
     bounds += [f">= {least:g}"] if least is not None else []
     bounds += [f"<= {most:g}"] if most is not None else []
     inside = (
-        math.isfinite(number)
+        (math.isfinite(number) or (infinite and number == math.inf))
         and (above is None or number > above)
         and (least is None or number >= least)
         and (most is None or number <= most)
     )
     if not inside:
-        raise ValueError(f"{name} must be a finite number{' ' if bounds else ''}{' and '.join(bounds)}, got {number!r}")
+        kind = "a number" if infinite else "a finite number"
+        raise ValueError(f"{name} must be {kind}{' ' if bounds else ''}{' and '.join(bounds)}, got {number!r}")
     return number
 
 
@@ -241,6 +248,33 @@ def plan(name: str, value: object, n: int, k: int) -> Tensor:
         found = f"{_count_bad(array)}, {int((array < 0).sum())} negative ones, and a sum of {array.sum():g}"
         raise ValueError(f"{name} must be finite and non-negative with a positive sum, got {found}")
     return torch.from_numpy(array)
+
+
+def labels(name: str, value: object, n: int) -> Array:
+    """Integer labels (n,), at least -1."""
+    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    if array.shape != (n,) or array.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}")
+    if n and array.min() < -1:
+        raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")
+    return array.astype(np.int64)
+
+
+def cost(name: str, value: object, n: int, k: int) -> Array:
+    """A finite, non-negative linear cost (N, K), as float64."""
+    array = _numbers(name, value, 2, f"(N, K) = ({n}, {k}), or a pair of feature arrays")
+    if array.shape != (n, k):
+        raise ValueError(
+            f"{name} must be a matrix of shape (N, K) = ({n}, {k}) or a pair of feature arrays, got shape {array.shape}"
+        )
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite, got {_count_bad(array)}; pairs are forbidden by supervision=")
+    if (array < 0).any():
+        raise ValueError(
+            f"{name} must be non-negative, got a smallest entry of {array.min():g}; take it off all entries, which "
+            f"changes no plan of given mass"
+        )
+    return array
 
 
 def device(name: str, value: object) -> torch.device:

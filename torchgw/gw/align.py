@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import warnings
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.features import FeatureCost
+from torchgw.gw.demands import check_alpha, check_cost, make_model, suited, without_distances
 from torchgw.gw.large import run_large
 from torchgw.gw.large_problem import Task
 from torchgw.gw.lowrank_run import run_low_rank
@@ -28,9 +31,12 @@ from torchgw.gw.run import run
 from torchgw.gw.strategies import choose_kernels, factored, known_points, passed_over, solved_where_it_fits
 from torchgw.kernels.dispatch import BACKENDS
 from torchgw.kernels.sampling import make_generator
+from torchgw.losses import LOSSES, SeparableLoss
+from torchgw.marginals import Balanced, Marginals
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
-from torchgw.sinkhorn.marginals import Balanced
+from torchgw.sinkhorn.rounding import off
+from torchgw.supervision import Supervision
 from torchgw.types import (
     AmbiguityWarning,
     Array,
@@ -42,6 +48,8 @@ from torchgw.types import (
 
 logger = logging.getLogger("torchgw")
 
+Cost: TypeAlias = "Array | Tensor | tuple[Array | Tensor, Array | Tensor] | FeatureCost"
+
 
 def gw_align(
     X: Any,
@@ -50,9 +58,12 @@ def gw_align(
     distances: str | tuple[str, str] = "auto",
     p: Array | Tensor | None = None,
     q: Array | Tensor | None = None,
+    cost: Cost | None = None,
+    alpha: float | None = None,
+    supervision: Supervision | None = None,
     init: Array | Tensor | None = None,
     epsilon: float = 1e-3,
-    marginals: Balanced = Balanced(),  # noqa: B008 - frozen, so one instance serves every call
+    marginals: Marginals = Balanced(),  # noqa: B008 - frozen, so one instance serves every call
     options: GWOptions = GWOptions(),  # noqa: B008
     device: str | torch.device | None = None,
     backend: str = "auto",
@@ -139,25 +150,29 @@ def gw_align(
     (300,)
     """
     validate.instance("options", options, GWOptions, "; for example GWOptions(sampling=SamplingOptions(n_anchors=200))")
-    validate.instance("marginals", marginals, Balanced)
+    validate.instance("marginals", marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()")
     validate.real("epsilon", epsilon, least=0.0)
     validate.choice("backend", backend, BACKENDS)
-    if epsilon == 0 and options.gradient == "sampled":
-        raise ValueError(
-            "epsilon must be > 0 with options.gradient='sampled', got 0; the sharp end needs exact gradients"
-        )
+    alpha = check_alpha(alpha, cost)
+    if supervision is not None:
+        validate.instance("supervision", supervision, Supervision, "; for example Supervision(pairs=[(0, 3), (10, 7)])")
+    options = suited(options, epsilon, alpha, cost, marginals, supervision)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
     where = pick_device(device, (X, Y))
     generator = make_generator(random_state, where)
     kinds = check_distances(distances)
+    if alpha == 0:
+        X, Y = without_distances(X, Y, cost)
+        kinds = "auto", "auto"
     checked = [
         (name, *check_space(name, space, kind, options.spaces))
         for name, space, kind in zip("XY", (X, Y), kinds, strict=True)
     ]
     n, k = (space.size if kind == "provider" else len_of(space) for _, space, kind in checked)
     p_given, q_given = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")
-    validate.same_mass(p_given, q_given)
+    linear, cost_scale = check_cost(cost, n, k)
+    loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]
     started = check_init(init, n, k, where)
     strategy = choose_strategy(n, k, epsilon, options, where)
     if strategy == "low-rank":
@@ -167,6 +182,9 @@ def gw_align(
         ]
         most = min(int((side > 0).sum()) for side in (p_given, q_given))
         validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
+    rules = None if supervision is None else supervision.rules(n, k, strategy == "dense")
+    strength = math.inf if supervision is None else supervision.strength
+    model, mass = make_model(p_given, q_given, marginals, alpha, float(epsilon), linear, rules, strength, loss, where)
     refuse(strategy, n, k, epsilon, options)
     if strategy == "dense":
         sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
@@ -189,34 +207,29 @@ def gw_align(
     made, graphs = make_providers(checked, options.spaces)
     prepared = time.perf_counter()
     logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
-    mass = float(p_given.sum())
-    p64, q64 = (torch.from_numpy(m / m.sum()).to(where) for m in (p_given, q_given))
     exact = against is None and options.gradient != "sampled"
 
     def solve(name: str, told: Callback | None) -> Outcome:
-        masses = p64, q64
-        if name == "dense":
-            return run(made, masses, epsilon, exact, started, kernels.stored, marginals, options, generator, told)
-        task = Task(made, masses, epsilon, exact, started, kernels, options, generator, told)
-        return run_large(task) if name == "streaming" else run_low_rank(task)
+        task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, told)
+        return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
 
     begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, callback, solve)
     if strategy != begun:
         chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
     certificate = found.certificate
     coupling = found.coupling.times(mass)
-    errors = [
-        float((side.cpu() * mass - torch.from_numpy(asked)).abs().sum())
-        for side, asked in zip(found.marginals, (p_given, q_given), strict=True)
-    ]
+    sums = [side.cpu() * mass for side in found.marginals]
+    wanted = torch.from_numpy(p_given), torch.from_numpy(q_given)
     result = GWResult(
         coupling=coupling,
-        value=found.objective.value * mass**2,
-        value_quad=found.objective.value * mass**2,
-        value_linear=0.0,
+        value=found.values.total * mass**2,
+        value_quad=found.values.quadratic * mass**2,
+        value_linear=found.values.linear * mass,
+        value_penalty=found.values.penalty * mass**2,
+        violation=found.values.violation * mass,
         value_exact=found.objective.exact,
-        value_error=found.objective.error * mass**2,
-        marginal_error=max(errors),
+        value_error=alpha * found.objective.error * mass**2,
+        marginal_error=off(sums[0], sums[1], *wanted, marginals),
         marginal_residual=found.residual,
         omitted_mass=found.omitted,
         evaluated=found.evaluated,
@@ -234,10 +247,13 @@ def gw_align(
         backends_passed_over=chosen.passed_over,
         blocks=chosen.blocks,
         scales=(float(made[0].scale), float(made[1].scale)),
+        cost_scale=cost_scale,
         providers=(type(made[0]).__name__, type(made[1]).__name__),
         graphs=graphs,
         timings={"prepare": prepared - ready} | found.seconds,
         epsilon=float(epsilon),
+        alpha=alpha,
+        marginals=marginals,
         options=options,
         known=known_points(checked, made, graphs),
         numpy_input=not any(isinstance(space, Tensor) for space in (X, Y)),

@@ -53,6 +53,29 @@ def stationarity(cost: FactoredCost, plan: Tensor, p: Tensor, q: Tensor, column_
     return Stationarity(float(value), max(2 * float(value - bound), 0.0))
 
 
+def partial_stationarity(
+    cost: FactoredCost, plan: Tensor, p: Tensor, q: Tensor, column_dual: Tensor, total: float
+) -> Stationarity:
+    """The same for plans of mass ``total`` whose marginals are only bounded, by p (N,) and q (K,).
+
+    With prices v <= 0 of the columns, every such plan costs at least q . v plus the cheapest ``total`` of the rows'
+    masses at t_i = min_j (C_ij - v_j). ``column_dual`` (K,) holds prices up to a constant.
+    """
+    price = column_dual - column_dual[q > 0].max()
+    dual = torch.where(q > 0, price.clamp_max(0.0), -torch.inf)
+    value, row_price = p.new_zeros(()), torch.empty_like(p)
+    step = max(1, BLOCK_ELEMENTS.get(p.device.type, 2**19) // len(q))
+    for start in range(0, len(p), step):
+        where = slice(start, start + step)
+        block = cost.rows(where)
+        value += torch.dot(block.flatten(), plan[where].flatten())
+        row_price[where] = block.sub_(dual).amin(1)
+    cheapest, order = row_price[p > 0].sort()
+    taken = (total - torch.nn.functional.pad(p[p > 0][order].cumsum(0), (1, 0))[:-1]).clamp_min(0.0)
+    bound = cheapest @ torch.minimum(taken, p[p > 0][order]) + q[q > 0] @ dual[q > 0]
+    return Stationarity(float(value), max(2 * float(value - bound), 0.0))
+
+
 def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> float:
     """Memoli's first lower bound from mean squared distances a (N,), b (K,)."""
     one, other = (side.clamp_min(0.0).sqrt().cpu().numpy() for side in (a, b))

@@ -8,7 +8,7 @@ on all points is sampled, with the landmarks' factors as control variates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,19 +62,18 @@ class Side:
             step = max(1, ROW_ELEMENTS // self.space.size)
             D = torch.cat([self.space.rows(part)[:, centres] for part in torch.split(centres, step)])
             space = PrecomputedDistances.stored_matrix((D + D.T) / 2, self.space.scale)
-        return CellSpace(cells, space, cells.sums(self.mass), centres, means)
+        return CellSpace(cells, space, centres, means)
 
 
 @dataclass(frozen=True)
 class CellSpace:
-    """The space of n cells with masses (n,), their most central points (n,) and the means of their factors (n, r).
+    """The space of n cells, their most central points (n,) and the means of their factors (n, r).
 
     ``space`` is None where their distances are neither factored nor stored.
     """
 
     cells: Cells
     space: DistanceProvider | None
-    mass: Tensor
     centres: Tensor
     means: Tensor
 
@@ -93,14 +92,6 @@ class _OnCentres:
         return moved.index_add_(0, self.x.centres, self.plan @ V[self.y.centres])
 
 
-def restricted(cost: FactoredCost, x: CellSpace, y: CellSpace, p: Tensor, q: Tensor) -> FactoredCost:
-    """The cost between cells: every factor replaced by its mean."""
-    a, b = (
-        cells.means(side[:, None], mass)[:, 0] for cells, side, mass in ((x.cells, cost.a, p), (y.cells, cost.b, q))
-    )
-    return FactoredCost(a, b, x.cells.means(cost.U, p), y.cells.means(cost.V, q))
-
-
 def cost_of_product(product: Tensor, x: Side, y: Side) -> FactoredCost:
     """The exact linearised cost on all points of a plan T with ``product`` = F^T T G (r, r'), for factored spaces."""
     core = x.control.signs[:, None] * product.to(x.control.F.dtype) * y.control.signs
@@ -109,11 +100,22 @@ def cost_of_product(product: Tensor, x: Side, y: Side) -> FactoredCost:
     return FactoredCost(x.control.mean_squares, y.control.mean_squares, U, V)
 
 
+def under(side: Side, cells: Cells, sums: Tensor) -> Side:
+    """The side with the mean squares of a plan whose cells have the masses ``sums`` (n,) instead of their own."""
+    own = cells.sums(side.mass).clamp_min(torch.finfo(sums.dtype).tiny)
+    mass = side.mass * (sums / own)[cells.label]
+    return replace(side, control=side.control.under(mass.to(side.control.F.dtype)))
+
+
 def cost_of_cells(
     plan: Tensor, x: CellSpace, y: CellSpace, sides: tuple[Side, Side], n_anchors: int, generator: torch.Generator
 ) -> FactoredCost:
-    """The linearised cost on all points of a plan (n, n') between cells: exact for factored spaces, else sampled."""
+    """The linearised cost on all points of a plan (n, n') between cells: exact for factored spaces, else sampled.
+
+    Per unit of the plan's mass.
+    """
     first, second = sides
+    plan = plan / plan.sum()
     if first.exact and second.exact:
         return cost_of_product(x.means.T @ plan.to(x.means.dtype) @ y.means, first, second)
     plan = plan.to(x.means.dtype)
@@ -121,4 +123,5 @@ def cost_of_cells(
     j = draw(plan[i], 1, generator)[:, 0]
     anchors = Anchors(x.centres[i], y.centres[j])
     cost = sampled_cost(first.space, second.space, anchors)
-    return controlled(cost, anchors, _OnCentres(x, y, plan), first.control, second.control)
+    controls = first.control, second.control
+    return controlled(cost, anchors, _OnCentres(x, y, plan), *controls).cost(controls)

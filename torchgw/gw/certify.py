@@ -10,9 +10,13 @@ with P and Q the diagonal matrices of the masses.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from torchgw.costs import FactoredCost
 from torchgw.couplings import BlockCoupling
 from torchgw.evidence import Certificate
 from torchgw.gw.anchors import sample_anchors
@@ -20,6 +24,7 @@ from torchgw.gw.bounds import first_bound, second_bound
 from torchgw.gw.cells import Side, cost_of_product
 from torchgw.gw.gradient import sampled_cost
 from torchgw.gw.large_problem import Large
+from torchgw.gw.model import Values
 from torchgw.gw.objective import Objective, affordable, exact_objective, sampled_objective
 from torchgw.gw.outcome import CERTIFICATE_ANCHORS, ROUNDING_ERROR
 from torchgw.kernels.sampling import draw
@@ -27,49 +32,78 @@ from torchgw.kernels.sampling import draw
 SAMPLED_ROWS = 1000
 FLOAT32_ERROR = 1e-5  # of bounds on squared distances up to 1
 ROWS_AT_ONCE = 16
+FEW_POINTS = 2000
 BLOCK_POINTS = 2**16
 
 
-def certify(
-    large: Large, coupling: BlockCoupling, product: Tensor | None, dual: Tensor, known: Objective | None = None
-) -> tuple[Objective, Certificate]:
-    """Value, Frank-Wolfe gap estimated from 1000 rows, and lower bound.
+class Read(NamedTuple):
+    """What was read of a plan: F^T T G (r, r') where both spaces have factors, its marginals (N,), (K,), <M, T> and
+    <P, T>."""
 
-    ``product`` is F^T T G (r, r') where both spaces have factors; ``dual`` (K,) are column potentials in units of cost;
-    ``known`` is the value where it is known better.
+    product: Tensor | None
+    marginals: tuple[Tensor, Tensor]
+    linear: float
+    penalty: float
+
+
+def certify(
+    large: Large, coupling: BlockCoupling, read: Read, dual: Tensor, known: Objective | None = None
+) -> tuple[Objective, Values, Certificate]:
+    """Quadratic part, all parts, Frank-Wolfe gap estimated from 1000 rows, and lower bound.
+
+    ``dual`` (K,) are column potentials in units of cost; ``known`` is the quadratic part where it is known better. The
+    gap is NaN where a marginal is relaxed or bounded.
     """
     x, y, p, q = large.x, large.y, large.p, large.q
-    if product is not None:
-        squares = _squares(x) + _squares(y)
-        cross = (x.control.signs.double()[:, None] * product.square() * y.control.signs.double()).sum()
-        value = known or Objective(max(float(squares - 2 * cross), 0.0), True, 0.0)
-        cost = cost_of_product(product, x, y)
-        lower = max(first_bound(cost.a.double(), cost.b.double(), p, q), second_bound(x.space, y.space, p, q))
+    model, dtype, lower = large.model, x.control.F.dtype, 0.0
+    rows, columns = (p, q) if model.fixed else read.marginals
+    if read.product is not None:
+        squares = _squares(x, rows) + _squares(y, columns)
+        cross = (x.control.signs.double()[:, None] * read.product.square() * y.control.signs.double()).sum()
+        quadratic = known or Objective(max(float(squares - 2 * cross), 0.0), True, 0.0)
+        cost = cost_of_product(read.product, x, y)
+        if model.fixed:
+            lower = first_bound(cost.a.double(), cost.b.double(), p, q)
     else:
-        value = objective(large, coupling)
-        cost = sampled_cost(x.space, y.space, sample_anchors(coupling, p, CERTIFICATE_ANCHORS, large.generator))
-        lower = second_bound(x.space, y.space, p, q)
+        quadratic = objective(large, coupling, rows, columns)
+        anchors = sample_anchors(coupling, rows, CERTIFICATE_ANCHORS, large.generator)
+        cost = sampled_cost(x.space, y.space, anchors)
+    values = model.summed(quadratic.value, read.linear, read.penalty, rows, columns)
+    gap = math.nan
+    if model.fixed:
+        lower = max(lower, second_bound(x.space, y.space, p, q))
+        lower = max(lower - (ROUNDING_ERROR if dtype == torch.float64 else FLOAT32_ERROR), 0.0)
+        gap = _gap(large, model.combined(cost, model.linear(cost.U.dtype)), quadratic.value, read, dual)
+    lower *= model.alpha
+    return (
+        quadratic,
+        values,
+        Certificate(stationarity=gap, stationarity_exact=False, lower_bound=lower, gap=max(values.total - lower, 0.0)),
+    )
+
+
+def _gap(large: Large, cost: FactoredCost, quadratic: float, read: Read, dual: Tensor) -> float:
+    """The Frank-Wolfe gap under hard marginals; ``cost`` is Chat at the plan."""
+    model, p, q = large.model, large.p, large.q
+    weight = float(model.weight(1.0))
+    value = (model.alpha * quadratic + (model.beta * read.linear + read.penalty) / 2) / weight
     dual = torch.where(q > 0, dual, -torch.inf)
     index = draw(p, SAMPLED_ROWS, large.generator)
     a = torch.empty(len(index), dtype=torch.float64, device=index.device)
     for out, part in zip(torch.split(a, ROWS_AT_ONCE), torch.split(index, ROWS_AT_ONCE), strict=True):
         out.copy_((cost.rows(part) - dual).amin(1))
     bound = float(a.mean() + q[q > 0] @ dual[q > 0])
-    lower = max(lower - (ROUNDING_ERROR if x.control.F.dtype == torch.float64 else FLOAT32_ERROR), 0.0)
-    return value, Certificate(
-        stationarity=max(2 * (value.value - bound), 0.0),
-        stationarity_exact=False,
-        lower_bound=lower,
-        gap=max(value.value - lower, 0.0),
-    )
+    return weight * max(2 * (value - bound), 0.0)
 
 
-def objective(large: Large, coupling: BlockCoupling) -> Objective:
-    """The value of a plan where a space has no factors: exact where all distances can be had, else sampled."""
-    x, y = large.x, large.y
-    if large.exact and affordable(x.space, y.space, large.options.max_memory):
-        return exact_objective(coupling, x.space, y.space, large.p, large.q)
-    return sampled_objective(coupling, large.p, x.space, y.space, large.generator)
+def objective(large: Large, coupling: BlockCoupling, rows: Tensor, columns: Tensor) -> Objective:
+    """The quadratic part where a space has no factors: exact where all distances can be had, else sampled."""
+    x, y, mass = large.x, large.y, float(rows.sum())
+    small = max(len(rows), len(columns)) <= FEW_POINTS
+    if (large.exact or small) and affordable(x.space, y.space, large.options.max_memory):
+        return exact_objective(coupling, x.space, y.space, rows, columns)
+    found = sampled_objective(coupling, rows, x.space, y.space, large.generator)
+    return Objective(found.value * mass**2, False, found.error * mass**2)
 
 
 def dot(one: Tensor, other: Tensor) -> Tensor:
@@ -78,9 +112,9 @@ def dot(one: Tensor, other: Tensor) -> Tensor:
     return torch.stack([a.double().T @ b.double() for a, b in pairs]).sum(0)
 
 
-def _squares(side: Side) -> Tensor:
-    """The mean square distance of a factored space, sum s_k s_l (F^T P F)_kl^2."""
+def _squares(side: Side, sums: Tensor) -> Tensor:
+    """The mean square distance of a factored space under masses P, sum s_k s_l (F^T P F)_kl^2."""
     F, signs = side.control.F, side.control.signs.double()
-    pairs = zip(torch.split(F, BLOCK_POINTS), torch.split(side.mass, BLOCK_POINTS), strict=True)
+    pairs = zip(torch.split(F, BLOCK_POINTS), torch.split(sums, BLOCK_POINTS), strict=True)
     gram = torch.stack([block.double().T @ (block.double() * mass[:, None]) for block, mass in pairs]).sum(0)
     return (signs[:, None] * gram.square() * signs).sum()

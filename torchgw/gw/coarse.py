@@ -7,18 +7,23 @@ product plan. Plans that agree are one basin; its count says how many starts fou
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from torchgw.costs import FactoredCost
 from torchgw.gw.landmarks import KINDS, Landmarks, choose_landmarks
 from torchgw.gw.lift import Solved
+from torchgw.gw.model import Model
 from torchgw.gw.starts import start_costs
 from torchgw.kernels import LOG2E
 from torchgw.kernels.kernel import LOWEST_EXPONENT
+from torchgw.losses import SQUARE
 from torchgw.options import CoarseOptions
 from torchgw.sinkhorn.scaling import balance, feasible
+from torchgw.sinkhorn.sides import Side
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -53,11 +58,118 @@ class Batch:
         return Batch(self.plan[index], self.f[index], self.g[index], self.epsilon[index])
 
 
+@dataclass(frozen=True)
+class LandmarkProblem:
+    """The objective between landmarks, for batches of plans (B, L, L').
+
+    ``h1`` and ``h2`` are such that half the product part of C(T) is h1 T h2; ``f1`` and ``f2`` give its row and column
+    terms; ``linear`` is beta M + P.
+    """
+
+    x: Landmarks
+    y: Landmarks
+    model: Model
+    h1: Tensor
+    h2: Tensor
+    f1: Tensor
+    f2: Tensor
+    linear: FactoredCost | None
+
+    @classmethod
+    def of(cls, x: Landmarks, y: Landmarks, model: Model) -> LandmarkProblem:
+        """``model`` is that of all points."""
+        DX, DY, loss = x.distances, y.distances, model.loss
+        h1, h2 = (DX, DY) if loss is SQUARE else (loss.h1(DX) / 2, loss.h2(DY))
+        small = model.taken(x.index, y.index, x.mass, y.mass)
+        return cls(x, y, small, h1, h2, loss.f1(DX), loss.f2(DY), small.linear(DX.dtype))
+
+    @property
+    def product(self) -> Tensor:
+        """The product plan (L, L') of mass one."""
+        p, q = self.x.mass, self.y.mass
+        return (p / p.sum())[:, None] * (q / q.sum())
+
+    def first_sides(self) -> tuple[Side, Side]:
+        """Sides of a start's linear problem, which has no scale of its own to relax a marginal by."""
+        total = self.model.marginals.total
+        p, q = ((m if total else m / m.sum()).log2() for m in (self.x.mass, self.y.mass))
+        return Side(p, total=total), Side(q, total=total)
+
+    def linearised(self, plan: Tensor, epsilon: Tensor) -> tuple[Tensor, Side, Side]:
+        """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
+        model, unit = self.model, LOG2E / epsilon
+        log_p, log_q = self.x.mass.log2(), self.y.mass.log2()
+        if model.plain:
+            return (self.h1 @ plan @ self.h2) * (2 * unit)[:, None, None], Side(log_p), Side(log_q)
+        mass, constant = torch.ones_like(epsilon), torch.zeros_like(epsilon)
+        if model.marginals.free_mass:
+            scale, constant = self._settled(plan)
+            plan = plan * scale[:, None, None]
+            mass = plan.sum((-1, -2))
+        weight = torch.as_tensor(model.weight(mass))
+        cross = (model.alpha / weight)[:, None, None] * 2 * (self.h1 @ plan @ self.h2)
+        a = (model.alpha / weight)[:, None] * (plan.sum(-1) @ self.f1.T)
+        b = (model.alpha / weight)[:, None] * (plan.sum(-2) @ self.f2.T)
+        if self.linear is not None:
+            half = 0.5 / weight
+            cross = cross + half[:, None, None] * _uncentred(self.linear)
+            a, b = a + half[:, None] * self.linear.a, b + half[:, None] * self.linear.b
+        if model.marginals.free_mass:
+            a = a + torch.as_tensor(model.shift(mass, constant))[:, None]
+        score = cross * unit[:, None, None]
+        if model.fixed:
+            return score, Side(log_p), Side(log_q)
+        damping = [1.0 if rho == math.inf else (rho / (rho + epsilon))[:, None] for rho in model.marginals.weights]
+        total = model.marginals.total
+        row, column = (
+            Side(log_mass, tau, offset * unit[:, None], total)
+            for log_mass, tau, offset in zip((log_p, log_q), damping, (a, b), strict=True)
+        )
+        return score, row, column
+
+    def energies(self, plans: Tensor) -> Tensor:
+        """F without its entropy, with the marginals that the plans have; never below zero for the plain model."""
+        model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
+        found = self._quadratic(plans)
+        if model.plain:
+            return found.clamp_min(0.0)
+        found = model.alpha * found + model.divergences(rows, columns)
+        return found if self.linear is None else found + self._mean(plans)
+
+    def _quadratic(self, plans: Tensor) -> Tensor:
+        rows, columns = plans.sum(-1), plans.sum(-2)
+        ends = ((rows @ self.f1.T) * rows).sum(-1) + ((columns @ self.f2.T) * columns).sum(-1)
+        return ends - 2 * ((self.h1 @ plans @ self.h2) * plans).sum((-1, -2))
+
+    def _mean(self, plans: Tensor) -> Tensor:
+        """<beta M + P, T>."""
+        assert self.linear is not None
+        rows, columns = plans.sum(-1), plans.sum(-2)
+        return rows @ self.linear.a + columns @ self.linear.b - (_uncentred(self.linear) * plans).sum((-1, -2))
+
+    def _settled(self, plans: Tensor) -> tuple[Tensor, Tensor]:
+        """For each plan the factor at which F is lowest along its ray, and the constant k there."""
+        model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
+        p, q = self.x.mass, self.y.mass
+        m = rows.sum(-1)
+        entropy = torch.special.xlogy(plans, plans).sum((-1, -2)) - rows @ p.log() - columns @ q.log()
+        base = model.slopes(rows, columns) + model.epsilon * (entropy - m * model.logarithm)
+        linear = self._mean(plans) if self.linear is not None else 0.0
+        return model.lowest(self._quadratic(plans), linear, base, m)
+
+
+def _uncentred(cost: FactoredCost) -> Tensor:
+    """2 U V^T minus the stored part: what of a cost belongs to its score."""
+    found = 2 * cost.U @ cost.V.T
+    return found if cost.extra is None else found - cost.extra
+
+
 def coarse_basins(
     source: DistanceProvider,
     target: DistanceProvider,
     p: Tensor,
     q: Tensor,
+    model: Model,
     epsilon: float,
     options: CoarseOptions,
     generator: torch.Generator,
@@ -71,34 +183,34 @@ def coarse_basins(
     kinds = KINDS[:1] if small else KINDS
     found = []
     for kind in kinds:
-        x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0])
-        y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1])
+        named = model.points or (None, None)
+        x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
+        y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
         kept = (SMALL_KEPT if small else KEPT) * options.n_basins
-        found.append(landmark_basins(x, y, epsilon, count, kept, generator))
+        found.append(landmark_basins(LandmarkProblem.of(x, y, model), epsilon, count, kept, generator))
     return found
 
 
 def landmark_basins(
-    x: Landmarks, y: Landmarks, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
+    problem: LandmarkProblem, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
 ) -> list[CoarseBasin]:
     """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
-    DX, DY, p, q = x.distances, y.distances, x.mass, y.mass
-    product = (p[:, None] * q)[None]
-    unit = max(float(energies(product, DX, DY)), torch.finfo(p.dtype).tiny)
-    batch = first_guesses(DX, DY, p, q, max(n_starts - 1, 1), generator)
+    x, y, p = problem.x, problem.y, problem.x.mass
+    unit = max(abs(float(problem.energies(problem.product[None]))), torch.finfo(p.dtype).tiny)
+    batch = first_guesses(problem, max(n_starts - 1, 1), generator)
     cold = torch.arange(len(batch.plan), device=p.device) % 2 == 1
     for hot_step, cold_step in zip(HOT, COLD, strict=True):
         step = torch.where(cold, p.new_tensor(cold_step * unit), p.new_tensor(hot_step * unit)).clamp_min(epsilon)
-        batch = anneal(batch, DX, DY, p, q, step, *SEARCH_STEPS)
-    groups = basins_of(batch.plan, energies(batch.plan, DX, DY))[:n_kept]
+        batch = anneal(problem, batch, step, *SEARCH_STEPS)
+    groups = basins_of(batch.plan, problem.energies(batch.plan))[:n_kept]
     counts = [len(group) for group in groups]
     batch = batch[torch.tensor([group[0] for group in groups], device=p.device)]
     last, now = max(epsilon, COLDEST * unit), float(batch.epsilon[0])
     for fall in range(1, COOLING_STEPS + 1):
         level = torch.full_like(batch.epsilon, float(now * (last / now) ** (fall / COOLING_STEPS)))
-        batch = anneal(batch, DX, DY, p, q, level, *COOLING)
-    plans = feasible(batch.plan.clone(), p, q)
-    energy = energies(plans, DX, DY)
+        batch = anneal(problem, batch, level, *COOLING)
+    plans = feasible(batch.plan.clone(), p, y.mass) if problem.model.fixed else batch.plan
+    energy = problem.energies(plans)
     return [
         CoarseBasin(x, y, plans[i], batch.f[i], batch.g[i], last, float(energy[i]), sum(counts[j] for j in group))
         for group in basins_of(plans, energy)
@@ -106,35 +218,35 @@ def landmark_basins(
     ]
 
 
-def first_guesses(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, generator: torch.Generator) -> Batch:
+def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generator) -> Batch:
     """The product plan, and the plans of ``count`` start costs."""
-    costs = start_costs(DX, DY, p, q, count, generator)
-    f, g = p.log2().expand(count, -1), q.log2().expand(count, -1)
-    plan, _, _ = _solve(costs * (-START_SHARPNESS * LOG2E), p, q, f, g, 20)
-    plan = torch.cat(((p[:, None] * q)[None], plan))
+    x, y = problem.x, problem.y
+    p, q = (side.mass / side.mass.sum() for side in (x, y))
+    costs = start_costs(x.distances, y.distances, p, q, count, generator)
+    log_p, log_q = x.mass.log2(), y.mass.log2()
+    first = log_p.expand(count, -1), log_q.expand(count, -1)
+    plan, _, _ = _solve(costs * (-START_SHARPNESS * LOG2E), *problem.first_sides(), *first, 20)
+    plan = torch.cat((problem.product[None], plan))
     shape = (count + 1, -1)
-    return Batch(plan, p.log2().expand(shape), q.log2().expand(shape), torch.ones_like(plan[:, 0, 0]))
+    return Batch(plan, log_p.expand(shape), log_q.expand(shape), torch.ones_like(plan[:, 0, 0]))
 
 
-def anneal(
-    batch: Batch, DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, epsilon: Tensor, n_outer: int, n_inner: int
-) -> Batch:
+def anneal(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
     """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations."""
     ratio = (batch.epsilon / epsilon)[:, None]
-    log_p, log_q = p.log2(), q.log2()
+    log_p, log_q = problem.x.mass.log2(), problem.y.mass.log2()
     f, g, plan = log_p + (batch.f - log_p) * ratio, log_q + (batch.g - log_q) * ratio, batch.plan
     for _ in range(n_outer):
-        score = (DX @ plan @ DY) * (2 * LOG2E / epsilon)[:, None, None]
-        plan, f, g = _solve(score, p, q, f, g, n_inner)
+        plan, f, g = _solve(*problem.linearised(plan, epsilon), f, g, n_inner)
     return Batch(plan, f, g, epsilon)
 
 
-def _solve(score: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A half-step of each side in the log domain, the rest by scaling; plans with exact rows, and their potentials."""
-    g = q.log2() - _logsumexp2(score + f[..., :, None], -2)
-    f = p.log2() - _logsumexp2(score + g[..., None, :], -1)
+def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A half-step of each side in the log domain, the rest by scaling; plans and their potentials."""
+    g = column.potential(_logsumexp2(score + f[..., :, None], -2))
+    f = row.potential(_logsumexp2(score + g[..., None, :], -1))
     kernel = (score + f[..., :, None]).add_(g[..., None, :]).clamp_min_(LOWEST_EXPONENT).exp2_()
-    u, v = balance(kernel, p, q, n_iter - 1)
+    u, v = balance(kernel, row, column, f, g, n_iter - 1)
     return kernel.mul_(u[..., :, None]).mul_(v[..., None, :]), f + u.log2(), g + v.log2()
 
 
@@ -143,16 +255,11 @@ def _logsumexp2(exponent: Tensor, axis: int) -> Tensor:
     return (exponent - highest).clamp_min_(LOWEST_EXPONENT).exp2_().sum(axis).log2_() + highest.squeeze(axis)
 
 
-def energies(plans: Tensor, DX: Tensor, DY: Tensor) -> Tensor:
-    """The objective of each plan (B, L, L'), with the marginals that it has; never below zero, as rounding can be."""
-    rows, columns = plans.sum(-1), plans.sum(-2)
-    squares = ((rows @ DX.square()) * rows).sum(-1) + ((columns @ DY.square()) * columns).sum(-1)
-    return (squares - 2 * ((DX @ plans @ DY) * plans).sum((-1, -2))).clamp_min(0.0)
-
-
 def basins_of(plans: Tensor, energy: Tensor) -> list[list[int]]:
     """Groups of plans that agree up to an L1 distance of half their mass, lowest energy first in and between groups."""
-    apart = torch.cdist(plans.flatten(1), plans.flatten(1), p=1.0).tolist()
+    flat = plans.flatten(1)
+    flat = flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+    apart = torch.cdist(flat, flat, p=1.0).tolist()
     groups: list[list[int]] = []
     for i in torch.argsort(torch.nan_to_num(energy, nan=torch.inf)).tolist():
         home = next((group for group in groups if apart[i][group[0]] <= SAME_PLAN), None)

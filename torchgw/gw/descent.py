@@ -16,17 +16,21 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings import DenseCoupling
+from torchgw.gw.damping import Mixture
 from torchgw.gw.gradient import Gradient
-from torchgw.gw.inner import Inner
+from torchgw.gw.inner import Inner, Linear
 from torchgw.gw.loop import Solution, record
+from torchgw.gw.model import Model, ModelGradient
 from torchgw.gw.start import Start
 from torchgw.kernels import LN2, LOG2E
+from torchgw.losses import SQUARE
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.status import History, Status
 from torchgw.types import Callback, Coupling
 
 MOVED_TOLERANCE = 10.0
+FLAT = 10
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,7 @@ class Descent(Solution):
 def descend(
     gradient: Gradient,
     start: Start,
-    p: Tensor,
-    q: Tensor,
+    model: Model,
     epsilon: float,
     inner: Inner,
     options: GWOptions,
@@ -69,7 +72,7 @@ def descend(
     history: History | None = None,
     by_value: bool = False,
 ) -> Descent:
-    """Run from ``start``, in its dtype, on float64 masses p (N,), q (K,) that sum to one.
+    """Run from ``start``, in its dtype, with the gradient of the model's objective.
 
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
     iteration. ``inner`` solves the transport problems and says what memory that takes. ``history`` is gone on with
@@ -79,20 +82,32 @@ def descend(
     history = History() if history is None else history
     began = time.perf_counter() - (history.elapsed[-1] if history.elapsed else 0.0)
     dtype = start.f.dtype
-    row, column, log_p, log_q = p.to(dtype), q.to(dtype), p.log2().to(dtype), q.log2().to(dtype)
+    row, column = (mass.to(dtype) for mass in model.masses)
+    log_p, log_q = (mass.log2().to(dtype) for mass in model.masses)
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
     cost = gradient(start.coupling(), row) if start.cost is None else start.cost
     f, g, last_epsilon = start.f, start.g, start.epsilon or epsilon_at(0, epsilon, annealing)
     value, status, n_inner, iteration = float("inf"), Status.MAX_ITER, 0, 0
+    values: list[float] = []
+    mixture = None if model.loss is SQUARE else Mixture()
     while iteration < max_iter:
         now = annealed(iteration, epsilon, start.epsilon, annealing)
         centred, row_term, column_term = cost.centred()
-        A, B = centred.balanced_score(now)
         unit = 2 * LOG2E / now
         f, g = (rescale(side, mass, last_epsilon, now) for side, mass in ((f, log_p), (g, log_q)))
-        state = inner(A, B, p, q, f + unit * row_term, g + unit * column_term)
+        state = inner(Linear.of(centred, now, model), f + unit * row_term, g + unit * column_term)
         solved, f, g, last_epsilon = cost, state.f - unit * row_term, state.g - unit * column_term, now
-        last_value, value = value, float(centred.expectation(state.overlap * (now * LN2 / 2), row, column))
+        last_value = value
+        if isinstance(gradient, ModelGradient):
+            noise = 4 * torch.finfo(dtype).eps * float(cost.a.abs() @ row + cost.b.abs() @ column)
+            coupling = state.coupling if mixture is None else mixture(state.coupling.to_dense())
+            cost, energy = gradient.evaluated(coupling, row)
+            value = float(energy)
+            values.append(value)
+        else:
+            # Below the rounding of the terms that cancel in it, a change of the value means nothing.
+            noise = 4 * torch.finfo(dtype).eps * float(cost.a @ row + cost.b @ column)
+            value = float(centred.expectation(state.overlap * (now * LN2 / 2), row, column))
         iteration, n_inner = iteration + 1, n_inner + state.n_iter
         record(
             history,
@@ -104,12 +119,14 @@ def descend(
             now,
             began,
         )
-        # Below the rounding of the terms that cancel in it, a change of the value means nothing.
-        noise = 4 * torch.finfo(dtype).eps * float(cost.a @ row + cost.b @ column)
         still = abs(last_value - value) <= options.stopping.plan_tol * abs(value) + noise
-        if now == epsilon and still and (by_value or state.moved <= MOVED_TOLERANCE * options.sinkhorn.tol):
+        # Plans whose marginals may give way can slide for long at almost the same value.
+        flat = len(values) > FLAT and abs(values[-1 - FLAT] - value) <= options.stopping.plan_tol * abs(value) + noise
+        step = 1.0 if mixture is None else mixture.step
+        same = by_value or flat or state.moved <= MOVED_TOLERANCE * options.sinkhorn.tol * step
+        if now == epsilon and still and same:
             status = Status.SETTLED
             break
-        if iteration < max_iter:
+        if iteration < max_iter and not isinstance(gradient, ModelGradient):
             cost = gradient(state.coupling, row)
     return Descent(solved, f, g, epsilon, status, iteration, n_inner, history, state.coupling)

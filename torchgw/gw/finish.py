@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.gw.model import Model
 from torchgw.gw.start import potential_coupling
 from torchgw.kernels.kernel import Kernel
 from torchgw.options import SinkhornOptions
@@ -38,12 +39,11 @@ def finish(
     f: Tensor,
     g: Tensor,
     epsilon: float,
-    p: Tensor,
-    q: Tensor,
+    model: Model,
     kernel: Kernel,
     options: SinkhornOptions,
 ) -> Finished:
-    """Solve ``cost`` at ``epsilon`` from warm potentials, for float64 masses p (N,), q (K,) that sum to one.
+    """Solve ``cost`` at ``epsilon`` from warm potentials.
 
     O(N K) memory, 16 bytes for each pair of points.
 
@@ -52,19 +52,14 @@ def finish(
     FloatingPointError
         When the potentials are so large that float64 cannot add them up to exact marginals.
     """
-    n, k = len(p), len(q)
+    (p, q), centred = model.masses, cost.centred()[0]
     start = potential_coupling(cost, f, g, epsilon).to(torch.float64)
-    low_rank = start.A.shape[1] < min(n, k) // 2
-    if low_rank:
-        score = start.A @ start.B.T
-    else:
-        A, B = cost.centred()[0].balanced_score(epsilon)
-        score = (A @ B.T).to(torch.float64)
+    low_rank = cost.extra is None and start.A.shape[1] < min(len(p), len(q)) // 2
+    score = start.A @ start.B.T if low_rank else centred.stored_score(epsilon).to(torch.float64)
     plan = torch.empty_like(score)
     state = scaling(
         kernel.on(score),
-        p.log2(),
-        q.log2(),
+        *model.sides(epsilon, centred, torch.float64),
         start.f,
         start.g,
         plan,
@@ -75,7 +70,7 @@ def finish(
     )
     require_resolved(state.f, state.g, epsilon)
     solved = PotentialCoupling(start.A, start.B, state.f, state.g)
-    rounded, residual = round_to_marginals(solved, p, q, DenseCoupling(plan))
+    rounded, residual = round_to_marginals(solved, p, q, DenseCoupling(plan), model.marginals)
     assert rounded.x is not None
     assert rounded.y is not None
     plan.mul_((rounded.f - state.f).nan_to_num(nan=0.0).exp2()[:, None])
@@ -83,6 +78,7 @@ def finish(
     # The terms that centring took off belong to the potentials of the score as it was given.
     shift_f, shift_g = start.f - f.to(torch.float64), start.g - g.to(torch.float64)
     f, g = state.f - shift_f.nan_to_num(), state.g - shift_g.nan_to_num()
+    residual = residual if model.fixed else max(residual, state.residual)
     return Finished(plan, rounded if low_rank else DenseCoupling(plan, f, g), f, g, residual, state.n_iter)
 
 

@@ -16,7 +16,6 @@ from torchgw.gw.large_problem import Large, Task, cells_of
 from torchgw.gw.run import Ended, solve_contenders, solve_smoothly, where_to_start
 from torchgw.gw.search import Problem, described
 from torchgw.kernels.precision import loop_dtype
-from torchgw.sinkhorn.marginals import Balanced
 from torchgw.types import Callback
 
 FEWEST = 16
@@ -26,15 +25,13 @@ FEWEST = 16
 class FirstRung:
     """The cells, their solved problem, and the basins of the search on all points.
 
-    ``b`` (n',) is the column term of the problem's cost, which its column potentials include. ``searched`` is when the
-    search ended, ``seconds`` what all of it took.
+    ``searched`` is when the search ended, ``seconds`` what all of it took.
     """
 
     large: Large
     x: CellSpace
     y: CellSpace
     ended: Ended
-    b: Tensor
     basins: tuple[Basin, ...]
     searched: float
     seconds: float
@@ -47,32 +44,41 @@ def first_rung(task: Task, epsilon: float, callback: Callback | None) -> FirstRu
     n_control = options.sampling.n_control
     first, second = (
         Side.of(space.to(mass.device, dtype), mass, dtype, n_control, generator)
-        for space, mass in zip(task.spaces, task.masses, strict=True)
+        for space, mass in zip(task.spaces, task.model.masses, strict=True)
     )
-    large = Large(first, second, epsilon, task.kernels, options, generator, task.exact)
+    model = replace(task.model, epsilon=epsilon)
+    large = Large(first, second, model, task.kernels, options, generator, task.exact)
     count = options.ladder.n_cells
-    x, y = (cells_of(large, s, s.control.F, min(count, max(len(s.mass) // 2, FEWEST))) for s in (first, second))
-    problem, gradient = on_cells(large, x, y)
+    x, y = (
+        cells_of(large, side, features, min(count, max(len(side.mass) // 2, FEWEST)))
+        for side, features in zip((first, second), _features(large), strict=True)
+    )
+    problem = on_cells(large, x, y)
     candidates, reference = where_to_start(problem, seen_by_cells(task.init, x, y))
     searched = time.perf_counter()
-    ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem, Balanced(), callback))
+    ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem, callback))
     basins: tuple[Basin, ...] = ()
     if reference is not None:
         small = [described(c, candidates[0], reference, problem.masses[0]) for c in candidates]
         basins = tuple(_on_points(basin, x, y) for basin in small)
-    return FirstRung(large, x, y, ended, gradient.b, basins, searched, time.perf_counter() - began)
+    return FirstRung(large, x, y, ended, basins, searched, time.perf_counter() - began)
 
 
-def on_cells(large: Large, x: CellSpace, y: CellSpace) -> tuple[Problem, ExactGradient]:
+def on_cells(large: Large, x: CellSpace, y: CellSpace) -> Problem:
     """The problem between the cells, stored."""
     assert x.space is not None
     assert y.space is not None
-    p, q = (side.mass / side.mass.sum() for side in (x, y))
-    dtype = large.x.control.F.dtype
-    gradient = ExactGradient(x.space, y.space, p.to(dtype), q.to(dtype))
+    model, dtype = large.model.on_cells(x.cells, y.cells), large.x.control.F.dtype
+    gradient = model.gradient(ExactGradient(x.space, y.space, model.p.to(dtype), model.q.to(dtype)))
     kernel, options = large.kernels.stored, large.options
-    epsilon, generator = large.epsilon, large.generator
-    return Problem(x.space, y.space, gradient, p, q, epsilon, False, kernel, options, generator), gradient
+    return Problem(x.space, y.space, gradient, model, large.epsilon, False, kernel, options, large.generator)
+
+
+def _features(large: Large) -> tuple[Tensor, Tensor]:
+    """What cells are cut by: the factors of the distances, and those of the linear cost."""
+    F, G = large.x.control.F, large.y.control.F
+    linear = large.model.linear(F.dtype)
+    return (F, G) if linear is None else (torch.cat((F, linear.U), 1), torch.cat((G, linear.V), 1))
 
 
 def seen_by_cells(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | None:

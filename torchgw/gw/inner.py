@@ -11,24 +11,46 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling
+from torchgw.gw.model import Model
+from torchgw.kernels import LOG2E
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, choose_tiles
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.rounding import round_tiles
-from torchgw.sinkhorn.scaling import feasible, scaling
+from torchgw.sinkhorn.rounding import round_tiles, rounded
+from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.sides import Side
 from torchgw.types import Coupling, Softmins
 
 SKIPPED_FROM = 4096
 
 
+class Linear(NamedTuple):
+    """A linear transport problem: the score A (N, r), B (K, r), with ``extra`` (N, K) added or None, and its sides."""
+
+    A: Tensor
+    B: Tensor
+    row: Side
+    column: Side
+    extra: Tensor | None = None
+
+    @classmethod
+    def of(cls, cost: FactoredCost, epsilon: float, model: Model) -> Linear:
+        """The problem with this cost; its potentials are those of the score 2 U V^T log2(e) / epsilon."""
+        A, B = cost.balanced_score(epsilon)
+        row, column = model.sides(epsilon, cost, A.dtype)
+        extra = None if cost.extra is None else cost.extra * (-LOG2E / epsilon)
+        return cls(A, B, row, column, extra)
+
+
 class Transported(NamedTuple):
-    """A solved problem: base-2 potentials of the score A B^T, and the rounded plan.
+    """A solved problem: base-2 potentials of its score, and the rounded plan.
 
     ``moved`` is the L1 column residual of the warm potentials under this score, ``residual`` that of the solution.
-    ``overlap`` is <A B^T, T> for the rounded plan.
+    ``overlap`` is <score, T> for the rounded plan.
     """
 
     f: Tensor
@@ -51,41 +73,45 @@ class Solved(NamedTuple):
 
 
 class Inner(Protocol):
-    """Solves the score A (N, r), B (K, r) for float64 masses from warm potentials f (N,), g (K,)."""
+    """Solves linear problems of a model from warm potentials f (N,), g (K,)."""
 
-    def __call__(self, A: Tensor, B: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor) -> Transported:
+    def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
         """The solution, in the dtype of the factors."""
 
-    def potentials(self, A: Tensor, B: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor) -> Solved:
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> Solved:
         """Only its potentials."""
 
 
 class StoredInner:
     """Stores score and plan, 8 bytes for each pair in float32, and reuses both."""
 
-    def __init__(self, kernel: Kernel, options: SinkhornOptions) -> None:
-        self.kernel, self.options = kernel, options
+    def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
+        self.kernel, self.model, self.options = kernel, model, options
         self._score, self._plan = torch.empty(0), torch.empty(0)
 
-    def __call__(self, A: Tensor, B: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor) -> Transported:
-        state = self.potentials(A, B, p, q, f, g)
-        feasible(self._plan, p.to(A.dtype), q.to(A.dtype))
+    def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
+        state = self.potentials(linear, f, g)
+        p, q = (mass.to(linear.A.dtype) for mass in self.model.masses)
+        rounded(self._plan, p, q, self.model.marginals)
         overlap = _overlap(self._score, self._plan)
         return Transported(
             state.f, state.g, DenseCoupling(self._plan), overlap, state.moved, state.residual, state.n_iter
         )
 
-    def potentials(self, A: Tensor, B: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor) -> Solved:
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> Solved:
         """Leaves the plan, not rounded, in the buffer."""
+        A, B = linear.A, linear.B
         shape, dtype = (len(A), len(B)), A.dtype
         if self._score.shape != shape or self._score.dtype != dtype or self._score.device != A.device:
             self._score, self._plan = A.new_empty(shape), A.new_empty(shape)
         score, plan, options = self._score, self._plan, self.options
         torch.mm(A, B.T, out=score)
+        if linear.extra is not None:
+            score += linear.extra
         state = scaling(
             self.kernel.on(score),
-            p.log2().to(dtype),
-            q.log2().to(dtype),
+            linear.row,
+            linear.column,
             f,
             g,
             plan,
@@ -101,23 +127,30 @@ class StreamedInner:
     """Stores neither. Points must be in an order in which neighbours are near; from 4096 x 4096 on, tiles without mass
     are left out, those outside of which all mass lies but the share ``omitted``."""
 
-    def __init__(self, kernel: Kernel, tiled: TileKernel, options: SinkhornOptions, omitted: float) -> None:
-        self.kernel, self.tiled, self.options, self.omitted = kernel, tiled, options, omitted
+    def __init__(
+        self, kernel: Kernel, tiled: TileKernel, model: Model, options: SinkhornOptions, omitted: float
+    ) -> None:
+        self.kernel, self.tiled, self.model = kernel, tiled, model
+        self.options, self.omitted = options, omitted
 
-    def __call__(self, A: Tensor, B: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor) -> Transported:
-        state = self.potentials(A, B, p, q, f, g)
-        tiles = self.tiles(A, B, p, q, state.f, state.g)
-        rounded = round_tiles(self.tiled, A, B, tiles, state.f.double(), state.g.double(), p, q, V=B)
+    def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
+        A, B = linear.A, linear.B
+        state = self.potentials(linear, f, g)
+        tiles = self.tiles(A, B, state.f, state.g)
+        rounded = round_tiles(
+            self.tiled, A, B, tiles, state.f.double(), state.g.double(), *self.model.masses, self.model.marginals, V=B
+        )
         TB = rounded.read.moved[:, 1:] + rounded.x[:, None] * (rounded.y @ B.double())
         overlap = (A * TB).sum().to(A.dtype)
         return Transported(state.f, state.g, rounded.coupling(), overlap, state.moved, state.residual, state.n_iter)
 
-    def potentials(self, A: Tensor, B: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor) -> Solved:
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> Solved:
+        assert linear.extra is None, "what streams has factors"
         options = self.options
         state = sinkhorn(
-            self.score(A, B, p, q, f, g),
-            p.log2().to(A.dtype),
-            q.log2().to(A.dtype),
+            self.score(linear.A, linear.B, f, g),
+            linear.row,
+            linear.column,
             f,
             g,
             max_iter=options.exact_max_iter,
@@ -127,16 +160,16 @@ class StreamedInner:
         )
         return Solved(state.f, state.g, float(state.moved), float(state.residual), state.n_iter)
 
-    def score(self, A: Tensor, B: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor) -> Softmins:
+    def score(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Softmins:
         """The score on the tiles that matter under these potentials; the whole, one product a pass, if all do."""
-        tiles = self.tiles(A, B, p, q, f, g)
+        tiles = self.tiles(A, B, f, g)
         return self.kernel.on(A, B) if tiles.nothing_skipped() else self.tiled.on(A, B, tiles)
 
-    def tiles(self, A: Tensor, B: Tensor, p: Tensor, q: Tensor, f: Tensor, g: Tensor) -> Tiles:
+    def tiles(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Tiles:
         """The tiles that matter under these potentials."""
         if self.omitted == 0 or len(A) * len(B) <= SKIPPED_FROM**2:
             return all_tiles(len(A), len(B), TILE, A.device)
-        return choose_tiles(A, B, f, g, p, q, TILE, self.omitted)[0]
+        return choose_tiles(A, B, f, g, *self.model.masses, TILE, self.omitted)[0]
 
 
 def _overlap(score: Tensor, plan: Tensor) -> Tensor:

@@ -18,24 +18,26 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchgw.costs import FactoredCost
+from torchgw.couplings import DenseCoupling
 from torchgw.evidence import Rung
-from torchgw.gw.cells import CellSpace, cost_of_cells, cost_of_product, restricted
+from torchgw.gw.cells import CellSpace
 from torchgw.gw.descent import Descent, descend
 from torchgw.gw.first_rung import FirstRung
 from torchgw.gw.gradient import ExactGradient
-from torchgw.gw.inner import Inner, StoredInner, StreamedInner
-from torchgw.gw.large_problem import STORED_CELLS, Large, cells_of
+from torchgw.gw.inner import Inner, Linear, StoredInner, StreamedInner
+from torchgw.gw.large_problem import STORED_CELLS, Large, cells_of, cost_on_points
+from torchgw.gw.model import Model
 from torchgw.gw.score import FactoredScore, factored_score
 from torchgw.gw.start import Start
-from torchgw.kernels import LOG2E
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.step import half_step
 from torchgw.options import SinkhornOptions
+from torchgw.sinkhorn.sides import Side
 from torchgw.status import History, Status
 from torchgw.types import Callback
 
@@ -47,6 +49,7 @@ LEFT = 0.25  # share of it that larger rungs may leave unsolved
 SURE = 2.0  # standard errors of the residual that the tolerance must leave room for
 SAMPLED_POINTS = 1000
 FLOAT32_RESIDUAL = 5e-5
+ROW_ELEMENTS = 2**22
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
 
 
@@ -58,11 +61,27 @@ class Step:
     score: FactoredScore
     x: CellSpace
     y: CellSpace
-    A: Tensor
-    B: Tensor
+    linear: Linear
     f: Tensor
     g: Tensor
     n_iter: int
+
+    @property
+    def A(self) -> Tensor:
+        return self.linear.A
+
+    @property
+    def B(self) -> Tensor:
+        return self.linear.B
+
+    def sides(self, model: Model) -> tuple[Side, Side]:
+        """Sides of all points, in the gauge of the score."""
+        (a, b), score = self.cost.offsets(self.score.epsilon), self.score
+        return model.sides_of(model.p.log2(), model.q.log2(), score.epsilon, a - score.row, b - score.column)
+
+
+Lifted: TypeAlias = tuple[FactoredScore, Tensor, Tensor]
+"""A score and the potentials of all points."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +107,16 @@ def climb(rung: FirstRung, callback: Callback | None) -> Climbed:
     began = time.perf_counter()
     large, x, y, ended, history = rung.large, rung.x, rung.y, rung.ended, rung.ended.history
     status, n_iter, n_inner, seconds = ended.status, ended.n_iter, ended.n_iter_sinkhorn, rung.seconds
-    cost = cost_of_cells(ended.plan, x, y, (large.x, large.y), large.options.sampling.n_anchors, large.generator)
-    g = (ended.dual - rung.b) * (LOG2E / large.epsilon) + (y.mass / y.mass.sum()).log2()
-    step = _solved(large, cost, x, y, torch.nan_to_num(g, nan=-torch.inf))
+    cost = cost_on_points(large, DenseCoupling(ended.plan.to(x.means.dtype)), x, y)
+    step = _solved(large, cost, x, y, ended.g)
     rungs: list[Rung] = []
-    exact = large.x.exact and large.y.exact
+    exact, last = large.x.exact and large.y.exact, None
     while True:
         f, g = lifted(large, step)
-        residual, error = measured(large, step.score, f, g)
+        residual, error = measured(large, step, f, g)
+        if not large.model.fixed and not _complete(large, step):
+            residual = max(residual, _changed(large, last, (step.score, f, g)))
+            last = step.score, f, g
         n_inner += step.n_iter
         seconds += time.perf_counter() - began
         rungs.append(
@@ -123,29 +144,52 @@ def lifted(large: Large, step: Step) -> tuple[Tensor, Tensor]:
     if _complete(large, step):
         return step.f[step.x.cells.label].double(), step.g[step.y.cells.label].double()
     score, kernel = step.score, large.kernels.streamed
-    f = half_step(large.p.log2(), kernel.on(score.A, step.B).softmin(step.g, 1).double(), 1.0)
-    g = half_step(large.q.log2(), kernel.on(step.A, score.B).softmin(step.f, 0).double(), 1.0)
+    row, column = step.sides(large.model)
+    f = row.potential(kernel.on(score.A, step.B).softmin(step.g, 1).double())
+    g = column.potential(kernel.on(step.A, score.B).softmin(step.f, 0).double())
     return f, g
 
 
-def measured(large: Large, score: FactoredScore, f: Tensor, g: Tensor) -> tuple[float, float]:
+def measured(large: Large, step: Step, f: Tensor, g: Tensor) -> tuple[float, float]:
     """The larger L1 marginal error of the plan at full size and its standard error, from sampled rows and columns.
 
-    Every point where there are few. O((N + K) r) for each of the 1000 points of either side.
+    Of a relaxed marginal, the change that another half-step would make. Every point where there are few. O((N + K) r)
+    for each of the 1000 points of either side.
     """
-    A, B, kernel, dtype = score.A, score.B, large.kernels.streamed, score.A.dtype
+    A, B, kernel, dtype = step.score.A, step.score.B, large.kernels.streamed, step.score.A.dtype
     found = []
-    for axis, mass, own, other in ((1, large.p, f, g), (0, large.q, g, f)):
-        every = len(mass) <= SAMPLED_POINTS
+    for axis, side, own, other in zip((1, 0), step.sides(large.model), (f, g), (g, f), strict=True):
+        mass = side.log_mass.exp2()
+        total, every = mass.sum(), len(mass) <= SAMPLED_POINTS
         index = torch.nonzero(mass > 0)[:, 0] if every else draw(mass, SAMPLED_POINTS, large.generator)
         bound = kernel.on(A[index], B) if axis == 1 else kernel.on(A, B[index])
         sums = own[index] + bound.softmin(other.to(dtype), axis).double()
-        off = ((sums - mass[index].log2()).exp2() - 1).abs()
-        if every:
-            found.append((float(mass[index] @ off), 0.0))
-        else:
-            found.append((float(off.mean()), float(off.std()) / SAMPLED_POINTS**0.5))
+        weight = mass[index] if every else total.expand(len(index)) / len(index)
+        wanted = side.at(index).reached(sums - own[index], weight)
+        off = weight * ((sums - mass[index].log2()).exp2() - wanted / mass[index]).abs()
+        found.append((float(off.sum()), 0.0 if every else float(off.std()) * SAMPLED_POINTS**0.5))
     return max(found)
+
+
+def _changed(large: Large, last: Lifted | None, now: Lifted) -> float:
+    """How much of the plan has moved since the last rung, by rows of up to 1000 points; infinite on the first.
+
+    Relaxed marginals are no test of a cost: the plan follows it wherever that leads.
+    """
+    if last is None:
+        return float("inf")
+    p, k = large.p, len(large.q)
+    few = len(p) <= SAMPLED_POINTS
+    index = torch.nonzero(p > 0)[:, 0] if few else draw(p, SAMPLED_POINTS, large.generator)
+    weight = torch.ones_like(p[index]) if few else p.sum() / len(index) / p[index]
+    total = p.new_zeros(())
+    step = max(1, ROW_ELEMENTS // k)
+    for part, scale in zip(torch.split(index, step), torch.split(weight, step), strict=True):
+        one, other = (
+            (score.A[part] @ score.B.T).double().add_(f[part, None]).add_(g).exp2_() for score, f, g in (last, now)
+        )
+        total += scale @ (one - other).abs().sum(1)
+    return float(total)
 
 
 def _next(large: Large, step: Step, history: History, callback: Callback | None) -> tuple[Step, Descent | None]:
@@ -153,11 +197,10 @@ def _next(large: Large, step: Step, history: History, callback: Callback | None)
     old, epsilon = step.score, large.epsilon
     x = cells_of(large, large.x, old.A, GROWTH * step.x.cells.count)
     y = cells_of(large, large.y, old.B, GROWTH * step.y.cells.count)
-    p, q = (side.mass / side.mass.sum() for side in (x, y))
-    A, B = x.cells.means(old.A, large.p), y.cells.means(old.B, large.q)
-    kernel = large.kernels.streamed
-    f = half_step(p.log2().to(A.dtype), kernel.on(A, step.B).softmin(step.g, 1), 1.0)
-    g = half_step(q.log2().to(A.dtype), kernel.on(step.A, B).softmin(step.f, 0), 1.0)
+    model = large.model.on_cells(x.cells, y.cells)
+    last, kernel = _linear(large, step.cost, old, x, y), large.kernels.streamed
+    f = last.row.potential(kernel.on(last.A, step.B).softmin(step.g, 1))
+    g = last.column.potential(kernel.on(step.A, last.B).softmin(step.f, 0))
     f = f - x.cells.means(old.row[:, None], large.p)[:, 0].to(f.dtype)
     g = g - y.cells.means(old.column[:, None], large.q)[:, 0].to(g.dtype)
     complete = x.cells.count == len(large.p) and y.cells.count == len(large.q)
@@ -167,19 +210,18 @@ def _next(large: Large, step: Step, history: History, callback: Callback | None)
     # they are exact, or where all points are few.
     if x.space is None or y.space is None or not (stored or (not loose and (exact or complete))):
         return _solved(large, step.cost, x, y, g), None
-    cost = restricted(step.cost, x, y, large.p, large.q)
+    cost = large.model.between(step.cost, x.cells, y.cells)
+    assert cost is not None
     dtype = cost.U.dtype
-    gradient = ExactGradient(x.space, y.space, p.to(dtype), q.to(dtype))
+    p, q = (mass.to(dtype) for mass in model.masses)
+    gradient = model.gradient(ExactGradient(x.space, y.space, p, q))
     inner = _inner(large, x, y, replace(large.options.sinkhorn, tol=large.tolerance))
     start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
-    done = descend(gradient, start, p, q, epsilon, inner, large.options, callback, history=history, by_value=loose)
+    done = descend(gradient, start, model, epsilon, inner, large.options, callback, history=history, by_value=loose)
     if complete:
-        cost = gradient(done.coupling, p.to(dtype)).taken(x.cells.label, y.cells.label)
-    elif exact:
-        cost = cost_of_product(x.means.T @ done.coupling.apply(y.means, 1), large.x, large.y)
+        cost = gradient(done.coupling, p).taken(x.cells.label, y.cells.label)
     else:
-        n_anchors = large.options.sampling.n_anchors
-        cost = cost_of_cells(done.plan, x, y, (large.x, large.y), n_anchors, large.generator)
+        cost = cost_on_points(large, done.coupling, x, y)
     return _solved(large, cost, x, y, done.g), done
 
 
@@ -189,16 +231,27 @@ def _solved(large: Large, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Ten
     score = factored_score(
         cost, large.p, large.q, large.epsilon, SCORE_SHARE * large.options.ladder.marginal_tol, wide=tight
     )
-    A, B = x.cells.means(score.A, large.p), y.cells.means(score.B, large.q)
-    p, q = (side.mass / side.mass.sum() for side in (x, y))
+    linear = _linear(large, cost, score, x, y)
+    A, B = linear.A, linear.B
     g = g.to(A.dtype) + y.cells.means(score.column[:, None], large.q)[:, 0].to(A.dtype)
-    f = half_step(p.log2().to(A.dtype), large.kernels.streamed.on(A, B).softmin(g, 1), 1.0)
+    f = linear.row.potential(large.kernels.streamed.on(A, B).softmin(g, 1))
     inner = large.options.sinkhorn
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
     tol = large.tolerance if _stored(large, x, y) else max(large.tolerance, LEFT * large.options.ladder.marginal_tol)
     last = replace(inner, exact_max_iter=inner.final_max_iter, tol=tol)
-    state = _inner(large, x, y, last).potentials(A, B, p, q, f, g)
-    return Step(cost, score, x, y, A, B, state.f, state.g, state.n_iter)
+    state = _inner(large, x, y, last).potentials(linear, f, g)
+    return Step(cost, score, x, y, linear, state.f, state.g, state.n_iter)
+
+
+def _linear(large: Large, cost: FactoredCost, score: FactoredScore, x: CellSpace, y: CellSpace) -> Linear:
+    """The linear problem between cells, for the score of this cost on all points."""
+    model, dtype = large.model.on_cells(x.cells, y.cells), score.A.dtype
+    a, b = cost.offsets(score.epsilon)
+    ends = ((x.cells, a - score.row, large.p), (y.cells, b - score.column, large.q))
+    offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in ends]
+    log_p, log_q = (mass.log2().to(dtype) for mass in model.masses)
+    row, column = model.sides_of(log_p, log_q, score.epsilon, *offsets)
+    return Linear(x.cells.means(score.A, large.p), y.cells.means(score.B, large.q), row, column)
 
 
 def _complete(large: Large, step: Step) -> bool:
@@ -213,6 +266,7 @@ def _stored(large: Large, x: CellSpace, y: CellSpace) -> bool:
 
 
 def _inner(large: Large, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:
+    model = large.model.on_cells(x.cells, y.cells)
     if _stored(large, x, y):
-        return StoredInner(large.kernels.stored, options)
-    return StreamedInner(large.kernels.streamed, large.kernels.tiled, options, large.options.ladder.omitted)
+        return StoredInner(large.kernels.stored, model, options)
+    return StreamedInner(large.kernels.streamed, large.kernels.tiled, model, options, large.options.ladder.omitted)

@@ -47,10 +47,12 @@ def choose_landmarks(
     count: int,
     generator: torch.Generator,
     first: Tensor | None = None,
+    named: Tensor | None = None,
 ) -> Landmarks:
     """At most ``count`` points with mass, of a kind out of `KINDS`; all of them when there are not more.
 
     ``mass`` (N,) is in the dtype of the space; ``first`` is the index that farthest-point landmarks begin with.
+    The points ``named`` are landmarks in any case, beyond the count: as many of them as that at the most.
     """
     present = torch.nonzero(mass > 0)[:, 0]
     if len(present) <= count:
@@ -63,6 +65,10 @@ def choose_landmarks(
     else:
         index = _without_replacement(mass, count, generator)
         rows = space.rows(index)
+    if named is not None:
+        new = named[(mass[named] > 0) & ~torch.isin(named, index)]
+        new = new[torch.linspace(0, len(new) - 1, min(len(new), count), device=new.device).long()]
+        index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
     nearest = rows.argmin(0)
     nearest[index] = torch.arange(len(index), device=index.device)
     cells = torch.zeros(len(index), dtype=mass.dtype, device=mass.device).index_add_(0, nearest, mass)
@@ -74,7 +80,7 @@ def coverage(landmarks: Landmarks, mass: Tensor) -> float:
     """Mean square distance to the nearest landmark, relative to that between two random points."""
     near = landmarks.rows.amin(0).clamp_min(0.0).square() @ mass
     spread = landmarks.mass @ (landmarks.rows.square() @ mass)
-    return float(near / spread.clamp_min(torch.finfo(mass.dtype).tiny))
+    return float(mass.sum() * near / spread.clamp_min(torch.finfo(mass.dtype).tiny))
 
 
 def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw.gw.cells import Side
-from torchgw.gw.certify import certify, dot
+from torchgw.gw.certify import Read, certify, dot
 from torchgw.gw.first_rung import first_rung
 from torchgw.gw.ladder import Climbed, climb
 from torchgw.gw.large_problem import Large, Task
@@ -38,12 +38,14 @@ SIZES = (1024, 512, 256, 128, 64)
 class FinishedTiles:
     """A feasible plan on kept tiles, and what was read of it on the way.
 
-    F^T T G where both spaces have factors; its marginals; the L1 residual before rounding, a bound
+    F^T T G where both spaces have factors; <M, T> and <P, T>; its marginals; the L1 residual before rounding, a bound
     on the mass of the tiles left out, and the share of pairs evaluated.
     """
 
     coupling: TiledCoupling
     product: Tensor | None
+    linear: float
+    penalty: float
     marginals: tuple[Tensor, Tensor]
     residual: float
     omitted: float
@@ -61,7 +63,8 @@ def run_large(
     climbed_at = time.perf_counter()
     finished = finish_tiles(large, climbed)
     dual = column_dual(climbed.cost, climbed.g - climbed.score.column, large.q, task.epsilon)
-    value, certificate = certify(large, finished.coupling, finished.product, dual)
+    read = Read(finished.product, finished.marginals, finished.linear, finished.penalty)
+    value, values, certificate = certify(large, finished.coupling, read, dual)
     return Outcome(
         coupling=finished.coupling,
         marginals=finished.marginals,
@@ -73,6 +76,7 @@ def run_large(
         n_iter_sinkhorn=climbed.n_iter_sinkhorn,
         history=rung.ended.history,
         objective=value,
+        values=values,
         certificate=certificate,
         basins=rung.basins,
         ladder=climbed.rungs,
@@ -98,19 +102,35 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     if len(A) * len(B) <= EVERY_PAIR:
         A, B = A.double(), B.double()
     tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], large.options.ladder.omitted)
-    exact = large.x.exact and large.y.exact
+    exact, model = large.x.exact and large.y.exact, large.model
     narrow = large.x.control.F.shape[1] <= large.y.control.F.shape[1]
     F, G = _centred(large.x, rows), _centred(large.y, columns)
     V, W = (G if exact and not narrow else None), (F if exact and narrow else None)
-    rounded = round_tiles(large.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], V, W, find=True)
+    costs = [cost for cost in (model.cost, model.penalty) if cost is not None]
+    if costs:
+        V = torch.cat([*([] if V is None else [V]), *(cost.V[columns].to(G.dtype) for cost in costs)], 1)
+    rounded = round_tiles(large.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], model.marginals, V, W, find=True)
     moved, back, x, y = rounded.read.moved, rounded.read.back, rounded.x, rounded.y
-    product = None
+    sums = moved[:, 0] + x * y.sum(), back[:, 0] + y * x.sum()
+    product, used = None, 1
     if exact:
-        product = dot(back[:, 1:], G) if narrow else dot(F, moved[:, 1:])
+        used += 0 if narrow else G.shape[1]
+        product = dot(back[:, 1:], G) if narrow else dot(F, moved[:, 1:used])
         product += torch.outer(dot(F, x[:, None])[:, 0], dot(G, y[:, None])[:, 0])
-        product += torch.outer(*(dot(s.mass[:, None], s.control.F)[0] for s in (large.x, large.y)))
+        # Of the centred factors; the means belong to the plan's own marginals.
+        means = [dot(side.mass[:, None], side.control.F)[0] / side.mass.sum() for side in (large.x, large.y)]
+        ends = dot(F, sums[0][:, None])[:, 0], dot(G, sums[1][:, None])[:, 0]
+        product += torch.outer(means[0], ends[1]) + torch.outer(ends[0], means[1])
+        product += sums[0].sum() * torch.outer(*means)
+    values = []
+    for cost in costs:
+        U, W = cost.U[rows], cost.V[columns]
+        cross = (U * moved[:, used : used + U.shape[1]]).sum() + (U.T @ x) @ (W.T @ y)
+        values.append(float(cost.a[rows] @ sums[0] + cost.b[columns] @ sums[1] - 2 * cross))
+        used += U.shape[1]
+    linear = values.pop(0) if model.cost is not None else 0.0
     marginals = torch.empty_like(p), torch.empty_like(q)
-    marginals[0][rows], marginals[1][columns] = moved[:, 0] + x * y.sum(), back[:, 0] + y * x.sum()
+    marginals[0][rows], marginals[1][columns] = sums
     matching = None
     if bool((x * y.max() <= NEGLIGIBLE * rounded.read.largest)[p[rows] > 0].all()):
         matching = torch.empty_like(rows)
@@ -119,6 +139,8 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     return FinishedTiles(
         coupling=rounded.coupling(rows, columns, matching),
         product=product,
+        linear=linear,
+        penalty=values[0] if values else 0.0,
         marginals=marginals,
         residual=rounded.residual,
         omitted=omitted,
@@ -168,5 +190,5 @@ def _strain(climbed: Climbed, options: GWOptions) -> str | None:
 def _centred(side: Side, order: Tensor) -> Tensor:
     """The factors (N, r) minus their mean, in this order: what is read of a plan in float32 is then small."""
     F = side.control.F
-    centred: Tensor = F[order] - dot(side.mass[:, None], F)[0].to(F.dtype)
+    centred: Tensor = F[order] - (dot(side.mass[:, None], F)[0] / side.mass.sum()).to(F.dtype)
     return centred

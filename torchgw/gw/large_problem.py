@@ -7,13 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.gw.cells import CellSpace, Side
+from torchgw.costs import FactoredCost
+from torchgw.couplings import DenseCoupling
+from torchgw.gw.cells import CellSpace, Side, cost_of_cells, cost_of_product, under
+from torchgw.gw.model import Model, relative_entropy
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import TILE
 from torchgw.options import GWOptions
 from torchgw.spaces.hierarchy import Cells, bisect
-from torchgw.types import Callback, DistanceProvider
+from torchgw.types import Callback, Coupling, DistanceProvider
 
 STORED_CELLS = 4096
 
@@ -29,14 +32,15 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Task:
-    """What a solve without stored plans is asked for.
+    """What a solve is asked for.
 
-    ``masses`` are float64, of sum one, on the device to use; ``exact`` says that all distances of a space may be
-    computed where it has no factors; ``init`` is a plan (N, K), or matching pairs (m, 2) of integers, or None.
+    ``model`` is on the device to use; ``exact`` says that the exact gradient runs where a plan is stored, and that all
+    distances of a space may be computed where it has no factors; ``init`` is a plan (N, K), or matching pairs (m, 2) of
+    integers, or None.
     """
 
     spaces: tuple[DistanceProvider, DistanceProvider]
-    masses: tuple[Tensor, Tensor]
+    model: Model
     epsilon: float
     exact: bool
     init: Tensor | None
@@ -53,11 +57,15 @@ class Large:
 
     x: Side
     y: Side
-    epsilon: float
+    model: Model
     kernels: Kernels
     options: GWOptions
     generator: torch.Generator
     exact: bool
+
+    @property
+    def epsilon(self) -> float:
+        return self.model.epsilon
 
     @property
     def p(self) -> Tensor:
@@ -81,4 +89,30 @@ def cells_of(large: Large, side: Side, features: Tensor, count: int) -> CellSpac
     else:
         hierarchy = bisect(features, count)
         cells = hierarchy.cells(hierarchy.level(count))
+        groups = large.model.groups
+        if groups is not None:
+            cells = cells.split(groups[0 if side is large.x else 1])
     return side.seen_as(cells, matrix=cells.count <= STORED_CELLS)
+
+
+def cost_on_points(large: Large, coupling: Coupling, x: CellSpace, y: CellSpace) -> FactoredCost:
+    """The cost of the whole objective on all points, of a plan between cells; sampled where not both have factors."""
+    model, sides = large.model, (large.x, large.y)
+    small = model.on_cells(x.cells, y.cells)
+    rows, columns = small.marginals_of(coupling)
+    mass = rows.sum()
+    if not model.fixed:
+        sides = under(large.x, x.cells, rows / mass), under(large.y, y.cells, columns / mass)
+    if large.x.exact and large.y.exact:
+        cost = cost_of_product(x.means.T @ coupling.apply(y.means, 1) / mass.to(x.means.dtype), *sides)
+    else:
+        assert isinstance(coupling, DenseCoupling), "gradients are sampled from plans that are stored"
+        cost = cost_of_cells(coupling.plan, x, y, sides, large.options.sampling.n_anchors, large.generator)
+    if model.plain:
+        return cost
+    linear = model.linear(cost.U.dtype)
+    if not model.marginals.free_mass:
+        return model.combined(cost, linear)
+    entropy = relative_entropy(coupling, *small.masses) - mass * model.logarithm
+    constant = small.slopes(rows, columns) + model.epsilon * entropy
+    return model.combined(FactoredCost.weighted_sum([cost], [mass.to(cost.U.dtype)]), linear, mass, constant)

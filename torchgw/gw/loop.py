@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from torchgw.costs import FactoredCost
-from torchgw.couplings import PotentialCoupling
+from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.gw.gradient import Gradient
+from torchgw.gw.model import Model
 from torchgw.gw.start import Start
 from torchgw.gw.stopping import Plateau, observe, verdict
 from torchgw.kernels import LN2, LOG2E
@@ -23,7 +24,6 @@ from torchgw.kernels.kernel import Kernel
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.marginals import Balanced
 from torchgw.status import History, Status
 from torchgw.types import Callback, Progress
 
@@ -47,24 +47,22 @@ class Solution:
 def solve(
     gradient: Gradient,
     start: Start,
-    p: Tensor,
-    q: Tensor,
+    model: Model,
     epsilon: float,
     kernel: Kernel,
-    marginals: Balanced,
     options: GWOptions,
     callback: Callback | None,
 ) -> Solution:
-    """Run the loop from ``start``, in its dtype, on float64 masses p (N,), q (K,) that sum to one.
+    """Run the loop from ``start``, in its dtype, with a gradient of the model's objective.
 
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon.
     O(N K) memory for the score and the plan of the last check, O(N K (M + inner iterations)) work per iteration.
     """
     began, stopping, inner = time.perf_counter(), options.stopping, options.sinkhorn
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
-    row = p.to(start.f.dtype)
-    log_p, log_q = p.log2().to(row.dtype), q.log2().to(row.dtype)
-    score = row.new_empty(len(p), len(q))
+    row = model.p.to(start.f.dtype)
+    log_p = model.p.log2().to(row.dtype)
+    score = row.new_empty(len(model.p), len(model.q))
     plan, plateau, history, status = PlanWatch(score), Plateau(), History(), Status.MAX_ITER
     coupling, f, g, iteration, n_inner = start.coupling(), start.f, start.g, 0, 0
     old_epsilon = start.epsilon or epsilon_at(0, epsilon, annealing)
@@ -73,25 +71,22 @@ def solve(
         raw = gradient(coupling, row)
         cost, row_term, column_term = raw.centred()
         unit = 2 * LOG2E / now
-        A, B = cost.balanced_score(now)
-        torch.mm(A, B.T, out=score)
+        cost.stored_score(now, out=score)
         state = sinkhorn(
             kernel.on(score),
-            log_p,
-            log_q,
+            *model.sides(now, cost, row.dtype),
             rescale(f, log_p, old_epsilon, now) + unit * row_term,
             max_iter=inner.max_iter,
             tol=LOOP_TOLERANCE * inner.tol,
             check_every=inner.check_every,
-            damping=marginals.damping(now),
         )
-        coupling, old_epsilon = PotentialCoupling(A, B, state.f, state.g), now
+        coupling, old_epsilon = _coupling(cost, score, state, now), now
         f, g = state.f - unit * row_term, state.g - unit * column_term
         iteration, n_inner = iteration + 1, n_inner + state.n_iter
         if iteration % stopping.check_every and iteration < stopping.max_iter:
             continue
-        change, overlap, columns = plan.look(score, state)
-        expected = cost.expectation(overlap * (now * LN2 / 2), row, columns)
+        change, overlap, rows, columns = plan.look(score, state)
+        expected = cost.expectation(overlap * (now * LN2 / 2), rows, columns)
         value, moved, residual = torch.stack((expected, change, state.residual)).tolist()
         record(history, callback, iteration, stopping.max_iter, value, residual, now, began)
         if now == epsilon and (start.epsilon is not None or iteration > annealing.n_iter):
@@ -110,17 +105,27 @@ class PlanWatch:
         self.last = torch.zeros_like(score)
         self.rows = max(1, (2**19 if score.device.type == "cpu" else 2**26) // score.shape[1])
 
-    def look(self, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor]:
-        """L1 distance of the plan from the last one looked at, <score, plan>, and its column sums, in one pass."""
-        change, overlap, columns = score.new_zeros(()), score.new_zeros(()), score.new_zeros(score.shape[1])
+    def look(self, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """L1 distance of the plan from the last one looked at, <score, plan>, its row and column sums, in one pass."""
+        change, overlap = score.new_zeros(()), score.new_zeros(())
+        rows, columns = score.new_empty(score.shape[0]), score.new_zeros(score.shape[1])
         for start in range(0, len(score), self.rows):
             where = slice(start, start + self.rows)
             plan = (score[where] + state.f[where, None]).add_(state.g).clamp_min_(-120.0).exp2_()
             overlap += (plan * score[where]).sum()
-            columns += plan.sum(0)
+            rows[where], columns = plan.sum(1), columns + plan.sum(0)
             change += self.last[where].sub_(plan).abs_().sum()
             self.last[where] = plan
-        return change, overlap, columns
+        return change, overlap, rows, columns
+
+
+def _coupling(
+    cost: FactoredCost, score: Tensor, state: SinkhornState, epsilon: float
+) -> PotentialCoupling | DenseCoupling:
+    """The plan of the potentials of a centred cost; stored where the cost has a stored part."""
+    if cost.extra is not None:
+        return DenseCoupling((score + state.f[:, None]).add_(state.g).exp2_())
+    return PotentialCoupling(*cost.balanced_score(epsilon), state.f, state.g)
 
 
 def record(

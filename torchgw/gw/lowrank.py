@@ -34,9 +34,9 @@ from torchgw.gw.gradient import factored_mean_squares
 from torchgw.gw.loop import record
 from torchgw.gw.lowrank_starts import cold_starts, perturbed
 from torchgw.lowrank_coupling import LowRankCoupling
+from torchgw.marginals import Balanced
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors
-from torchgw.sinkhorn.marginals import Balanced
 from torchgw.status import History, Status
 from torchgw.types import Callback, DistanceProvider
 

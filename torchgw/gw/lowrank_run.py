@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from torchgw.gw.certify import certify, dot
+from torchgw.gw.certify import Read, certify, dot
 from torchgw.gw.first_rung import first_rung
 from torchgw.gw.large_problem import Task
 from torchgw.gw.lowrank import solve_low_rank
@@ -22,7 +22,7 @@ def run_low_rank(
 ) -> Outcome:
     """Solve the task with O((N + K) r) memory; without entropy the search takes a little."""
     began, options, generator = time.perf_counter(), task.options, task.generator
-    (p, q), epsilon = task.masses, task.epsilon
+    (p, q), epsilon = task.model.masses, task.epsilon
     rung = first_rung(task, epsilon or SEARCH_EPSILON, None)
     wide = tuple(space.to(p.device, torch.float64) for space in task.spaces)
     labels = rung.x.cells.label, rung.y.cells.label
@@ -35,10 +35,12 @@ def run_low_rank(
     F, G = rung.large.x.control.F, rung.large.y.control.F
     product = dot(F, coupling.Q) @ (dot(coupling.R, G) / coupling.g[:, None])
     dual = rung.ended.dual.to(p.dtype)[rung.y.cells.label]
-    value, certificate = certify(rung.large, coupling, product, dual, Objective(done.value, True, 0.0))
+    marginals = coupling.marginal(1), coupling.marginal(0)
+    read = Read(product, marginals, 0.0, 0.0)
+    value, values, certificate = certify(rung.large, coupling, read, dual, Objective(done.value, True, 0.0))
     return Outcome(
         coupling=coupling,
-        marginals=(coupling.marginal(1), coupling.marginal(0)),
+        marginals=marginals,
         gradient="exact",
         residual=done.residual,
         status=done.status,
@@ -47,6 +49,7 @@ def run_low_rank(
         n_iter_sinkhorn=done.n_sweeps,
         history=done.history,
         objective=value,
+        values=values,
         certificate=certificate,
         basins=rung.basins,
         seconds={

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchgw.couplings import BlockCoupling
 from torchgw.evidence import Basin, Certificate, Rung
+from torchgw.gw.model import Values
 from torchgw.gw.objective import Objective
 from torchgw.status import History, Status
 
@@ -35,6 +36,7 @@ class Outcome:
     n_iter_sinkhorn: int
     history: History
     objective: Objective
+    values: Values
     certificate: Certificate
     basins: tuple[Basin, ...]
     ladder: tuple[Rung, ...] = ()

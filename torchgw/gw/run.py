@@ -12,23 +12,21 @@ from torch import Tensor
 
 from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling, PotentialCoupling
-from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate
-from torchgw.gw.anchors import sample_anchors
-from torchgw.gw.bounds import first_bound, second_bound, stationarity
+from torchgw.evidence import NEAR_TIE, TINY, Basin
+from torchgw.gw.certify_stored import certify_stored
 from torchgw.gw.descent import Descent, descend
 from torchgw.gw.finish import finish
-from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landmark_control, sampled_cost
+from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landmark_control
 from torchgw.gw.landmarks import Landmarks
+from torchgw.gw.large_problem import Task
 from torchgw.gw.loop import solve
-from torchgw.gw.objective import Objective, affordable, sampled_objective
-from torchgw.gw.outcome import CERTIFICATE_ANCHORS, ROUNDING_ERROR, Outcome
+from torchgw.gw.model import Model
+from torchgw.gw.outcome import Outcome
 from torchgw.gw.search import Candidate, Problem, described, find_basins
 from torchgw.gw.sharp import column_dual, conditional_gradient
 from torchgw.gw.start import Start, pairs_start, plan_start, product_start
-from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
 from torchgw.options import GWOptions
-from torchgw.sinkhorn.marginals import Balanced
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.spaces import PrecomputedDistances
 from torchgw.status import History, Status
@@ -45,7 +43,8 @@ SHARP_BASINS_PAIRS = 10_000
 
 @dataclass(frozen=True)
 class Ended:
-    """A feasible plan (N, K) of mass one, as a matrix and as a coupling; column potentials in units of cost (K,).
+    """A feasible plan (N, K), as a matrix and as a coupling; column potentials (K,) in units of cost, and base-2 ones
+    of the uncentred score of the last cost.
 
     ``strain`` says why float32 could not carry the scores on the way, where it could not.
     """
@@ -53,6 +52,7 @@ class Ended:
     plan: Tensor
     coupling: PotentialCoupling | DenseCoupling
     dual: Tensor
+    g: Tensor
     residual: float
     energy: float
     status: Status
@@ -62,40 +62,32 @@ class Ended:
     history: History
 
 
-def run(
-    spaces: tuple[DistanceProvider, DistanceProvider],
-    masses: tuple[Tensor, Tensor],
-    epsilon: float,
-    exact: bool,
-    init: Tensor | None,
-    kernel: Kernel,
-    marginals: Balanced,
-    options: GWOptions,
-    generator: torch.Generator,
-    callback: Callback | None,
-) -> Outcome:
-    """Solve for float64 masses p (N,), q (K,) of sum one, on their device.
-
-    ``exact`` says which gradient runs; ``init`` is a plan (N, K), or matching pairs (m, 2) of integers, or None.
-    """
+def run(task: Task) -> Outcome:
+    """Solve with a stored plan, on the device of the masses."""
     began = time.perf_counter()
-    p, q = masses
+    model, options, epsilon, spaces, exact = task.model, task.options, task.epsilon, task.spaces, task.exact
+    p, q = model.masses
     dtype = loop_dtype(options.mixed_precision)
     wide = [space.to(p.device, torch.float64) for space in spaces]
     if exact:  # graph searches once, for both precisions
         wide = [s if s.factors() is not None else PrecomputedDistances.of(s, p.device) for s in wide]
     source, target = (space.to(p.device, dtype) for space in wide)
-    gradient = make_gradient(source, target, (p.to(dtype), q.to(dtype)), exact, options, generator)
-    problem = Problem(source, target, gradient, p, q, epsilon or SHARP_START, epsilon == 0, kernel, options, generator)
-    candidates, reference = where_to_start(problem, init)
+    gradient = make_gradient(source, target, model, exact, options, task.generator)
+    kernel = task.kernels.stored
+    problem = Problem(
+        source, target, gradient, model, epsilon or SHARP_START, epsilon == 0, kernel, options, task.generator
+    )
+    candidates, reference = where_to_start(problem, task.init)
     searched = time.perf_counter()
     if epsilon == 0:
-        solver = partial(solve_sharply, problem, ExactGradient(wide[0], wide[1], p, q), callback)
+        solver = partial(solve_sharply, problem, ExactGradient(wide[0], wide[1], p, q), task.callback)
     else:
-        solver = partial(solve_smoothly, problem, marginals, callback)
+        solver = partial(solve_smoothly, problem, task.callback)
     ended, candidates = solve_contenders(problem, candidates, solver)
     solved = time.perf_counter()
-    value, certificate = certify(ended, wide[0], wide[1], problem)
+    value, values, certificate = certify_stored(
+        ended.plan, ended.dual, wide[0], wide[1], model, options, task.generator
+    )
     basins: tuple[Basin, ...] = ()
     if reference is not None:
         basins = tuple(described(c, candidates[0], reference, problem.masses[0]) for c in candidates)
@@ -116,6 +108,7 @@ def run(
         n_iter_sinkhorn=ended.n_iter_sinkhorn,
         history=ended.history,
         objective=value,
+        values=values,
         certificate=certificate,
         basins=basins,
         seconds=seconds,
@@ -149,21 +142,23 @@ def solve_contenders(
 def make_gradient(
     source: DistanceProvider,
     target: DistanceProvider,
-    masses: tuple[Tensor, Tensor],
+    model: Model,
     exact: bool,
     options: GWOptions,
     generator: torch.Generator,
 ) -> Gradient:
-    """The exact gradient, or the sampled one with landmark control variates."""
+    """The exact gradient, or the sampled one with landmark control variates, of the model's objective."""
+    masses = [mass.to(loop_dtype(options.mixed_precision)) for mass in model.masses]
     if exact:
-        return ExactGradient(source, target, *masses)
+        return model.gradient(ExactGradient(source, target, masses[0], masses[1], model.loss))
     count = options.sampling.n_control
     if count == 0:
-        return SampledGradient(source, target, options.sampling, generator)
+        return model.gradient(SampledGradient(source, target, options.sampling, generator))
     x, y = (
-        landmark_control(space, mass, count, generator) for space, mass in zip((source, target), masses, strict=True)
+        landmark_control(space, mass / mass.sum(), count, generator)
+        for space, mass in zip((source, target), masses, strict=True)
     )
-    return SampledGradient(source, target, options.sampling, generator, (x, y))
+    return model.gradient(SampledGradient(source, target, options.sampling, generator, (x, y)))
 
 
 def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:
@@ -176,28 +171,29 @@ def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidat
     elif init.is_floating_point():
         start = plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)
     else:
-        start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.epsilon)
+        start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.model)
     if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
-        p, q, inner = problem.p, problem.q, problem.inner
-        solved = descend(problem.gradient, start, p, q, problem.epsilon, inner, problem.options, max_iter=1)
+        model, inner = problem.model, problem.inner
+        solved = descend(problem.gradient, start, model, problem.epsilon, inner, problem.options, max_iter=1)
         start = solved.start()
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
 
 
-def solve_smoothly(problem: Problem, marginals: Balanced, callback: Callback | None, start: Start) -> Ended:
+def solve_smoothly(problem: Problem, callback: Callback | None, start: Start) -> Ended:
     """The entropic optimum at ``problem.epsilon``."""
-    p, q, epsilon, options, kernel = problem.p, problem.q, problem.epsilon, problem.options, problem.kernel
+    model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernel
     if problem.exact:
-        solution = descend(problem.gradient, start, p, q, epsilon, problem.inner, options, callback).released()
+        solution = descend(problem.gradient, start, model, epsilon, problem.inner, options, callback).released()
     else:
-        solution = solve(problem.gradient, start, p, q, epsilon, kernel, marginals, options, callback)
-    last = finish(solution.cost, solution.f, solution.g, epsilon, p, q, kernel, options.sinkhorn)
+        solution = solve(problem.gradient, start, model, epsilon, kernel, options, callback)
+    last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, options.sinkhorn)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
     return Ended(
         plan=last.plan,
         coupling=last.coupling,
-        dual=column_dual(solution.cost, last.g, q, epsilon),
+        dual=column_dual(solution.cost, last.g, model.q, epsilon),
+        g=last.g,
         residual=last.residual,
         energy=solution.history.cost[-1],
         status=solution.status if settled else Status.MARGINALS,
@@ -232,6 +228,7 @@ def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | No
         plan=sharp.plan,
         coupling=DenseCoupling(sharp.plan),
         dual=sharp.dual,
+        g=now.g,
         residual=0.0,
         energy=sharp.value,
         status=sharp.status,
@@ -248,35 +245,11 @@ def _annealed(problem: Problem, start: Start, epsilon: float, callback: Callback
     return descend(
         problem.gradient,
         start,
-        problem.p,
-        problem.q,
+        problem.model,
         epsilon,
         problem.inner,
         problem.options,
         callback,
         max_iter=steps,
         history=history,
-    )
-
-
-def certify(
-    ended: Ended, source: DistanceProvider, target: DistanceProvider, problem: Problem
-) -> tuple[Objective, Certificate]:
-    """Value, Frank-Wolfe gap and lower bound: exact wherever distances and memory allow."""
-    p, q, limit, generator = problem.p, problem.q, problem.options.max_memory, problem.generator
-    stored = DenseCoupling(ended.plan)
-    exact = affordable(source, target, limit)
-    lower = second_bound(source, target, p, q)
-    if exact:
-        gradient = ExactGradient(source, target, p, q)
-        found = stationarity(gradient(stored, p), ended.plan, p, q, ended.dual)
-        value = Objective(max(found.value, 0.0), True, 0.0)  # a sum of squares, but for rounding
-        lower = max(lower, first_bound(gradient.a, gradient.b, p, q))
-    else:
-        value = sampled_objective(stored, p, source, target, generator)
-        pairs = sample_anchors(stored, p, CERTIFICATE_ANCHORS, generator)
-        found = stationarity(sampled_cost(source, target, pairs), ended.plan, p, q, ended.dual)
-    lower = max(lower - ROUNDING_ERROR, 0.0)  # an isometric copy has both at zero, up to rounding
-    return value, Certificate(
-        stationarity=found.gap, stationarity_exact=exact, lower_bound=lower, gap=max(value.value - lower, 0.0)
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw.costs import FactoredCost
-from torchgw.couplings import DenseCoupling
+from torchgw.couplings import BlockCoupling, DenseCoupling
 from torchgw.evidence import Basin
 from torchgw.gw.coarse import CoarseBasin, coarse_basins
 from torchgw.gw.descent import Descent, descend
@@ -23,6 +23,7 @@ from torchgw.gw.gradient import ExactGradient, Gradient
 from torchgw.gw.inner import StoredInner
 from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage
 from torchgw.gw.lift import Solved, lift
+from torchgw.gw.model import Model, ModelGradient
 from torchgw.gw.objective import sampled_objective
 from torchgw.gw.start import Start
 from torchgw.gw.starts import quantiles
@@ -50,7 +51,7 @@ MOST_QUANTILE_PAIRS = 2.5e7
 
 @dataclass(frozen=True)
 class Problem:
-    """Two spaces in the loop's dtype, float64 masses p (N,), q (K,) that sum to one, and how to solve.
+    """Two spaces in the loop's dtype, the gradient of the objective around them, and how to solve.
 
     ``sharp`` says that ``epsilon`` is only where annealing to zero begins.
     """
@@ -58,13 +59,25 @@ class Problem:
     source: DistanceProvider
     target: DistanceProvider
     gradient: Gradient
-    p: Tensor
-    q: Tensor
+    model: Model
     epsilon: float
     sharp: bool
     kernel: Kernel
     options: GWOptions
     generator: torch.Generator
+
+    @property
+    def p(self) -> Tensor:
+        return self.model.p
+
+    @property
+    def q(self) -> Tensor:
+        return self.model.q
+
+    @property
+    def quadratic(self) -> Gradient:
+        """The gradient of the quadratic part alone."""
+        return self.gradient.quadratic if isinstance(self.gradient, ModelGradient) else self.gradient
 
     @property
     def masses(self) -> tuple[Tensor, Tensor]:
@@ -75,11 +88,11 @@ class Problem:
     @property
     def inner(self) -> StoredInner:
         """A solver of this problem's linearisations, with buffers of its own."""
-        return StoredInner(self.kernel, self.options.sinkhorn)
+        return StoredInner(self.kernel, self.model, self.options.sinkhorn)
 
     @property
     def exact(self) -> bool:
-        return isinstance(self.gradient, ExactGradient)
+        return isinstance(self.quadratic, ExactGradient)
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,9 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     """Every basin that was found, the best first, and landmarks of the target to compare matchings by."""
     p, q = problem.masses
     first = (_outermost(problem, 0), _outermost(problem, 1))
-    kinds = coarse_basins(problem.source, problem.target, p, q, problem.epsilon, coarse, problem.generator, first)
+    kinds = coarse_basins(
+        problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
+    )
     reference, poor = kinds[0][0].target, _poor(kinds, p, q)
     rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = [
@@ -139,7 +154,7 @@ def described(candidate: Candidate, best: Candidate, reference: Landmarks, mass:
         energy=candidate.energy,
         count=candidate.count,
         level=candidate.level,
-        difference=float(mass @ shift),
+        difference=float(mass @ shift / mass.sum()),
         matching=candidate.matching,
         shift=shift,
     )
@@ -147,7 +162,7 @@ def described(candidate: Candidate, best: Candidate, reference: Landmarks, mass:
 
 def _outermost(problem: Problem, side: int) -> Tensor | None:
     """The point with the largest mean square distance, which a copy of the space has too; None where unknown."""
-    gradient = problem.gradient
+    gradient = problem.quadratic
     if not isinstance(gradient, ExactGradient):
         return None
     spread, mass = ((gradient.a, problem.p), (gradient.b, problem.q))[side]
@@ -161,9 +176,8 @@ def _poor(kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> bool:
 
 
 def _lifted(problem: Problem, solved: Solved, basin: CoarseBasin, near: bool, leading: bool) -> Candidate:
-    p, q = problem.masses
-    gradient = problem.gradient if isinstance(problem.gradient, ExactGradient) else None
-    start, matching = lift(solved, p.log2(), q.log2(), gradient)
+    gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
+    start, matching = lift(solved, problem.model, gradient)
     return Candidate(start, matching, basin.energy, basin.count, "landmarks", near, leading, basin)
 
 
@@ -181,15 +195,25 @@ class _Rung:
     source: Landmarks
     target: Landmarks
     problem: Problem
+    whole: Model
 
     @classmethod
     def of(cls, problem: Problem) -> _Rung:
-        spaces = zip((problem.source, problem.target), problem.masses, strict=True)
-        x, y = (choose_landmarks(space, mass, "spread", RUNG, problem.generator) for space, mass in spaces)
+        named = problem.model.points or (None, None)
+        spaces = zip((problem.source, problem.target), problem.masses, named, strict=True)
+        x, y = (
+            choose_landmarks(space, mass, "spread", RUNG, problem.generator, named=points)
+            for space, mass, points in spaces
+        )
         near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
-        gradient = ExactGradient(near, far, x.mass, y.mass)
-        p, q = (side.mass.to(torch.float64) / side.mass.to(torch.float64).sum() for side in (x, y))
-        return cls(x, y, replace(problem, source=near, target=far, gradient=gradient, p=p, q=q))
+        p, q = (
+            side.mass.to(torch.float64) * (whole.sum() / side.mass.to(torch.float64).sum())
+            for side, whole in ((x, problem.p), (y, problem.q))
+        )
+        model = problem.model.taken(x.index, y.index, p, q)
+        gradient = model.gradient(ExactGradient(near, far, x.mass, y.mass, model.loss))
+        inner = replace(problem, source=near, target=far, gradient=gradient, model=model)
+        return cls(x, y, inner, problem.model)
 
     def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
         """The basin solved on the subset, and its energy there."""
@@ -197,29 +221,34 @@ class _Rung:
         seen = replace(
             basin, source=basin.source.seen_by(self.source.index), target=basin.target.seen_by(self.target.index)
         )
-        p, q = inner.masses
-        start, _ = lift(seen, p.log2(), q.log2(), None)
+        start, _ = lift(seen, inner.model, None, self.whole, (self.source.index, self.target.index))
         done = _descended(inner, start, max(basin.epsilon, inner.epsilon), RUNG_STEPS)
         solved = Solved(self.source, self.target, done.plan, done.f, done.g, done.epsilon)
         return solved, done.history.cost[-1]
 
 
 def _descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
-    return descend(
-        problem.gradient, start, problem.p, problem.q, epsilon, problem.inner, problem.options, max_iter=steps
-    )
+    return descend(problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, max_iter=steps)
 
 
 def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candidate:
     """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there."""
     if not problem.exact:
-        p, _ = problem.masses
         coupling = candidate.start.coupling()
-        found = sampled_objective(coupling, p, problem.source, problem.target, problem.generator)
-        return replace(candidate, energy=found.value, level="full")
+        return replace(candidate, energy=_sampled_energy(problem, coupling), level="full")
     done = _descended(problem, candidate.start, epsilon, FULL_STEPS)
     energy = max(done.history.cost[-1], 0.0)
     return replace(candidate, start=done.start(), energy=energy, level="full", matching=done.plan.argmax(1))
+
+
+def _sampled_energy(problem: Problem, coupling: BlockCoupling) -> float:
+    """F of a coupling without its entropy, the quadratic part from sampled pairs."""
+    model, (p, _) = problem.model, problem.masses
+    if model.plain:
+        return sampled_objective(coupling, p, problem.source, problem.target, problem.generator).value
+    rows, _ = model.marginals_of(coupling)
+    found = sampled_objective(coupling, rows.to(p), problem.source, problem.target, problem.generator)
+    return model.values(found.value * float(rows.sum()) ** 2, coupling).total
 
 
 def _by_distributions(problem: Problem) -> list[Candidate]:
@@ -240,7 +269,7 @@ def _by_distributions(problem: Problem) -> list[Candidate]:
 
 
 def _apart(reference: Landmarks, one: Tensor, other: Tensor, mass: Tensor) -> float:
-    return float(mass @ reference.between(one, other))
+    return float(mass @ reference.between(one, other) / mass.sum())
 
 
 def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:

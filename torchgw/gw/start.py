@@ -10,6 +10,7 @@ from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.gw.anchors import Anchors
 from torchgw.gw.gradient import Gradient, sampled_cost
+from torchgw.gw.model import Model
 from torchgw.kernels import LOG2E
 from torchgw.types import DistanceProvider
 
@@ -27,11 +28,21 @@ class Start:
     g: Tensor
     epsilon: float | None = None
 
-    def coupling(self) -> PotentialCoupling:
+    def coupling(self) -> PotentialCoupling | DenseCoupling:
         """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""
         if self.cost is None or self.epsilon is None:
             return PotentialCoupling(self.f.new_zeros(len(self.f), 1), self.g.new_zeros(len(self.g), 1), self.f, self.g)
-        return potential_coupling(self.cost, self.f, self.g, self.epsilon)
+        return coupling_of(self.cost, self.f, self.g, self.epsilon)
+
+
+def coupling_of(cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float) -> PotentialCoupling | DenseCoupling:
+    """The plan of a cost, of which it stores what the cost stores."""
+    if cost.extra is None:
+        return potential_coupling(cost, f, g, epsilon)
+    centred, row, column = cost.centred()
+    unit = 2 * LOG2E / epsilon
+    score = centred.stored_score(epsilon).add_((f + unit * row)[:, None]).add_(g + unit * column)
+    return DenseCoupling(score.exp2_())
 
 
 def potential_coupling(cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float) -> PotentialCoupling:
@@ -43,8 +54,8 @@ def potential_coupling(cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float)
 
 
 def product_start(log_p: Tensor, log_q: Tensor) -> Start:
-    """The product plan p q^T: no information about the matching."""
-    return Start(None, log_p, log_q)
+    """The product plan of mass one: no information about the matching."""
+    return Start(None, log_p - log_p.exp2().sum().log2(), log_q - log_q.exp2().sum().log2())
 
 
 def plan_start(plan: Tensor, gradient: Gradient, log_p: Tensor, log_q: Tensor, epsilon: float) -> Start:
@@ -54,7 +65,10 @@ def plan_start(plan: Tensor, gradient: Gradient, log_p: Tensor, log_q: Tensor, e
 
 
 def pairs_start(
-    pairs: Tensor, source: DistanceProvider, target: DistanceProvider, log_p: Tensor, log_q: Tensor, epsilon: float
+    pairs: Tensor, source: DistanceProvider, target: DistanceProvider, log_p: Tensor, log_q: Tensor, model: Model
 ) -> Start:
     """From matching pairs (m, 2): each point is matched by its distances to them."""
-    return Start(sampled_cost(source, target, Anchors(pairs[:, 0], pairs[:, 1])), log_p, log_q, epsilon)
+    cost = sampled_cost(source, target, Anchors(pairs[:, 0], pairs[:, 1]))
+    if not model.plain:
+        cost = model.combined(cost, model.linear(cost.U.dtype))
+    return Start(cost, log_p, log_q, model.epsilon)

@@ -57,7 +57,7 @@ def sweep(fill: Fill, n: int, g: Tensor, log_p: Tensor, f: Tensor, weight: float
     out, columns, buffer = torch.empty_like(f), torch.zeros_like(g), g.new_empty(block_rows(n, k, g.device), k)
     for where in blocks(n, k, g.device):
         weights, highest = _exponentials(fill, where, g, buffer)
-        new = relax(f[where], half_step(log_p[where], weights.sum(1).log2_().add_(highest), 1.0), weight)
+        new = relax(f[where], half_step(log_p[where], weights.sum(1).log2_().add_(highest)), weight)
         columns.addmv_(weights.T, (new + highest).clamp_max_(HIGHEST_EXPONENT).exp2_())
         out[where] = new
     return out, logarithms(columns).sub_(g)

@@ -73,11 +73,9 @@ class Bound:
         return self.kernel.absorb(*self.operands, f, g, out)
 
 
-def two_softmins(
-    softmin: Softmin, g: Tensor, log_p: Tensor, f: Tensor, weight: float, tau: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """What a sweep returns, by two softmins (bias, axis) and for any damping ``tau`` of the row marginal."""
-    f = relax(f, half_step(log_p, softmin(g, 1), tau), weight)
+def two_softmins(softmin: Softmin, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """What a sweep returns, by two softmins (bias, axis)."""
+    f = relax(f, half_step(log_p, softmin(g, 1)), weight)
     return f, softmin(f, 0)
 
 

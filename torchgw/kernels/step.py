@@ -1,7 +1,8 @@
-"""One half-step of the marginal model: the rule that every implementation follows.
+"""One half-step under a hard marginal: the rule that every implementation of a sweep follows.
 
-With the mass inside the potential, f = log2 p - tau log2 sum_j 2^(S_ij + g_j), and the same for g with rows and columns
-exchanged. tau = 1 is a hard marginal. Only a fused Triton kernel has this rule a second time, and is tested against it.
+With the mass inside the potential, f = log2 p - log2 sum_j 2^(S_ij + g_j), and the same for g with rows and columns
+exchanged. Only a fused Triton kernel has this rule a second time, and is tested against it. Those of other marginal
+models take softmins as they come, see `torchgw.sinkhorn.sides`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 
-def half_step(log_mass: Tensor, softmin: Tensor, tau: float) -> Tensor:
+def half_step(log_mass: Tensor, softmin: Tensor) -> Tensor:
     """The next potential of a side with masses 2^log_mass; -inf for points without mass."""
-    return torch.where(torch.isneginf(log_mass), log_mass, log_mass - tau * softmin)
+    return torch.where(torch.isneginf(log_mass), log_mass, log_mass - softmin)
 
 
 def relax(old: Tensor, new: Tensor, weight: float) -> Tensor:

@@ -15,15 +15,14 @@ Sources: M. Cuturi, "Sinkhorn distances", 2013; log domain as in B. Schmitzer, "
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw.kernels.kernel import two_softmins
-from torchgw.kernels.step import half_step, relax
+from torchgw.kernels.step import relax
 from torchgw.sinkhorn.reading import Reading
+from torchgw.sinkhorn.sides import Side, column_change, translation
 from torchgw.types import Softmins
 
 
@@ -42,8 +41,8 @@ class SinkhornState(NamedTuple):
 
 def sinkhorn(
     score: Softmins,
-    log_p: Tensor,
-    log_q: Tensor,
+    row: Side,
+    column: Side,
     f: Tensor,
     g: Tensor | None = None,
     *,
@@ -51,40 +50,43 @@ def sinkhorn(
     tol: float,
     check_every: int,
     relaxation: float = 1.0,
-    damping: tuple[float, float] = (1.0, 1.0),
 ) -> SinkhornState:
     """Alternate half-steps from a warm f, g first, until the residual is at most ``tol`` or ``max_iter`` are done.
 
     Parameters
     ----------
     score : the score (N, K), see `torchgw.types.Softmins`.
-    log_p, log_q : base-2 logarithms of masses (N,), (K,) that sum to one.
+    row, column : masses (N,), (K,), and how the marginals are asked for.
     f, g : warm potentials (N,), (K,); g only tells how far they were from solving this score.
     relaxation : weight w of the half-steps between checks, in [1, 2).
-    damping : tau of the row and the column half-step, from the marginal model.
 
     Returns
     -------
     State whose f is the half-step of its g, and whose residual is its own.
     """
-    q = log_q.exp2()
-    has_no_mass = q <= 0
-    # A relaxed marginal may end with less mass than a sweep keeps count of.
-    sweep = score.sweep if damping == (1.0, 1.0) else partial(two_softmins, score.softmin, tau=damping[0])
-    warm, g = g, half_step(log_q, score.softmin(f, 0), damping[1])
-    # Where both are -inf the difference is NaN and the mass is zero.
-    moved = g.new_full((), torch.inf) if warm is None else (q * (torch.nan_to_num(warm - g).exp2() - 1).abs()).sum()
-    residual, known, iteration, weight = q.new_full((), float("inf")), float("inf"), 0, relaxation
+    softmin = score.softmin(f, 0)
+    warm, g = g, column.potential(softmin)
+    moved = g.new_full((), torch.inf) if warm is None else column_change(g, warm, softmin)
+    residual, known, iteration, weight = f.new_full((), float("inf")), float("inf"), 0, relaxation
     reading: Reading | None = None
+    hard = row.hard and column.hard  # a relaxed marginal may end with less mass than a sweep keeps count of
     while iteration < max_iter:
         iteration += 1
         checked = reading is None and (iteration % check_every == 0 or iteration == max_iter)
         plain = checked or reading is not None  # an iteration that runs while the host reads may be the last
-        f, softmin = sweep(g, log_p, f, 1.0 if plain else weight)
-        new_g = half_step(log_q, softmin, damping[1])
+        step = 1.0 if plain else weight
+        if hard:
+            f, softmin = score.sweep(g, row.log_mass, f, step)
+        else:
+            of_rows = score.softmin(g, 1)
+            f = relax(f, row.potential(of_rows), step)
+            softmin = score.softmin(f, 0)
+            if row.relaxed and column.relaxed:
+                shift = translation(row, column, f, g, (f + of_rows).exp2(), (g + softmin).exp2())
+                f, softmin = f + shift, softmin + shift
+        new_g = column.potential(softmin)
         if plain:
-            error = q * ((g - new_g).exp2() - 1).abs()
-            residual = error.masked_fill(has_no_mass, 0.0).sum()
+            residual = column_change(new_g, g, softmin)
         if iteration == max_iter:
             break
         if checked:
@@ -94,5 +96,5 @@ def sinkhorn(
             if known <= tol:
                 break
             weight = weight if known <= last else (1 + weight) / 2
-        g = relax(g, new_g, 1.0 if plain else weight)
+        g = relax(g, new_g, step)
     return SinkhornState(f, g, residual, iteration, moved)

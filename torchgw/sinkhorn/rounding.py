@@ -15,33 +15,91 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.couplings import PotentialCoupling
+from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.kernels.softmin_tiles import Read, TileKernel
 from torchgw.kernels.tiles import Tiles
+from torchgw.marginals import Balanced, Marginals
+from torchgw.sinkhorn.scaling import feasible
 from torchgw.tiled import TiledCoupling
 from torchgw.types import Coupling
 
 
+class Rounding(NamedTuple):
+    """The plan diag(row) T diag(column) + x y^T, and the larger L1 error that the marginals of T had."""
+
+    row: Tensor
+    column: Tensor
+    x: Tensor
+    y: Tensor
+    residual: float
+
+
+def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Rounding:
+    """What makes the hard marginals of a plan exact, for masses p (N,), q (K,); four products at the most.
+
+    Where one marginal is hard, its side is scaled; where both are only bounded, they are shrunk to their bounds, and
+    what the total misses is spread over what room is left. Relaxed marginals stay as they are.
+    """
+    row_sums, column_sums = plan.marginal(1).to(p), plan.marginal(0).to(q)
+    residual = off(row_sums, column_sums, p, q, marginals)
+    if min(marginals.weights) < math.inf:
+        row, column = (
+            _ratio(mass, sums) if weight == math.inf else torch.ones_like(mass)
+            for mass, sums, weight in zip((p, q), (row_sums, column_sums), marginals.weights, strict=True)
+        )
+        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), residual)
+    row = _shrink(p, row_sums)
+    columns = plan.apply(row[:, None], 0)[:, 0]
+    column = _shrink(q, columns)
+    rows = row * plan.apply(column[:, None], 1)[:, 0]
+    if marginals.total is not None:
+        most = (marginals.total / rows.sum()).clamp_max(1.0)
+        row, rows, columns = row * most, rows * most, columns * most
+    x, y = _spread((p - rows).clamp_min(0.0), (q - column * columns).clamp_min(0.0), rows.sum(), marginals)
+    return Rounding(row, column, x, y, residual)
+
+
+def _spread(missing_p: Tensor, missing_q: Tensor, mass: Tensor, marginals: Marginals) -> tuple[Tensor, Tensor]:
+    """The plan x y^T over what room is left on both sides of a plan of this mass, up to the mass asked for."""
+    tiny = torch.finfo(missing_p.dtype).tiny
+    if marginals.total is None:
+        # The two sums agree up to rounding; dividing by either leaves the other side off by that much only.
+        return missing_p, missing_q / missing_p.sum().clamp_min(tiny)
+    wanted = (marginals.total - mass).clamp_min(0.0)
+    return missing_p * (wanted / missing_p.sum().clamp_min(tiny)), missing_q / missing_q.sum().clamp_min(tiny)
+
+
+def off(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> float:
+    """The largest L1 distance of sums from what is asked of them exactly; 0 where nothing is."""
+    if marginals.total is not None:
+        over = max(float((sums - mass).clamp_min(0.0).sum()) for sums, mass in ((rows, p), (columns, q)))
+        return max(over, abs(float(rows.sum()) - marginals.total))
+    ends = zip((rows, columns), (p, q), marginals.weights, strict=True)
+    return max((float((sums - mass).abs().sum()) for sums, mass, weight in ends if weight == math.inf), default=0.0)
+
+
 def round_to_marginals(
-    coupling: PotentialCoupling, p: Tensor, q: Tensor, stored: Coupling | None = None
+    coupling: PotentialCoupling,
+    p: Tensor,
+    q: Tensor,
+    stored: Coupling | None = None,
+    marginals: Marginals = Balanced(),  # noqa: B008
 ) -> tuple[PotentialCoupling, float]:
     """The rounded coupling, still factored, and the larger L1 marginal error that it had before.
 
-    ``p`` (N,) and ``q`` (K,) must have equal sums. ``stored`` is the same plan where it is at hand as a matrix, for
-    faster products. Four products, O((N + K) r) memory.
+    ``stored`` is the same plan where it is at hand as a matrix, for faster products. O((N + K) r) memory.
     """
-    plan: Coupling = coupling if stored is None else stored
-    row_sums = plan.marginal(1)
-    residual = max(float((row_sums - p).abs().sum()), float((plan.marginal(0) - q).abs().sum()))
-    row = _shrink(p, row_sums)
-    column_sums = plan.apply(row[:, None], 0)[:, 0]
-    column = _shrink(q, column_sums)
-    missing_p = (p - row * plan.apply(column[:, None], 1)[:, 0]).clamp_min(0.0)
-    missing_q = (q - column * column_sums).clamp_min(0.0)
-    # The two sums agree up to rounding; dividing by either leaves the other side off by that much only.
-    total = missing_p.sum().clamp_min(torch.finfo(p.dtype).tiny)
+    row, column, x, y, residual = rounding(coupling if stored is None else stored, p, q, marginals)
     scaled = coupling.rescaled(row, column)
-    return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, missing_p, missing_q / total), residual
+    return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, x, y), residual
+
+
+def rounded(plan: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
+    """A stored plan (N, K) rounded in place."""
+    if marginals.balanced:
+        return feasible(plan, p, q)
+    row, column, x, y, _ = rounding(DenseCoupling(plan), p, q, marginals)
+    return plan.mul_(row[:, None]).mul_(column).addr_(x, y)
 
 
 class RoundedTiles(NamedTuple):
@@ -92,11 +150,12 @@ def round_tiles(
     g: Tensor,
     p: Tensor,
     q: Tensor,
+    marginals: Marginals = Balanced(),  # noqa: B008
     V: Tensor | None = None,
     W: Tensor | None = None,
     find: bool = False,
 ) -> RoundedTiles:
-    """`round_to_marginals` of the plan 2^(A B^T + f + g) on kept tiles, in two reads.
+    """`rounding` of the plan 2^(A B^T + f + g) on kept tiles, in two reads.
 
     V (K, d) and W (N, e) are read in the second, and the largest entries if ``find``. Rows and columns are scaled down
     by the sums of the same plan, so that one read gives both: what is added may be a little more than with columns
@@ -105,23 +164,40 @@ def round_tiles(
     one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
     before = kernel.read(A, B, tiles, f, g, one_q, one_p, False)
     rows, columns = before.moved[:, 0], before.back[:, 0]
-    residual = max(float((rows - p).abs().sum()), float((columns - q).abs().sum()))
-    f, g = f + _shrink(p, rows).log2(), g + _shrink(q, columns).log2()
+    residual = off(rows, columns, p, q, marginals)
+    bounded = min(marginals.weights) == math.inf
+    for_rows, for_columns = (
+        _shrink if bounded else _ratio if weight == math.inf else _kept for weight in marginals.weights
+    )
+    f, g = f + for_rows(p, rows).log2(), g + for_columns(q, columns).log2()
     V = one_q if V is None else torch.cat((one_q, V.to(q.dtype)), 1)
     W = one_p if W is None else torch.cat((one_p, W.to(p.dtype)), 1)
     after = kernel.read(A, B, tiles, f, g, V, W, find)
+    if not bounded:
+        return RoundedTiles(A, B, f, g, torch.zeros_like(p), torch.zeros_like(q), tiles, after, residual)
     # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.
     most = max(1.0, _excess(after.moved[:, 0], p), _excess(after.back[:, 0], q))
+    if marginals.total is not None:
+        most = max(most, float(after.moved[:, 0].sum()) / marginals.total)
     f, after = f - math.log2(most), Read(after.moved / most, after.back / most, after.largest / most, after.at)
     missing_p, missing_q = (p - after.moved[:, 0]).clamp_min(0.0), (q - after.back[:, 0]).clamp_min(0.0)
-    total = missing_p.sum().clamp_min(torch.finfo(p.dtype).tiny)
-    return RoundedTiles(A, B, f, g, missing_p, missing_q / total, tiles, after, residual)
+    x, y = _spread(missing_p, missing_q, after.moved[:, 0].sum(), marginals)
+    return RoundedTiles(A, B, f, g, x, y, tiles, after, residual)
 
 
 def _excess(actual: Tensor, wanted: Tensor) -> float:
     """The largest ratio of a point's mass to the mass it should have."""
     tiny = torch.finfo(wanted.dtype).tiny
     return float(torch.where(wanted > 0, actual / wanted.clamp_min(tiny), 0.0).max())
+
+
+def _kept(target: Tensor, actual: Tensor) -> Tensor:
+    return torch.ones_like(actual)
+
+
+def _ratio(target: Tensor, actual: Tensor) -> Tensor:
+    """Factors that bring ``actual`` to ``target``; 1 where it is zero."""
+    return torch.where(actual > 0, target / actual.clamp_min(torch.finfo(actual.dtype).tiny), 1.0)
 
 
 def _shrink(target: Tensor, actual: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ Every absorption begins with a half-step of each side in the log domain, so K ha
 potentials were. When the scalings grow beyond 2^40, or stop being finite, they are absorbed anew before entries that
 were too small to store would matter; so the result is that of the log domain.
 
-Hard marginals only: under a relaxed one, a point may end with less mass than the kernel keeps.
+Under relaxed marginals a point may end with less mass than the stored kernel carries; such points keep the potentials
+of the last absorption, and count for nothing in the sums of the others.
 
 Sources: B. Schmitzer, "Stabilized sparse scaling algorithms for entropy regularized transport problems", 2019;
 over-relaxation as in `torchgw.sinkhorn.loop`.
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.kernels.step import half_step
+from torchgw.sinkhorn.sides import Side, column_change, translation
 from torchgw.types import Score
 
 LARGEST_DRIFT = 40.0
@@ -40,8 +41,8 @@ class ScalingState(NamedTuple):
 
 def scaling(
     score: Score,
-    log_p: Tensor,
-    log_q: Tensor,
+    row: Side,
+    column: Side,
     f: Tensor,
     g: Tensor,
     out: Tensor,
@@ -51,44 +52,49 @@ def scaling(
     check_every: int,
     relaxation: float,
 ) -> ScalingState:
-    """Solve from the warm potentials (f, g) and leave the plan in ``out`` (N, K); its row sums are exact.
+    """Solve from the warm potentials (f, g) and leave the plan in ``out`` (N, K); its row sums are those asked for.
 
     Parameters
     ----------
     score : the score (N, K), see `torchgw.types.Score`.
-    log_p, log_q : base-2 logarithms of masses that sum to one.
+    row, column : masses (N,), (K,), and how the marginals are asked for.
     max_iter : most iterations, those in the log domain included; at least two are done.
     tol : L1 column residual that ends it.
     check_every : iterations between two readings of the residual.
     relaxation : weight of the half-steps between checks, in [1, 2).
     """
-    p, q = log_p.exp2(), log_q.exp2()
-    # A point without mass has a zero row: the ones make its scaling 1 instead of 0 / 0.
-    no_p, no_q = (p == 0).to(p.dtype), (q == 0).to(q.dtype)
     moved, residual, weight, n_iter = None, float("inf"), relaxation, 0
+    free = row.relaxed and column.relaxed
     while True:
-        new_g = half_step(log_q, score.softmin(f, 0), 1.0)
+        softmin = score.softmin(f, 0)
+        new_g = column.potential(softmin)
         if moved is None:
-            # Where both are -inf the difference is NaN and the mass is zero.
-            moved = float((q * (torch.nan_to_num(g - new_g).exp2() - 1).abs()).sum())
+            moved = float(column_change(new_g, g, softmin))
         g = new_g
-        f = half_step(log_p, score.softmin(g, 1), 1.0)
+        f = row.potential(score.softmin(g, 1))
         n_iter += 1
         score.absorb(f, g, out)
         u, v = torch.ones_like(f), torch.ones_like(g)
-        safe = True
+        rows, safe = out.sum(1) if free else u, True
         for step in range(1, max(max_iter - n_iter, 1) + 1):
             columns = u @ out
-            new_v = (q + no_q) / (columns + no_q)
+            if free:
+                shift = translation(row, column, f + u.log2(), g + v.log2(), rows, v * columns).exp2()
+                u, columns = u * shift, columns * shift
+            new_v = column.scaled(g, columns)
             checked = step % check_every == 0 or n_iter + 1 >= max_iter or step == 1
             n_iter += 1
             if not checked:
                 v = v * (new_v / v) ** weight
-                u = u * ((p + no_p) / (out @ v + no_p) / u) ** weight
+                sums = out @ v
+                u = u * (row.scaled(f, sums) / u) ** weight
+                rows = u * sums
                 continue
-            missed = (columns * v - q).abs().sum()
+            missed = (columns * (v - new_v)).abs().sum()
             v = new_v
-            u = (p + no_p) / (out @ v + no_p)
+            sums = out @ v
+            u = row.scaled(f, sums)
+            rows = u * sums
             furthest = torch.maximum(u.log2().abs().max(), v.log2().abs().max())
             last, (residual, drift) = residual, torch.stack((missed, furthest)).tolist()
             solved = residual <= tol and drift <= LARGEST_EXPONENT
@@ -96,26 +102,24 @@ def scaling(
             if solved or not safe:
                 break
             weight = weight if residual <= last or step == 1 else (1 + weight) / 2
-        if drift <= torch.finfo(p.dtype).max:
+        if drift <= torch.finfo(f.dtype).max:
             f, g = f + u.log2(), g + v.log2()
         if safe or n_iter >= max_iter:
             break
     if safe:
         out.mul_(u[:, None]).mul_(v)
     else:
-        f = half_step(log_p, score.softmin(g, 1), 1.0)
+        f = row.potential(score.softmin(g, 1))
         score.absorb(f, g, out)
     return ScalingState(f, g, moved, residual, n_iter)
 
 
-def balance(kernel: Tensor, p: Tensor, q: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:
-    """Scalings u (..., N), v (..., K) after ``n_iter`` plain iterations on a batch of kernels with exact rows."""
-    tiny = torch.finfo(p.dtype).tiny
-    u = torch.ones_like(kernel[..., 0])
-    v = torch.ones_like(kernel[..., 0, :])
+def balance(kernel: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:
+    """Scalings u (..., N), v (..., K) after ``n_iter`` plain iterations on a batch of plans with potentials f, g."""
+    u, v = torch.ones_like(f), torch.ones_like(g)
     for _ in range(n_iter):
-        v = q / torch.matmul(u[..., None, :], kernel)[..., 0, :].clamp_min(tiny)
-        u = p / torch.matmul(kernel, v[..., :, None])[..., 0].clamp_min(tiny)
+        v = column.scaled(g, torch.matmul(u[..., None, :], kernel)[..., 0, :])
+        u = row.scaled(f, torch.matmul(kernel, v[..., :, None])[..., 0])
     return u, v
 
 

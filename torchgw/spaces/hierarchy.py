@@ -54,6 +54,11 @@ class Cells:
     label: Tensor
     count: int
 
+    def split(self, groups: Tensor) -> Cells:
+        """The cells, cut so that no cell has points of two ``groups`` (N,)."""
+        _, label = torch.unique(self.label * (groups.max() + 1) + groups, return_inverse=True)
+        return Cells(label, int(label.max()) + 1)
+
     def sums(self, values: Tensor) -> Tensor:
         """Sums over the cells, (count, ...) from (N, ...)."""
         return values.new_zeros((self.count, *values.shape[1:])).index_add_(0, self.label, values)

@@ -1,0 +1,135 @@
+"""Every marginal model, pure and fused, by every gradient, strategy and backend, against the oracle in plain NumPy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import oracle
+from torchgw import (
+    Balanced,
+    FeatureCost,
+    GWOptions,
+    GWResult,
+    LadderOptions,
+    Partial,
+    SamplingOptions,
+    SemiRelaxed,
+    SinkhornOptions,
+    StoppingOptions,
+    Unbalanced,
+    gw_align,
+)
+from torchgw.marginals import Marginals
+
+INF = math.inf
+MODELS: dict[str, tuple[Marginals, dict[str, Any]]] = {
+    "balanced": (Balanced(), {}),
+    "semi-relaxed y": (SemiRelaxed(0.05, "y"), {"model": "relaxed", "rho": (INF, 0.05)}),
+    "semi-relaxed x": (SemiRelaxed(0.05, "x"), {"model": "relaxed", "rho": (0.05, INF)}),
+    "free y": (SemiRelaxed(0.0, "y"), {"model": "relaxed", "rho": (INF, 0.0)}),
+    "unbalanced": (Unbalanced(0.1, 0.2), {"model": "relaxed", "rho": (0.1, 0.2)}),
+    "unbalanced x": (Unbalanced(0.1, INF), {"model": "relaxed", "rho": (0.1, INF)}),
+    "partial": (Partial(0.6), {"model": "partial", "mass": 0.6}),
+}
+OPTIONS = GWOptions(
+    coarse=None,
+    mixed_precision=False,
+    sinkhorn=SinkhornOptions(tol=1e-12, max_iter=200, exact_max_iter=3000, final_max_iter=20000),
+    stopping=StoppingOptions(plan_tol=1e-15, max_iter=1000, min_iter=100, improvement=1e-13),
+    ladder=LadderOptions(n_cells=16, marginal_tol=1e-9),
+)
+
+
+def features(problem: oracle.Problem) -> FeatureCost:
+    """Features in three dimensions, whose squared distances are at most about one."""
+    n, k = len(problem.p), len(problem.q)
+    rng = np.random.default_rng(n * k)
+    return FeatureCost(rng.uniform(0, 0.6, (n, 3)), rng.uniform(0, 0.6, (k, 3)), scale=1.0)
+
+
+def matrix_of(cost: FeatureCost) -> np.ndarray:
+    X, Y = np.asarray(cost.X), np.asarray(cost.Y)
+    return ((X[:, None] - Y) ** 2).sum(-1)
+
+
+def posed(name: str, kind: str, seed: int = 3) -> tuple[oracle.Problem, dict[str, Any]]:
+    """A problem for the oracle, and the same in the arguments of the library; kind is "pure", "matrix" or "features"."""
+    marginals, changes = MODELS[name]
+    problem = replace(oracle.random_problem(seed), epsilon=0.05, **changes)
+    if name == "unbalanced":
+        problem = replace(problem, p=1.3 * problem.p, q=0.8 * problem.q)
+    given: dict[str, Any] = {"p": problem.p, "q": problem.q, "marginals": marginals, "epsilon": 0.05}
+    if kind == "pure":
+        return problem, given
+    cost = features(problem)
+    problem = replace(problem, alpha=0.6, M=matrix_of(cost))
+    return problem, given | {"alpha": 0.6, "cost": cost if kind == "features" else problem.M}
+
+
+def solved(problem: oracle.Problem, given: dict[str, Any], **options: Any) -> GWResult:
+    backend, device = options.pop("backend", "eager"), options.pop("device", "cpu")
+    chosen = replace(OPTIONS, **options)
+    D, E = problem.D, problem.E
+    return gw_align(D, E, random_state=0, options=chosen, backend=backend, device=device, **given)
+
+
+def agrees(result: GWResult, problem: oracle.Problem) -> None:
+    """Plan within 1e-5 (L1), value and its parts within 1e-6 of the oracle's."""
+    T = oracle.solve(problem)
+    expected = oracle.objective(problem, T)
+    assert float(np.abs(result.plan.cpu().numpy() - T).sum()) < 1e-5
+    assert result.value == pytest.approx(expected.value, abs=1e-6)
+    assert result.value_quad == pytest.approx(expected.quad, abs=1e-6)
+    assert result.value_linear == pytest.approx(expected.linear, abs=1e-6)
+    assert result.value_penalty == pytest.approx(expected.penalty, abs=1e-6)
+    assert result.marginal_error < 1e-9
+    assert result.converged
+
+
+CELLS = [
+    (kind, gradient, strategy)
+    for kind in ("pure", "matrix", "features")
+    for gradient in ("exact", "sampled")
+    for strategy in ("dense", "streaming")
+    if not (kind == "matrix" and strategy == "streaming")
+]
+
+
+@pytest.mark.parametrize(("kind", "gradient", "strategy"), CELLS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_oracle_has_the_same_plan_and_value(name: str, kind: str, gradient: str, strategy: str) -> None:
+    problem, given = posed(name, kind)
+    agrees(solved(problem, given, gradient=gradient, strategy=strategy), problem)
+
+
+@pytest.mark.parametrize("strategy", ["dense", "streaming"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_compiled_backend_has_the_same_plan_and_value(name: str, strategy: str) -> None:
+    problem, given = posed(name, "features")
+    agrees(solved(problem, given, strategy=strategy, backend="compile"), problem)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "gradient", "strategy"), CELLS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_has_the_same_plan_and_value(name: str, kind: str, gradient: str, strategy: str) -> None:
+    problem, given = posed(name, kind)
+    result = solved(problem, given, gradient=gradient, strategy=strategy, backend="triton", device="cuda")
+    agrees(result, problem)
+
+
+@pytest.mark.parametrize("kind", ["pure", "matrix"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_kullback_leibler_loss_has_the_oracles_plan_and_value(name: str, kind: str) -> None:
+    problem, given = posed(name, kind)
+    problem = replace(problem, loss="kl", epsilon=0.6)
+    result = solved(
+        problem, given | {"epsilon": 0.6}, loss="kl", stopping=StoppingOptions(plan_tol=1e-15, max_iter=3000)
+    )
+    agrees(result, problem)

@@ -1,0 +1,178 @@
+"""From masses, marginals, costs and penalties as a user gives them to the model of a solve."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.costs import FactoredCost
+from torchgw.features import FeatureCost
+from torchgw.gw.model import Model
+from torchgw.losses import SeparableLoss
+from torchgw.marginals import Marginals, Partial
+from torchgw.options import AnnealingOptions, GWOptions
+from torchgw.spaces import FactoredDistances
+from torchgw.supervision import Rules, Supervision
+from torchgw.types import Array
+
+
+def check_alpha(alpha: object, cost: object) -> float:
+    """The weight of the quadratic part: 1 without a cost, a half with one, unless given."""
+    if alpha is None:
+        return 1.0 if cost is None else 0.5
+    value = validate.real("alpha", alpha, least=0.0, most=1.0)
+    if cost is None and value < 1:
+        raise ValueError(f"alpha must be 1 without a linear cost, got {value:g}; give cost= (a matrix or features)")
+    return value
+
+
+def check_cost(cost: Any, n: int, k: int) -> tuple[FactoredCost | None, float]:
+    """A float64 linear cost (N, K), and its scale; from a matrix, a pair of feature arrays, or a `FeatureCost`."""
+    if cost is None:
+        return None, 1.0
+    if isinstance(cost, tuple):
+        if len(cost) != 2:
+            raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got {len(cost)} entries")
+        cost = FeatureCost(*cost)
+    if isinstance(cost, FeatureCost):
+        return cost.factored(n, k)
+    return FactoredCost.stored(torch.from_numpy(validate.cost("cost", cost, n, k))), 1.0
+
+
+def make_model(
+    p: Array,
+    q: Array,
+    marginals: Marginals,
+    alpha: float,
+    epsilon: float,
+    cost: FactoredCost | None,
+    rules: Rules | None,
+    strength: float,
+    loss: SeparableLoss,
+    device: torch.device,
+) -> tuple[Model, float]:
+    """The model in masses that are scaled so that plans have a mass of about one, and that scale."""
+    sums = float(p.sum()), float(q.sum())
+    hard = [weight == math.inf for weight in marginals.weights]
+    ends = list(sums)
+    if marginals.total is not None:
+        total = marginals.total
+        if total > min(sums) * (1 + validate.MASS_TOLERANCE):
+            raise ValueError(
+                f"marginals must ask for at most the smaller of sum(p) = {sums[0]:g} and sum(q) = {sums[1]:g}, got "
+                f"Partial(mass={total:g})"
+            )
+        scale, marginals = min(total, *sums), Partial(1.0)
+        ends = [scale, scale]
+    elif marginals.free_mass:
+        scale = math.sqrt(sums[0] * sums[1])
+        ends = [scale, scale]
+    elif all(hard):
+        validate.same_mass(p, q)
+        scale = sums[0]
+    else:
+        scale = sums[0] if hard[0] else sums[1]
+    one, other = (torch.from_numpy(side / end).to(device) for side, end in zip((p, q), ends, strict=True))
+    beta = (1 - alpha) / scale
+    model = Model(
+        one,
+        other,
+        epsilon=epsilon,
+        marginals=marginals,
+        alpha=alpha,
+        beta=beta,
+        cost=_on(cost, device) if beta > 0 else None,
+        loss=loss,
+        logarithm=math.log(scale),
+        strength=strength / scale,
+    )
+    if rules is not None:
+        weight = model.hardness if strength == math.inf else model.strength
+        penalty = _on(rules.cost, device, weight)
+        points, groups = _both(rules.points, device), _both(rules.groups, device)
+        model = replace(model, penalty=penalty, points=points, groups=groups)
+    return model, scale
+
+
+def _both(sides: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    return sides[0].to(device), sides[1].to(device)
+
+
+def suited(
+    options: GWOptions,
+    epsilon: float,
+    alpha: float,
+    cost: object,
+    marginals: Marginals,
+    supervision: Supervision | None,
+) -> GWOptions:
+    """The options for an objective, where it leaves no choice; an error where they ask for what it does not allow."""
+    stored = [
+        reason
+        for reason, holds in (
+            ("a cost matrix", cost is not None and not isinstance(cost, tuple | FeatureCost) and alpha < 1),
+            ("a loss other than 'square'", options.loss != "square" and alpha > 0),
+            ("a mask", supervision is not None and supervision.mask is not None),
+            ("epsilon=0", epsilon == 0),
+        )
+        if holds
+    ]
+    if stored and options.strategy not in ("auto", "dense"):
+        features = "; give the cost as a pair of feature arrays" if stored[0] == "a cost matrix" else ""
+        raise ValueError(
+            f"options.strategy must be 'auto' or 'dense' with {stored[0]}, got {options.strategy!r}{features}"
+        )
+    plain = marginals.balanced and (cost is None or alpha == 1) and options.loss == "square" and supervision is None
+    for name, asked in (("epsilon=0", epsilon == 0), ("options.strategy='low-rank'", options.strategy == "low-rank")):
+        if asked and not plain:
+            raise ValueError(
+                f"{name} needs marginals=Balanced(), loss='square', no linear cost and no supervision, got "
+                f"{marginals!r}, loss {options.loss!r}, alpha {alpha:g} and supervision "
+                f"{'given' if supervision else 'None'}; use a small epsilon > 0 and another strategy"
+            )
+    if options.gradient == "sampled":
+        for name, asked in (("epsilon=0", epsilon == 0), ("a loss other than 'square'", options.loss != "square")):
+            if asked:
+                raise ValueError(f"options.gradient must not be 'sampled' with {name}, which needs exact gradients")
+    changes: dict[str, Any] = {"strategy": "dense"} if stored else {}
+    if options.loss != "square":
+        changes |= {"gradient": "exact"}
+    if alpha == 0:  # a convex problem: there is nothing to search
+        changes |= {"coarse": None, "gradient": "auto", "annealing": AnnealingOptions(n_iter=0)}
+    return replace(options, **changes) if changes else options
+
+
+def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, FactoredDistances]:
+    """Spaces of the right sizes whose points all coincide, for a problem that has no use for distances."""
+    sides = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
+    shape = np.shape(cost)[:2] if sides is None else tuple(len(side) for side in sides)
+    sizes = []
+    for name, given, expected in zip("XY", (X, Y), shape, strict=True):
+        found = expected if given is None else given.size if hasattr(given, "rows") else len(given)
+        if found != expected:
+            raise ValueError(
+                f"cost must have one row or column for each of the {found} points of {name}, got {expected}"
+            )
+        sizes.append(expected)
+    one, other = (
+        FactoredDistances.of(torch.zeros(size, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), 1.0)
+        for size in sizes
+    )
+    return one, other
+
+
+def _on(cost: FactoredCost | None, device: torch.device, factor: float = 1.0) -> FactoredCost | None:
+    if cost is None:
+        return None
+
+    def moved(side: Tensor) -> Tensor:
+        return side.to(device)
+
+    extra = None if cost.extra is None else moved(cost.extra) * factor
+    return FactoredCost(moved(cost.a) * factor, moved(cost.b) * factor, moved(cost.U) * factor, moved(cost.V), extra)

@@ -1,0 +1,334 @@
+"""The objective around the quadratic part: masses, marginal model, linear cost, and what they make of its gradient.
+
+    F(T) = alpha [quad(T) + sum rho KL(mu x mu | p x p) + epsilon KL(T x T | (p q^T) x (p q^T))]
+         + beta [<M, T> + sum rho KL(mu | p) + epsilon KL(T | p q^T)] + <P, T>
+
+over the two marginals mu of T; beta is 1 - alpha over the scale of the masses, P holds the penalties of pairs. With
+m = sum T, half the derivative of F in the direction S, w = alpha m + beta / 2, is w times a linear problem in S,
+
+    <Chat, S> + sum rho KL(S's marginal | p) + epsilon KL(S | p q^T),
+    Chat = (alpha (C(T) + k) + (beta M + P) / 2) / w,
+    k = sum rho <mu, log(mu / p)> + epsilon <T, log(T / p q^T)>,
+
+so epsilon and rho mean the same for every alpha: 1 is pure Gromov-Wasserstein, 0 linear transport of M. The constant k
+matters only where the mass of the plan is free. There S is then scaled to the mass at which F is lowest along its ray,
+which has a closed form but for one Newton iteration: without it, masses of two iterations would alternate around their
+geometric mean.
+
+Sources: T. Vayer et al., "Optimal transport for structured data with application on graphs", 2019 (fused); T. Sejourne,
+F.-X. Vialard, G. Peyre, "The unbalanced Gromov-Wasserstein distance", 2021; A. Thual et al., "Aligning individual
+brains with fused unbalanced Gromov-Wasserstein", 2022 (both).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.couplings import BlockCoupling
+from torchgw.gw.gradient import Gradient, SampledGradient
+from torchgw.losses import SQUARE, SeparableLoss
+from torchgw.marginals import Balanced, Marginals
+from torchgw.sinkhorn.sides import Side
+from torchgw.spaces.hierarchy import Cells
+from torchgw.types import Coupling
+
+NEWTON_STEPS = 20
+HARD_COST, HARD_EPSILONS = 4.0, 100.0
+BALANCED = Balanced()
+
+
+class Values(NamedTuple):
+    """An objective without its entropy, and its parts: quadratic, linear, what marginals and penalties of pairs add.
+
+    ``violation`` is the mass on pairs that break a rule.
+    """
+
+    quadratic: float
+    linear: float
+    penalty: float
+    total: float
+    violation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """Float64 masses p (N,), q (K,), scaled so that plans have a mass of about one, and weights to match.
+
+    ``alpha`` and ``beta`` weigh the quadratic and the linear part; ``linear`` is beta M + P, ``cost`` M alone and
+    ``penalty`` P, None where there is none. ``logarithm`` is that of the scale that was divided out. ``strength`` is
+    that of the penalties, infinite where they stand for a constraint, which then is no part of any value. ``points``
+    are those that rules name, ``groups`` (N,), (K,) tell apart what cells must not mix.
+    """
+
+    p: Tensor
+    q: Tensor
+    epsilon: float
+    marginals: Marginals = BALANCED
+    alpha: float = 1.0
+    beta: float = 0.0
+    cost: FactoredCost | None = None
+    penalty: FactoredCost | None = None
+    loss: SeparableLoss = SQUARE
+    logarithm: float = 0.0
+    strength: float = math.inf
+    points: tuple[Tensor, Tensor] | None = None
+    groups: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the objective is quadratic and squared alone, under hard marginals of mass one."""
+        alone = self.alpha == 1.0 and self.cost is None and self.penalty is None
+        return self.marginals.balanced and alone and self.loss is SQUARE
+
+    @property
+    def fixed(self) -> bool:
+        """Whether both marginals are those that were asked for."""
+        return self.marginals.balanced
+
+    @property
+    def masses(self) -> tuple[Tensor, Tensor]:
+        return self.p, self.q
+
+    def on(self, p: Tensor, q: Tensor, cost: FactoredCost | None, penalty: FactoredCost | None) -> Model:
+        """The same demands on other points."""
+        return replace(self, p=p, q=q, cost=cost, penalty=penalty)
+
+    def between(self, cost: FactoredCost | None, rows: Cells, columns: Cells) -> FactoredCost | None:
+        """A cost between cells of points: every factor replaced by its mean."""
+        if cost is None:
+            return None
+        a, b = rows.means(cost.a[:, None], self.p)[:, 0], columns.means(cost.b[:, None], self.q)[:, 0]
+        return FactoredCost(a, b, rows.means(cost.U, self.p), columns.means(cost.V, self.q))
+
+    def on_cells(self, rows: Cells, columns: Cells) -> Model:
+        """The same demands on cells of points."""
+        p, q = (
+            sums * (mass.sum() / sums.sum())
+            for sums, mass in ((rows.sums(self.p), self.p), (columns.sums(self.q), self.q))
+        )
+        found = self.on(p, q, self.between(self.cost, rows, columns), self.between(self.penalty, rows, columns))
+        if self.points is None:
+            return found
+        one, other = (
+            torch.unique(cells.label[index]) for cells, index in zip((rows, columns), self.points, strict=True)
+        )
+        return replace(found, points=(one, other), groups=None)
+
+    def taken(self, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor) -> Model:
+        """The same demands on some of the points, given by their indices, with other masses."""
+        cost, penalty = (None if side is None else side.taken(rows, columns) for side in (self.cost, self.penalty))
+        return replace(self.on(p, q, cost, penalty), points=None, groups=None)
+
+    def linear(self, dtype: torch.dtype) -> FactoredCost | None:
+        """beta M + P, None where there is neither."""
+        parts = [(side, w) for side, w in ((self.cost, self.beta), (self.penalty, 1.0)) if side is not None]
+        if not parts:
+            return None
+        return FactoredCost.weighted_sum([side.to(dtype) for side, _ in parts], [w for _, w in parts])
+
+    def gradient(self, quadratic: Gradient) -> Gradient:
+        """The cost Chat of couplings, from that of the quadratic part."""
+        return quadratic if self.plain else ModelGradient(quadratic, self)
+
+    def sides(self, epsilon: float, cost: FactoredCost, dtype: torch.dtype) -> tuple[Side, Side]:
+        """Both sides of the linear problem with this cost, in the gauge of the score 2 U V^T log2(e) / epsilon."""
+        log_p, log_q = self.p.log2().to(dtype), self.q.log2().to(dtype)
+        return self.sides_of(log_p, log_q, epsilon, *cost.offsets(epsilon))
+
+    def sides_of(
+        self, log_p: Tensor, log_q: Tensor, epsilon: float, row_offset: Tensor, column_offset: Tensor
+    ) -> tuple[Side, Side]:
+        """Sides of these masses, whose costs have these row (N,) and column (K,) terms in units of the score."""
+        if self.marginals.balanced:
+            return Side(log_p), Side(log_q)
+        row, column = (
+            Side(mass, tau, offset.to(mass.dtype), self.marginals.total)
+            for mass, tau, offset in zip(
+                (log_p, log_q), self.marginals.damping(epsilon), (row_offset, column_offset), strict=True
+            )
+        )
+        return row, column
+
+    def marginals_of(self, coupling: Coupling) -> tuple[Tensor, Tensor]:
+        """Row and column sums of a coupling; those asked for where they hold."""
+        if self.fixed:
+            return self.p, self.q
+        return coupling.marginal(1).to(self.p), coupling.marginal(0).to(self.q)
+
+    def values(self, quadratic: float, coupling: Coupling) -> Values:
+        """The parts of F without its entropy, for a plan whose quadratic part is known."""
+        rows, columns = self.marginals_of(coupling)
+        linear = 0.0 if self.cost is None else float(mean_cost(self.cost, coupling, rows, columns))
+        broken = 0.0 if self.penalty is None else float(mean_cost(self.penalty, coupling, rows, columns))
+        return self.summed(quadratic, linear, broken, rows, columns)
+
+    def summed(self, quadratic: float, linear: float, broken: float, rows: Tensor, columns: Tensor) -> Values:
+        """The parts of F for a plan with these marginals, <M, T> and <P, T>."""
+        divergences = float(self.divergences(rows, columns))
+        penalty = divergences + (0.0 if self.strength == math.inf else max(broken, 0.0))
+        violation = max(broken, 0.0) / (self.hardness if self.strength == math.inf else self.strength)
+        total = self.alpha * quadratic + self.beta * linear + penalty
+        return Values(quadratic, linear, penalty, total, violation)
+
+    @property
+    def hardness(self) -> float:
+        """The penalty that stands for a constraint: beyond all costs, and 2^-70 at this epsilon."""
+        return HARD_COST + HARD_EPSILONS * self.epsilon
+
+    def combined(
+        self,
+        quadratic: FactoredCost,
+        linear: FactoredCost | None,
+        mass: float | Tensor = 1.0,
+        constant: float | Tensor = 0.0,
+    ) -> FactoredCost:
+        """Chat from C(T) of a plan of this mass, beta M + P, and the constant k."""
+        weight = self.weight(mass)
+        costs, weights = [quadratic], [self.alpha / weight]
+        if linear is not None:
+            costs, weights = [*costs, linear], [*weights, 0.5 / weight]
+        found = FactoredCost.weighted_sum(costs, weights)
+        return replace(found, a=found.a + self.shift(mass, constant)) if self.marginals.free_mass else found
+
+    def weight(self, mass: float | Tensor) -> float | Tensor:
+        """w, the weight of the linear problem."""
+        return self.alpha * mass + self.beta / 2
+
+    def shift(self, mass: float | Tensor, constant: float | Tensor) -> float | Tensor:
+        """What the constant k and the scale of the masses add to every entry of Chat."""
+        return self.alpha * constant / self.weight(mass) - self.epsilon * self.logarithm
+
+    def lowest(self, quadratic: Tensor, linear: Tensor | float, base: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        """The factor c at which F(c T) is lowest for a plan T of mass m, and the constant k of c T, ``base`` for T."""
+        growth = (sum(self.marginals.weights) + self.epsilon) * m
+        log_c = _lowest(self.alpha, self.beta, quadratic, linear, base, growth, m)
+        return log_c.exp(), log_c.exp() * (base + growth * log_c)
+
+    def slopes(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """sum rho <mu, log(mu / p)> over the marginals (..., N), (..., K) of plans."""
+        one, other = (
+            rho * _relative(sums, mass.to(sums)).sum(-1)
+            for rho, sums, mass in zip(self.marginals.weights, (rows, columns), self.masses, strict=True)
+        )
+        return one + other
+
+    def divergences(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """What relaxed marginals add to F, for marginals (..., N), (..., K) of plans."""
+        total = rows.new_zeros(())
+        for rho, sums, mass in zip(self.marginals.weights, (rows, columns), (self.p, self.q), strict=True):
+            if 0 < rho < math.inf:
+                mass = mass.to(sums)
+                m, wanted = sums.sum(-1), mass.sum()
+                kl = (_relative(sums, mass) + mass - sums).sum(-1)
+                total = total + rho * (self.alpha * (2 * m * kl + (m - wanted).square()) + self.beta * kl)
+        return total
+
+
+def mean_cost(cost: FactoredCost, coupling: Coupling, rows: Tensor, columns: Tensor) -> Tensor:
+    """<C, T>, a product with the factors of C and, where it has a stored part, a pass over the plan."""
+    wide = cost.to(rows.dtype)
+    found = wide.a @ rows + wide.b @ columns
+    if wide.U.shape[1]:
+        found = found - 2 * (wide.U * coupling.apply(wide.V.to(_dtype(coupling)), 1)).sum()
+    if wide.extra is not None:
+        assert isinstance(coupling, BlockCoupling)
+        for where, block in coupling.blocks():
+            found = found + torch.dot(wide.extra[where].flatten(), block.to(found).flatten())
+    return found
+
+
+def _dtype(coupling: Coupling) -> torch.dtype:
+    return coupling.dtype if isinstance(coupling, BlockCoupling) else torch.float64
+
+
+def _relative(x: Tensor, reference: Tensor) -> Tensor:
+    """x log(x / reference), zero where x is."""
+    found: Tensor = torch.special.xlogy(x, x / reference.clamp_min(torch.finfo(x.dtype).tiny))
+    return found
+
+
+def relative_entropy(coupling: Coupling, p: Tensor, q: Tensor) -> Tensor:
+    """<T, log(T / p q^T)>, in blocks of rows."""
+    assert isinstance(coupling, BlockCoupling)
+    total = p.new_zeros(())
+    log_q = q.clamp_min(torch.finfo(q.dtype).tiny).log()
+    for where, block in coupling.blocks():
+        block = block.to(p)
+        log_p = p[where].clamp_min(torch.finfo(p.dtype).tiny).log()
+        total += torch.special.xlogy(block, block).sum() - block.sum(1) @ log_p - block.sum(0) @ log_q
+    return total
+
+
+class ModelGradient:
+    """The cost of the whole objective, from the gradient of its quadratic part."""
+
+    def __init__(self, quadratic: Gradient, model: Model) -> None:
+        self.quadratic, self.model = quadratic, model
+        self._linear: dict[torch.dtype, FactoredCost | None] = {}
+
+    def linear(self, dtype: torch.dtype) -> FactoredCost | None:
+        """beta M + P."""
+        if dtype not in self._linear:
+            self._linear[dtype] = self.model.linear(dtype)
+        return self._linear[dtype]
+
+    def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
+        rows, columns = (side.to(p.dtype) for side in self.model.marginals_of(coupling))
+        return self.of(self.raw(coupling, rows, columns), coupling, rows, columns)
+
+    def evaluated(self, coupling: Coupling, p: Tensor) -> tuple[FactoredCost, Tensor]:
+        """The cost, and F of the coupling without its entropy."""
+        model = self.model
+        rows, columns = (side.to(p.dtype) for side in model.marginals_of(coupling))
+        raw = self.raw(coupling, rows, columns)
+        energy = model.alpha * mean_cost(raw, coupling, rows, columns) + model.divergences(rows, columns)
+        linear = self.linear(p.dtype)
+        if linear is not None:
+            energy = energy + mean_cost(linear, coupling, rows, columns)
+        return self.of(raw, coupling, rows, columns), energy
+
+    def raw(self, coupling: Coupling, rows: Tensor, columns: Tensor) -> FactoredCost:
+        """C(T), the linearised quadratic part, for a coupling with these marginals."""
+        if self.model.fixed:
+            return self.quadratic(coupling, rows)
+        cost = self.quadratic(coupling, rows, columns)
+        unit = isinstance(self.quadratic, SampledGradient)
+        return FactoredCost.weighted_sum([cost], [rows.sum()]) if unit else cost
+
+    def of(self, raw: FactoredCost, coupling: Coupling, rows: Tensor, columns: Tensor) -> FactoredCost:
+        """Chat from C(T)."""
+        if not self.model.marginals.free_mass:
+            return self.model.combined(raw, self.linear(raw.U.dtype))
+        scale, constant = self.settled(raw, coupling, rows, columns)
+        scaled = FactoredCost.weighted_sum([raw], [scale])
+        return self.model.combined(scaled, self.linear(raw.U.dtype), scale * rows.sum(), constant)
+
+    def settled(self, cost: FactoredCost, coupling: Coupling, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The factor c at which F(c T) is lowest, and the constant k of c T."""
+        model, m = self.model, rows.sum()
+        linear = self.linear(rows.dtype)
+        value = 0.0 if linear is None else mean_cost(linear, coupling, rows, columns)
+        entropy = relative_entropy(coupling, *(mass.to(rows) for mass in model.masses)) - m * model.logarithm
+        base = model.slopes(rows, columns) + model.epsilon * entropy
+        return model.lowest(mean_cost(cost, coupling, rows, columns), value, base, m)
+
+
+def _lowest(
+    alpha: float, beta: float, quadratic: Tensor, linear: Tensor | float, base: Tensor, growth: Tensor, m: Tensor
+) -> Tensor:
+    """The root u of alpha e^u (2 Q + 4 m (base + growth u)) + linear + beta (base + growth u), by Newton's method."""
+    u = -(quadratic + 2 * m * base) / (2 * m * growth) if beta == 0 else torch.zeros_like(m)
+    if beta == 0 and not isinstance(linear, Tensor):
+        return u
+    for _ in range(NEWTON_STEPS):
+        bracket = 2 * quadratic + 4 * m * (base + growth * u)
+        value = alpha * u.exp() * bracket + linear + beta * (base + growth * u)
+        slope = alpha * u.exp() * (bracket + 4 * m * growth) + beta * growth
+        u = u - (value / slope.clamp_min(torch.finfo(u.dtype).tiny)).clamp(-1.0, 1.0)
+    return u

@@ -1,0 +1,155 @@
+"""One side of a transport problem: what a half-step makes of the softmins of the other side's potential.
+
+With masses m (N,), a cost a_i that belongs to the row alone, and x_i = offset_i - softmin_i the potential under which
+row i would have mass m_i,
+
+    hard marginal               f = log2 m + x - offset
+    Kullback-Leibler, weight rho    f = log2 m + tau x - offset,        tau = rho / (rho + epsilon)
+    at most m, a total asked    f = log2 m + min(level, x) - offset,    sum_i m_i min(1, 2^(level - x_i)) = total
+
+in base-2 logarithms, the entropy being relative to the product of the masses. The offset is the row term of the cost in
+the units of the score: under a hard marginal it cancels, under others it matters and enters here, so that no kernel
+ever sees it. Masses may carry leading batch dimensions.
+
+Sources: L. Chizat, G. Peyre, B. Schmitzer, F.-X. Vialard, "Scaling algorithms for unbalanced optimal transport
+problems", 2018; J.-D. Benamou et al., "Iterative Bregman projections for regularized transportation problems", 2015
+(partial transport). The rows and the total are projected onto together here, which is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels import LN2
+
+SMALLEST_SUM = 2.0**-90
+
+
+@dataclass(frozen=True)
+class Side:
+    """Base-2 logarithms of masses (..., N), and how the marginal is asked for.
+
+    ``tau`` is the damping of a relaxed marginal, a number or a tensor that broadcasts; ``total`` the mass of the plan
+    where the marginal is only bounded; ``offset`` (..., N) the row term of the cost, zero where None.
+    """
+
+    log_mass: Tensor
+    tau: float | Tensor = 1.0
+    offset: Tensor | None = None
+    total: float | None = None
+
+    @property
+    def hard(self) -> bool:
+        """Whether the marginal holds exactly after a half-step."""
+        return self.total is None and not isinstance(self.tau, Tensor) and self.tau == 1.0
+
+    def potential(self, softmin: Tensor) -> Tensor:
+        """The half-step; -inf for points without mass."""
+        if self.hard:
+            new = self.log_mass - softmin
+        elif self.total is None:
+            new = self.log_mass - self.tau * softmin - (1 - self.tau) * self._offset(softmin)
+        else:
+            x = self._offset(softmin) - softmin
+            new = self.log_mass + torch.minimum(self._level(x), x) - self._offset(softmin)
+        return torch.where(torch.isneginf(self.log_mass), self.log_mass, new)
+
+    def scaled(self, f: Tensor, sums: Tensor) -> Tensor:
+        """The scaling u that takes f to the half-step, from the sums of a plan in which f is absorbed.
+
+        1 for points without mass; under a relaxed marginal also for those that keep so little that a stored plan does
+        not carry it.
+        """
+        if self.hard:
+            new = self.log_mass.exp2() / sums.clamp_min(torch.finfo(sums.dtype).tiny)
+            return torch.where(torch.isneginf(self.log_mass), 1.0, new)
+        if self.total is None:
+            kept = self.log_mass - (1 - self.tau) * (f + self._offset(f))
+            new = (kept - self.tau * sums.log2()).exp2()
+        else:
+            shifted = f + self._offset(f)
+            logs = sums.log2()
+            level = self._level(shifted - logs)
+            new = (self.log_mass + torch.minimum(level - shifted, -logs)).exp2()
+        return torch.where((sums > SMALLEST_SUM) & ~torch.isneginf(self.log_mass), new, 1.0)
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether a divergence holds the marginal."""
+        return self.total is None and not self.hard
+
+    def at(self, index: Tensor) -> Side:
+        """The same demand on some of the points."""
+        return replace(self, log_mass=self.log_mass[index], offset=None if self.offset is None else self.offset[index])
+
+    def reached(self, softmin: Tensor, weight: Tensor) -> Tensor:
+        """The sums (n,) of the plan after a half-step; each point stands for the mass ``weight`` (n,) of all points."""
+        if self.total is None:
+            return (self.potential(softmin) + softmin).exp2()
+        x = self._offset(softmin) - softmin
+        level = water_level(x, weight, self.total)
+        return (self.log_mass + torch.minimum(level - x, torch.zeros_like(x))).exp2()
+
+    def _offset(self, like: Tensor) -> Tensor:
+        return like.new_zeros(()) if self.offset is None else self.offset
+
+    def _level(self, x: Tensor) -> Tensor:
+        assert self.total is not None
+        return water_level(x, self.log_mass.exp2(), self.total)
+
+
+def translation(row: Side, column: Side, f: Tensor, g: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """What both potentials gain together, (..., 1), where no side fixes the mass: log2 of the factor to the best one.
+
+    ``rows`` and ``columns`` are the sums of the plan. Half-steps alone approach it by a factor tau each, which is slow
+    for weak entropies. With a divergence of weight rho = epsilon tau / (1 - tau) on each side, the derivative of the
+    linear objective along the plan's ray vanishes there in closed form.
+
+    Source: T. Sejourne, F.-X. Vialard, G. Peyre, "Faster unbalanced optimal transport: translation invariant Sinkhorn
+    and 1-D Frank-Wolfe", 2022.
+    """
+    tiny = torch.finfo(rows.dtype).tiny
+    mass = rows.sum(-1, keepdim=True)
+    slope, weight = torch.zeros_like(mass), torch.ones_like(mass)
+    for side, potential, sums in ((row, f, rows), (column, g, columns)):
+        ratio = side.tau / (1 - side.tau)
+        weight = weight + ratio
+        held = torch.isneginf(side.log_mass)
+        cost = (potential + side._offset(potential) - side.log_mass).masked_fill(held, 0.0)
+        divergence = (sums.clamp_min(tiny).log2() - side.log_mass).masked_fill(held, 0.0)
+        slope = slope + (sums * (cost + ratio * divergence)).sum(-1, keepdim=True)
+    return -slope / (weight * mass.clamp_min(tiny))
+
+
+def water_level(x: Tensor, mass: Tensor, total: float) -> Tensor:
+    """The level (..., 1) with sum_i mass_i min(1, 2^(level - x_i)) = total, for x (..., N); O(N log N).
+
+    Where ``total`` is all mass or more, the highest x of a point with mass.
+    """
+    mass = torch.where(torch.isfinite(x), mass, 0.0).expand_as(x)
+    x = torch.where(mass > 0, x, torch.inf)
+    x, order = x.sort(dim=-1)
+    mass = mass.gather(-1, order)
+    below = mass.cumsum(-1)
+    # log2 of what lies above each point, at level zero.
+    logs = torch.where(mass > 0, mass.log2() - x, -torch.inf) * LN2
+    above = logs.flip(-1).logcumsumexp(-1).flip(-1) / LN2
+    above = torch.cat((above[..., 1:], torch.full_like(above[..., :1], -torch.inf)), dim=-1)
+    reached = below + torch.where(torch.isneginf(above), 0.0, (x + above).exp2())
+    full = ((reached <= total) & (mass > 0)).sum(-1, keepdim=True)
+    last = (full - 1).clamp_min(0)
+    filled = torch.where(full > 0, below.gather(-1, last), 0.0)
+    first = torch.logsumexp(logs, -1, keepdim=True) / LN2
+    rest = torch.where(full > 0, above.gather(-1, last), first)
+    level = (total - filled).clamp_min(torch.finfo(x.dtype).tiny).log2() - rest
+    return torch.where(torch.isneginf(rest), x.gather(-1, last), level)
+
+
+def column_change(new: Tensor, old: Tensor, softmin: Tensor) -> Tensor:
+    """The L1 distance of the column sums under ``old`` from those under ``new``, which a half-step made."""
+    reached = torch.where(torch.isneginf(new), new, new + softmin).exp2()
+    off = reached * (torch.nan_to_num(old - new).exp2() - 1).abs()
+    return off.masked_fill(reached == 0, 0.0).sum()
