@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests import oracle
 from torchgw import (
@@ -18,7 +17,6 @@ from torchgw import (
     GWResult,
     LadderOptions,
     Partial,
-    SamplingOptions,
     SemiRelaxed,
     SinkhornOptions,
     StoppingOptions,
@@ -59,7 +57,7 @@ def matrix_of(cost: FeatureCost) -> np.ndarray:
 
 
 def posed(name: str, kind: str, seed: int = 3) -> tuple[oracle.Problem, dict[str, Any]]:
-    """A problem for the oracle, and the same in the arguments of the library; kind is "pure", "matrix" or "features"."""
+    """A problem for the oracle, and in the arguments of the library; kind is "pure", "matrix" or "features"."""
     marginals, changes = MODELS[name]
     problem = replace(oracle.random_problem(seed), epsilon=0.05, **changes)
     if name == "unbalanced":

@@ -5,6 +5,7 @@ from torchgw._version import __version__
 from torchgw.evidence import Basin, Certificate, Confidence, Rung
 from torchgw.features import FeatureCost
 from torchgw.gw.align import gw_align
+from torchgw.gw.path import EpsilonPath, epsilon_path
 from torchgw.gw.planner import Estimate, Forecast, estimate
 from torchgw.losses import SeparableLoss
 from torchgw.marginals import Balanced, Partial, SemiRelaxed, Unbalanced
@@ -49,6 +50,7 @@ __all__ = [
     "Confidence",
     "ConvergenceWarning",
     "DijkstraDistances",
+    "EpsilonPath",
     "Estimate",
     "EuclideanDistances",
     "FactoredDistances",
@@ -79,6 +81,7 @@ __all__ = [
     "Unbalanced",
     "__version__",
     "datasets",
+    "epsilon_path",
     "estimate",
     "gw_align",
 ]

@@ -78,7 +78,7 @@ class Supervision:
         groups = (np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64))
         if self.labels is not None:
             x, y = (
-                validate.labels(f"supervision.labels[{i}]", side, size)
+                _integers(f"supervision.labels[{i}]", side, size)
                 for i, (side, size) in enumerate(zip(self.labels, (n, k), strict=True))
             )
             values = np.intersect1d(x[x != UNLABELLED], y[y != UNLABELLED])
@@ -104,6 +104,16 @@ class Rules(NamedTuple):
     cost: FactoredCost
     points: tuple[Tensor, Tensor]
     groups: tuple[Tensor, Tensor]
+
+
+def _integers(name: str, value: Any, n: int) -> Array:
+    """Integer labels (n,), at least -1."""
+    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    if array.shape != (n,) or array.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}")
+    if n and array.min() < -1:
+        raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")
+    return array.astype(np.int64)
 
 
 def _room(name: str, rank: int, stored: bool) -> bool:

@@ -250,16 +250,6 @@ def plan(name: str, value: object, n: int, k: int) -> Tensor:
     return torch.from_numpy(array)
 
 
-def labels(name: str, value: object, n: int) -> Array:
-    """Integer labels (n,), at least -1."""
-    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
-    if array.shape != (n,) or array.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}")
-    if n and array.min() < -1:
-        raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")
-    return array.astype(np.int64)
-
-
 def cost(name: str, value: object, n: int, k: int) -> Array:
     """A finite, non-negative linear cost (N, K), as float64."""
     array = _numbers(name, value, 2, f"(N, K) = ({n}, {k}), or a pair of feature arrays")

@@ -32,7 +32,7 @@ from torchgw.kernels.sampling import draw
 SAMPLED_ROWS = 1000
 FLOAT32_ERROR = 1e-5  # of bounds on squared distances up to 1
 ROWS_AT_ONCE = 16
-FEW_POINTS = 2000
+FEW_POINTS = 300
 BLOCK_POINTS = 2**16
 
 

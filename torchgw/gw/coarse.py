@@ -23,7 +23,7 @@ from torchgw.kernels.kernel import LOWEST_EXPONENT
 from torchgw.losses import SQUARE
 from torchgw.options import CoarseOptions
 from torchgw.sinkhorn.scaling import balance, feasible
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.sides import Side, translation
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -119,7 +119,10 @@ class LandmarkProblem:
         score = cross * unit[:, None, None]
         if model.fixed:
             return score, Side(log_p), Side(log_q)
-        damping = [1.0 if rho == math.inf else (rho / (rho + epsilon))[:, None] for rho in model.marginals.weights]
+        damping = [
+            1.0 if rho == math.inf else (rho / (rho + epsilon))[:, None] if rho > 0 else 0.0
+            for rho in model.marginals.weights
+        ]
         total = model.marginals.total
         row, column = (
             Side(log_mass, tau, offset * unit[:, None], total)
@@ -237,17 +240,29 @@ def anneal(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int
     log_p, log_q = problem.x.mass.log2(), problem.y.mass.log2()
     f, g, plan = log_p + (batch.f - log_p) * ratio, log_q + (batch.g - log_q) * ratio, batch.plan
     for _ in range(n_outer):
-        plan, f, g = _solve(*problem.linearised(plan, epsilon), f, g, n_inner)
+        score, row, column = problem.linearised(plan, epsilon)
+        f, g = row.settled(plan.sum(-1), f), column.settled(plan.sum(-2), g)
+        plan, f, g = _solve(score, row, column, f, g, n_inner)
     return Batch(plan, f, g, epsilon)
 
 
 def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor, Tensor]:
     """A half-step of each side in the log domain, the rest by scaling; plans and their potentials."""
+    if column.relaxed:
+        f = row.potential(_logsumexp2(score + g[..., None, :], -1))
     g = column.potential(_logsumexp2(score + f[..., :, None], -2))
-    f = row.potential(_logsumexp2(score + g[..., None, :], -1))
+    softmin = _logsumexp2(score + g[..., None, :], -1)
+    f = row.potential(softmin)
+    if row.relaxed or column.relaxed:
+        t, s = translation(row, column, f, g, (f + softmin).exp2().sum(-1, keepdim=True))
+        f, g = f + t, g + s
     kernel = (score + f[..., :, None]).add_(g[..., None, :]).clamp_min_(LOWEST_EXPONENT).exp2_()
     u, v = balance(kernel, row, column, f, g, n_iter - 1)
-    return kernel.mul_(u[..., :, None]).mul_(v[..., None, :]), f + u.log2(), g + v.log2()
+    plan, f, g = kernel.mul_(u[..., :, None]).mul_(v[..., None, :]), f + u.log2(), g + v.log2()
+    if row.relaxed or column.relaxed:
+        t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None])
+        plan, f, g = plan * (t + s).exp2()[..., None], f + t, g + s
+    return plan, f, g
 
 
 def _logsumexp2(exponent: Tensor, axis: int) -> Tensor:

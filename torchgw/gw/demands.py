@@ -119,7 +119,6 @@ def suited(
             ("a cost matrix", cost is not None and not isinstance(cost, tuple | FeatureCost) and alpha < 1),
             ("a loss other than 'square'", options.loss != "square" and alpha > 0),
             ("a mask", supervision is not None and supervision.mask is not None),
-            ("epsilon=0", epsilon == 0),
         )
         if holds
     ]
@@ -136,10 +135,14 @@ def suited(
                 f"{marginals!r}, loss {options.loss!r}, alpha {alpha:g} and supervision "
                 f"{'given' if supervision else 'None'}; use a small epsilon > 0 and another strategy"
             )
-    if options.gradient == "sampled":
-        for name, asked in (("epsilon=0", epsilon == 0), ("a loss other than 'square'", options.loss != "square")):
-            if asked:
-                raise ValueError(f"options.gradient must not be 'sampled' with {name}, which needs exact gradients")
+    if options.gradient == "sampled" and epsilon == 0:
+        raise ValueError(
+            "epsilon must be > 0 with options.gradient='sampled', got 0; the sharp end needs exact gradients"
+        )
+    if options.gradient == "sampled" and options.loss != "square":
+        raise ValueError(
+            f"options.gradient must not be 'sampled' with loss {options.loss!r}, which needs exact gradients"
+        )
     changes: dict[str, Any] = {"strategy": "dense"} if stored else {}
     if options.loss != "square":
         changes |= {"gradient": "exact"}

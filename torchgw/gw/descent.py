@@ -20,7 +20,8 @@ from torchgw.gw.damping import Mixture
 from torchgw.gw.gradient import Gradient
 from torchgw.gw.inner import Inner, Linear
 from torchgw.gw.loop import Solution, record
-from torchgw.gw.model import Model, ModelGradient
+from torchgw.gw.model import Model
+from torchgw.gw.model_gradient import ModelGradient
 from torchgw.gw.start import Start
 from torchgw.kernels import LN2, LOG2E
 from torchgw.losses import SQUARE
@@ -89,19 +90,25 @@ def descend(
     f, g, last_epsilon = start.f, start.g, start.epsilon or epsilon_at(0, epsilon, annealing)
     value, status, n_inner, iteration = float("inf"), Status.MAX_ITER, 0, 0
     values: list[float] = []
+    sums: tuple[Tensor, Tensor] | None = None
+    changed = 0.0
     mixture = None if model.loss is SQUARE else Mixture()
     while iteration < max_iter:
         now = annealed(iteration, epsilon, start.epsilon, annealing)
         centred, row_term, column_term = cost.centred()
         unit = 2 * LOG2E / now
         f, g = (rescale(side, mass, last_epsilon, now) for side, mass in ((f, log_p), (g, log_q)))
-        state = inner(Linear.of(centred, now, model), f + unit * row_term, g + unit * column_term)
+        linear = Linear.of(centred, now, model)
+        warm = f + unit * row_term, g + unit * column_term
+        state = inner(linear, *(warm if sums is None else linear.settled(sums, *warm)))
         solved, f, g, last_epsilon = cost, state.f - unit * row_term, state.g - unit * column_term, now
         last_value = value
         if isinstance(gradient, ModelGradient):
             noise = 4 * torch.finfo(dtype).eps * float(cost.a.abs() @ row + cost.b.abs() @ column)
             coupling = state.coupling if mixture is None else mixture(state.coupling.to_dense())
             cost, energy = gradient.evaluated(coupling, row)
+            old, sums = sums, None if model.fixed else model.marginals_of(coupling)
+            changed = 0.0 if sums is None else _change(old, sums)
             value = float(energy)
             values.append(value)
         else:
@@ -123,10 +130,17 @@ def descend(
         # Plans whose marginals may give way can slide for long at almost the same value.
         flat = len(values) > FLAT and abs(values[-1 - FLAT] - value) <= options.stopping.plan_tol * abs(value) + noise
         step = 1.0 if mixture is None else mixture.step
-        same = by_value or flat or state.moved <= MOVED_TOLERANCE * options.sinkhorn.tol * step
+        same = by_value or flat or max(state.moved, changed) <= MOVED_TOLERANCE * options.sinkhorn.tol * step
         if now == epsilon and still and same:
             status = Status.SETTLED
             break
         if iteration < max_iter and not isinstance(gradient, ModelGradient):
             cost = gradient(state.coupling, row)
     return Descent(solved, f, g, epsilon, status, iteration, n_inner, history, state.coupling)
+
+
+def _change(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> float:
+    """L1 distance of the marginals of two plans, which tells of relaxed ones what warm potentials do not."""
+    if old is None:
+        return float("inf")
+    return max(float((one - other).abs().sum()) for one, other in zip(old, new, strict=True))

@@ -13,6 +13,7 @@ from torchgw.evidence import Basin
 from torchgw.gw.cells import CellSpace, Side
 from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.large_problem import Large, Task, cells_of
+from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.run import Ended, solve_contenders, solve_smoothly, where_to_start
 from torchgw.gw.search import Problem, described
 from torchgw.kernels.precision import loop_dtype
@@ -69,7 +70,7 @@ def on_cells(large: Large, x: CellSpace, y: CellSpace) -> Problem:
     assert x.space is not None
     assert y.space is not None
     model, dtype = large.model.on_cells(x.cells, y.cells), large.x.control.F.dtype
-    gradient = model.gradient(ExactGradient(x.space, y.space, model.p.to(dtype), model.q.to(dtype)))
+    gradient = gradient_of(model, ExactGradient(x.space, y.space, model.p.to(dtype), model.q.to(dtype)))
     kernel, options = large.kernels.stored, large.options
     return Problem(x.space, y.space, gradient, model, large.epsilon, False, kernel, options, large.generator)
 

@@ -45,6 +45,11 @@ class Linear(NamedTuple):
         extra = None if cost.extra is None else cost.extra * (-LOG2E / epsilon)
         return cls(A, B, row, column, extra)
 
+    def settled(self, sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Warm potentials f, g, or those that belong to the sums of the last plan where divergences hold marginals."""
+        rows, columns = (side.to(f.dtype) for side in sums)
+        return self.row.settled(rows, f), self.column.settled(columns, g)
+
 
 class Transported(NamedTuple):
     """A solved problem: base-2 potentials of its score, and the rounded plan.

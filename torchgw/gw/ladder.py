@@ -33,6 +33,7 @@ from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.inner import Inner, Linear, StoredInner, StreamedInner
 from torchgw.gw.large_problem import STORED_CELLS, Large, cells_of, cost_on_points
 from torchgw.gw.model import Model
+from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.score import FactoredScore, factored_score
 from torchgw.gw.start import Start
 from torchgw.kernels.sampling import draw
@@ -214,7 +215,7 @@ def _next(large: Large, step: Step, history: History, callback: Callback | None)
     assert cost is not None
     dtype = cost.U.dtype
     p, q = (mass.to(dtype) for mass in model.masses)
-    gradient = model.gradient(ExactGradient(x.space, y.space, p, q))
+    gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
     inner = _inner(large, x, y, replace(large.options.sinkhorn, tol=large.tolerance))
     start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
     done = descend(gradient, start, model, epsilon, inner, large.options, callback, history=history, by_value=loose)

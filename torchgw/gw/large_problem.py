@@ -10,7 +10,8 @@ from torch import Tensor
 from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling
 from torchgw.gw.cells import CellSpace, Side, cost_of_cells, cost_of_product, under
-from torchgw.gw.model import Model, relative_entropy
+from torchgw.gw.model import Model
+from torchgw.gw.model_gradient import relative_entropy
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import TILE

@@ -17,7 +17,8 @@ from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling
 from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.landmarks import Landmarks
-from torchgw.gw.model import Model, relative_entropy
+from torchgw.gw.model import Model
+from torchgw.gw.model_gradient import relative_entropy
 from torchgw.gw.start import Start
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import softmin

@@ -72,10 +72,18 @@ def solve(
         cost, row_term, column_term = raw.centred()
         unit = 2 * LOG2E / now
         cost.stored_score(now, out=score)
+        row_side, column_side = model.sides(now, cost, row.dtype)
+        f, held = rescale(f, log_p, old_epsilon, now) + unit * row_term, None
+        if not model.fixed:
+            sums = [side.to(row.dtype) for side in model.marginals_of(coupling)]
+            f = row_side.settled(sums[0], f)
+            held = column_side.settled(sums[1], g) if column_side.relaxed else None
         state = sinkhorn(
             kernel.on(score),
-            *model.sides(now, cost, row.dtype),
-            rescale(f, log_p, old_epsilon, now) + unit * row_term,
+            row_side,
+            column_side,
+            f,
+            held,
             max_iter=inner.max_iter,
             tol=LOOP_TOLERANCE * inner.tol,
             check_every=inner.check_every,

@@ -21,6 +21,7 @@ from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.large_problem import Task
 from torchgw.gw.loop import solve
 from torchgw.gw.model import Model
+from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.search import Candidate, Problem, described, find_basins
 from torchgw.gw.sharp import column_dual, conditional_gradient
@@ -150,15 +151,15 @@ def make_gradient(
     """The exact gradient, or the sampled one with landmark control variates, of the model's objective."""
     masses = [mass.to(loop_dtype(options.mixed_precision)) for mass in model.masses]
     if exact:
-        return model.gradient(ExactGradient(source, target, masses[0], masses[1], model.loss))
+        return gradient_of(model, ExactGradient(source, target, masses[0], masses[1], model.loss))
     count = options.sampling.n_control
     if count == 0:
-        return model.gradient(SampledGradient(source, target, options.sampling, generator))
+        return gradient_of(model, SampledGradient(source, target, options.sampling, generator))
     x, y = (
         landmark_control(space, mass / mass.sum(), count, generator)
         for space, mass in zip((source, target), masses, strict=True)
     )
-    return model.gradient(SampledGradient(source, target, options.sampling, generator, (x, y)))
+    return gradient_of(model, SampledGradient(source, target, options.sampling, generator, (x, y)))
 
 
 def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:

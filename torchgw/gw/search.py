@@ -23,7 +23,8 @@ from torchgw.gw.gradient import ExactGradient, Gradient
 from torchgw.gw.inner import StoredInner
 from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage
 from torchgw.gw.lift import Solved, lift
-from torchgw.gw.model import Model, ModelGradient
+from torchgw.gw.model import Model
+from torchgw.gw.model_gradient import ModelGradient, gradient_of
 from torchgw.gw.objective import sampled_objective
 from torchgw.gw.start import Start
 from torchgw.gw.starts import quantiles
@@ -211,7 +212,7 @@ class _Rung:
             for side, whole in ((x, problem.p), (y, problem.q))
         )
         model = problem.model.taken(x.index, y.index, p, q)
-        gradient = model.gradient(ExactGradient(near, far, x.mass, y.mass, model.loss))
+        gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
         inner = replace(problem, source=near, target=far, gradient=gradient, model=model)
         return cls(x, y, inner, problem.model)
 

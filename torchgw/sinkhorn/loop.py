@@ -57,13 +57,16 @@ def sinkhorn(
     ----------
     score : the score (N, K), see `torchgw.types.Softmins`.
     row, column : masses (N,), (K,), and how the marginals are asked for.
-    f, g : warm potentials (N,), (K,); g only tells how far they were from solving this score.
+    f, g : warm potentials (N,), (K,); g only tells how far they were from solving this score, but where it alone is
+        held by a divergence: then f is made from it.
     relaxation : weight w of the half-steps between checks, in [1, 2).
 
     Returns
     -------
     State whose f is the half-step of its g, and whose residual is its own.
     """
+    if g is not None and column.relaxed and not row.relaxed:
+        f = row.potential(score.softmin(g, 1))
     softmin = score.softmin(f, 0)
     warm, g = g, column.potential(softmin)
     moved = g.new_full((), torch.inf) if warm is None else column_change(g, warm, softmin)
@@ -78,12 +81,11 @@ def sinkhorn(
         if hard:
             f, softmin = score.sweep(g, row.log_mass, f, step)
         else:
-            of_rows = score.softmin(g, 1)
-            f = relax(f, row.potential(of_rows), step)
+            f = relax(f, row.potential(score.softmin(g, 1)), step)
             softmin = score.softmin(f, 0)
-            if row.relaxed and column.relaxed:
-                shift = translation(row, column, f, g, (f + of_rows).exp2(), (g + softmin).exp2())
-                f, softmin = f + shift, softmin + shift
+            if row.relaxed or column.relaxed:
+                shift, other = translation(row, column, f, g, (g + softmin).exp2().nansum(-1, keepdim=True))
+                f, g, softmin = f + shift, g + other, softmin + shift
         new_g = column.potential(softmin)
         if plain:
             residual = column_change(new_g, g, softmin)

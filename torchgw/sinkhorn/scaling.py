@@ -64,7 +64,9 @@ def scaling(
     relaxation : weight of the half-steps between checks, in [1, 2).
     """
     moved, residual, weight, n_iter = None, float("inf"), relaxation, 0
-    free = row.relaxed and column.relaxed
+    free = row.relaxed or column.relaxed
+    if column.relaxed and not row.relaxed:
+        f = row.potential(score.softmin(g, 1))
     while True:
         softmin = score.softmin(f, 0)
         new_g = column.potential(softmin)
@@ -75,26 +77,23 @@ def scaling(
         n_iter += 1
         score.absorb(f, g, out)
         u, v = torch.ones_like(f), torch.ones_like(g)
-        rows, safe = out.sum(1) if free else u, True
+        safe = True
         for step in range(1, max(max_iter - n_iter, 1) + 1):
             columns = u @ out
             if free:
-                shift = translation(row, column, f + u.log2(), g + v.log2(), rows, v * columns).exp2()
-                u, columns = u * shift, columns * shift
+                mass = (v * columns).sum(-1, keepdim=True)
+                shift, other = translation(row, column, f + u.log2(), g + v.log2(), mass)
+                u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
             new_v = column.scaled(g, columns)
             checked = step % check_every == 0 or n_iter + 1 >= max_iter or step == 1
             n_iter += 1
             if not checked:
                 v = v * (new_v / v) ** weight
-                sums = out @ v
-                u = u * (row.scaled(f, sums) / u) ** weight
-                rows = u * sums
+                u = u * (row.scaled(f, out @ v) / u) ** weight
                 continue
             missed = (columns * (v - new_v)).abs().sum()
             v = new_v
-            sums = out @ v
-            u = row.scaled(f, sums)
-            rows = u * sums
+            u = row.scaled(f, out @ v)
             furthest = torch.maximum(u.log2().abs().max(), v.log2().abs().max())
             last, (residual, drift) = residual, torch.stack((missed, furthest)).tolist()
             solved = residual <= tol and drift <= LARGEST_EXPONENT

@@ -93,6 +93,27 @@ class Side:
         level = water_level(x, weight, self.total)
         return (self.log_mass + torch.minimum(level - x, torch.zeros_like(x))).exp2()
 
+    def settled(self, sums: Tensor, otherwise: Tensor) -> Tensor:
+        """The potential that belongs to sums (..., N) of a solved plan where a divergence holds the marginal.
+
+        Half-steps take long to find it where the entropy is weak against the divergence: a shift of a row's potential
+        against that of its matches hardly shows in the plan. ``otherwise`` is returned for other marginals.
+        """
+        if not self.relaxed:
+            return otherwise
+        tiny = torch.finfo(sums.dtype).tiny
+        ratio = self.tau / (1 - self.tau)
+        moved = ratio * (self.log_mass - sums.clamp_min(tiny).log2())
+        return torch.where(torch.isneginf(self.log_mass), self.log_mass, self.log_mass + moved - self._offset(sums))
+
+    def level_of(self, potential: Tensor) -> tuple[Tensor, float | Tensor]:
+        """log2 sum_i m_i 2^(-phi_i / r) (..., 1), and r."""
+        ratio = 0.0 if self.hard else (1 - self.tau) / self.tau if isinstance(self.tau, Tensor) or self.tau else 0.0
+        phi = potential + self._offset(potential) - self.log_mass
+        exponent = torch.where(torch.isneginf(self.log_mass), self.log_mass, self.log_mass - ratio * phi)
+        level = torch.logsumexp(exponent * LN2, -1, keepdim=True) / LN2
+        return level, 0.0 if self.hard or not (isinstance(self.tau, Tensor) or self.tau) else 1 / ratio
+
     def _offset(self, like: Tensor) -> Tensor:
         return like.new_zeros(()) if self.offset is None else self.offset
 
@@ -101,27 +122,28 @@ class Side:
         return water_level(x, self.log_mass.exp2(), self.total)
 
 
-def translation(row: Side, column: Side, f: Tensor, g: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """What both potentials gain together, (..., 1), where no side fixes the mass: log2 of the factor to the best one.
+def translation(row: Side, column: Side, f: Tensor, g: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+    """The best constants (..., 1) to add to f and to g, in closed form, where a divergence holds a side.
 
-    ``rows`` and ``columns`` are the sums of the plan. Half-steps alone approach it by a factor tau each, which is slow
-    for weak entropies. With a divergence of weight rho = epsilon tau / (1 - tau) on each side, the derivative of the
-    linear objective along the plan's ray vanishes there in closed form.
+    Half-steps alone approach them by a factor tau each, which is slow for weak entropies. With cost potentials phi =
+    f + offset - log2 m, r = tau / (1 - tau) of each side, infinite for a hard one, and the ``mass`` (..., 1) of the
+    plan, the dual objective is highest over both constants t, s where
+
+        log2 sum_i m_i 2^(-phi_i / r) - t / r  =  the same of the other side with s  =  log2 mass + t + s.
 
     Source: T. Sejourne, F.-X. Vialard, G. Peyre, "Faster unbalanced optimal transport: translation invariant Sinkhorn
     and 1-D Frank-Wolfe", 2022.
     """
-    tiny = torch.finfo(rows.dtype).tiny
-    mass = rows.sum(-1, keepdim=True)
-    slope, weight = torch.zeros_like(mass), torch.ones_like(mass)
-    for side, potential, sums in ((row, f, rows), (column, g, columns)):
-        ratio = side.tau / (1 - side.tau)
-        weight = weight + ratio
-        held = torch.isneginf(side.log_mass)
-        cost = (potential + side._offset(potential) - side.log_mass).masked_fill(held, 0.0)
-        divergence = (sums.clamp_min(tiny).log2() - side.log_mass).masked_fill(held, 0.0)
-        slope = slope + (sums * (cost + ratio * divergence)).sum(-1, keepdim=True)
-    return -slope / (weight * mass.clamp_min(tiny))
+    (level_x, r_x), (level_y, r_y) = row.level_of(f), column.level_of(g)
+    log_mass = mass.log2()
+    if row.hard:
+        s = r_y * (level_y - level_x)
+        return level_x - log_mass - s, s
+    if column.hard:
+        t = r_x * (level_x - level_y)
+        return t, level_y - log_mass - t
+    level = (log_mass + r_x * level_x + r_y * level_y) / (1 + r_x + r_y)
+    return r_x * (level_x - level), r_y * (level_y - level)
 
 
 def water_level(x: Tensor, mass: Tensor, total: float) -> Tensor:
