@@ -26,6 +26,7 @@ from torch import Tensor
 from torchgw.kernels import LN2
 
 SMALLEST_SUM = 2.0**-90
+LARGEST_RATIO = 300.0
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,16 @@ class Side:
         """The potential that belongs to sums (..., N) of a solved plan where a divergence holds the marginal.
 
         Half-steps take long to find it where the entropy is weak against the divergence: a shift of a row's potential
-        against that of its matches hardly shows in the plan. ``otherwise`` is returned for other marginals.
+        against that of its matches hardly shows in the plan. ``otherwise`` is returned for other marginals, and where
+        the divergence is so strong that what sums are off by would be many bits.
         """
-        if not self.relaxed:
+        ratio = self.tau / (1 - self.tau) if self.relaxed else torch.inf
+        if not (isinstance(ratio, Tensor) or ratio <= LARGEST_RATIO):
             return otherwise
         tiny = torch.finfo(sums.dtype).tiny
-        ratio = self.tau / (1 - self.tau)
         moved = ratio * (self.log_mass - sums.clamp_min(tiny).log2())
-        return torch.where(torch.isneginf(self.log_mass), self.log_mass, self.log_mass + moved - self._offset(sums))
+        found = torch.where(torch.isneginf(self.log_mass), self.log_mass, self.log_mass + moved - self._offset(sums))
+        return torch.where(ratio <= LARGEST_RATIO, found, otherwise) if isinstance(ratio, Tensor) else found
 
     def level_of(self, potential: Tensor) -> tuple[Tensor, float | Tensor]:
         """log2 sum_i m_i 2^(-phi_i / r) (..., 1), and r."""
