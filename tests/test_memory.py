@@ -45,3 +45,32 @@ def test_nothing_stores_all_pairs(tmp_path: Path) -> None:
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 0.95e9
+
+
+FUSED = r"""
+import re
+from pathlib import Path
+import numpy as np
+import torchgw
+
+n = 20000
+x, s = torchgw.datasets.make_spiral(n)
+y, t = torchgw.datasets.make_swiss_roll(n, random_state=1)
+noise = np.random.default_rng(0).normal(scale=0.3, size=(2, n, 3))
+features = tuple(np.stack((a, np.sin(a), np.cos(a)), 1) + e for a, e in zip((s, t), noise))
+rules = torchgw.Supervision(pairs=[(0, 0), (n - 1, n - 1)])
+for model in (torchgw.Balanced(), torchgw.Unbalanced(0.05, 0.05)):
+    result = torchgw.gw_align(x, y, cost=features, marginals=model, supervision=rules, random_state=0)
+    assert result.strategy == "streaming"
+    assert np.corrcoef(s, t[result.argmax()])[0, 1] > 0.99
+assert torchgw.gw_align(None, None, cost=features, alpha=0, random_state=0).converged
+print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_fused_costs_and_relaxed_marginals_store_no_pairs_either() -> None:
+    """20000 x 20000: a float32 matrix of all pairs alone would take 1.6e9 bytes."""
+    done = subprocess.run([sys.executable, "-c", FUSED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 1.2e9

@@ -75,8 +75,9 @@ def gw_align(
     A search on landmarks finds the basin of the global optimum, a descent with the exact gradient (or a sampled one
     where that is out of reach) ends in it, and the result says how good it is: see `GWResult.certificate`.
 
-    Minimises sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j' with entropy over the plans T with marginals p and q, each
-    space's distances divided by its own largest one.
+    Minimises alpha sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j' + (1 - alpha) <M, T> with entropy over the plans T with
+    marginals p and q, or near them, each space's distances divided by its own largest one. See `torchgw.gw.model` for
+    the whole objective.
 
     Parameters
     ----------
@@ -87,12 +88,19 @@ def gw_align(
         pairs of them, or the matrix given. "euclidean": straight lines. "auto": a symmetric square array is a
         distance matrix; points and graphs get "precomputed" up to 500 points, "landmark" above 2500, and in between
         "landmark" where it is accurate to 3 % on a few rows.
-    p, q : masses (N,), (K,), non-negative, of equal sum; uniform with sum 1 when None. They are the plan's marginals.
-        Their sum scales plan and value and nothing else: epsilon belongs to masses of sum 1.
+    p, q : masses (N,), (K,), non-negative; uniform with sum 1 when None. What they ask of the plan's marginals is said
+        by ``marginals``. Under `Balanced` their sums must agree, and scale plan and value and nothing else: epsilon
+        belongs to masses of sum 1.
+    cost : linear cost M (fused Gromov-Wasserstein): a non-negative matrix (N, K), taken as it is, which needs the dense
+        strategy; or a pair of feature arrays (N, d), (K, d), or a `FeatureCost`, which never become a matrix. A pair
+        costs the squared distance of its features over its largest possible value.
+    alpha : weight of the quadratic part, in [0, 1]; 1 without a cost, 0.5 with one. 1 is Gromov-Wasserstein alone, 0
+        linear transport of ``cost`` alone, for which X and Y may be None.
+    supervision : known and forbidden pairs, labels and masks, see `Supervision`.
     init : where to start instead of the search: a plan (N, K), or matching pairs (m, 2) of integer indices into X, Y.
     epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1). 0 asks for
         the optimum without entropy, a matching-like plan; it needs the exact gradient and takes a few times longer.
-    marginals : the marginal model.
+    marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
     options : everything else, see `GWOptions`.
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
     backend : "auto", "triton", "compile" or "eager".
