@@ -7,6 +7,7 @@ SUITES = {
     "kernels": "every kernel implementation against its floor, plain torch and other libraries",
     "relaxation": "iterations of the last solve with and without over-relaxation",
     "quality": "the right optimum on every kind of problem, against POT, SCOT's recipe and the published solver",
+    "models": "marginal models and fused costs against POT, and a space of which a part is missing",
     "scale": "sizes up to a million points, tile skipping, low rank and unseen points",
     "sampling": "error of the sampled gradient by how its anchors are used",
     "tables": "write the tables of the README and the log from the stored results",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -145,7 +146,8 @@ def test_points_that_did_not_converge_are_left_out(path: EpsilonPath) -> None:
 
 def test_an_ambiguous_search_is_in_the_reason() -> None:
     line = np.linspace(0, 1, 60)[:, None] ** [1.0, 0.0]
-    with pytest.warns(AmbiguityWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AmbiguityWarning)
         found = epsilon_path(line, line, distances="euclidean", epsilons=[5e-3, 2e-3], random_state=0)
     assert found.results[0].ambiguous
     assert "ambiguous" in found.reason

@@ -21,13 +21,16 @@ HALF_X, HALF_Y = (((angle > np.median(angle)).astype(np.int64)) for angle in (AN
 STREAMING = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64))
 
 
-def rule(kind: str, n: int, k: int) -> tuple[dict[str, Any], np.ndarray]:
+def rule(kind: str, p: np.ndarray, q: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
     """A rule in the library's terms, and its penalties (N, K) from the definition."""
+    n, k = len(p), len(q)
     P = np.zeros((n, k))
     if kind == "pairs":
         pairs = np.array([[2, 7], [11, 3], [2, 8]])
-        known_rows, known_columns = np.isin(np.arange(n), pairs[:, 0]), np.isin(np.arange(k), pairs[:, 1])
-        P = known_rows[:, None] * 1.0 + known_columns
+        partners = np.zeros((n, k))
+        partners[pairs[:, 0], pairs[:, 1]] = 1.0
+        rows, columns = partners @ q, p @ partners
+        P = ((rows > 0) & (p <= rows))[:, None] * 1.0 + ((columns > 0) & (q <= columns))
         P[pairs[:, 0], pairs[:, 1]] = 0.0
         return {"pairs": pairs}, P
     if kind == "forbidden":
@@ -48,7 +51,7 @@ def rule(kind: str, n: int, k: int) -> tuple[dict[str, Any], np.ndarray]:
 @pytest.mark.parametrize("name", ["balanced", "unbalanced", "partial"])
 def test_soft_rules_have_the_oracles_plan_and_value(name: str, kind: str, strategy: str, gradient: str) -> None:
     problem, given = posed(name, "features")
-    rules, P = rule(kind, len(problem.p), len(problem.q))
+    rules, P = rule(kind, problem.p, problem.q)
     given |= {"supervision": Supervision(strength=0.3, **rules)}
     if kind == "mask" and strategy == "streaming":
         with pytest.raises(ValueError, match=r"options.strategy must be 'auto' or 'dense' with a mask"):
@@ -158,8 +161,8 @@ def test_too_many_rules_for_streaming_are_refused_and_stored_otherwise() -> None
 
 def test_supervision_by_itself_needs_no_distances() -> None:
     problem, given = posed("balanced", "features")
-    P = rule("labels", len(problem.p), len(problem.q))[1]
-    rules = rule("labels", len(problem.p), len(problem.q))[0]
+    P = rule("labels", problem.p, problem.q)[1]
+    rules = rule("labels", problem.p, problem.q)[0]
     cost = given.pop("cost")
     problem = replace(problem, alpha=0.0, M=matrix_of(cost), P=0.2 * P)
     given |= {"alpha": 0.0, "cost": cost, "supervision": Supervision(strength=0.2, **rules)}

@@ -38,7 +38,7 @@ class GWResult(Readable):
         entropy, and its parts: value = alpha value_quad + (1 - alpha) value_linear + value_penalty, where the last is
         what relaxed marginals and supervision add. What rounding added counts: a streaming plan with a residual of 2e-3
         has a value about 2e-4 higher for it.
-    violation : mass on pairs that break a rule of ``supervision``, a known pair counting for both of its points.
+    violation : mass on pairs that break a rule of ``supervision``, counted for each rule and point that it breaks.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
     potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
         factors A, B, the plan but for its rank-one correction is exp(A B^T ln 2 + f + g); where it is stored, they are

@@ -16,6 +16,7 @@ from torchgw.types import Array
 
 MOST_COLUMNS = 256
 UNLABELLED = -1
+SAME_MASS = 1e-9
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,16 +25,16 @@ class Supervision:
 
     Parameters
     ----------
-    pairs : known matches (m, 2), integer indices into X and Y. Neither point of a pair should be matched with others.
+    pairs : known matches (m, 2), integer indices into X and Y. Of each pair, the point with less mass should not be
+        matched with others; a point may have several partners.
     forbidden : pairs (m, 2) that should not be matched.
     labels : two integer arrays (N,), (K,); points of different labels should not be matched. -1 is no label, which goes
         with any.
     mask : (N, K), an array or a SciPy sparse matrix; pairs whose entry is zero should not be matched. Needs the dense
         strategy.
     strength : what a unit of mass on a pair costs that breaks one of these rules, in units of the scaled squared
-        distances, > 0; a known pair counts for both of its points. Infinity, the default, forbids it: then only mass
-        that has nowhere else to go is on such pairs, and what rounding onto the marginals spreads
-        (``marginal_residual``).
+        distances, > 0. Infinity, the default, forbids it: then only mass that has nowhere else to go is on such pairs,
+        and what rounding onto the marginals spreads (``marginal_residual``).
 
     Notes
     -----
@@ -54,8 +55,8 @@ class Supervision:
         if self.labels is not None and not (isinstance(self.labels, tuple) and len(self.labels) == 2):
             raise TypeError(f"labels must be a pair of arrays (N,), (K,), got {type(self.labels).__name__}")
 
-    def rules(self, n: int, k: int, stored: bool) -> Rules:
-        """Penalties of strength one between N and K points; ``stored`` says that a matrix of them may be kept.
+    def rules(self, p: Array, q: Array, stored: bool) -> Rules:
+        """Penalties of strength one between points of masses p (N,), q (K,); ``stored`` says that a matrix may be kept.
 
         Raises
         ------
@@ -63,12 +64,13 @@ class Supervision:
             For indices that are out of range, labels or masks of other shapes, and rules that need a matrix where none
             may be kept.
         """
+        n, k = len(p), len(q)
         parts: list[FactoredCost] = []
         known: list[Array] = []
         if self.pairs is not None:
             pairs = np.unique(validate.pairs("supervision.pairs", np.asarray(self.pairs), n, k).numpy(), axis=0)
             known.append(pairs)
-            parts.append(_known(pairs, n, k, _room("pairs", len(pairs), stored)))
+            parts.append(_known(pairs, p, q, _room("pairs", len(pairs), stored)))
         if self.forbidden is not None:
             given = validate.pairs("supervision.forbidden", np.asarray(self.forbidden), n, k).numpy()
             pairs = np.unique(given, axis=0)
@@ -128,15 +130,19 @@ def _room(name: str, rank: int, stored: bool) -> bool:
     return False
 
 
-def _known(pairs: Array, n: int, k: int, factored: bool) -> FactoredCost:
-    """1 for each point of a known pair that is matched with another."""
-    a, b = torch.zeros(n, dtype=torch.float64), torch.zeros(k, dtype=torch.float64)
+def _known(pairs: Array, p: Array, q: Array, factored: bool) -> FactoredCost:
+    """1 for each point that its partners have room for and that is matched with another."""
+    n, k = len(p), len(q)
+    room = np.bincount(pairs[:, 0], q[pairs[:, 1]], n), np.bincount(pairs[:, 1], p[pairs[:, 0]], k)
+    a, b = (
+        torch.from_numpy(((space > 0) & (mass <= space * (1 + SAME_MASS))).astype(np.float64))
+        for space, mass in zip(room, (p, q), strict=True)
+    )
     i, j = torch.from_numpy(pairs[:, 0]), torch.from_numpy(pairs[:, 1])
-    a[i], b[j] = 1.0, 1.0
     if factored:
         every = torch.arange(len(pairs))
         U, V = torch.zeros(n, len(pairs), dtype=torch.float64), torch.zeros(k, len(pairs), dtype=torch.float64)
-        U[i, every], V[j, every] = 1.0, 1.0
+        U[i, every], V[j, every] = (a[i] + b[j]) / 2, 1.0
         return FactoredCost(a, b, U, V)
     matrix = a[:, None] + b
     matrix[i, j] = 0.0

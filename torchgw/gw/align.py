@@ -190,7 +190,7 @@ def gw_align(
         ]
         most = min(int((side > 0).sum()) for side in (p_given, q_given))
         validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
-    rules = None if supervision is None else supervision.rules(n, k, strategy == "dense")
+    rules = None if supervision is None else supervision.rules(p_given, q_given, strategy == "dense")
     strength = math.inf if supervision is None else supervision.strength
     model, mass = make_model(p_given, q_given, marginals, alpha, float(epsilon), linear, rules, strength, loss, where)
     refuse(strategy, n, k, epsilon, options)

@@ -15,7 +15,7 @@ from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.large_problem import Large, Task, cells_of
 from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.run import Ended, solve_contenders, solve_smoothly, where_to_start
-from torchgw.gw.search import Problem, described
+from torchgw.gw.search import Problem, listed
 from torchgw.kernels.precision import loop_dtype
 from torchgw.types import Callback
 
@@ -60,7 +60,7 @@ def first_rung(task: Task, epsilon: float, callback: Callback | None) -> FirstRu
     ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem, callback))
     basins: tuple[Basin, ...] = ()
     if reference is not None:
-        small = [described(c, candidates[0], reference, problem.masses[0]) for c in candidates]
+        small = listed(candidates, reference, problem.masses[0])
         basins = tuple(_on_points(basin, x, y) for basin in small)
     return FirstRung(large, x, y, ended, basins, searched, time.perf_counter() - began)
 

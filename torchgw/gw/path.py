@@ -21,7 +21,7 @@ from torchgw.couplings import BlockCoupling
 from torchgw.evidence import entropy_and_margin
 from torchgw.gw.align import gw_align
 from torchgw.result import GWResult
-from torchgw.types import Array, ConvergenceWarning
+from torchgw.types import AmbiguityWarning, Array, ConvergenceWarning
 
 HIGHEST, SOFT, SHARP, LOWEST = 10.0, 3e-2, 3e-4, 1e-5
 TOLERANCE, MOST_SOLVES, STRIDE = 0.02, 8, 2.5
@@ -110,8 +110,9 @@ def epsilon_path(
     The first solve searches; each later one starts from the plan before (for perplexities, from that of the next larger
     epsilon) and has ``basins == ()``. Where the plan exceeds ``options.max_memory`` or the strategy is "streaming", it
     starts from up to 300 matching pairs of that plan, spread over the mass. The search calls more matchings ambiguous
-    at a large epsilon than a smaller one would. A warm solve costs what `gw_align` does without its search; perplexity
-    and shift add O(N K). All results are kept: O(N K) memory for each stored plan.
+    at a large epsilon than a smaller one would: ``reason`` says so, and nothing warns. A warm solve costs what
+    `gw_align` does without its search; perplexity and shift add O(N K). All results are kept: O(N K) memory for each
+    stored plan.
 
     References
     ----------
@@ -187,7 +188,10 @@ class _Solver:
     def __call__(self, epsilon: float, before: _Point | None) -> _Point:
         if before is not None:
             self.arguments["init"] = _start(before)
-        result = gw_align(self.X, self.Y, epsilon=epsilon, **self.arguments)
+        with warnings.catch_warnings():
+            # Blur makes matchings look alike that a smaller epsilon tells apart; the path says what the search found.
+            warnings.simplefilter("ignore", AmbiguityWarning)
+            result = gw_align(self.X, self.Y, epsilon=epsilon, **self.arguments)
         coupling, known = result.coupling, result.known
         assert isinstance(coupling, BlockCoupling)
         assert known is not None

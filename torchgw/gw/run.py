@@ -23,7 +23,7 @@ from torchgw.gw.loop import solve
 from torchgw.gw.model import Model
 from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.outcome import Outcome
-from torchgw.gw.search import Candidate, Problem, described, find_basins
+from torchgw.gw.search import Candidate, Problem, find_basins, listed
 from torchgw.gw.sharp import column_dual, conditional_gradient
 from torchgw.gw.start import Start, pairs_start, plan_start, product_start
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
@@ -91,7 +91,7 @@ def run(task: Task) -> Outcome:
     )
     basins: tuple[Basin, ...] = ()
     if reference is not None:
-        basins = tuple(described(c, candidates[0], reference, problem.masses[0]) for c in candidates)
+        basins = listed(candidates, reference, problem.masses[0])
     seconds = {
         "search": searched - began,
         "solve": solved - searched,

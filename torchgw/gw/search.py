@@ -148,6 +148,12 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     return ordered, reference
 
 
+def listed(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> tuple[Basin, ...]:
+    """What the result says of the basins, the best first, without those that have come to the same matching."""
+    found = [described(candidate, candidates[0], reference, mass) for candidate in candidates]
+    return (*found[:1], *(basin for basin in found[1:] if basin.difference > APART))
+
+
 def described(candidate: Candidate, best: Candidate, reference: Landmarks, mass: Tensor) -> Basin:
     """What the result says of a basin, by its distance from the best one."""
     shift = reference.between(best.matching, candidate.matching)
