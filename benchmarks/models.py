@@ -57,10 +57,6 @@ class Pair(NamedTuple):
     peer: float
     converged: bool
 
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.peer
-
 
 def row(case: str, required: str, measured: str, met: bool, **detail: Any) -> Row:
     """One line of the table."""
@@ -149,8 +145,8 @@ def no_worse(pair: Pair) -> bool:
 def judged(case: str, pairs: Iterable[Pair]) -> Row:
     """The line for values that must not lie above POT's on any problem."""
     found = list(pairs)
-    good, lower = sum(map(no_worse, found)), sum(pair.ratio < 1 - BLUR for pair in found)
-    ratios = [pair.ratio for pair in found]
+    ratios = [pair.ours / pair.peer for pair in found]
+    good, lower = sum(map(no_worse, found)), sum(ratio < 1 - BLUR for ratio in ratios)
     measured = f"{good} of {len(found)} ({lower} lower; ratio {statistics.median(ratios):.3f}, worst {max(ratios):.4f})"
     return row(case, "value <= POT's on all", measured, good == len(found), pairs=[pair._asdict() for pair in found])
 
