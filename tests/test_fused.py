@@ -51,13 +51,15 @@ def test_the_limits_of_alpha_are_the_two_problems_alone(strategy: str) -> None:
     one = solved(problem, given | {"alpha": 1.0}, strategy=strategy)
     pure = solved(problem, {k: v for k, v in given.items() if k != "cost"}, strategy=strategy)
     assert distance(one, pure) < 1e-7
-    assert one.value_linear == 0.0
+    assert one.value_linear == pytest.approx(float((torch.from_numpy(matrix_of(given["cost"])) * plan(one)).sum()))
+    assert one.value == pytest.approx(pure.value)
     zero = solved(problem, given | {"alpha": 0.0}, strategy=strategy)
     near = solved(problem, given | {"alpha": 1e-9}, strategy=strategy)
     assert distance(zero, near) < 1e-6
     alone = gw_align(None, None, random_state=0, options=replace(OPTIONS, strategy=strategy), **given | {"alpha": 0.0})
     assert distance(zero, alone) < 1e-12
     assert zero.value == pytest.approx(zero.value_linear)
+    assert math.isnan(zero.value_quad)
 
 
 @pytest.mark.parametrize(
@@ -315,3 +317,94 @@ def test_masses_that_differ_are_welcome_where_they_may() -> None:
     options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=16), stopping=StoppingOptions(max_iter=500))
     streamed = gw_align(space, space, p=p, q=q, marginals=Unbalanced(1.0, 1.0), epsilon=1e-2, options=options)
     assert 1.2 < float(streamed.marginal(1).sum()) < 1.8
+
+
+@pytest.mark.parametrize(
+    "marginals", [SemiRelaxed(0.0), SemiRelaxed(1e-300), Partial(0.5), Unbalanced(0.1, 0.1)], ids=str
+)
+def test_a_cloud_and_itself_are_solved_though_the_objective_rounds_to_zero(marginals: Any) -> None:
+    for seed in range(3, 10):
+        P = 3 * np.random.default_rng(seed).normal(size=(12, 3))
+        result = gw_align(P, P, distances="euclidean", epsilon=1e-4, marginals=marginals, random_state=seed)
+        assert 0 <= result.certificate.lower_bound <= result.value < 1e-3
+
+
+@pytest.mark.parametrize("rho", [1e4, 1e6, 1e9])
+@pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
+def test_strong_divergences_are_all_but_hard_in_float32_too(rho: float) -> None:
+    rng = np.random.default_rng(0)
+    A, B = rng.normal(size=(40, 3)), rng.normal(size=(50, 3))
+    given: dict[str, Any] = {"distances": "euclidean", "epsilon": 1e-2, "random_state": 0}
+    hard = gw_align(A, B, **given)
+    for marginals in (SemiRelaxed(rho), Unbalanced(rho, rho)):
+        result = gw_align(A, B, marginals=marginals, **given)
+        assert result.value_quad == pytest.approx(hard.value, rel=1e-2)
+        assert float((plan(result).sum(0) - 1 / 50).abs().sum()) < 1e-3
+
+
+def test_plans_that_answer_each_other_are_ended_by_shorter_steps() -> None:
+    """Whole steps go to and fro between two plans for ever."""
+    from scipy.spatial.distance import cdist
+
+    rng = np.random.default_rng(15)
+    n, k = rng.integers(20, 41, 2)
+    A, B = rng.gamma(2.0, size=(n, 3)), rng.gamma(2.0, size=(k, 2))
+    result = gw_align(cdist(A, A), cdist(B, B), marginals=SemiRelaxed(0.0), epsilon=1e-3, random_state=0)
+    assert result.converged
+    assert result.value < 0.0284
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+@pytest.mark.parametrize("n_control", [0, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_sampling_with_noise_comes_near_the_plan_without(name: str, n_control: int) -> None:
+    """The table's sampled cells have as many landmarks as points, so their control variates leave no noise."""
+    problem, given = posed(name, "features")
+    exact = solved(problem, given)
+    sampling = SamplingOptions(n_anchors=400, n_control=n_control, cost_ema=0.2)
+    stopping = StoppingOptions(max_iter=60)
+    noisy = solved(problem, given, gradient="sampled", sampling=sampling, stopping=stopping)
+    assert noisy.gradient == "sampled"
+    assert 1e-6 < distance(noisy, exact) < 0.15
+    assert noisy.value == pytest.approx(exact.value, rel=0.1)
+    assert float(plan(noisy).sum()) == pytest.approx(float(plan(exact).sum()), rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
+def test_the_energies_of_basins_are_values_whatever_the_gradient() -> None:
+    rng = np.random.default_rng(0)
+    A, B = rng.normal(size=(40, 3)), rng.normal(size=(50, 3))
+    options = GWOptions(gradient="sampled")
+    for marginals, mass in ((Unbalanced(0.05, 0.05), 1.0), (Partial(0.3), 1.0), (Partial(2.0), 4.0)):
+        p, q = np.full(40, mass / 40), np.full(50, mass / 50)
+        result = gw_align(
+            A, B, p=p, q=q, distances="euclidean", epsilon=1e-2, marginals=marginals, options=options, random_state=0
+        )
+        assert result.basins[0].energy == pytest.approx(result.value, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cost": (np.eye(12, 2), np.eye(12, 2))},
+        {"supervision": Supervision(pairs=[(0, 0)])},
+        {"options": GWOptions(loss="kl")},
+    ],
+    ids=["cost", "supervision", "loss"],
+)
+def test_unseen_points_are_refused_where_distances_are_not_all(change: dict[str, Any]) -> None:
+    P = np.random.default_rng(0).normal(size=(12, 3))
+    result = gw_align(P, P, distances="euclidean", epsilon=0.05, random_state=0, **change)
+    with pytest.raises(ValueError, match="mapped by distances alone"):
+        result.unseen(P[:2])
+
+
+def test_a_loss_of_ones_own_is_saved_by_name_only(tmp_path: Path) -> None:
+    problem, given = posed("balanced", "pure")
+    own = SeparableLoss(SQUARE.f1, SQUARE.f2, SQUARE.h1, SQUARE.h2, "kl")
+    solved(problem, given, loss=own).save(tmp_path / "own.npz")
+    back = GWResult.load(tmp_path / "own.npz").options.loss
+    assert isinstance(back, SeparableLoss)
+    assert back.name == "kl"
+    with pytest.raises(ValueError, match="not kept in files"):
+        back.f1(torch.ones(1))

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from tests import oracle
 from tests.test_models import OPTIONS, matrix_of, posed, solved
-from torchgw import GWOptions, LadderOptions, Partial, Supervision, gw_align
+from torchgw import GWOptions, LadderOptions, Partial, Supervision, SupervisionWarning, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 
 X, ANGLE_X = make_spiral(200)
@@ -169,3 +169,51 @@ def test_supervision_by_itself_needs_no_distances() -> None:
     result = gw_align(None, None, options=OPTIONS, random_state=0, **given)
     T = oracle.solve(problem)
     assert float(np.abs(result.plan.numpy() - T).sum()) < 1e-5
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_constraints_outweigh_any_linear_cost_and_any_mass(alpha: float, scale: float) -> None:
+    """Every point would rather stay where it is forbidden to be."""
+    n = 30
+    P = np.random.default_rng(0).normal(size=(n, 3))
+    mass = np.full(n, scale / n)
+    rules = Supervision(forbidden=[(i, i) for i in range(n)])
+    cost = 1000 * (1 - np.eye(n))
+    result = gw_align(
+        P, P, distances="euclidean", cost=cost, alpha=alpha, p=mass, q=mass, epsilon=1e-2, supervision=rules
+    )
+    assert result.violation < 1e-6 * scale
+    assert result.certificate.lower_bound <= result.value
+
+
+def test_constraints_that_the_masses_break_are_told_and_not_in_the_bound() -> None:
+    labels = np.arange(200) % 3, np.arange(240) % 2
+    with pytest.warns(SupervisionWarning, match="of the mass is on pairs that supervision= forbids"):
+        result = gw_align(X, Y, supervision=Supervision(labels=labels), random_state=0)
+    assert result.violation > 0.1
+    assert result.certificate.lower_bound <= result.value
+
+
+def test_rules_that_are_stored_do_not_fall_back_to_streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any) -> None:
+        raise MemoryError("not enough memory")
+
+    monkeypatch.setattr("torchgw.gw.align.run", full)
+    many = np.stack((np.arange(200), np.arange(200)), axis=1)
+    rules = Supervision(pairs=np.concatenate((many, many[:100] + np.array([0, 1]))))
+    with pytest.raises(MemoryError):
+        gw_align(X, Y, supervision=rules, random_state=0)
+
+
+def test_a_pair_cannot_be_both_known_and_forbidden() -> None:
+    with pytest.raises(ValueError, match=r"both in pairs and forbidden, got \(0, 1\)"):
+        gw_align(X, Y, supervision=Supervision(pairs=[(0, 1)], forbidden=[(0, 1)]))
+
+
+def test_one_point_that_is_kept_from_many_names_itself_only() -> None:
+    p = np.full(300, 1 / 300)
+    rules = Supervision(forbidden=[(7, j) for j in range(280)]).rules(p, p, False)
+    assert rules.points[0].tolist() == [7]
+    assert len(rules.points[1]) == 0
+    assert [len(np.unique(side)) for side in rules.groups] == [2, 2]

@@ -37,6 +37,7 @@ from torchgw.types import (
     OutOfMemoryWarning,
     PrecisionWarning,
     Progress,
+    SupervisionWarning,
     TorchGWWarning,
 )
 
@@ -77,6 +78,7 @@ __all__ = [
     "Status",
     "StoppingOptions",
     "Supervision",
+    "SupervisionWarning",
     "TorchGWWarning",
     "Unbalanced",
     "__version__",

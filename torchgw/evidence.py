@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -44,9 +45,11 @@ class Certificate:
     Attributes
     ----------
     stationarity : Frank-Wolfe gap: to first order, no plan near this one is better by more. A plan with entropy keeps a
-        gap of about 2 epsilon times the entropy of its rows; at ``epsilon=0`` it goes to zero.
+        gap of about 2 epsilon times the entropy of its rows; at ``epsilon=0`` it goes to zero. NaN where it is
+        not known: where the mass is free, and for large plans whose marginals are relaxed or bounded.
     stationarity_exact : False when the gap comes from a sampled gradient.
-    lower_bound : no plan at all has a smaller value (the larger of Memoli's first and second bounds).
+    lower_bound : no plan at all has a smaller value: the larger of Memoli's first and second bounds under hard
+        marginals, plus what each point would pay alone of a linear cost; 0 where nothing better is known.
     gap : value minus lower bound: how far from the global optimum the plan can be.
     """
 
@@ -65,11 +68,11 @@ class Certificate:
         )
 
     def __str__(self) -> str:
+        bound = f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum"
+        if math.isnan(self.stationarity):
+            return f"{bound}; how far it can be improved to first order is not known"
         sampled = "" if self.stationarity_exact else " (estimated)"
-        return (
-            f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum; "
-            f"to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
-        )
+        return f"{bound}; to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
 
 
 @dataclass(frozen=True, kw_only=True)

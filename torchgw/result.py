@@ -36,8 +36,8 @@ class GWResult(Readable):
     coupling : the plan without its N x K entries: products, marginals, samples, largest entries.
     value, value_quad, value_linear, value_penalty : objective of the returned plan on the scaled distances, without its
         entropy, and its parts: value = alpha value_quad + (1 - alpha) value_linear + value_penalty, where the last is
-        what relaxed marginals and supervision add. What rounding added counts: a streaming plan with a residual of 2e-3
-        has a value about 2e-4 higher for it.
+        what relaxed marginals and supervision add. ``value_quad`` is NaN for alpha = 0, which has no distances. What
+        rounding added counts: a streaming plan with a residual of 2e-3 has a value about 2e-4 higher for it.
     violation : mass on pairs that break a rule of ``supervision``, counted for each rule and point that it breaks.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
     potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
@@ -65,7 +65,8 @@ class GWResult(Readable):
     providers : class names of the two distance providers.
     graphs : how the neighbour graphs were made (k, stitching, short cuts left out); None for spaces that needed none.
     timings : seconds spent in "prepare", "search", "solve" and "finish".
-    epsilon, alpha, marginals, options : what the solve was called with.
+    epsilon, alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it
+        had supervision, and that without a strength.
     known : the two spaces, for `unseen`; not saved.
     """
 
@@ -102,6 +103,8 @@ class GWResult(Readable):
     epsilon: float
     alpha: float
     marginals: Marginals
+    supervised: bool
+    constrained: bool
     options: GWOptions
     numpy_input: bool = True
     known: tuple[Known, Known] | None = None
@@ -158,12 +161,18 @@ class GWResult(Readable):
         Raises
         ------
         ValueError, TypeError
-            For points that do not fit, a plan without entropy, and a result that was loaded from a file.
+            For points that do not fit, a plan without entropy, a result that was loaded from a file, and objectives
+            with a linear cost, supervision or another loss.
 
         Notes
         -----
         O(m K r) work for m source points. A new point is joined to the neighbour graph by its k nearest known points.
         """
+        if self.alpha < 1 or self.supervised or self.options.loss != "square":
+            raise ValueError(
+                "unseen points are mapped by distances alone, so not where a linear cost, supervision or another loss "
+                "than 'square' was part of the objective; take the matches of the nearest known points instead"
+            )
         chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
         if self.gradient == "sampled" and isinstance(self.coupling, DenseCoupling):
             raise ValueError("unseen points need the factors of a sampled cost, which so few points do not keep")

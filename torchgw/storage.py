@@ -12,7 +12,7 @@ import torch
 from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
 from torchgw.evidence import Basin, Certificate, Rung
 from torchgw.kernels import LN2
-from torchgw.losses import LOSSES, SeparableLoss
+from torchgw.losses import SeparableLoss
 from torchgw.lowrank_coupling import LowRankCoupling
 from torchgw.marginals import Balanced, Partial, SemiRelaxed, Unbalanced
 from torchgw.options import (
@@ -51,7 +51,7 @@ def pack(members: dict[str, Any], coupling: BlockCoupling) -> dict[str, Array]:
     plain = {k: v for k, v in members.items() if k not in ("coupling", "status", "options", "history", "graphs")}
     plain |= {
         "status": members["status"].name,
-        "options": asdict(members["options"]) | {"loss": getattr(options.loss, "name", options.loss)},
+        "options": asdict(members["options"]) | {"loss": _from_loss(options.loss)},
         "marginals": {"kind": type(members["marginals"]).__name__} | asdict(members["marginals"]),
         "history": asdict(members["history"]),
         "certificate": asdict(members["certificate"]),
@@ -93,7 +93,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         "coupling": _coupling(tensors, torch.from_numpy(arrays["matching"])),
         "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
         "status": Status[meta["status"]],
-        "options": GWOptions(**options | {"loss": _loss(options["loss"])}),
+        "options": GWOptions(**options | {"loss": _to_loss(options["loss"])}),
         "marginals": MARGINALS[meta["marginals"].pop("kind")](**meta["marginals"]),
         "history": History(**meta["history"]),
         "certificate": Certificate(**meta["certificate"]),
@@ -104,10 +104,16 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
     }
 
 
-def _loss(name: str) -> str | SeparableLoss:
+def _from_loss(loss: str | SeparableLoss) -> str | list[str]:
+    """The name of a loss; in a list where it was the user's."""
+    return [loss.name] if isinstance(loss, SeparableLoss) else loss
+
+
+def _to_loss(saved: str | list[str]) -> str | SeparableLoss:
     """A loss by its name; the functions of one that was the user's are not saved."""
-    if name in LOSSES:
-        return name
+    if isinstance(saved, str):
+        return saved
+    (name,) = saved
 
     def gone(_: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"the functions of the loss {name!r} are not kept in files")

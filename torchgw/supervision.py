@@ -74,8 +74,11 @@ class Supervision:
         if self.forbidden is not None:
             given = validate.pairs("supervision.forbidden", np.asarray(self.forbidden), n, k).numpy()
             pairs = np.unique(given, axis=0)
-            known.append(pairs)
-            rank = min(len(np.unique(pairs[:, 0])), len(np.unique(pairs[:, 1])))
+            both = [tuple(pair.tolist()) for pair in pairs if known and (known[0] == pair).all(1).any()]
+            if both:
+                raise ValueError(f"supervision must not have a pair both in pairs and forbidden, got {both[0]}")
+            sizes = [len(np.unique(pairs[:, side])) for side in (0, 1)]
+            rank, by_rows = min(sizes), sizes[0] <= sizes[1]
             parts.append(_forbidden(pairs, n, k, _room("forbidden", rank, stored)))
         groups = (np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64))
         if self.labels is not None:
@@ -93,10 +96,18 @@ class Supervision:
             parts.append(FactoredCost.stored(torch.from_numpy(1.0 - _allowed(self.mask, n, k))))
         cost = FactoredCost.weighted_sum(parts, [1.0] * len(parts))
         touched = np.concatenate(known) if known else np.zeros((0, 2), dtype=np.int64)
-        rows, columns = (torch.from_numpy(np.unique(touched[:, side])) for side in (0, 1))
-        for group, index in zip(groups, (rows, columns), strict=True):
+        named = [torch.from_numpy(np.unique(touched[:, side])) for side in (0, 1)]
+        if self.forbidden is not None:
+            position, side = (1, cost.V) if by_rows else (0, cost.U)
+            if cost.extra is None:  # points that the same others are forbidden to go together
+                groups[position][:] = np.unique(
+                    np.concatenate((groups[position][:, None], side.numpy()), axis=1), axis=0, return_inverse=True
+                )[1]
+            few = np.unique(pairs[:, 1 - position])
+            named[1 - position] = torch.unique(torch.cat((named[1 - position], torch.from_numpy(few))))
+        for group, index in zip(groups, named, strict=True):
             group[index.numpy()] = group.max() + 1 + np.arange(len(index))
-        return Rules(cost, (rows, columns), (torch.from_numpy(groups[0]), torch.from_numpy(groups[1])))
+        return Rules(cost, (named[0], named[1]), (torch.from_numpy(groups[0]), torch.from_numpy(groups[1])))
 
 
 class Rules(NamedTuple):

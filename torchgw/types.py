@@ -34,6 +34,10 @@ class OutOfMemoryWarning(TorchGWWarning):
     """A strategy did not fit the device's memory, and another one ran instead."""
 
 
+class SupervisionWarning(TorchGWWarning):
+    """A constraint cannot hold for all the mass that has to move."""
+
+
 class AmbiguityWarning(TorchGWWarning):
     """Another matching is as good as the returned one: the spaces have a symmetry that nothing breaks."""
 

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 import warnings
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.features import FeatureCost
-from torchgw.gw.demands import check_alpha, check_cost, make_model, suited, without_distances
+from torchgw.gw.demands import check_alpha, check_cost, make_model, suited, tensors_of, without_distances
 from torchgw.gw.large import run_large
 from torchgw.gw.large_problem import Task
 from torchgw.gw.lowrank_run import run_low_rank
@@ -27,6 +28,7 @@ from torchgw.gw.prepare import (
     pick_device,
     why_not_exact,
 )
+from torchgw.gw.remarks import warn_if_ambiguous, warn_if_broken, warn_unless_converged
 from torchgw.gw.run import run
 from torchgw.gw.strategies import choose_kernels, factored, known_points, passed_over, solved_where_it_fits
 from torchgw.kernels.dispatch import BACKENDS
@@ -38,10 +40,8 @@ from torchgw.result import GWResult
 from torchgw.sinkhorn.rounding import off
 from torchgw.supervision import Supervision
 from torchgw.types import (
-    AmbiguityWarning,
     Array,
     Callback,
-    ConvergenceWarning,
     PrecisionWarning,
     RandomState,
 )
@@ -134,6 +134,8 @@ def gw_align(
         When the result is not a converged one; its status says what to change.
     AmbiguityWarning
         When another matching is as good as the one returned.
+    SupervisionWarning
+        When masses leave mass on pairs that supervision forbids.
 
     Notes
     -----
@@ -167,7 +169,8 @@ def gw_align(
     options = suited(options, epsilon, alpha, cost, marginals, supervision)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
-    where = pick_device(device, (X, Y))
+    given = (X, Y, *tensors_of(cost))
+    where = pick_device(device, given)
     generator = make_generator(random_state, where)
     kinds = check_distances(distances)
     if alpha == 0:
@@ -191,6 +194,8 @@ def gw_align(
         most = min(int((side > 0).sum()) for side in (p_given, q_given))
         validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
     rules = None if supervision is None else supervision.rules(p_given, q_given, strategy == "dense")
+    if rules is not None and rules.cost.extra is not None:
+        options = replace(options, strategy="dense")  # no other strategy can take over what is stored
     strength = math.inf if supervision is None else supervision.strength
     model, mass = make_model(p_given, q_given, marginals, alpha, float(epsilon), linear, rules, strength, loss, where)
     refuse(strategy, n, k, epsilon, options)
@@ -231,7 +236,7 @@ def gw_align(
     result = GWResult(
         coupling=coupling,
         value=found.values.total * mass**2,
-        value_quad=found.values.quadratic * mass**2,
+        value_quad=found.values.quadratic * mass**2 if alpha > 0 else math.nan,
         value_linear=found.values.linear * mass,
         value_penalty=found.values.penalty * mass**2,
         violation=found.values.violation * mass,
@@ -244,13 +249,13 @@ def gw_align(
         strategy=strategy,
         ladder=found.ladder,
         certificate=certificate.times(mass**2),
-        basins=found.basins,
+        basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in found.basins),
         gradient=found.gradient,
         gradient_passed_over="" if found.gradient == "exact" else against or passed_over(strategy, options),
         status=found.status,
         n_iter=found.n_iter,
         n_iter_sinkhorn=found.n_iter_sinkhorn,
-        history=found.history,
+        history=replace(found.history, cost=[cost * mass**2 for cost in found.history.cost]),
         backend=chosen.name,
         backends_passed_over=chosen.passed_over,
         blocks=chosen.blocks,
@@ -262,13 +267,16 @@ def gw_align(
         epsilon=float(epsilon),
         alpha=alpha,
         marginals=marginals,
+        supervised=supervision is not None,
+        constrained=supervision is not None and strength == math.inf,
         options=options,
         known=known_points(checked, made, graphs),
-        numpy_input=not any(isinstance(space, Tensor) for space in (X, Y)),
+        numpy_input=not any(isinstance(space, Tensor) for space in given),
     )
     if found.strain is not None:
         warnings.warn(found.strain, PrecisionWarning, stacklevel=2)
     warn_unless_converged(result)
+    warn_if_broken(result)
     warn_if_ambiguous(result)
     return result
 
@@ -276,29 +284,3 @@ def gw_align(
 def len_of(space: Any) -> int:
     """Number of points of validated points, a matrix or a graph."""
     return int(space.shape[0])
-
-
-def warn_unless_converged(result: GWResult) -> None:
-    """Say what happened and what to change."""
-    if not result.converged:
-        warnings.warn(
-            f"{result.status.value} "
-            f"(marginal residual {result.marginal_residual:.1e} after {result.n_iter} iterations)",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
-
-
-def warn_if_ambiguous(result: GWResult) -> None:
-    """Say that two different matchings are as good as each other, and how to break the tie."""
-    if result.ambiguous:
-        rival = result.rival
-        assert rival is not None
-        warnings.warn(
-            f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
-            f"{rival.energy:.4g}, and send points {rival.difference:.0%} of the target's scale apart on average (a "
-            f"symmetry?); result.basins lists both. Matching pairs through init=, or masses p and q, can break the "
-            f"tie{'' if result.epsilon == 0 else '; if epsilon is so large that plans hardly differ, lower it'}",
-            AmbiguityWarning,
-            stacklevel=3,
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -52,8 +53,8 @@ def certify_stored(
         if exact:
             lower = max(lower, first_bound(gradient.a, gradient.b, model.p, model.q))
         lower = max(lower - ROUNDING_ERROR, 0.0)  # an isometric copy has both at zero, up to rounding
-    lower = model.alpha * lower + linear_bound(model)
     values = model.values(quadratic.value, stored)
+    lower = min(model.alpha * lower + linear_bound(model), values.total)  # above it by rounding alone
     return (
         quadratic,
         values,
@@ -98,8 +99,12 @@ def _one_sided(cost: FactoredCost, plan: Tensor, p: Tensor, q: Tensor, rho: floa
 
 
 def linear_bound(model: Model) -> float:
-    """A lower bound of beta <M, T> + <P, T>: what each point would pay alone, where its mass must go somewhere."""
-    linear = model.linear(torch.float64)
+    """A lower bound of beta <M, T> + <P, T>: what each point would pay alone, where its mass must go somewhere.
+
+    Penalties that stand for constraints are no part of the value.
+    """
+    counted = model if model.strength < math.inf else replace(model, penalty=None)
+    linear = counted.linear(torch.float64)
     if linear is None or model.marginals.free_mass or model.marginals.total is not None:
         return 0.0
     rows, columns = (weight == math.inf for weight in model.marginals.weights)

@@ -35,6 +35,7 @@ KEPT, SMALL_KEPT = 2, 4
 SAME_PLAN = 0.5
 SEARCH_STEPS = (4, 8)
 COOLING = (4, 10)
+SMALLEST_RHO = 1e-20
 
 
 @dataclass(frozen=True)
@@ -119,25 +120,22 @@ class LandmarkProblem:
         score = cross * unit[:, None, None]
         if model.fixed:
             return score, Side(log_p), Side(log_q)
-        damping = [
-            1.0 if rho == math.inf else (rho / (rho + epsilon))[:, None] if rho > 0 else 0.0
-            for rho in model.marginals.weights
-        ]
-        total = model.marginals.total
-        row, column = (
-            Side(log_mass, tau, offset * unit[:, None], total)
-            for log_mass, tau, offset in zip((log_p, log_q), damping, (a, b), strict=True)
-        )
-        return score, row, column
+        sides = []
+        for log_mass, rho, offset in zip((log_p, log_q), model.marginals.weights, (a, b), strict=True):
+            finite = SMALLEST_RHO < rho < math.inf
+            weak = (epsilon / rho)[:, None] if finite else None
+            tau = 1.0 if rho == math.inf else 0.0 if weak is None else 1 / (1 + weak)
+            sides.append(Side(log_mass, tau, offset * unit[:, None], model.marginals.total, weak))
+        return score, sides[0], sides[1]
 
     def energies(self, plans: Tensor) -> Tensor:
-        """F without its entropy, with the marginals that the plans have; never below zero for the plain model."""
+        """F without its entropy, with the marginals that the plans have; never below zero, as rounding can be."""
         model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
         found = self._quadratic(plans)
-        if model.plain:
-            return found.clamp_min(0.0)
-        found = model.alpha * found + model.divergences(rows, columns)
-        return found if self.linear is None else found + self._mean(plans)
+        if not model.plain:
+            found = model.alpha * found + model.divergences(rows, columns, compared=True)
+            found = found if self.linear is None else found + self._mean(plans)
+        return found.clamp_min(0.0)
 
     def _quadratic(self, plans: Tensor) -> Tensor:
         rows, columns = plans.sum(-1), plans.sum(-2)

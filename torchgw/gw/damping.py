@@ -1,7 +1,7 @@
 """Steps between plans that are shortened where they begin to go to and fro.
 
 Solving each linearisation to its end is a descent where the quadratic part is concave between plans, as squared losses
-of distances are; for other losses two plans can be each other's answer. Then the next cost is taken at
+of distances are under hard marginals; otherwise two plans can be each other's answer. Then the next cost is taken at
 T + s (S - T) instead of S, with s halved whenever two consecutive steps point in opposite directions: the fixed points
 are the same.
 """

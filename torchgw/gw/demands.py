@@ -87,16 +87,16 @@ def make_model(
         marginals=marginals,
         alpha=alpha,
         beta=beta,
-        cost=_on(cost, device) if beta > 0 else None,
+        cost=_on(cost, device),
         loss=loss,
         logarithm=math.log(scale),
         strength=strength / scale,
     )
     if rules is not None:
-        weight = model.hardness if strength == math.inf else model.strength
-        penalty = _on(rules.cost, device, weight)
+        price = min(model.hardness, model.strength)
+        penalty = _on(rules.cost, device, price)
         points, groups = _both(rules.points, device), _both(rules.groups, device)
-        model = replace(model, penalty=penalty, points=points, groups=groups)
+        model = replace(model, penalty=penalty, price=price, points=points, groups=groups)
     return model, scale
 
 
@@ -116,7 +116,7 @@ def suited(
     stored = [
         reason
         for reason, holds in (
-            ("a cost matrix", cost is not None and not isinstance(cost, tuple | FeatureCost) and alpha < 1),
+            ("a cost matrix", cost is not None and not isinstance(cost, tuple | FeatureCost)),
             ("a loss other than 'square'", options.loss != "square" and alpha > 0),
             ("a mask", supervision is not None and supervision.mask is not None),
         )
@@ -151,10 +151,19 @@ def suited(
     return replace(options, **changes) if changes else options
 
 
+def tensors_of(cost: Any) -> tuple[Any, ...]:
+    """The arrays of a linear cost, whose kind and device a result follows."""
+    if isinstance(cost, FeatureCost):
+        return cost.X, cost.Y
+    return cost if isinstance(cost, tuple) else (cost,)
+
+
 def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, FactoredDistances]:
     """Spaces of the right sizes whose points all coincide, for a problem that has no use for distances."""
     sides = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
-    shape = np.shape(cost)[:2] if sides is None else tuple(len(side) for side in sides)
+    shape = tuple(getattr(cost, "shape", None) or np.shape(cost)) if sides is None else tuple(len(s) for s in sides)
+    if len(shape) != 2:
+        raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
     sizes = []
     for name, given, expected in zip("XY", (X, Y), shape, strict=True):
         found = expected if given is None else given.size if hasattr(given, "rows") else len(given)

@@ -92,7 +92,8 @@ def descend(
     values: list[float] = []
     sums: tuple[Tensor, Tensor] | None = None
     changed = 0.0
-    mixture = None if model.loss is SQUARE else Mixture()
+    # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
+    mixture = None if model.fixed and model.loss is SQUARE else Mixture()
     while iteration < max_iter:
         now = annealed(iteration, epsilon, start.epsilon, annealing)
         centred, row_term, column_term = cost.centred()
@@ -105,7 +106,9 @@ def descend(
         last_value = value
         if isinstance(gradient, ModelGradient):
             noise = 4 * torch.finfo(dtype).eps * float(cost.a.abs() @ row + cost.b.abs() @ column)
-            coupling = state.coupling if mixture is None else mixture(state.coupling.to_dense())
+            coupling = state.coupling
+            if mixture is not None and isinstance(coupling, DenseCoupling):
+                coupling = mixture(coupling.plan)
             cost, energy = gradient.evaluated(coupling, row)
             old, sums = sums, None if model.fixed else model.marginals_of(coupling)
             changed = 0.0 if sums is None else _change(old, sums)

@@ -38,7 +38,8 @@ from torchgw.spaces.hierarchy import Cells
 from torchgw.types import Coupling
 
 NEWTON_STEPS = 20
-HARD_COST, HARD_EPSILONS = 4.0, 100.0
+HARD_COSTS, HARD_EPSILONS = 2.0, 100.0
+COMPARED_EPSILONS = 300.0
 BALANCED = Balanced()
 
 
@@ -61,7 +62,8 @@ class Model:
 
     ``alpha`` and ``beta`` weigh the quadratic and the linear part; ``linear`` is beta M + P, ``cost`` M alone and
     ``penalty`` P, None where there is none. ``logarithm`` is that of the scale that was divided out. ``strength`` is
-    that of the penalties, infinite where they stand for a constraint, which then is no part of any value. ``points``
+    that of the penalties, infinite where they stand for a constraint, which then is no part of any value; ``price`` is
+    what they are solved with. ``points``
     are those that rules name, ``groups`` (N,), (K,) tell apart what cells must not mix.
     """
 
@@ -76,13 +78,14 @@ class Model:
     loss: SeparableLoss = SQUARE
     logarithm: float = 0.0
     strength: float = math.inf
+    price: float = 1.0
     points: tuple[Tensor, Tensor] | None = None
     groups: tuple[Tensor, Tensor] | None = None
 
     @property
     def plain(self) -> bool:
         """Whether the objective is quadratic and squared alone, under hard marginals of mass one."""
-        alone = self.alpha == 1.0 and self.cost is None and self.penalty is None
+        alone = self.alpha == 1.0 and self.penalty is None
         return self.marginals.balanced and alone and self.loss is SQUARE
 
     @property
@@ -102,6 +105,8 @@ class Model:
         """A cost between cells of points: every factor replaced by its mean."""
         if cost is None:
             return None
+        if cost.extra is not None:
+            raise TypeError("a stored cost cannot be taken to cells; it needs the dense strategy")
         a, b = rows.means(cost.a[:, None], self.p)[:, 0], columns.means(cost.b[:, None], self.q)[:, 0]
         return FactoredCost(a, b, rows.means(cost.U, self.p), columns.means(cost.V, self.q))
 
@@ -126,7 +131,8 @@ class Model:
 
     def linear(self, dtype: torch.dtype) -> FactoredCost | None:
         """beta M + P, None where there is neither."""
-        parts = [(side, w) for side, w in ((self.cost, self.beta), (self.penalty, 1.0)) if side is not None]
+        ends = ((self.cost, self.beta), (self.penalty, 1.0))
+        parts = [(side, w) for side, w in ends if side is not None and w > 0]
         if not parts:
             return None
         return FactoredCost.weighted_sum([side.to(dtype) for side, _ in parts], [w for _, w in parts])
@@ -165,16 +171,19 @@ class Model:
 
     def summed(self, quadratic: float, linear: float, broken: float, rows: Tensor, columns: Tensor) -> Values:
         """The parts of F for a plan with these marginals, <M, T> and <P, T>."""
-        divergences = float(self.divergences(rows, columns))
-        penalty = divergences + (0.0 if self.strength == math.inf else max(broken, 0.0))
-        violation = max(broken, 0.0) / (self.hardness if self.strength == math.inf else self.strength)
+        violation = max(broken, 0.0) / self.price
+        penalty = max(float(self.divergences(rows, columns)), 0.0)
+        penalty += 0.0 if self.strength == math.inf else self.strength * violation
         total = self.alpha * quadratic + self.beta * linear + penalty
         return Values(quadratic, linear, penalty, total, violation)
 
     @property
     def hardness(self) -> float:
-        """The penalty that stands for a constraint: beyond all costs, and 2^-70 at this epsilon."""
-        return HARD_COST + HARD_EPSILONS * self.epsilon
+        """The penalty that stands for a constraint: beyond all other costs, and 2^-70 at this epsilon."""
+        largest = 2 * self.alpha * largest_loss(self.loss)
+        if self.cost is not None:
+            largest += self.beta * largest_entry(self.cost)
+        return HARD_COSTS * largest + HARD_EPSILONS * float(self.weight(1.0)) * self.epsilon
 
     def combined(
         self,
@@ -213,16 +222,35 @@ class Model:
         )
         return one + other
 
-    def divergences(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """What relaxed marginals add to F, for marginals (..., N), (..., K) of plans."""
+    def divergences(self, rows: Tensor, columns: Tensor, compared: bool = False) -> Tensor:
+        """What relaxed marginals add to F, for marginals (..., N), (..., K) of plans.
+
+        To be ``compared``, plans that are not solved to the end must not differ by what strong divergences make of it.
+        """
         total = rows.new_zeros(())
+        most = COMPARED_EPSILONS * self.epsilon if compared else math.inf
         for rho, sums, mass in zip(self.marginals.weights, (rows, columns), (self.p, self.q), strict=True):
             if 0 < rho < math.inf:
-                mass = mass.to(sums)
+                rho, mass = min(rho, most), mass.to(sums)
                 m, wanted = sums.sum(-1), mass.sum()
                 kl = (_relative(sums, mass) + mass - sums).sum(-1)
                 total = total + rho * (self.alpha * (2 * m * kl + (m - wanted).square()) + self.beta * kl)
         return total
+
+
+def largest_loss(loss: SeparableLoss) -> float:
+    """The largest of a loss between distances of 0 and 1."""
+    ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    values = loss.f1(ends)[:, None] + loss.f2(ends) - loss.h1(ends)[:, None] * loss.h2(ends)
+    return max(float(values.max()), 0.0)
+
+
+def largest_entry(cost: FactoredCost) -> float:
+    """No entry of the cost is above this."""
+    found = float(cost.a.max() + cost.b.max())
+    if cost.U.shape[1]:
+        found += 2 * float(cost.U.norm(dim=1).max() * cost.V.norm(dim=1).max())
+    return found if cost.extra is None else found + float(cost.extra.max())
 
 
 def mean_cost(cost: FactoredCost, coupling: Coupling, rows: Tensor, columns: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class ModelGradient:
         model = self.model
         rows, columns = (side.to(p.dtype) for side in model.marginals_of(coupling))
         raw = self.raw(coupling, rows, columns)
-        energy = model.alpha * mean_cost(raw, coupling, rows, columns) + model.divergences(rows, columns)
+        energy = model.alpha * mean_cost(raw, coupling, rows, columns) + model.divergences(rows, columns, compared=True)
         linear = self.linear(p.dtype)
         if linear is not None:
             energy = energy + mean_cost(linear, coupling, rows, columns)

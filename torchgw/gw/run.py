@@ -23,7 +23,7 @@ from torchgw.gw.loop import solve
 from torchgw.gw.model import Model
 from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.outcome import Outcome
-from torchgw.gw.search import Candidate, Problem, find_basins, listed
+from torchgw.gw.search import Candidate, Problem, find_basins, listed, sampled_energy
 from torchgw.gw.sharp import column_dual, conditional_gradient
 from torchgw.gw.start import Start, pairs_start, plan_start, product_start
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
@@ -190,13 +190,16 @@ def solve_smoothly(problem: Problem, callback: Callback | None, start: Start) ->
     last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, options.sinkhorn)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
+    energy = solution.history.cost[-1]
+    if not problem.exact and not model.plain:  # the loop watches its linear problem
+        energy = sampled_energy(problem, DenseCoupling(last.plan))
     return Ended(
         plan=last.plan,
         coupling=last.coupling,
         dual=column_dual(solution.cost, last.g, model.q, epsilon),
         g=last.g,
         residual=last.residual,
-        energy=solution.history.cost[-1],
+        energy=energy,
         status=solution.status if settled else Status.MARGINALS,
         strain=strained(solution.cost, epsilon, options),
         n_iter=solution.n_iter,

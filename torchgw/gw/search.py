@@ -9,6 +9,7 @@ Landmark energies of different kinds cannot be compared closely; energies on all
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -122,11 +123,13 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     )
     reference, poor = kinds[0][0].target, _poor(kinds, p, q)
     rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
-    found = [
-        _lifted(problem, basin, basin, rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy, rank == 0)
-        for basins in kinds
-        for rank, basin in enumerate(basins)
-    ]
+    found = []
+    for basins in kinds:
+        if not math.isfinite(basins[0].energy):
+            raise FloatingPointError("no start has a finite objective; check cost, loss and rho")
+        for rank, basin in enumerate(basins):
+            near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
+            found.append(_lifted(problem, basin, basin, near, rank == 0))
     found = _distinct(found, reference, p)
     if rung is not None:
         found = _distinct([_raised(problem, c, rung) if c.near else c for c in found], reference, p)
@@ -242,13 +245,13 @@ def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candida
     """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there."""
     if not problem.exact:
         coupling = candidate.start.coupling()
-        return replace(candidate, energy=_sampled_energy(problem, coupling), level="full")
+        return replace(candidate, energy=sampled_energy(problem, coupling), level="full")
     done = _descended(problem, candidate.start, epsilon, FULL_STEPS)
     energy = max(done.history.cost[-1], 0.0)
     return replace(candidate, start=done.start(), energy=energy, level="full", matching=done.plan.argmax(1))
 
 
-def _sampled_energy(problem: Problem, coupling: BlockCoupling) -> float:
+def sampled_energy(problem: Problem, coupling: BlockCoupling) -> float:
     """F of a coupling without its entropy, the quadratic part from sampled pairs."""
     model, (p, _) = problem.model, problem.masses
     if model.plain:

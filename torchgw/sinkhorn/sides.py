@@ -19,6 +19,7 @@ problems", 2018; J.-D. Benamou et al., "Iterative Bregman projections for regula
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from torch import Tensor
 from torchgw.kernels import LN2
 
 SMALLEST_SUM = 2.0**-90
-LARGEST_RATIO = 300.0
+LARGEST_RATIO, FREE_RATIO = 300.0, 1e15
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,32 @@ class Side:
     """Base-2 logarithms of masses (..., N), and how the marginal is asked for.
 
     ``tau`` is the damping of a relaxed marginal, a number or a tensor that broadcasts; ``total`` the mass of the plan
-    where the marginal is only bounded; ``offset`` (..., N) the row term of the cost, zero where None.
+    where the marginal is only bounded; ``offset`` (..., N) the row term of the cost, zero where None; ``weak`` is
+    epsilon / rho = 1 / tau - 1 where ``tau`` is a tensor that may not resolve it.
     """
 
     log_mass: Tensor
     tau: float | Tensor = 1.0
     offset: Tensor | None = None
     total: float | None = None
+    weak: Tensor | None = None
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """The masses."""
+        return self.log_mass.exp2()
+
+    @cached_property
+    def empty(self) -> Tensor:
+        """The points without mass."""
+        return torch.isneginf(self.log_mass)
+
+    @cached_property
+    def ratio(self) -> float | Tensor:
+        """epsilon / rho; 0 for a hard or a bounded side, infinite for a free one."""
+        if self.weak is not None or self.hard or self.total is not None:
+            return 0.0 if self.weak is None else self.weak
+        return (1 - self.tau) / self.tau if isinstance(self.tau, Tensor) or self.tau else torch.inf
 
     @property
     def hard(self) -> bool:
@@ -52,11 +72,11 @@ class Side:
         if self.hard:
             new = self.log_mass - softmin
         elif self.total is None:
-            new = self.log_mass - self.tau * softmin - (1 - self.tau) * self._offset(softmin)
+            new = self.log_mass - self.tau * softmin - self._slack * self._offset(softmin)
         else:
             x = self._offset(softmin) - softmin
             new = self.log_mass + torch.minimum(self._level(x), x) - self._offset(softmin)
-        return torch.where(torch.isneginf(self.log_mass), self.log_mass, new)
+        return torch.where(self.empty, self.log_mass, new)
 
     def scaled(self, f: Tensor, sums: Tensor) -> Tensor:
         """The scaling u that takes f to the half-step, from the sums of a plan in which f is absorbed.
@@ -65,17 +85,17 @@ class Side:
         not carry it.
         """
         if self.hard:
-            new = self.log_mass.exp2() / sums.clamp_min(torch.finfo(sums.dtype).tiny)
-            return torch.where(torch.isneginf(self.log_mass), 1.0, new)
+            new = self.mass / sums.clamp_min(torch.finfo(sums.dtype).tiny)
+            return torch.where(self.empty, 1.0, new)
         if self.total is None:
-            kept = self.log_mass - (1 - self.tau) * (f + self._offset(f))
+            kept = self.log_mass - self._slack * (f + self._offset(f))
             new = (kept - self.tau * sums.log2()).exp2()
         else:
             shifted = f + self._offset(f)
             logs = sums.log2()
             level = self._level(shifted - logs)
             new = (self.log_mass + torch.minimum(level - shifted, -logs)).exp2()
-        return torch.where((sums > SMALLEST_SUM) & ~torch.isneginf(self.log_mass), new, 1.0)
+        return torch.where((sums > SMALLEST_SUM) & ~self.empty, new, 1.0)
 
     @property
     def relaxed(self) -> bool:
@@ -101,28 +121,35 @@ class Side:
         against that of its matches hardly shows in the plan. ``otherwise`` is returned for other marginals, and where
         the divergence is so strong that what sums are off by would be many bits.
         """
-        ratio = self.tau / (1 - self.tau) if self.relaxed else torch.inf
-        if not (isinstance(ratio, Tensor) or ratio <= LARGEST_RATIO):
+        if not self.relaxed:
             return otherwise
-        tiny = torch.finfo(sums.dtype).tiny
-        moved = ratio * (self.log_mass - sums.clamp_min(tiny).log2())
-        found = torch.where(torch.isneginf(self.log_mass), self.log_mass, self.log_mass + moved - self._offset(sums))
-        return torch.where(ratio <= LARGEST_RATIO, found, otherwise) if isinstance(ratio, Tensor) else found
+        inverse = torch.as_tensor(1 / self.ratio, dtype=sums.dtype, device=sums.device)
+        moved = inverse * (self.log_mass - sums.clamp_min(torch.finfo(sums.dtype).tiny).log2())
+        found = torch.where(self.empty, self.log_mass, self.log_mass + moved - self._offset(sums))
+        return torch.where(inverse <= LARGEST_RATIO, found, otherwise)
 
     def level_of(self, potential: Tensor) -> tuple[Tensor, float | Tensor]:
-        """log2 sum_i m_i 2^(-phi_i / r) (..., 1), and r."""
-        ratio = 0.0 if self.hard else (1 - self.tau) / self.tau if isinstance(self.tau, Tensor) or self.tau else 0.0
-        phi = potential + self._offset(potential) - self.log_mass
-        exponent = torch.where(torch.isneginf(self.log_mass), self.log_mass, self.log_mass - ratio * phi)
+        """log2 sum_i m_i 2^(-phi_i / r) (..., 1) in float64, and r = rho / epsilon; r = 0 for a hard side."""
+        free = not isinstance(self.ratio, Tensor) and self.ratio > FREE_RATIO
+        ratio = 0.0 if free else self.ratio
+        phi = (potential + self._offset(potential) - self.log_mass).double()
+        exponent = torch.where(self.empty, -torch.inf, self.log_mass.double() - ratio * phi)
         level = torch.logsumexp(exponent * LN2, -1, keepdim=True) / LN2
-        return level, 0.0 if self.hard or not (isinstance(self.tau, Tensor) or self.tau) else 1 / ratio
+        return level, 0.0 if free or self.hard else 1 / ratio
+
+    @property
+    def _slack(self) -> float | Tensor:
+        """1 - tau."""
+        if isinstance(self.ratio, Tensor):
+            return torch.where(torch.isinf(self.ratio), 1.0, self.ratio / (1 + self.ratio))
+        return 1.0 if self.ratio == torch.inf else self.ratio / (1 + self.ratio)
 
     def _offset(self, like: Tensor) -> Tensor:
         return like.new_zeros(()) if self.offset is None else self.offset
 
     def _level(self, x: Tensor) -> Tensor:
         assert self.total is not None
-        return water_level(x, self.log_mass.exp2(), self.total)
+        return water_level(x, self.mass, self.total)
 
 
 def translation(row: Side, column: Side, f: Tensor, g: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,15 +165,17 @@ def translation(row: Side, column: Side, f: Tensor, g: Tensor, mass: Tensor) -> 
     and 1-D Frank-Wolfe", 2022.
     """
     (level_x, r_x), (level_y, r_y) = row.level_of(f), column.level_of(g)
-    log_mass = mass.log2()
+    log_mass = mass.double().log2()
     if row.hard:
-        s = r_y * (level_y - level_x)
-        return level_x - log_mass - s, s
-    if column.hard:
-        t = r_x * (level_x - level_y)
-        return t, level_y - log_mass - t
-    level = (log_mass + r_x * level_x + r_y * level_y) / (1 + r_x + r_y)
-    return r_x * (level_x - level), r_y * (level_y - level)
+        level, s = level_x, r_y * (level_y - level_x)
+    elif column.hard:
+        level = level_y
+        s = level - log_mass - r_x * (level_x - level_y)
+    else:
+        level = (log_mass + r_x * level_x + r_y * level_y) / (1 + r_x + r_y)
+        s = r_y * (level_y - level)
+    # Whatever s is off by after rounding, t makes up for it, so the mass is right.
+    return (level - log_mass - s).to(f.dtype), s.to(f.dtype)
 
 
 def water_level(x: Tensor, mass: Tensor, total: float) -> Tensor:

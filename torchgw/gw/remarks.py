@@ -1,0 +1,49 @@
+"""What `gw_align` warns of when it is done."""
+
+from __future__ import annotations
+
+import warnings
+
+from torchgw.result import GWResult
+from torchgw.types import AmbiguityWarning, ConvergenceWarning, SupervisionWarning
+
+BROKEN = 1e-3
+
+
+def warn_unless_converged(result: GWResult) -> None:
+    """Say what happened and what to change."""
+    if not result.converged:
+        warnings.warn(
+            f"{result.status.value} "
+            f"(marginal residual {result.marginal_residual:.1e} after {result.n_iter} iterations)",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
+def warn_if_broken(result: GWResult) -> None:
+    """Say that masses leave more on forbidden pairs than rounding would."""
+    mass = float(result.coupling.marginal(1).sum())
+    if result.constrained and result.violation > (BROKEN + 2 * result.marginal_residual) * mass:
+        warnings.warn(
+            f"{result.violation / mass:.1%} of the mass is on pairs that supervision= forbids: the masses leave it no "
+            f"other place; relax the marginals (SemiRelaxed, Unbalanced or Partial), or give the rules a strength",
+            SupervisionWarning,
+            stacklevel=3,
+        )
+
+
+def warn_if_ambiguous(result: GWResult) -> None:
+    """Say that two different matchings are as good as each other, and how to break the tie."""
+    if result.ambiguous:
+        rival = result.rival
+        assert rival is not None
+        blurred = "" if result.epsilon == 0 else "; if epsilon is so large that plans hardly differ, lower it"
+        warnings.warn(
+            f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
+            f"{rival.energy:.4g}, and send points {rival.difference:.0%} of the target's scale apart on average (a "
+            f"symmetry?); result.basins lists both. Known pairs through supervision= or init=, or masses p and q, can "
+            f"break the tie{blurred}",
+            AmbiguityWarning,
+            stacklevel=3,
+        )
