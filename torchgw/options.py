@@ -51,7 +51,8 @@ class SamplingOptions:
     n_control : landmarks whose factored distances serve as control variates; 0 for none. With them 80 anchors have less
         error than 1600 without.
     cost_ema : weight in (0, 1] of the newest sampled cost in an exponential moving average over iterations; 0 is no
-        average. Smaller weights are smoother and slower, and keep up to 16 iterations' anchors.
+        average. Smaller weights are smoother and slower. The average goes back 16 iterations at the most, whose weights
+        are scaled to sum to one.
     """
 
     n_anchors: int = 80
