@@ -220,7 +220,7 @@ def same_mass(p: Array, q: Array) -> None:
     """Masses whose sums agree, as the balanced problem needs."""
     a, b = float(p.sum()), float(q.sum())
     if abs(a - b) > MASS_TOLERANCE * max(a, b):
-        raise ValueError(f"p and q must sum alike, got sum(p) = {a:.9g} and sum(q) = {b:.9g}; divide each by its sum")
+        raise ValueError(f"p and q must sum alike, got sum(p) = {a:.9g} and sum(q) = {b:.9g}; or use other marginals=")
 
 
 def pairs(name: str, value: object, n: int, k: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.features import FeatureCost
-from torchgw.gw.demands import check_alpha, check_cost, make_model, suited, tensors_of, without_distances
+from torchgw.gw.demands import as_pair, check_alpha, check_cost, make_model, suited, tensors_of, without_distances
 from torchgw.gw.large import run_large
 from torchgw.gw.large_problem import Task
 from torchgw.gw.lowrank_run import run_low_rank
@@ -163,6 +163,7 @@ def gw_align(
     validate.instance("marginals", marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()")
     validate.real("epsilon", epsilon, least=0.0)
     validate.choice("backend", backend, BACKENDS)
+    cost = as_pair(cost)
     alpha = check_alpha(alpha, cost)
     if supervision is not None:
         validate.instance("supervision", supervision, Supervision, "; for example Supervision(pairs=[(0, 3), (10, 7)])")

@@ -32,6 +32,12 @@ def check_alpha(alpha: object, cost: object) -> float:
     return value
 
 
+def as_pair(cost: Any) -> Any:
+    """A linear cost with a list of two feature arrays made a tuple."""
+    pair = isinstance(cost, list) and len(cost) == 2 and all(getattr(side, "ndim", 0) == 2 for side in cost)
+    return tuple(cost) if pair else cost
+
+
 def check_cost(cost: Any, n: int, k: int) -> tuple[FactoredCost | None, float]:
     """A float64 linear cost (N, K), and its scale; from a matrix, a pair of feature arrays, or a `FeatureCost`."""
     if cost is None:
@@ -128,12 +134,21 @@ def suited(
             f"options.strategy must be 'auto' or 'dense' with {stored[0]}, got {options.strategy!r}{features}"
         )
     plain = marginals.balanced and (cost is None or alpha == 1) and options.loss == "square" and supervision is None
+    culprits = ", ".join(
+        text
+        for text, given in (
+            (repr(marginals), not marginals.balanced),
+            (f"loss {options.loss!r}", options.loss != "square"),
+            (f"a cost (alpha {alpha:g})", cost is not None and alpha < 1),
+            ("supervision", supervision is not None),
+        )
+        if given
+    )
     for name, asked in (("epsilon=0", epsilon == 0), ("options.strategy='low-rank'", options.strategy == "low-rank")):
         if asked and not plain:
             raise ValueError(
-                f"{name} needs marginals=Balanced(), loss='square', no linear cost and no supervision, got "
-                f"{marginals!r}, loss {options.loss!r}, alpha {alpha:g} and supervision "
-                f"{'given' if supervision else 'None'}; use a small epsilon > 0 and another strategy"
+                f"{name} needs marginals=Balanced(), loss='square', no linear cost and no supervision, got {culprits}; "
+                f"use {'a small epsilon > 0' if epsilon == 0 else 'another strategy'} with them"
             )
     if options.gradient == "sampled" and epsilon == 0:
         raise ValueError(
