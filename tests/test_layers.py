@@ -26,6 +26,7 @@ LAYERS = {
     "spaces": 2,
     "costs": 2,
     "couplings": 2,
+    "gradients": 4,
     "reading": 2.5,
     "unseen": 2.5,
     "tiled": 2,

@@ -4,7 +4,10 @@ from torchgw import datasets
 from torchgw._version import __version__
 from torchgw.evidence import Basin, Certificate, Confidence, Rung
 from torchgw.features import FeatureCost
+from torchgw.gradients.adjoint import GradientReport
+from torchgw.gradients.modes import Envelope, Implicit, Unrolled
 from torchgw.gw.align import gw_align
+from torchgw.gw.loss import gw_loss
 from torchgw.gw.path import EpsilonPath, epsilon_path
 from torchgw.gw.planner import Estimate, Forecast, estimate
 from torchgw.losses import SeparableLoss
@@ -33,6 +36,7 @@ from torchgw.supervision import Supervision
 from torchgw.types import (
     AmbiguityWarning,
     ConvergenceWarning,
+    GradientWarning,
     GraphWarning,
     OutOfMemoryWarning,
     PrecisionWarning,
@@ -51,6 +55,7 @@ __all__ = [
     "Confidence",
     "ConvergenceWarning",
     "DijkstraDistances",
+    "Envelope",
     "EpsilonPath",
     "Estimate",
     "EuclideanDistances",
@@ -59,8 +64,11 @@ __all__ = [
     "Forecast",
     "GWOptions",
     "GWResult",
+    "GradientReport",
+    "GradientWarning",
     "GraphWarning",
     "History",
+    "Implicit",
     "LadderOptions",
     "LandmarkDistances",
     "LowRankOptions",
@@ -81,9 +89,11 @@ __all__ = [
     "SupervisionWarning",
     "TorchGWWarning",
     "Unbalanced",
+    "Unrolled",
     "__version__",
     "datasets",
     "epsilon_path",
     "estimate",
     "gw_align",
+    "gw_loss",
 ]

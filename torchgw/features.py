@@ -60,16 +60,26 @@ class FeatureCost:
                 )
         if x.shape[1] != y.shape[1]:
             raise ValueError(f"cost features must have the same number of columns, got {x.shape[1]} and {y.shape[1]}")
+        if self.metric == "cosine" and any(bool((side == 0).all(1).any()) for side in (x, y)):
+            raise ValueError("cost features must not be zero with metric='cosine', got a row of zeros")
+        cost, scale = self.between(x, y)
+        return cost, float(scale)
+
+    def between(self, x: Tensor, y: Tensor) -> tuple[FactoredCost, Tensor]:
+        """The cost between features that were checked, and its scale; differentiable."""
         if self.metric == "cosine":
-            norms = [torch.linalg.vector_norm(side, dim=1, keepdim=True) for side in (x, y)]
-            if any(bool((norm == 0).any()) for norm in norms):
-                raise ValueError("cost features must not be zero with metric='cosine', got a row of zeros")
-            scale = 2.0 if self.scale is None else float(self.scale)
-            a, b = (side.new_full((len(side),), 0.5 / scale) for side in (x, y))
-            return FactoredCost(a, b, x / norms[0] / (2 * scale), y / norms[1]), scale
-        centre = (x.sum(0) + y.sum(0)) / (n + k)
+            scale = x.new_tensor(2.0 if self.scale is None else self.scale)
+            a, b = (0.5 / scale * torch.ones_like(side[:, 0]) for side in (x, y))
+            x, y = (side / torch.linalg.vector_norm(side, dim=1, keepdim=True) for side in (x, y))
+            return FactoredCost(a, b, x / (2 * scale), y), scale
+        centre = (x.sum(0) + y.sum(0)).detach() / (len(x) + len(y))
         x, y = x - centre, y - centre
-        largest = sum(float(torch.linalg.vector_norm(side, dim=1).max()) for side in (x, y)) ** 2
-        scale = (largest or 1.0) if self.scale is None else float(self.scale)
-        root = scale**0.5
+        if self.scale is None:
+            middle = (x.sum(0) + y.sum(0)) / (len(x) + len(y))
+            furthest = [side[side.detach().square().sum(1).argmax()] - middle for side in (x, y)]
+            scale = sum(torch.linalg.vector_norm(side) for side in furthest) ** 2
+            scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        else:
+            scale = x.new_tensor(self.scale)
+        root = scale.sqrt()
         return FactoredCost.squared_distance(x / root, y / root), scale

@@ -18,6 +18,15 @@ def _keep(options: object, **values: object) -> None:
         object.__setattr__(options, name, value)
 
 
+def _scale(value: object) -> str | float | tuple[float, float] | None:
+    """A scale of distances, or one for each space."""
+    if value is None or isinstance(value, str):
+        return None if value is None else validate.choice("scale", value, ("common",))
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return validate.real("scale[0]", value[0], above=0.0), validate.real("scale[1]", value[1], above=0.0)
+    return validate.real("scale", value, above=0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpaceOptions:
     """How distances come from points or graphs.
@@ -27,17 +36,23 @@ class SpaceOptions:
     k : neighbours of each point in the k-nearest-neighbour graph; None chooses, and leaves short cuts out.
     n_landmarks : landmarks of the factored geodesic distances (all points when there are fewer).
     cache_rows : rows of geodesic distances that the on-demand provider keeps.
+    scale : what raw distances (of `EuclideanDistances` with squares, the squares) are divided by. None: each space by
+        its own largest known distance. "common": both by the larger of the two, so that sizes count, as for a part
+        against a whole. A positive number: both by it; a pair: one each. ``epsilon`` is in units of squared scaled
+        distances, so with distances well above 1 it is relatively smaller, below 1 larger.
     """
 
     k: int | None = None
     n_landmarks: int = 100
     cache_rows: int = 2000
+    scale: str | float | tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.k is not None:
             _keep(self, k=validate.integer("k", self.k, least=1))
         _keep(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))
         _keep(self, cache_rows=validate.integer("cache_rows", self.cache_rows, least=1))
+        _keep(self, scale=_scale(self.scale))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,8 @@ class Readable:
 
     @cached_property
     def plan(self) -> Tensor:
-        """The dense plan (N, K), float64, built on first use and kept; O(N K) memory.
+        """The dense plan (N, K), float64, built on first use and kept; O(N K) memory. With a gradient mode it carries
+        gradients, in the precision of the tensors that they are for.
 
         Raises
         ------
@@ -43,7 +44,7 @@ class Readable:
         n, k = self.shape
         advice = "use argmax(), top_k(k), sparsify(mass), row(i), push(V), pull(V) or coupling.apply(V, axis)"
         validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.max_memory, advice)
-        return self.coupling.to_dense()
+        return self._dense()
 
     def push(self, V: Array | Tensor) -> Array | Tensor:
         """Carry values on the source points, (N,) or (N, d), to the target: averages weighted by the plan.
@@ -72,10 +73,18 @@ class Readable:
             raise TypeError(f"this operation knows the library's own couplings, got {type(self.coupling).__name__}")
         values = given.to(self.coupling.device, self.coupling.dtype)
         columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
-        moved = self.coupling.apply(columns, axis)
+        moved = self._moved(columns, axis)
         averaged = moved[:, 1:] / moved[:, :1]
         averaged = averaged[:, 0] if given.ndim == 1 else averaged
-        return averaged if isinstance(V, Tensor) else averaged.cpu().numpy()
+        return averaged if isinstance(V, Tensor) else averaged.detach().cpu().numpy()
+
+    def _dense(self) -> Tensor:
+        """The dense plan."""
+        return self.coupling.to_dense()
+
+    def _moved(self, V: Tensor, axis: int) -> Tensor:
+        """T V for axis 1, T^T V for axis 0."""
+        return self.coupling.apply(V, axis)
 
     def argmax(self, axis: int = 1) -> Array | Tensor:
         """For each source point the target index it sends most mass to, (N,); with axis 0 the reverse, (K,).

@@ -23,8 +23,10 @@ from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.known import Known
 from torchgw.status import History, Status
 from torchgw.storage import pack, unpack
-from torchgw.types import Coupling
+from torchgw.types import Coupling, Differentiated
 from torchgw.unseen import Unseen, extended
+
+NOT_SAVED = ("known", "differentiated")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -68,6 +70,7 @@ class GWResult(Readable):
     epsilon, alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it
         had supervision, and that without a strength.
     known : the two spaces, for `unseen`; not saved.
+    differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
     """
 
     coupling: Coupling
@@ -108,6 +111,7 @@ class GWResult(Readable):
     options: GWOptions
     numpy_input: bool = True
     known: tuple[Known, Known] | None = None
+    differentiated: Differentiated | None = None
 
     def __repr__(self) -> str:
         n, k = self.shape
@@ -143,6 +147,31 @@ class GWResult(Readable):
         """Natural-log potentials (f (N,), g (K,)), or None for a plan that has none."""
         found = self.coupling.potentials if isinstance(self.coupling, BlockCoupling) else None
         return None if found is None else (found[0] * LN2, found[1] * LN2)
+
+    @property
+    def loss(self) -> Tensor:
+        """The regularised objective () whose gradients are those of what was given; ``value`` and its entropy.
+
+        Raises
+        ------
+        ValueError
+            Without a gradient mode.
+        """
+        if self.differentiated is None:
+            raise ValueError("loss needs gw_align(..., gradient_mode=Envelope()), Implicit() or Unrolled(); got none")
+        return self.differentiated.loss()
+
+    @property
+    def gradient_report(self) -> Any:
+        """How far the last gradient through the plan can be trusted, see `GradientReport`; None before a backward pass,
+        and for modes other than `Implicit`."""
+        return None if self.differentiated is None else self.differentiated.report
+
+    def _dense(self) -> Tensor:
+        return super()._dense() if self.differentiated is None else self.differentiated.plan()
+
+    def _moved(self, V: Tensor, axis: int) -> Tensor:
+        return super()._moved(V, axis) if self.differentiated is None else self.differentiated.apply(V, axis)
 
     def unseen(self, points: Any, side: str = "source") -> Unseen:
         """Map points that the solve has not seen, by its linearised cost and potentials.
@@ -204,7 +233,7 @@ class GWResult(Readable):
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
         arrays = pack(
-            {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "known"}, self.coupling
+            {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}, self.coupling
         )
         with open(path, "wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

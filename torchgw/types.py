@@ -38,6 +38,10 @@ class SupervisionWarning(TorchGWWarning):
     """A constraint cannot hold for all the mass that has to move."""
 
 
+class GradientWarning(TorchGWWarning):
+    """A gradient through the plan is too ill-conditioned to be trusted."""
+
+
 class AmbiguityWarning(TorchGWWarning):
     """Another matching is as good as the returned one: the spaces have a symmetry that nothing breaks."""
 
@@ -86,6 +90,23 @@ class DistanceProvider(Protocol):
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
         """F (N, r) and signs s (r,) with D = F diag(s) F^T, or None where there are none."""
+
+
+class Differentiated(Protocol):
+    """A solved problem as an expression of what it was made from, which automatic differentiation can follow."""
+
+    @property
+    def report(self) -> Any:
+        """How far the last gradient through the plan can be trusted; None before there was one."""
+
+    def loss(self) -> Tensor:
+        """The regularised objective ()."""
+
+    def plan(self) -> Tensor:
+        """The dense plan (N, K)."""
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        """T V for axis 1, T^T V for axis 0."""
 
 
 class Carrier(Protocol):

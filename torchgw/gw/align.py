@@ -14,6 +14,10 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.features import FeatureCost
+from torchgw.gradients.demands import checked_mode, tolerance
+from torchgw.gradients.differentiable import differentiable
+from torchgw.gradients.modes import GradientMode
+from torchgw.gradients.parameters import Given
 from torchgw.gw.demands import as_pair, check_alpha, check_cost, make_model, suited, tensors_of, without_distances
 from torchgw.gw.large import run_large
 from torchgw.gw.large_problem import Task
@@ -30,7 +34,7 @@ from torchgw.gw.prepare import (
 )
 from torchgw.gw.remarks import warn_if_ambiguous, warn_if_broken, warn_unless_converged
 from torchgw.gw.run import run
-from torchgw.gw.strategies import choose_kernels, factored, known_points, passed_over, solved_where_it_fits
+from torchgw.gw.strategies import all_factored, choose_kernels, known_points, passed_over, solved_where_it_fits
 from torchgw.kernels.dispatch import BACKENDS
 from torchgw.kernels.sampling import make_generator
 from torchgw.losses import LOSSES, SeparableLoss
@@ -59,12 +63,13 @@ def gw_align(
     p: Array | Tensor | None = None,
     q: Array | Tensor | None = None,
     cost: Cost | None = None,
-    alpha: float | None = None,
+    alpha: float | Tensor | None = None,
     supervision: Supervision | None = None,
     init: Array | Tensor | None = None,
     epsilon: float = 1e-3,
     marginals: Marginals = Balanced(),  # noqa: B008 - frozen, so one instance serves every call
     options: GWOptions = GWOptions(),  # noqa: B008
+    gradient_mode: GradientMode | None = None,
     device: str | torch.device | None = None,
     backend: str = "auto",
     random_state: RandomState = None,
@@ -102,6 +107,9 @@ def gw_align(
         the optimum without entropy, a matching-like plan; it needs the exact gradient and takes a few times longer.
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
     options : everything else, see `GWOptions`.
+    gradient_mode : `Envelope`, `Implicit` or `Unrolled` where ``result.loss``, and with the last two ``result.plan``,
+        ``push`` and ``pull``, are to be differentiated with respect to X, Y, p, q, cost or alpha, given as tensors. None
+        takes all of them for numbers.
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
     backend : "auto", "triton", "compile" or "eager".
     random_state : of landmarks, starts and anchors: int, torch.Generator or numpy.random.Generator; the same seed on
@@ -164,17 +172,20 @@ def gw_align(
     validate.real("epsilon", epsilon, least=0.0)
     validate.choice("backend", backend, BACKENDS)
     cost = as_pair(cost)
-    alpha = check_alpha(alpha, cost)
+    weight = check_alpha(alpha, cost)
+    told = Given(X, Y, p, q, cost, weight if alpha is None else alpha)
     if supervision is not None:
         validate.instance("supervision", supervision, Supervision, "; for example Supervision(pairs=[(0, 3), (10, 7)])")
-    options = suited(options, epsilon, alpha, cost, marginals, supervision)
+    options = suited(options, epsilon, weight, cost, marginals, supervision)
+    if gradient_mode is not None:
+        options = checked_mode(gradient_mode, options, epsilon)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
     given = (X, Y, *tensors_of(cost))
     where = pick_device(device, given)
     generator = make_generator(random_state, where)
     kinds = check_distances(distances)
-    if alpha == 0:
+    if weight == 0:
         X, Y = without_distances(X, Y, cost)
         kinds = "auto", "auto"
     checked = [
@@ -187,18 +198,19 @@ def gw_align(
     loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]
     started = check_init(init, n, k, where)
     strategy = choose_strategy(n, k, epsilon, options, where)
+    if gradient_mode is not None:
+        options = replace(options, strategy=strategy)
+        if strategy == "streaming":
+            checked = all_factored(checked, kinds, "gradients of a streaming solve")
     if strategy == "low-rank":
-        checked = [
-            (name, space, factored(name, space, kind, asked))
-            for (name, space, kind), asked in zip(checked, kinds, strict=True)
-        ]
+        checked = all_factored(checked, kinds, "options.strategy='low-rank'")
         most = min(int((side > 0).sum()) for side in (p_given, q_given))
         validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
     rules = None if supervision is None else supervision.rules(p_given, q_given, strategy == "dense")
     if rules is not None and rules.cost.extra is not None:
         options = replace(options, strategy="dense")  # no other strategy can take over what is stored
     strength = math.inf if supervision is None else supervision.strength
-    model, mass = make_model(p_given, q_given, marginals, alpha, float(epsilon), linear, rules, strength, loss, where)
+    model, mass = make_model(p_given, q_given, marginals, weight, float(epsilon), linear, rules, strength, loss, where)
     refuse(strategy, n, k, epsilon, options)
     if strategy == "dense":
         sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
@@ -223,8 +235,10 @@ def gw_align(
     logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
     exact = against is None and options.gradient != "sampled"
 
-    def solve(name: str, told: Callback | None) -> Outcome:
-        task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, told)
+    tol = None if gradient_mode is None else tolerance(gradient_mode, strategy)
+
+    def solve(name: str, watched: Callback | None) -> Outcome:
+        task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watched, tol)
         return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
 
     begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, callback, solve)
@@ -234,15 +248,18 @@ def gw_align(
     coupling = found.coupling.times(mass)
     sums = [side.cpu() * mass for side in found.marginals]
     wanted = torch.from_numpy(p_given), torch.from_numpy(q_given)
+    derived = None
+    if gradient_mode is not None:
+        derived = differentiable(found, model, made, told, wanted, marginals, options, gradient_mode)
     result = GWResult(
         coupling=coupling,
         value=found.values.total * mass**2,
-        value_quad=found.values.quadratic * mass**2 if alpha > 0 else math.nan,
+        value_quad=found.values.quadratic * mass**2 if weight > 0 else math.nan,
         value_linear=found.values.linear * mass,
         value_penalty=found.values.penalty * mass**2,
         violation=found.values.violation * mass,
         value_exact=found.objective.exact,
-        value_error=alpha * found.objective.error * mass**2,
+        value_error=weight * found.objective.error * mass**2,
         marginal_error=off(sums[0], sums[1], *wanted, marginals),
         marginal_residual=found.residual,
         omitted_mass=found.omitted,
@@ -266,13 +283,14 @@ def gw_align(
         graphs=graphs,
         timings={"prepare": prepared - ready} | found.seconds,
         epsilon=float(epsilon),
-        alpha=alpha,
+        alpha=weight,
         marginals=marginals,
         supervised=supervision is not None,
         constrained=supervision is not None and strength == math.inf,
         options=options,
         known=known_points(checked, made, graphs),
         numpy_input=not any(isinstance(space, Tensor) for space in given),
+        differentiated=derived,
     )
     if found.strain is not None:
         warnings.warn(found.strain, PrecisionWarning, stacklevel=2)

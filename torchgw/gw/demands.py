@@ -24,6 +24,8 @@ from torchgw.types import Array
 
 def check_alpha(alpha: object, cost: object) -> float:
     """The weight of the quadratic part: 1 without a cost, a half with one, unless given."""
+    if isinstance(alpha, Tensor) and alpha.ndim == 0:
+        alpha = alpha.item()
     if alpha is None:
         return 1.0 if cost is None else 0.5
     value = validate.real("alpha", alpha, least=0.0, most=1.0)

@@ -76,11 +76,8 @@ class ExactGradient:
         a, b = (self.a, self.b) if q is None else self.means(p, q)
         left, right = self.source.factors(), self.target.factors()
         if left is not None and right is not None:
-            (F, s), (G, t) = left, right
-            core = s[:, None] * (F.T @ coupling.apply(G, 1)) * t
-            narrow = F.shape[1] <= G.shape[1]
-            U, V = (F, G @ core.T) if narrow else (F @ core, G)
-        elif left is not None:
+            return self._of_core(left[0].T @ coupling.apply(right[0], 1), a, b)
+        if left is not None:
             F, s = left
             U, V = F * s, product(self.target, coupling.apply(F, 0))
         elif right is not None:
@@ -91,6 +88,20 @@ class ExactGradient:
             plan = coupling.to_dense().to(p.dtype)
             D, E = dense(self.source), dense(self.target)
             U, V = (D, E @ plan.T) if plan.shape[0] <= plan.shape[1] else (D @ plan, E)
+        return FactoredCost(a, b, U, V)
+
+    def of_core(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
+        """The cost from F^T T G, where both spaces have factors F and G, and from the marginals of T."""
+        return self._of_core(product, *self.means(p, q))
+
+    def _of_core(self, product: Tensor, a: Tensor, b: Tensor) -> FactoredCost:
+        left, right = self.source.factors(), self.target.factors()
+        assert left is not None
+        assert right is not None
+        (F, s), (G, t) = left, right
+        core = s[:, None] * product * t
+        narrow = F.shape[1] <= G.shape[1]
+        U, V = (F, G @ core.T) if narrow else (F @ core, G)
         return FactoredCost(a, b, U, V)
 
     def of_points(self, rows: Tensor, columns: Tensor, T: Tensor) -> FactoredCost:

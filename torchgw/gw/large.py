@@ -15,17 +15,23 @@ from torch import Tensor
 from torchgw.gw.cells import Side
 from torchgw.gw.certify import Read, certify, dot
 from torchgw.gw.first_rung import first_rung
+from torchgw.gw.gradient import ExactGradient
+from torchgw.gw.inner import StreamedInner
 from torchgw.gw.ladder import Climbed, climb
 from torchgw.gw.large_problem import Large, Task
+from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.outcome import Outcome
+from torchgw.gw.refine import refined, relaxation_for, tightened
+from torchgw.gw.score import factored_score
 from torchgw.gw.sharp import column_dual
+from torchgw.gw.start import Start
 from torchgw.kernels import LN2
 from torchgw.kernels.precision import LAST, reach, unsafe
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, centres, choose_tiles
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.rounding import round_tiles
 from torchgw.spaces.hierarchy import bisect
-from torchgw.status import Status
+from torchgw.status import History, Status
 from torchgw.tiled import NEGLIGIBLE, TiledCoupling
 
 EVERY_PAIR = 2**22
@@ -60,6 +66,8 @@ def run_large(
     rung = first_rung(task, task.epsilon, task.callback)
     large = rung.large
     climbed = climb(rung, task.callback)
+    if task.tol is not None:
+        climbed = _refined(task, large, climbed, task.tol, rung.ended.history)
     climbed_at = time.perf_counter()
     finished = finish_tiles(large, climbed)
     dual = column_dual(climbed.cost, climbed.g - climbed.score.column, large.q, task.epsilon)
@@ -72,6 +80,7 @@ def run_large(
         residual=finished.residual,
         status=_status(climbed, finished, options),
         strain=_strain(climbed, options),
+        end=Start(climbed.cost, climbed.f - climbed.score.row, climbed.g - climbed.score.column, task.epsilon),
         n_iter=climbed.n_iter,
         n_iter_sinkhorn=climbed.n_iter_sinkhorn,
         history=rung.ended.history,
@@ -87,6 +96,29 @@ def run_large(
             "solve": climbed_at - rung.searched,
             "finish": time.perf_counter() - climbed_at,
         },
+    )
+
+
+def _refined(task: Task, large: Large, climbed: Climbed, tol: float, history: History) -> Climbed:
+    """The fixed point between all points, near where the climb ended."""
+    model, kernels, epsilon = large.model, large.kernels, task.epsilon
+    x, y = (space.to(large.p.device, torch.float64) for space in task.spaces)
+    gradient = gradient_of(model, ExactGradient(x, y, large.p, large.q))
+    cost = climbed.cost.to(torch.float64)
+    start = Start(cost, climbed.f - climbed.score.row, climbed.g - climbed.score.column, epsilon)
+    options = tightened(task.options, tol, relaxation_for(start.coupling(), model, epsilon))
+    inner = StreamedInner(kernels.streamed, kernels.tiled, model, options.sinkhorn, 0.0)
+    done = refined(gradient, start, model, inner, options, task.callback, history)
+    score = factored_score(done.cost, large.p, large.q, epsilon, tol, wide=True)
+    return replace(
+        climbed,
+        cost=done.cost,
+        score=score,
+        f=done.f + score.row,
+        g=done.g + score.column,
+        status=done.status,
+        n_iter=climbed.n_iter + done.n_iter,
+        n_iter_sinkhorn=climbed.n_iter_sinkhorn + done.n_iter_sinkhorn,
     )
 
 

@@ -37,7 +37,7 @@ class Task:
 
     ``model`` is on the device to use; ``exact`` says that the exact gradient runs where a plan is stored, and that all
     distances of a space may be computed where it has no factors; ``init`` is a plan (N, K), or matching pairs (m, 2) of
-    integers, or None.
+    integers, or None. ``tol``, where it is given, is what the fixed point is solved to in the end.
     """
 
     spaces: tuple[DistanceProvider, DistanceProvider]
@@ -49,6 +49,7 @@ class Task:
     options: GWOptions
     generator: torch.Generator
     callback: Callback | None
+    tol: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torchgw.couplings import BlockCoupling
 from torchgw.evidence import Basin, Certificate, Rung
 from torchgw.gw.model import Values
 from torchgw.gw.objective import Objective
+from torchgw.gw.start import Start
 from torchgw.status import History, Status
 
 CERTIFICATE_ANCHORS = 1000
@@ -23,7 +24,7 @@ class Outcome:
     ``marginals`` are its row and column sums (N,), (K,); ``residual`` the L1 error that rounding removed; ``omitted`` a
     bound on the mass that tiles which were not evaluated could hold, ``evaluated`` the share of pairs that were;
     ``gradient`` is "exact" or "sampled", that of the last cost; ``strain`` says why float32 could not carry the scores
-    on the way, where it could not.
+    on the way, where it could not; ``end`` has the last cost and the float64 potentials that solve it, where there are any.
     """
 
     coupling: BlockCoupling
@@ -39,6 +40,7 @@ class Outcome:
     values: Values
     certificate: Certificate
     basins: tuple[Basin, ...]
+    end: Start | None = None
     ladder: tuple[Rung, ...] = ()
     omitted: float = 0.0
     evaluated: float = 1.0

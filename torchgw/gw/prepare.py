@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import storage
 from torchgw.spaces.paths import fill_unreachable, shortest_paths
+from torchgw.spaces.traced import largest_of
 from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
@@ -62,6 +63,11 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         validate.provider(name, space)
         if distances != "auto":
             raise ValueError(f"distances must be 'auto' when {name} is a distance provider, got {distances!r}")
+        if options.scale is not None and not hasattr(space, "with_scale"):
+            raise TypeError(
+                f"{name} must have a method with_scale(scale) for options.spaces.scale={options.scale!r}, got "
+                f"{type(space).__name__} without one; scale=None leaves it as it is"
+            )
         return space, "provider"
     if is_graph(space):
         if distances == "euclidean":
@@ -136,7 +142,28 @@ Graphs: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
 def make_providers(
     spaces: list[tuple[str, Any, str]], options: SpaceOptions
 ) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
-    """A provider for each (name, validated space, kind), and how the neighbour graphs among them were made.
+    """A provider for each (name, validated space, kind), scaled as asked, and how their neighbour graphs were made."""
+    made, graphs = _own_scales(spaces, options)
+    return rescaled(made, options.scale), graphs
+
+
+def rescaled(
+    made: tuple[DistanceProvider, DistanceProvider], scale: str | float | tuple[float, float] | None
+) -> tuple[DistanceProvider, DistanceProvider]:
+    """The same spaces divided by what `SpaceOptions.scale` asks for."""
+    if scale is None:
+        return made
+    if isinstance(scale, str):
+        scale = max(largest_of(space) for space in made)
+    scales = scale if isinstance(scale, tuple) else (scale, scale)
+    x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))
+    return x, y
+
+
+def _own_scales(
+    spaces: list[tuple[str, Any, str]], options: SpaceOptions
+) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
+    """A provider for each space, divided by its own largest known distance.
 
     All-pairs searches of several spaces run together, and long landmark searches of two spaces side by side.
     """

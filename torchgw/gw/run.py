@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,10 +20,12 @@ from torchgw.gw.finish import finish
 from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landmark_control
 from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.large_problem import Task
-from torchgw.gw.loop import solve
+from torchgw.gw.inner import StoredInner
+from torchgw.gw.loop import Solution, solve
 from torchgw.gw.model import Model
 from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.outcome import Outcome
+from torchgw.gw.refine import refined, relaxation_for, tightened
 from torchgw.gw.search import Candidate, Problem, find_basins, listed, sampled_energy
 from torchgw.gw.sharp import column_dual, conditional_gradient
 from torchgw.gw.start import Start, pairs_start, plan_start, product_start
@@ -41,11 +44,13 @@ SHARP_STEPS = 4
 SHARP_PROGRESS = 1e-3
 SHARP_BASINS_PAIRS = 10_000
 
+Refinement: TypeAlias = "tuple[Gradient | None, float | None]"
+
 
 @dataclass(frozen=True)
 class Ended:
     """A feasible plan (N, K), as a matrix and as a coupling; column potentials (K,) in units of cost, and base-2 ones
-    of the uncentred score of the last cost.
+    of the uncentred score of the last cost, with which ``end`` is where to go on from.
 
     ``strain`` says why float32 could not carry the scores on the way, where it could not.
     """
@@ -54,6 +59,7 @@ class Ended:
     coupling: PotentialCoupling | DenseCoupling
     dual: Tensor
     g: Tensor
+    end: Start | None
     residual: float
     energy: float
     status: Status
@@ -83,7 +89,8 @@ def run(task: Task) -> Outcome:
     if epsilon == 0:
         solver = partial(solve_sharply, problem, ExactGradient(wide[0], wide[1], p, q), task.callback)
     else:
-        solver = partial(solve_smoothly, problem, task.callback)
+        wider = None if task.tol is None else gradient_of(model, ExactGradient(wide[0], wide[1], p, q, model.loss))
+        solver = partial(solve_smoothly, problem, task.callback, refinement=(wider, task.tol))
     ended, candidates = solve_contenders(problem, candidates, solver)
     solved = time.perf_counter()
     value, values, certificate = certify_stored(
@@ -105,6 +112,7 @@ def run(task: Task) -> Outcome:
         residual=ended.residual,
         status=ended.status,
         strain=ended.strain,
+        end=ended.end,
         n_iter=ended.n_iter,
         n_iter_sinkhorn=ended.n_iter_sinkhorn,
         history=ended.history,
@@ -180,13 +188,19 @@ def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidat
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
 
 
-def solve_smoothly(problem: Problem, callback: Callback | None, start: Start) -> Ended:
-    """The entropic optimum at ``problem.epsilon``."""
+def solve_smoothly(
+    problem: Problem, callback: Callback | None, start: Start, refinement: Refinement = (None, None)
+) -> Ended:
+    """The entropic optimum at ``problem.epsilon``; its fixed point, where a float64 gradient and a tolerance are given.
+    """
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernel
     if problem.exact:
         solution = descend(problem.gradient, start, model, epsilon, problem.inner, options, callback).released()
     else:
         solution = solve(problem.gradient, start, model, epsilon, kernel, options, callback)
+    gradient, tol = refinement
+    if gradient is not None and tol is not None:
+        solution, options = _refined(problem, solution, gradient, tol, callback)
     last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, options.sinkhorn)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
@@ -198,6 +212,7 @@ def solve_smoothly(problem: Problem, callback: Callback | None, start: Start) ->
         coupling=last.coupling,
         dual=column_dual(solution.cost, last.g, model.q, epsilon),
         g=last.g,
+        end=Start(solution.cost.to(torch.float64), last.f, last.g, epsilon),
         residual=last.residual,
         energy=energy,
         status=solution.status if settled else Status.MARGINALS,
@@ -206,6 +221,22 @@ def solve_smoothly(problem: Problem, callback: Callback | None, start: Start) ->
         n_iter_sinkhorn=solution.n_iter_sinkhorn + last.n_iter,
         history=solution.history,
     )
+
+
+def _refined(
+    problem: Problem, solution: Solution, gradient: Gradient, tol: float, callback: Callback | None
+) -> tuple[Solution, GWOptions]:
+    """The fixed point near a solution, and the options that it was solved with."""
+    model, epsilon = problem.model, problem.epsilon
+    start = Start(
+        solution.cost.to(torch.float64), solution.f.to(torch.float64), solution.g.to(torch.float64), epsilon
+    )
+    relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), model, epsilon)
+    options = tightened(problem.options, tol, relaxation)
+    inner = StoredInner(problem.kernel, model, options.sinkhorn)
+    done = refined(gradient, start, model, inner, options, callback, solution.history).released()
+    counts = solution.n_iter + done.n_iter, solution.n_iter_sinkhorn + done.n_iter_sinkhorn
+    return replace(done, n_iter=counts[0], n_iter_sinkhorn=counts[1]), options
 
 
 def strained(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
@@ -233,6 +264,7 @@ def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | No
         coupling=DenseCoupling(sharp.plan),
         dual=sharp.dual,
         g=now.g,
+        end=None,
         residual=0.0,
         energy=sharp.value,
         status=sharp.status,

@@ -100,7 +100,7 @@ def known_points(
     return x, y
 
 
-def factored(name: str, space: Any, kind: str, asked: str) -> str:
+def factored(name: str, space: Any, kind: str, asked: str, what: str) -> str:
     """The kind of distances of a space that must have factors; the choice is landmarks where it is ours."""
     if asked == "auto" and kind in ("checked", "precomputed"):
         return "landmark"
@@ -108,6 +108,16 @@ def factored(name: str, space: Any, kind: str, asked: str) -> str:
         return kind
     given = type(space).__name__ if kind == "provider" else kind
     raise ValueError(
-        f"{name} must have factored distances for options.strategy='low-rank', got {given!r}; use "
+        f"{name} must have factored distances for {what}, got {given!r}; use "
         f"distances='landmark', or EuclideanDistances(points, squared=True) as {name}"
     )
+
+
+def all_factored(
+    checked: list[tuple[str, Any, str]], kinds: tuple[str, str], what: str
+) -> list[tuple[str, Any, str]]:
+    """The validated spaces with kinds of distances that have factors, which ``what`` needs."""
+    return [
+        (name, space, factored(name, space, kind, asked, what))
+        for (name, space, kind), asked in zip(checked, kinds, strict=True)
+    ]

@@ -7,6 +7,8 @@ Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2,
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,13 @@ class EuclideanDistances:
     points : (N, D), finite, N >= 2.
     squared : serve squared distances.
 
+    Attributes
+    ----------
+    largest : the largest known distance, before scaling.
+    fixed : whether the scale was set by `with_scale`.
+    furthest : the pair of points that attains it.
+    leaf : the points, where they are a tensor that requires gradients.
+
     Notes
     -----
     The scale is the largest distance: exact up to 10000 points, above that the largest found by six farthest-point
@@ -34,13 +43,16 @@ class EuclideanDistances:
     """
 
     stored = True
+    fixed = False
 
     def __init__(self, points: Array | Tensor, squared: bool = False, *, name: str = "points") -> None:
         raw, size = unit_cloud(validate.points(name, points))
         self.squared = validate.flag("squared", squared)
+        self.leaf = points if isinstance(points, Tensor) and points.requires_grad else None
         unit = torch.from_numpy(raw)
-        spread = positive_scale(_largest(unit))
-        self.scale = (spread * size) ** 2 if self.squared else spread * size
+        found, self.furthest = furthest_pair(unit)
+        spread = positive_scale(found)
+        self.scale = self.largest = (spread * size) ** 2 if self.squared else spread * size
         self._x = unit / spread
 
     @property
@@ -48,35 +60,58 @@ class EuclideanDistances:
         return len(self._x)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> EuclideanDistances:
-        other = object.__new__(EuclideanDistances)
-        other.squared, other.scale, other._x = self.squared, self.scale, self._x.to(device, dtype)
+        other = copy(self)
+        other._x = self._x.to(device, dtype)
+        return other
+
+    def with_scale(self, scale: float) -> EuclideanDistances:
+        """The same distances divided by ``scale``, a constant."""
+        other = copy(self)
+        other.scale, other.fixed = validate.real("scale", scale, above=0.0), True
+        ratio = self.scale / other.scale
+        other._x = self._x * (ratio**0.5 if self.squared else ratio)
         return other
 
     def rows(self, index: Tensor) -> Tensor:
-        distance = _distances(self._x[index], self._x)
+        distance = distances(self._x[index], self._x)
         return distance.square() if self.squared else distance
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
-        if not self.squared:
-            return None
-        a = self._x.square().sum(1, keepdim=True)
-        F = torch.cat(((a + 1) / 2**0.5, (a - 1) / 2**0.5, self._x * 2**0.5), dim=1)
-        signs = -torch.ones(F.shape[1], dtype=F.dtype, device=F.device)
-        signs[0] = 1.0
-        return F, signs
+        return squared_factors(self._x) if self.squared else None
 
 
-def _distances(x: Tensor, y: Tensor) -> Tensor:
-    """Pairwise distances by differences: the expanded square loses half the digits of close pairs."""
+def distances(x: Tensor, y: Tensor) -> Tensor:
+    """Pairwise distances by differences: the expanded square loses half the digits of close pairs.
+
+    Differentiable once; the gradient of a distance of zero is zero.
+    """
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def _largest(x: Tensor) -> float:
-    """Largest distance between two rows of x, exact or by sweeps."""
+def squared_factors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """F (N, D + 2) and signs (D + 2,) of the squared distances between the points x (N, D)."""
+    a = x.square().sum(1, keepdim=True)
+    F = torch.cat(((a + 1) / 2**0.5, (a - 1) / 2**0.5, x * 2**0.5), dim=1)
+    signs = -torch.ones(F.shape[1], dtype=F.dtype, device=F.device)
+    signs[0] = 1.0
+    return F, signs
+
+
+def furthest_pair(x: Tensor) -> tuple[float, tuple[int, int]]:
+    """Largest distance between two rows of x and those rows, exact or by sweeps."""
+    largest, pair = 0.0, (0, 0)
     if len(x) <= EXACT_SIZE:
-        return max(float(_distances(block, x).max()) for block in torch.split(x, 512))
-    here, largest = int(x.square().sum(1).argmax()), 0.0
+        for first in range(0, len(x), 512):
+            distance = distances(x[first : first + 512], x)
+            i, j = divmod(int(distance.argmax()), len(x))
+            if float(distance[i, j]) > largest:
+                largest, pair = float(distance[i, j]), (first + i, j)
+        return largest, pair
+    here = int(x.square().sum(1).argmax())
     for _ in range(N_SWEEPS):
-        distance = _distances(x[here : here + 1], x)[0]
-        here, largest = int(distance.argmax()), max(largest, float(distance.max()))
-    return largest
+        distance = distances(x[here : here + 1], x)[0]
+        there = int(distance.argmax())
+        if float(distance[there]) > largest:
+            largest, pair = float(distance[there]), (here, there)
+        here = there
+    return largest, pair

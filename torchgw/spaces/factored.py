@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,12 @@ class FactoredDistances:
     signs : (r,), each 1 or -1.
     scale : what the product is divided by, > 0; distances should be at most about 1 afterwards.
 
+    Attributes
+    ----------
+    largest : ``scale``, which stands for the largest distance.
+    fixed : whether the scale was set by `with_scale`.
+    leaf : F, where it is a tensor that requires gradients.
+
     Raises
     ------
     ValueError, TypeError
@@ -26,6 +34,8 @@ class FactoredDistances:
     """
 
     stored = True
+    fixed = False
+    leaf: Tensor | None = None
 
     def __init__(self, F: Array | Tensor, signs: Array | Tensor, scale: float = 1.0, *, name: str = "F") -> None:
         factors = torch.from_numpy(validate.points(name, F))
@@ -34,14 +44,15 @@ class FactoredDistances:
             raise ValueError(
                 f"signs must be {factors.shape[1]} numbers, each 1 or -1, got {tuple(given.shape)}: {given}"
             )
-        self.scale = positive_scale(validate.real("scale", scale, above=0.0))
+        self.scale = self.largest = positive_scale(validate.real("scale", scale, above=0.0))
+        self.leaf = F if isinstance(F, Tensor) and F.requires_grad else None
         self._F, self._signs = factors / self.scale**0.5, given
 
     @classmethod
     def of(cls, F: Tensor, signs: Tensor, scale: float) -> FactoredDistances:
         """Factors of distances that are scaled already, taken as they are."""
         other = object.__new__(cls)
-        other.scale, other._F, other._signs = scale, F, signs
+        other.scale, other.largest, other._F, other._signs = scale, scale, F, signs
         return other
 
     @property
@@ -49,7 +60,16 @@ class FactoredDistances:
         return len(self._F)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FactoredDistances:
-        return FactoredDistances.of(self._F.to(device, dtype), self._signs.to(device, dtype), self.scale)
+        other = copy(self)
+        other._F, other._signs = self._F.to(device, dtype), self._signs.to(device, dtype)
+        return other
+
+    def with_scale(self, scale: float) -> FactoredDistances:
+        """The same distances divided by ``scale``, a constant."""
+        other = copy(self)
+        other.scale, other.fixed = validate.real("scale", scale, above=0.0), True
+        other._F = self._F * (self.scale / other.scale) ** 0.5
+        return other
 
     def rows(self, index: Tensor) -> Tensor:
         found: Tensor = (self._F[index] * self._signs) @ self._F.T

@@ -7,15 +7,27 @@ With landmarks Z, W = D[Z, Z] = V diag(lam) V^T (indefinite) and F = D[:, Z] V |
 exact at the landmarks up to the eigenvalues left out. On curves and surfaces 50-100 landmarks give a relative
 Frobenius error of 0.3-1 %. Source: C. Williams and M. Seeger, "Using the Nystrom method to speed up kernel machines",
 2000, with the signs kept.
+
+Derivatives. With C = D[:, Z] the distances are D = C f(W) C^T, f(lam) = 1 / lam for eigenvalues that are kept and 0 for
+the others. Their differential is that of F diag(s) F^T with
+
+    dF = dC V_1 |lam_1|^(-1/2) + C V E |lam_1|^(1/2) diag(s),    E = P * (V^T dW V_1),
+
+where V_1 are the kept eigenvectors and P has half the divided difference of f between two kept eigenvalues,
+-1 / (2 a b), and the whole one between one left out, j, and one kept, a: 1 / (a (a - j)). So a function of
+F diag(s) F^T has the right gradient, and degenerate eigenvalues are harmless. Source: Y. Daleckii and S. Krein, 1965;
+see N. Higham, "Functions of Matrices", 2008, theorem 3.11.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from torchgw import validate
 from torchgw.spaces.farthest import farthest_points
@@ -24,6 +36,7 @@ from torchgw.types import Array
 
 SMALLEST_EIGENVALUE = 1e-3
 SINGLE_FROM = 200_000
+RESOLVED = 1e-12
 
 
 class LandmarkDistances:
@@ -37,6 +50,8 @@ class LandmarkDistances:
     Attributes
     ----------
     landmarks : (L,) int64 tensor, indices of the farthest-point landmarks.
+    largest : the largest finite landmark distance, before scaling.
+    fixed : whether the scale was set by `with_scale`.
 
     Raises
     ------
@@ -51,6 +66,7 @@ class LandmarkDistances:
     """
 
     stored = True
+    fixed = False
 
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
         checked = validate.graph(name, graph)
@@ -66,7 +82,7 @@ class LandmarkDistances:
 
     def _take(self, index: Array, columns: Array, name: str) -> None:
         reached = np.isfinite(columns)
-        self.scale = positive_scale(float(columns.max(where=reached, initial=0.0)))
+        self.scale = self.largest = positive_scale(float(columns.max(where=reached, initial=0.0)))
         if not reached.all():
             warn_unreachable(name, stacklevel=4)
             fill_unreachable(columns, self.scale)
@@ -81,9 +97,16 @@ class LandmarkDistances:
         return len(self._F)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
-        other = object.__new__(LandmarkDistances)
-        other.scale, other.landmarks = self.scale, self.landmarks.to(device)
+        other = copy(self)
+        other.landmarks = self.landmarks.to(device)
         other._F, other._signs = self._F.to(device, dtype), self._signs.to(device, dtype)
+        return other
+
+    def with_scale(self, scale: float) -> LandmarkDistances:
+        """The same distances divided by ``scale``, a constant."""
+        other = copy(self)
+        other.scale, other.fixed = validate.real("scale", scale, above=0.0), True
+        other._F = self._F * (self.scale / other.scale) ** 0.5
         return other
 
     def rows(self, index: Tensor) -> Tensor:
@@ -105,3 +128,47 @@ def signed_factors(columns: Array, index: Array) -> tuple[Array, Array]:
     keep = np.abs(eigenvalues) > SMALLEST_EIGENVALUE * np.abs(eigenvalues).max()
     back = V[:, keep] / np.sqrt(np.abs(eigenvalues[keep]))
     return columns @ back.astype(columns.dtype), np.sign(eigenvalues[keep]).astype(columns.dtype)
+
+
+def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """`signed_factors` of tensors, with the ``rank`` eigenvalues largest in absolute value.
+
+    The gradient in ``columns`` is right for functions of F diag(signs) F^T, the only ones that mean anything: each
+    eigenvector's sign is arbitrary. First derivatives only.
+    """
+    W = columns[index]
+    F, signs = _Factors.apply(columns, (W + W.T) / 2, rank)  # type: ignore[no-untyped-call]
+    return F, signs
+
+
+class _Factors(torch.autograd.Function):
+    """F and signs from C (N, L) and W (L, L)."""
+
+    @staticmethod
+    def forward(ctx: Any, C: Tensor, W: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        eigenvalues, V = torch.linalg.eigh(W)
+        order = eigenvalues.abs().argsort(descending=True)
+        order = torch.cat((order[:rank].sort()[0], order[rank:]))
+        eigenvalues, V = eigenvalues[order], V[:, order]
+        kept, signs = eigenvalues[:rank], eigenvalues[:rank].sign()
+        ctx.save_for_backward(C, V, eigenvalues)
+        ctx.mark_non_differentiable(signs)
+        return C @ (V[:, :rank] / kept.abs().sqrt()), signs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        (G, _), (C, V, eigenvalues) = cotangents, ctx.saved_tensors
+        rank = G.shape[1]
+        kept = eigenvalues[:rank]
+        E = (V.T @ (C.T @ G)) * (kept.abs().sqrt() * kept.sign())
+        inner = V @ (_divided_differences(eigenvalues, rank) * E) @ V[:, :rank].T
+        return G @ (V[:, :rank] / kept.abs().sqrt()).T, inner, None
+
+
+def _divided_differences(eigenvalues: Tensor, rank: int) -> Tensor:
+    """P (L, rank); zero where an eigenvalue left out cannot be told from one kept, since there f has no derivative."""
+    kept, gap = eigenvalues[:rank], eigenvalues[:rank] - eigenvalues[rank:, None]
+    resolved = gap.abs() > RESOLVED * eigenvalues.abs().max()
+    left_out = torch.where(resolved, 1 / (kept * torch.where(resolved, gap, 1.0)), 0.0)
+    return torch.cat((-0.5 / (kept * kept[:, None]), left_out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,12 @@ class PrecomputedDistances:
     ----------
     D : (N, N), symmetric, non-negative, zero diagonal. Infinite entries become 1.5 x the largest finite one.
 
+    Attributes
+    ----------
+    largest : the largest finite entry, before scaling.
+    fixed : whether the scale was set by `with_scale`.
+    leaf : D, where it is a tensor that requires gradients.
+
     Raises
     ------
     ValueError, TypeError
@@ -30,11 +37,14 @@ class PrecomputedDistances:
     """
 
     stored = True
+    fixed = False
+    leaf: Tensor | None = None
 
     def __init__(self, D: Array | Tensor, *, name: str = "D") -> None:
         matrix = validate.distance_matrix(name, D)
         unreachable = np.isinf(matrix)
-        self.scale = positive_scale(float(np.where(unreachable, 0.0, matrix).max()))
+        self.scale = self.largest = positive_scale(float(np.where(unreachable, 0.0, matrix).max()))
+        self.leaf = D if isinstance(D, Tensor) and D.requires_grad else None
         if unreachable.any():
             warn_unreachable(name)
             fill_unreachable(matrix, self.scale)
@@ -64,7 +74,7 @@ class PrecomputedDistances:
     def stored_matrix(cls, D: Tensor, scale: float) -> PrecomputedDistances:
         """Scaled distances that are known to be good, taken as they are, without a copy."""
         other = object.__new__(cls)
-        other.scale, other._D = scale, D
+        other.scale, other.largest, other._D = scale, scale, D
         return other
 
     @property
@@ -77,8 +87,15 @@ class PrecomputedDistances:
         return len(self._D)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> PrecomputedDistances:
-        other = object.__new__(PrecomputedDistances)
-        other.scale, other._D = self.scale, self._D.to(device, dtype)
+        other = copy(self)
+        other._D = self._D.to(device, dtype)
+        return other
+
+    def with_scale(self, scale: float) -> PrecomputedDistances:
+        """The same distances divided by ``scale``, a constant."""
+        other = copy(self)
+        other.scale, other.fixed = validate.real("scale", scale, above=0.0), True
+        other._D = self._D if other.scale == self.scale else self._D * (self.scale / other.scale)
         return other
 
     def rows(self, index: Tensor) -> Tensor:

@@ -1,0 +1,172 @@
+"""Derivatives of a solved plan by the adjoint of its whole fixed point.
+
+For G = dL/dT the multipliers (W, a, b) of the stationarity conditions solve H W - a 1^T - 1 b^T = G with W in the
+tangent space of the marginals, H half the second derivative of the objective. With the response S of the linear problem
+(`torchgw.sinkhorn.implicit`), its weight w and the curvature B (`torchgw.gradients.curvature`),
+
+    W = S (G - B W) / w,    solved by GMRES for the numbers of W that B reads:   y + read S B(y) / w = read S G / w.
+
+Where both spaces have factors these are the r r' numbers F^T W G and, if marginals give way, the sums of W; otherwise
+all of W. Convergence is that of the outer iteration, of which - S B / w is the derivative, or better.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.couplings import BlockCoupling, DenseCoupling
+from torchgw.gradients.curvature import Curvature
+from torchgw.gradients.gmres import gmres
+from torchgw.gradients.lagrangian import Parameters, half_lagrangian
+from torchgw.gradients.modes import Implicit
+from torchgw.gradients.readings import Reading, Stored, Streamed
+from torchgw.gw.model import Model
+from torchgw.sinkhorn.implicit import Answer, Response
+from torchgw.types import GradientWarning
+
+GMRES_TOLERANCE = 1e-11
+RESTART, RESTART_STORED = 100, 12
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """What a gradient through the plan can be trusted for.
+
+    Attributes
+    ----------
+    condition : of the linear system, its inner and outer part multiplied: what small errors grow by, at most.
+    rate : factor by which Sinkhorn's residual falls in an iteration near the solution; ``relaxation`` the best
+        over-relaxation for it.
+    residual : of the fixed point and of the solves, relative: the error that may have grown.
+    error : estimated relative error of the gradient, their product.
+    n_iter, n_iter_inner : GMRES iterations of the last backward pass, and conjugate gradients within; 0 where direct.
+    trusted : whether ``error`` is below ``Implicit.trusted_error``.
+    """
+
+    condition: float
+    rate: float
+    relaxation: float
+    residual: float
+    error: float
+    n_iter: int
+    n_iter_inner: int
+    trusted: bool
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A stationary plan of mass about one, its multipliers, and what is needed to differentiate it.
+
+    ``held`` says how firmly each point's marginal is held and ``total`` whether the mass is beside, see
+    `torchgw.sinkhorn.implicit`; ``residual`` is the L1 marginal residual that was left.
+    """
+
+    plan: BlockCoupling
+    multipliers: tuple[Tensor, Tensor]
+    held: tuple[Tensor, Tensor]
+    total: bool
+    residual: float
+    curvature: Curvature
+
+    @property
+    def model(self) -> Model:
+        return self.curvature.model
+
+    def reading(self, answer: Answer | None = None, s: Tensor | None = None) -> Reading:
+        """Of T, or of T + s W."""
+        if isinstance(self.plan, DenseCoupling):
+            return Stored(self.plan.plan, answer, s)
+        return Streamed(self.plan, answer, s)
+
+
+class Adjoint:
+    """Pulls derivatives with respect to a plan back to the parameters of its problem."""
+
+    def __init__(self, solution: Solution, mode: Implicit) -> None:
+        self.solution, self.mode = solution, mode
+        self.report: GradientReport | None = None
+
+    @cached_property
+    def response(self) -> Response:
+        """Of the linear problem; factored once for all backward passes."""
+        found, mode = self.solution, self.mode
+        epsilon = found.model.epsilon
+        return Response(found.plan, found.held, epsilon, found.total, mode.n_lanczos, mode.max_iter)
+
+    def solve(self, G: FactoredCost) -> Answer:
+        """W, a, b for dL/dT as a factored matrix, and a report of it."""
+        curvature, respond = self.solution.curvature, self.response
+        model, weight = curvature.model, float(curvature.model.weight(respond.sums[0].sum()))
+        respond.n_iter, respond.error = 0, 0.0
+        first = respond(FactoredCost.weighted_sum([G], [1 / weight]))
+        residual, n_iter, condition = 0.0, 0, 1.0
+        if model.alpha > 0:
+
+            def operator(y: Tensor) -> Tensor:
+                moved = respond(FactoredCost.weighted_sum([curvature.of(y)], [1 / weight]))
+                return y + curvature.read(moved)
+
+            restart = RESTART if curvature.small else RESTART_STORED
+            right = curvature.read(first)
+            tol = max(GMRES_TOLERANCE, 50 * torch.finfo(right.dtype).eps)
+            found = gmres(operator, right, tol=tol, max_iter=self.mode.max_iter, restart=restart)
+            residual, n_iter, condition = found.residual, found.n_iter, found.condition
+            first = respond(FactoredCost.weighted_sum([G, curvature.of(found.x)], [1 / weight, -1 / weight]))
+        self.report = self._report(residual, n_iter, condition)
+        if not self.report.trusted:
+            _warn(self.report)
+        a, b = (
+            -weight * price if rho == torch.inf else torch.zeros_like(price)
+            for price, rho in zip((first.a, first.b), model.marginals.weights, strict=True)
+        )
+        return first._replace(a=a, b=b, c=-weight * first.c)
+
+    def pulled(self, G: FactoredCost, theta: Parameters, needed: list[bool]) -> list[Tensor | None]:
+        """dL/dtheta for those of its tensors that are needed, from dL/dT."""
+        answer = self.solve(G)
+        leaves = [
+            tensor.detach().requires_grad_(need) for tensor, need in zip(theta.tensors(), needed, strict=True)
+        ]
+        f, g = self.solution.multipliers
+        with torch.enable_grad():
+            s = torch.zeros((), dtype=f.dtype, device=f.device, requires_grad=True)
+            multipliers = f + s * answer.a, g + s * answer.b
+            reading = self.solution.reading(answer, s)
+            value = half_lagrangian(theta.with_tensors(leaves), reading, multipliers, self.solution.model)
+            (slope,) = torch.autograd.grad(value, s, create_graph=True)
+            wanted = [leaf for leaf in leaves if leaf.requires_grad]
+            found = list(torch.autograd.grad(slope, wanted, -torch.ones_like(slope), allow_unused=True))
+        return [found.pop(0) if need else None for need in needed]
+
+    def _report(self, residual: float, n_iter: int, condition: float) -> GradientReport:
+        respond, spectrum = self.response, self.response.spectrum
+        eps = torch.finfo(self.solution.multipliers[0].dtype).eps
+        left = max(self.solution.residual, residual, respond.error, eps)
+        error = left * condition * spectrum.condition
+        return GradientReport(
+            condition=condition * spectrum.condition,
+            rate=min(max(1 - spectrum.smallest, 0.0), 1.0),
+            relaxation=spectrum.relaxation,
+            residual=left,
+            error=error,
+            n_iter=n_iter,
+            n_iter_inner=respond.n_iter,
+            trusted=math.isfinite(error) and error <= self.mode.trusted_error,
+        )
+
+
+def _warn(report: GradientReport) -> None:
+    warnings.warn(
+        f"this gradient through the plan is off by up to {report.error:.1g} of its size: a residual of "
+        f"{report.residual:.1g} grows by a condition number of {report.condition:.1g}; raise epsilon, or solve to a "
+        f"smaller tolerance with Implicit(tol=)",
+        GradientWarning,
+        stacklevel=4,
+    )

@@ -1,0 +1,38 @@
+"""What a gradient mode asks of the options of a solve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchgw import validate
+from torchgw.gradients.modes import GradientMode, Unrolled
+from torchgw.options import GWOptions
+
+STORED_TOLERANCE = 1e-9
+
+
+def checked_mode(mode: object, options: GWOptions, epsilon: float) -> GWOptions:
+    """The options for a solve that is differentiated; an error where they cannot be had.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For what is no mode, epsilon = 0, sampled gradients, low-rank plans, and recorded iterations that stream.
+    """
+    validate.instance("gradient_mode", mode, GradientMode, ": Envelope(), Implicit() or Unrolled()")
+    if epsilon == 0:
+        raise ValueError("epsilon must be > 0 with a gradient mode, got 0: plans without entropy jump")
+    if options.gradient == "sampled":
+        raise ValueError("options.gradient must be 'auto' or 'exact' with a gradient mode, got 'sampled'")
+    if options.strategy == "low-rank":
+        raise ValueError("options.strategy must be 'dense' or 'streaming' with a gradient mode, got 'low-rank'")
+    if isinstance(mode, Unrolled):
+        if options.strategy == "streaming":
+            raise ValueError("options.strategy must be 'dense' with Unrolled(), which stores plans, got 'streaming'")
+        options = replace(options, strategy="dense")
+    return replace(options, gradient="exact")
+
+
+def tolerance(mode: GradientMode, strategy: str) -> float | None:
+    """What the fixed point is solved to; None leaves it as it is."""
+    return STORED_TOLERANCE if mode.tol is None and strategy == "dense" else mode.tol

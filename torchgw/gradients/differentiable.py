@@ -1,0 +1,133 @@
+"""What a result has where its solve is to be differentiated: a loss, and plans whose gradients are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.couplings import BlockCoupling, DenseCoupling
+from torchgw.gradients.adjoint import Adjoint, GradientReport, Solution
+from torchgw.gradients.lagrangian import Parameters, half_lagrangian
+from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
+from torchgw.gradients.parameters import Given, parameters
+from torchgw.gradients.readings import Stored
+from torchgw.gradients.solution import solution_of
+from torchgw.gradients.unrolled import unrolled
+from torchgw.gw.model import Model
+from torchgw.gw.outcome import Outcome
+from torchgw.marginals import Marginals
+from torchgw.options import GWOptions
+from torchgw.types import DistanceProvider
+
+
+class Differentiable:
+    """A solved problem as an expression of its parameters theta; ``solution`` is in their precision."""
+
+    def __init__(self, solution: Solution, theta: Parameters, mode: GradientMode) -> None:
+        self.solution, self.theta, self.mode = solution, theta, mode
+        self.adjoint = Adjoint(solution, mode) if isinstance(mode, Implicit) else None
+        self._plan: Tensor | None = None
+        if isinstance(mode, Unrolled):
+            model = solution.model
+            assert isinstance(solution.plan, DenseCoupling)
+            penalty = None if model.penalty is None else model.penalty.rows(slice(None)).to(solution.plan.dtype)
+            self._plan = unrolled(theta, model, solution.plan.plan, penalty, mode)
+
+    @property
+    def report(self) -> GradientReport | None:
+        """Of the last backward pass through the plan; None before, and for other modes."""
+        return None if self.adjoint is None else self.adjoint.report
+
+    def loss(self) -> Tensor:
+        """The entropic objective ()."""
+        solution = self.solution
+        reading = solution.reading() if self._plan is None else Stored(self._plan)
+        held = half_lagrangian(self.theta, reading, solution.multipliers, solution.model)
+        return 2 * self.theta.scale.square() * held
+
+    def plan(self) -> Tensor:
+        """T (N, K), dense."""
+        if self._plan is not None:
+            return self.theta.scale * self._plan
+        if self.adjoint is None:
+            return self.theta.scale.detach() * self.solution.plan.to_dense()
+        found: Tensor = _Plan.apply(self.adjoint, self.theta, *self.theta.tensors())
+        return self.theta.scale * found
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        """T V for axis 1, T^T V for axis 0."""
+        if self._plan is not None:
+            return self.theta.scale * ((self._plan if axis == 1 else self._plan.T) @ V)
+        if self.adjoint is None:
+            return self.theta.scale.detach() * Carried.apply(self.solution.plan, V, axis)
+        found: Tensor = _Product.apply(self.adjoint, self.theta, V, axis, *self.theta.tensors())
+        return self.theta.scale * found
+
+
+class _Plan(torch.autograd.Function):
+    """The plan as a function of theta."""
+
+    @staticmethod
+    def forward(ctx: Any, adjoint: Adjoint, theta: Parameters, *tensors: Tensor) -> Tensor:
+        ctx.adjoint, ctx.theta = adjoint, theta.with_tensors([tensor.detach() for tensor in tensors])
+        return adjoint.solution.plan.to_dense().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        G = FactoredCost.stored(gradients[0].detach())
+        return None, None, *ctx.adjoint.pulled(G, ctx.theta, list(ctx.needs_input_grad[2:]))
+
+
+class _Product(torch.autograd.Function):
+    """T V or T^T V as a function of V and theta; the plan is never stored."""
+
+    @staticmethod
+    def forward(ctx: Any, adjoint: Adjoint, theta: Parameters, V: Tensor, axis: int, *tensors: Tensor) -> Tensor:
+        ctx.adjoint, ctx.theta, ctx.axis = adjoint, theta.with_tensors([tensor.detach() for tensor in tensors]), axis
+        ctx.save_for_backward(V)
+        return adjoint.solution.plan.apply(V, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (V,), given = ctx.saved_tensors, gradients[0].detach()
+        plan: BlockCoupling = ctx.adjoint.solution.plan
+        back = plan.apply(given, 1 - ctx.axis) if ctx.needs_input_grad[2] else None
+        needed = list(ctx.needs_input_grad[4:])
+        if not any(needed):
+            return None, None, back, None, *([None] * len(needed))
+        U, W = (given, V) if ctx.axis == 1 else (V, given)
+        G = FactoredCost(U.new_zeros(len(U)), W.new_zeros(len(W)), U * -0.5, W)
+        return None, None, back, None, *ctx.adjoint.pulled(G, ctx.theta, needed)
+
+
+class Carried(torch.autograd.Function):
+    """T V or T^T V for a constant plan."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: BlockCoupling, V: Tensor, axis: int) -> Tensor:
+        ctx.plan, ctx.axis = plan, axis
+        return plan.apply(V, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, ctx.plan.apply(gradients[0], 1 - ctx.axis), None
+
+
+def differentiable(
+    outcome: Outcome,
+    model: Model,
+    made: tuple[DistanceProvider, DistanceProvider],
+    given: Given,
+    masses: tuple[Tensor, Tensor],
+    marginals: Marginals,
+    options: GWOptions,
+    mode: GradientMode,
+) -> Differentiable:
+    """The solved problem of ``outcome`` as an expression of what was given."""
+    dtype, device = given.dtype(), model.p.device
+    once = isinstance(mode, Envelope | Implicit)
+    theta = parameters(given, made, masses, marginals, options.spaces, dtype, device, once)
+    return Differentiable(solution_of(outcome, model, made, dtype), theta, mode)

@@ -1,0 +1,84 @@
+"""How gradients are found: at the solution by the envelope theorem, through it by implicit differentiation, or by
+recording iterations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchgw import validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientMode:
+    """Base of the modes.
+
+    ``tol`` is the L1 marginal residual to which the fixed point is solved before it is differentiated: gradients are
+    off by about the condition number times that. None takes 1e-9 where the plan is stored, and what the ladder
+    (``LadderOptions.marginal_tol``) leaves where it streams.
+    """
+
+    tol: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tol is not None:
+            object.__setattr__(self, "tol", validate.real("tol", self.tol, above=0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Envelope(GradientMode):
+    """Only the loss has a gradient, and the plan is a constant in it.
+
+    At a stationary point the derivative of the regularised objective is its partial derivative with the plan and the
+    dual potentials held fixed (J. Danskin, 1967). It costs about one gradient of the solver.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implicit(GradientMode):
+    """The loss as in `Envelope`; plan, ``push`` and ``pull`` by implicit differentiation of the whole fixed point.
+
+    Parameters
+    ----------
+    max_iter : most GMRES iterations through the outer fixed point, and conjugate-gradient iterations of each linear
+        problem within.
+    n_lanczos : Lanczos steps that find the slowest directions of the linear problem, its rate and its condition number.
+    trusted_error : estimated relative error from which on a gradient is not trusted, and `GradientWarning` says so.
+
+    Notes
+    -----
+    O(N K) memory where the plan is stored, O((N + K) r) where it streams, whatever the number of iterations. Second
+    derivatives are refused.
+    """
+
+    max_iter: int = 200
+    n_lanczos: int = 40
+    trusted_error: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "max_iter", validate.integer("max_iter", self.max_iter, least=1))
+        object.__setattr__(self, "n_lanczos", validate.integer("n_lanczos", self.n_lanczos, least=2))
+        object.__setattr__(self, "trusted_error", validate.real("trusted_error", self.trusted_error, above=0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unrolled(GradientMode):
+    """Everything by automatic differentiation through iterations from the solution on; the oracle of the others.
+
+    Parameters
+    ----------
+    n_outer, n_inner : linearisations, and Sinkhorn iterations for each. Gradients converge as fast as the iterations
+        do, from below.
+
+    Notes
+    -----
+    O(N K n_outer n_inner) memory; the plan is stored. Second derivatives are those of the recorded iterations.
+    """
+
+    n_outer: int = 20
+    n_inner: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "n_outer", validate.integer("n_outer", self.n_outer, least=1))
+        object.__setattr__(self, "n_inner", validate.integer("n_inner", self.n_inner, least=1))

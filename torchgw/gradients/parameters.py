@@ -1,0 +1,140 @@
+"""The parameters of a problem as differentiable expressions of what the user gave.
+
+Everything that gradients flow to passes a gate first: they are first derivatives, and a second differentiation, which
+would take the plan for a constant, is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.features import FeatureCost
+from torchgw.gradients.lagrangian import Parameters
+from torchgw.marginals import Marginals
+from torchgw.options import SpaceOptions
+from torchgw.spaces.traced import traced
+from torchgw.types import DistanceProvider
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a user handed over: spaces, masses (or None), linear cost (or None), and the weight of the quadratic part."""
+
+    X: Any
+    Y: Any
+    p: Any
+    q: Any
+    cost: Any
+    alpha: Any
+
+    def leaves(self) -> list[Tensor]:
+        """The tensors among them that require gradients."""
+        features = (self.cost.X, self.cost.Y) if isinstance(self.cost, FeatureCost) else self.cost
+        costs = features if isinstance(features, tuple) else (features,)
+        found = [_leaf(self.X), _leaf(self.Y), self.p, self.q, *costs, self.alpha]
+        return [given for given in found if isinstance(given, Tensor) and given.requires_grad]
+
+    def dtype(self) -> torch.dtype:
+        """The precision of gradients: that of the widest tensor they are for, float32 at least; float64 for none."""
+        found = self.leaves()
+        if not found:
+            return torch.float64
+        dtype = torch.float32
+        for leaf in found:
+            dtype = torch.promote_types(dtype, leaf.dtype)
+        return dtype
+
+
+def _leaf(space: Any) -> Any:
+    """What a provider was made from, where it keeps that; other spaces themselves."""
+    return getattr(space, "leaf", None) if hasattr(space, "rows") else space
+
+
+class _Refused(torch.autograd.Function):
+    """The identity, whose derivative is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, anchor: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *unused: Tensor) -> Any:
+        raise RuntimeError(
+            "second derivatives of Gromov-Wasserstein losses and plans are not available with Envelope or Implicit "
+            "gradients, whose graph takes the plan for a constant; use gradient_mode=Unrolled(), or finite differences "
+            "of gradients"
+        )
+
+
+class _Gate(torch.autograd.Function):
+    """The identity, whose derivative cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor) -> Tensor:
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gradient = gradients[0]
+        return _Refused.apply(gradient, gradient.new_zeros((), requires_grad=torch.is_grad_enabled()))
+
+
+def gated(given: Any, once: bool) -> Any:
+    """What was given; tensors that require gradients behind a gate if they may be differentiated only ``once``."""
+    if isinstance(given, FeatureCost):
+        return FeatureCost(gated(given.X, once), gated(given.Y, once), given.metric, given.scale)
+    if isinstance(given, tuple):
+        return tuple(gated(side, once) for side in given)
+    tracked = isinstance(given, Tensor) and given.requires_grad and once
+    return _Gate.apply(given) if tracked else given
+
+
+def parameters(
+    given: Given,
+    made: tuple[DistanceProvider, DistanceProvider],
+    masses: tuple[Tensor, Tensor],
+    marginals: Marginals,
+    spaces: SpaceOptions,
+    dtype: torch.dtype,
+    device: torch.device,
+    once: bool,
+) -> Parameters:
+    """theta of a problem with these providers and validated masses (N,), (K,), as a user gave them."""
+    like = {"dtype": dtype, "device": device}
+    leaves = (gated(_leaf(given.X), once), gated(_leaf(given.Y), once))
+    x, y = traced(made, leaves, spaces, dtype, device)
+    p, q = (
+        (gated(own, once) if isinstance(own, Tensor) else checked).to(**like)
+        for own, checked in zip((given.p, given.q), masses, strict=True)
+    )
+    scale, ends = _scales(p, q, marginals)
+    alpha = torch.as_tensor(gated(given.alpha, once), **like)
+    cost = None if given.cost is None else _cost(gated(given.cost, once), **like)
+    return Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
+
+
+def _scales(p: Tensor, q: Tensor, marginals: Marginals) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The scale of the plan's mass and what each side's masses are divided by; `torchgw.gw.demands.make_model`."""
+    sums = p.sum(), q.sum()
+    if marginals.total is not None:
+        total = torch.minimum(torch.minimum(*sums), p.new_tensor(marginals.total))
+        return total, (total, total)
+    if marginals.free_mass:
+        scale = (sums[0] * sums[1]).sqrt()
+        return scale, (scale, scale)
+    return sums[0] if marginals.weights[0] == torch.inf else sums[1], sums
+
+
+def _cost(given: Any, dtype: torch.dtype, device: torch.device) -> FactoredCost:
+    """The linear cost of a matrix, a pair of feature arrays or a `FeatureCost`."""
+    if isinstance(given, tuple):
+        given = FeatureCost(*given)
+    if isinstance(given, FeatureCost):
+        x, y = (torch.as_tensor(side).to(device, dtype) for side in (given.X, given.Y))
+        return given.between(x, y)[0]
+    return FactoredCost.stored(torch.as_tensor(given).to(device, dtype))

@@ -1,0 +1,105 @@
+"""Iterations that automatic differentiation records: the fixed point once more, from its solution on.
+
+    C(T) from the parameters -> the linear problem's cost -> half-steps -> T, again and again.
+
+At the solution the values do not move, and the derivative of what comes out converges to that of the fixed point as fast
+as the iteration does. Plans of free mass are scaled to the geometric mean of two masses, as in T. Sejourne, F.-X.
+Vialard, G. Peyre, "The unbalanced Gromov-Wasserstein distance", 2021.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgw.gradients.lagrangian import Parameters, matrix_of
+from torchgw.gradients.modes import Unrolled
+from torchgw.gw.model import Model
+from torchgw.kernels import LN2, LOG2E
+from torchgw.sinkhorn.sides import Side
+
+MIXED = 0.5
+
+
+def unrolled(theta: Parameters, model: Model, plan: Tensor, penalty: Tensor | None, mode: Unrolled) -> Tensor:
+    """The plan (N, K) of theta, recorded from a stored solution; ``penalty`` is P (N, K) or None."""
+    T, g = plan, plan.new_zeros(plan.shape[1])
+    row, column = sides(theta, model)
+    half = not model.fixed or model.loss.name != "square"
+    for _ in range(mode.n_outer):
+        cost = linear_cost(theta, model, T, penalty)
+        score = cost * (-LOG2E / model.epsilon)
+        if T is plan:
+            g = _potential(score, T)
+        for _ in range(mode.n_inner):
+            f = row.potential(softmin(score, g, 1))
+            g = column.potential(softmin(score, f, 0))
+        found = (score + f[:, None] + g).exp2()
+        if model.marginals.free_mass:
+            found = found * (T.sum() / found.sum()).sqrt()
+        T = MIXED * T + (1 - MIXED) * found if half else found
+    return T
+
+
+def sides(theta: Parameters, model: Model) -> tuple[Side, Side]:
+    """Both sides; their costs have no terms of their own, the score has them all."""
+    total = model.marginals.total
+    taus = model.marginals.damping(model.epsilon)
+    row, column = (
+        Side(_log2(mass), tau, None, None if total is None else 1.0)
+        for mass, tau in zip((theta.p, theta.q), taus, strict=True)
+    )
+    return row, column
+
+
+def linear_cost(theta: Parameters, model: Model, T: Tensor, penalty: Tensor | None) -> Tensor:
+    """Chat (N, K), see `torchgw.gw.model`."""
+    rows, columns, m, loss = T.sum(1), T.sum(0), T.sum(), model.loss
+    weight = theta.alpha * m + theta.beta / 2
+    D, E = matrix_of(theta.x), matrix_of(theta.y)
+    C = (loss.f1(D) @ rows)[:, None] + loss.f2(E) @ columns - loss.h1(D) @ T @ loss.h2(E)
+    total = theta.alpha * (C + _constant(theta, model, T, rows, columns))
+    if theta.cost is not None:
+        M = theta.cost.a[:, None] + theta.cost.b - 2 * theta.cost.U @ theta.cost.V.T
+        total = total + theta.beta / 2 * (M if theta.cost.extra is None else M + theta.cost.extra)
+    if penalty is not None:
+        total = total + penalty / 2
+    total = total / weight
+    return total - model.epsilon * theta.scale.log() if model.marginals.free_mass else total
+
+
+def softmin(score: Tensor, bias: Tensor, axis: int) -> Tensor:
+    """log2 of the sums of 2^(score + bias) over an axis, recorded."""
+    return torch.logsumexp((score + (bias if axis == 1 else bias[:, None])) * LN2, axis) * LOG2E
+
+
+def _potential(score: Tensor, T: Tensor) -> Tensor:
+    """Potentials (K,) of a plan with this score, as a constant: those that its heaviest row has."""
+    with torch.no_grad():
+        logs = torch.where(T > 0, T.clamp_min(torch.finfo(T.dtype).tiny).log2() - score, 0.0)
+        rows = logs[T.sum(1).argmax()]
+        found: Tensor = torch.where(T.sum(0) > 0, rows, -torch.inf)
+        return found
+
+
+def _constant(theta: Parameters, model: Model, T: Tensor, rows: Tensor, columns: Tensor) -> Tensor | float:
+    """k of a plan of free mass."""
+    if not model.marginals.free_mass:
+        return 0.0
+    entropy = torch.special.xlogy(T, T).sum() - rows @ _ln(theta.p) - columns @ _ln(theta.q)
+    found = model.epsilon * (entropy - T.sum() * theta.scale.log())
+    ends = zip(model.marginals.weights, (rows, columns), (theta.p, theta.q), strict=True)
+    for rho, sums, mass in ends:
+        found = found + rho * (sums @ (_ln(sums) - _ln(mass)))
+    return found
+
+
+def _ln(values: Tensor) -> Tensor:
+    """Logarithms; 0 for what is zero."""
+    return torch.where(values > 0, values, 1.0).log()
+
+
+def _log2(mass: Tensor) -> Tensor:
+    """Base-2 logarithms whose derivative is finite; -inf for what is zero."""
+    return torch.where(mass > 0, _ln(mass) * LOG2E, -torch.inf)
+

@@ -1,0 +1,250 @@
+"""How a solved transport plan answers a change of its cost: implicit differentiation of Sinkhorn's fixed point.
+
+The plan T with marginals mu, nu of
+
+    min <C, T> + epsilon KL(T | p q^T) + rho_x KL(T 1 | p) + rho_y KL(T^T 1 | q)
+
+moves by W = T o (R - a 1^T - 1 b^T) / epsilon when C changes by -R, where a and b solve the symmetric system
+
+    [ diag(mu / h)    T           ] [a]   [ (T o R) 1   ]
+    [ T^T             diag(nu / k)] [b] = [ (T o R)^T 1 ].
+
+h and k say how firmly each marginal is held: 1 for a hard one, tau = rho / (rho + epsilon) under a divergence, 0 for a
+free one (then a or b is zero there). Of a partial plan, points that give all they have are held and others are free, and
+one more unknown c keeps the total. The operator from R to W is symmetric, so it serves derivatives in both directions.
+
+The larger side is eliminated. What is left, in units of the roots of its diagonal, is I - M^T M with the singular values
+of M at most 1; 1 itself belongs to the constants of two hard marginals, which are projected out. It is solved directly
+where it is small, else by conjugate gradients with two products with the plan an iteration, preconditioned by the
+slowest directions (`torchgw.sinkhorn.spectrum`): no more of the plan is needed than a streaming one gives.
+
+Sources: G. Luise et al., "Differential properties of Sinkhorn approximation", 2018; M. Cuturi, O. Teboul,
+J. Niles-Weed, J.-P. Vert, "Supervised quantile normalization", 2020; M. Eisenberger et al., "A unified framework for
+implicit Sinkhorn differentiation", 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.couplings import BlockCoupling, DenseCoupling
+from torchgw.sinkhorn.spectrum import Spectrum, lanczos, random_like
+
+DIRECT_SIZE = 1000
+UNRESOLVED = 500.0
+LINEAR_TOLERANCE = 1e-12
+
+
+class Product(BlockCoupling):
+    """The entrywise product T o Z / scale of a coupling and a factored matrix, in blocks of rows."""
+
+    def __init__(self, coupling: BlockCoupling, matrix: FactoredCost, scale: float) -> None:
+        self.coupling, self.matrix, self.scale = coupling, matrix, scale
+        self.shape = coupling.shape
+
+    def rows(self, index: Tensor | slice) -> Tensor:
+        return self.matrix.rows(index).mul_(self.coupling.rows(index)).div_(self.scale)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.coupling.tensors()
+
+    def times(self, mass: float) -> Product:
+        return Product(self.coupling, self.matrix, self.scale / mass)
+
+
+class Answer(NamedTuple):
+    """What a plan does: its change W (N, K), the sums of that, and multipliers a (N,), b (K,), c () of its demands."""
+
+    change: BlockCoupling
+    rows: Tensor
+    columns: Tensor
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+
+@dataclass
+class Response:
+    """The operator from -dC to dT of a solved plan.
+
+    Parameters
+    ----------
+    plan : the solved plan (N, K); what is read of it in blocks is all that is needed.
+    held : how firmly each marginal is held, (N,) and (K,), see above.
+    total : whether the mass is held beside the marginals.
+    epsilon : of the problem.
+    n_lanczos, max_iter : steps of the Lanczos run, and most conjugate-gradient iterations of a solve.
+    direct_size : the smaller side up to which the system is stored and factored.
+
+    Attributes
+    ----------
+    n_iter : conjugate-gradient iterations so far; ``error`` the largest relative residual that a solve has left.
+    """
+
+    plan: BlockCoupling
+    held: tuple[Tensor, Tensor]
+    epsilon: float
+    total: bool = False
+    n_lanczos: int = 40
+    max_iter: int = 200
+    direct_size: int = DIRECT_SIZE
+    n_iter: int = 0
+    error: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.sums = self.plan.marginal(1), self.plan.marginal(0)
+        self.axis = 1 if self.plan.shape[0] >= self.plan.shape[1] else 0  # T v for v on the smaller side
+        (mu, nu), (h, k) = self.sums[:: 2 * self.axis - 1], self.held[:: 2 * self.axis - 1]
+        self._ratio = torch.where((mu > 0) & (h > 0), h / mu, 0.0)  # of the side that is eliminated
+        self._root = torch.where((nu > 0) & (k > 0), (k / nu).sqrt(), 0.0)
+        self._mu, self._nu, self._mass = mu, nu, mu.sum()
+        closed = bool((h[mu > 0] == 1).all()) and bool((k[nu > 0] == 1).all())
+        self._constant = (nu.sqrt() / self._mass.sqrt())[:, None] if closed and not self.total else None
+
+    def __call__(self, matrix: FactoredCost) -> Answer:
+        """For R, a factored matrix."""
+        dense = isinstance(self.plan, DenseCoupling)
+        if isinstance(self.plan, DenseCoupling):
+            product = matrix.rows(slice(None)).mul_(self.plan.plan)
+            r, s = product.sum(1), product.sum(0)
+        else:
+            r, s = self._sums_of(matrix)
+        a, b, c = self.solve(r, s)
+        (mu, nu), e = self.sums, self.epsilon
+        rows, columns = (
+            (found - mass * own - self.plan.apply(other[:, None], axis)[:, 0] - mass * c) / e
+            for found, mass, own, other, axis in ((r, mu, a, b, 1), (s, nu, b, a, 0))
+        )
+        change: BlockCoupling
+        if isinstance(self.plan, DenseCoupling):
+            product.addcmul_(self.plan.plan, (a + c)[:, None], value=-1.0).addcmul_(self.plan.plan, b, value=-1.0)
+            change = DenseCoupling(product.div_(e))
+        else:
+            moved = FactoredCost(matrix.a - a - c, matrix.b - b, matrix.U, matrix.V, matrix.extra)
+            change = Product(self.plan, moved, e)
+        return Answer(change, rows, columns, a, b, c)
+
+    def _sums_of(self, matrix: FactoredCost) -> tuple[Tensor, Tensor]:
+        """(T o R) 1 and its transpose from products with the plan."""
+        if matrix.extra is not None:
+            product = Product(self.plan, matrix, 1.0)
+            return product.marginal(1), product.marginal(0)
+        (mu, nu), plan = self.sums, self.plan
+        moved = plan.apply(torch.cat((matrix.b[:, None], matrix.V), 1), 1)
+        back = plan.apply(torch.cat((matrix.a[:, None], matrix.U), 1), 0)
+        r = matrix.a * mu + moved[:, 0] - 2 * (matrix.U * moved[:, 1:]).sum(1)
+        s = matrix.b * nu + back[:, 0] - 2 * (matrix.V * back[:, 1:]).sum(1)
+        return r, s
+
+    def solve(self, r: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """a (N,), b (K,), c () of the system at the head of the file with these right-hand sides."""
+        first, second = (r, s) if self.axis else (s, r)
+        reduced = first * self._ratio
+        right = self._root * (second - self._back(reduced))
+        if self.total:
+            rest = (first.sum() - self._mu @ reduced) / self._mass.sqrt()
+            right = torch.cat((right, rest[None]))
+        right = self._projected(right)
+        x = self._direct(right) if self.factor is not None else self._iterated(right)
+        own, c = self._unpacked(x)
+        other = reduced - self._ratio * (self._times(own) + self._mu * c)
+        return (other, own, c) if self.axis else (own, other, c)
+
+    def operator(self, x: Tensor) -> Tensor:
+        """The Schur complement in units of the roots of its diagonal."""
+        own, c = self._unpacked(x)
+        reduced = self._ratio * (self._times(own) + self._mu * c)
+        found = torch.where(self._root > 0, x[: len(own)], 0.0) + self._root * (self._nu * c - self._back(reduced))
+        if not self.total:
+            return found
+        rest = (self._nu @ own + self._mass * c - self._mu @ reduced) / self._mass.sqrt()
+        return torch.cat((found, rest[None]))
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """Its slow directions and condition number, without the constants."""
+        like = self._root if not self.total else torch.cat((self._root, self._root.new_ones(1)))
+        size = int((like > 0).sum()) - int(self._constant is not None)  # of the space without the constants
+        start = random_like(like) * (like > 0)
+        return lanczos(self.operator, start, min(self.n_lanczos, size), self._constant)
+
+    @cached_property
+    def factor(self) -> Tensor | None:
+        """The Cholesky factor of a small system of a stored plan, or None; null directions are filled in."""
+        if not isinstance(self.plan, DenseCoupling) or len(self._root) > self.direct_size:
+            return None
+        plan = self.plan.plan if self.axis else self.plan.plan.T
+        scaled = plan * self._root
+        scaled *= self._ratio.sqrt()[:, None]
+        system = torch.eye(len(self._root), dtype=plan.dtype, device=plan.device).addmm_(scaled.T, scaled, alpha=-1.0)
+        if self.total:
+            beside = self._root * (self._nu - self._back(self._ratio * self._mu)) / self._mass.sqrt()
+            corner = 1 - self._mu @ (self._ratio * self._mu) / self._mass
+            above = torch.cat((system, beside[:, None]), 1)
+            system = torch.cat((above, torch.cat((beside, corner[None]))[None]))
+        for null in (self._constant, self._unresolved):
+            if null is not None:
+                system.addmm_(null, null.T)
+        factor, failed = torch.linalg.cholesky_ex(system)
+        return None if bool(failed) else factor
+
+    @cached_property
+    def _unresolved(self) -> Tensor | None:
+        """Slow directions (n, d) of which arithmetic says nothing: solutions have no part in them."""
+        spectrum = self.spectrum
+        lost = spectrum.values <= UNRESOLVED * torch.finfo(self._root.dtype).eps
+        return spectrum.vectors[:, lost] if bool(lost.any()) else None
+
+    def _direct(self, right: Tensor) -> Tensor:
+        assert self.factor is not None
+        return torch.cholesky_solve(right[:, None], self.factor)[:, 0]
+
+    def _iterated(self, right: Tensor) -> Tensor:
+        """Preconditioned conjugate gradients."""
+        x, rest = torch.zeros_like(right), right
+        size, tolerance = torch.linalg.vector_norm(right), max(LINEAR_TOLERANCE, 10 * torch.finfo(right.dtype).eps)
+        direction, last, count = torch.zeros_like(right), right.new_ones(()), 0
+        left = 1.0 if bool(size > 0) else 0.0
+        while count < self.max_iter and left > tolerance:
+            eased = self._eased(rest)
+            now = rest @ eased
+            direction = eased + (now / last if count else 0.0) * direction
+            moved = self._projected(self.operator(direction))
+            step = now / (direction @ moved)
+            x, rest, last, count = x + step * direction, rest - step * moved, now, count + 1
+            left = float(torch.linalg.vector_norm(rest) / size)
+        self.n_iter, self.error = self.n_iter + count, max(self.error, left)
+        return x
+
+    def _eased(self, x: Tensor) -> Tensor:
+        """The preconditioner: slow directions are brought to one."""
+        slow = self.spectrum.values > UNRESOLVED * torch.finfo(x.dtype).eps
+        vectors, values = self.spectrum.vectors[:, slow], self.spectrum.values[slow]
+        return self._projected(x + vectors @ ((1 / values - 1) * (vectors.T @ x)))
+
+    def _projected(self, x: Tensor) -> Tensor:
+        found = self._without_constant(x)
+        null = self._unresolved
+        return found if null is None else found - null @ (null.T @ found)
+
+    def _without_constant(self, x: Tensor) -> Tensor:
+        null = self._constant
+        return x if null is None else x - null @ (null.T @ x)
+
+    def _unpacked(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The multipliers of the side that is kept, and of the total."""
+        if not self.total:
+            return self._root * x, x.new_zeros(())
+        return self._root * x[:-1], x[-1] / self._mass.sqrt()
+
+    def _times(self, v: Tensor) -> Tensor:
+        return self.plan.apply(v[:, None], self.axis)[:, 0]
+
+    def _back(self, v: Tensor) -> Tensor:
+        return self.plan.apply(v[:, None], 1 - self.axis)[:, 0]
