@@ -1,0 +1,210 @@
+"""The scaled distances of a space once more, as a differentiable expression of the tensor that they came from.
+
+A solve reads detached numbers from its providers. Here the same numbers are
+
+    D = R(leaf) / c / (scale(leaf) / c),
+
+with R the raw distances and c the provider's scale as a number. The first quotient has the provider's values; the
+second, the `growth`, has the value one and the derivative of the scale: that of the pair of points which attains the
+largest known distance, of the other space's pair where the scale is common, none where the scale was given.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.options import SpaceOptions
+from torchgw.spaces.dijkstra import DijkstraDistances
+from torchgw.spaces.euclidean import EuclideanDistances, distances, squared_factors
+from torchgw.spaces.factored import FactoredDistances
+from torchgw.spaces.graph import build_graph
+from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
+from torchgw.spaces.path_gradient import edge_lengths, path_distances
+from torchgw.spaces.paths import UNREACHABLE
+from torchgw.spaces.precomputed import PrecomputedDistances
+from torchgw.types import DistanceProvider, GraphWarning
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Scaled distances of one space: a matrix (N, N), or factors F (N, r) and signs (r,) with D = F diag(signs) F^T."""
+
+    matrix: Tensor | None = None
+    F: Tensor | None = None
+    signs: Tensor | None = None
+
+    def divided(self, growth: Tensor) -> Traced:
+        """The distances over ``growth`` (a number)."""
+        if self.matrix is not None:
+            return replace(self, matrix=self.matrix / growth)
+        assert self.F is not None
+        return replace(self, F=self.F / growth.sqrt())
+
+    def to(self, dtype: torch.dtype) -> Traced:
+        """The same in another precision."""
+        return Traced(*(None if part is None else part.to(dtype) for part in (self.matrix, self.F, self.signs)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Distances over a constant scale, and the relative growth of the largest known one: the number 1 with a
+    derivative, or None where it is a constant."""
+
+    distances: Traced
+    growth: Tensor | None = None
+
+
+def traced(
+    made: tuple[DistanceProvider, DistanceProvider],
+    leaves: tuple[object, object],
+    options: SpaceOptions,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Traced, Traced]:
+    """The scaled distances of two spaces as differentiable expressions of what they were made from.
+
+    Parameters
+    ----------
+    made : the providers of a solve.
+    leaves : what the user gave for each. Tensors that require gradients are differentiated: points, or square
+        distance matrices. Anything else is a constant, except that a provider made from such a tensor knows it.
+    options : those that the providers were made with.
+    dtype, device : of the result.
+
+    Returns
+    -------
+    Values equal to those of the providers to rounding. Spaces with factors have factors, the others a matrix.
+
+    Notes
+    -----
+    First derivatives only. Geodesic distances are differentiated along the shortest paths that were taken, which is
+    exact where these are unique; the neighbour graph, the landmarks and the number of factors are constants. All pairs
+    of N points take O(N^2) memory whatever the provider, landmark distances O(N L).
+    """
+    first, second = (_measured(space, leaf, options, device) for space, leaf in zip(made, leaves, strict=True))
+    growths = _growths(made, (first.growth, second.growth), options.scale)
+    x, y = (
+        (found.distances if growth is None else found.distances.divided(growth)).to(dtype)
+        for found, growth in zip((first, second), growths, strict=True)
+    )
+    return x, y
+
+
+def largest_of(space: DistanceProvider) -> float:
+    """The largest known distance of a space before scaling; its scale where it does not say."""
+    return float(getattr(space, "largest", space.scale))
+
+
+def growth_of(value: Tensor) -> Tensor | None:
+    """``value`` over itself as a constant: one, with the relative derivative; None for zero, which has none."""
+    now = value.detach()
+    return value / now if bool(now > 0) else None
+
+
+def _growths(
+    made: tuple[DistanceProvider, DistanceProvider], own: tuple[Tensor | None, Tensor | None], scale: object
+) -> tuple[Tensor | None, Tensor | None]:
+    """What each space has to be divided by."""
+    if scale is None:
+        x, y = (None if getattr(space, "fixed", False) else g for space, g in zip(made, own, strict=True))
+        return x, y
+    if scale == "common":
+        larger = own[0] if largest_of(made[0]) >= largest_of(made[1]) else own[1]
+        return larger, larger
+    return None, None
+
+
+def _measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Measured:
+    """One space, in float64. A provider with a method ``traced(leaf, options, device) -> Measured`` says it itself."""
+    leaf = getattr(space, "leaf", None)
+    if leaf is None and isinstance(given, Tensor) and given.requires_grad:
+        leaf = None if isinstance(space, FactoredDistances) else given  # factors never come from points
+    if leaf is None:
+        return _constant(space, device)
+    if hasattr(space, "traced"):
+        found: Measured = space.traced(leaf, options, device)
+        return found
+    leaf = leaf.to(device, torch.float64)
+    if isinstance(space, EuclideanDistances):
+        return _euclidean(space, leaf)
+    if isinstance(space, FactoredDistances):
+        return Measured(Traced(F=leaf / space.scale**0.5, signs=_factors(space, device)[1]))
+    if isinstance(space, PrecomputedDistances) and leaf.shape == (space.size, space.size):
+        return _matrix(space, leaf)
+    if isinstance(space, LandmarkDistances):
+        return _landmark(space, leaf, options.k)
+    if isinstance(space, PrecomputedDistances | DijkstraDistances):
+        return _all_pairs(space, leaf, options.k)
+    return _constant(space, device)
+
+
+def _factors(space: DistanceProvider, device: torch.device) -> tuple[Tensor, Tensor]:
+    found = space.to(device, torch.float64).factors()
+    assert found is not None
+    return found
+
+
+def _constant(space: DistanceProvider, device: torch.device) -> Measured:
+    """The provider's own numbers: factors where it has them, else all its rows."""
+    here = space.to(device, torch.float64)
+    factors = here.factors()
+    if factors is not None:
+        return Measured(Traced(F=factors[0].detach(), signs=factors[1].detach()))
+    return Measured(Traced(matrix=here.rows(torch.arange(space.size, device=device)).detach()))
+
+
+def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Measured:
+    """A distance matrix that was given, mended as `validate.distance_matrix` and the provider mend it."""
+    reached = torch.isfinite(leaf)
+    finite = leaf.masked_fill(~reached, 0.0)
+    unit = (finite + finite.T) / (2 * space.scale)
+    unit = unit.masked_fill(torch.eye(len(unit), dtype=torch.bool, device=unit.device), 0.0)
+    largest = unit.flatten()[unit.argmax()]
+    if not bool(reached.all()):
+        unit = torch.where(reached, unit, UNREACHABLE * largest)
+    return Measured(Traced(matrix=unit), growth_of(largest))
+
+
+def _centred(leaf: Tensor, unit: float) -> Tensor:
+    """The points less their mean, which no distance sees, in units of ``unit``."""
+    return (leaf - leaf.detach().mean(0)) / unit
+
+
+def _euclidean(space: EuclideanDistances, leaf: Tensor) -> Measured:
+    x = _centred(leaf, space.scale**0.5 if space.squared else space.scale)
+    i, j = space.furthest
+    square = (x[i] - x[j]).square().sum()
+    if space.squared:
+        return Measured(Traced(None, *squared_factors(x)), growth_of(square))
+    growth = growth_of(square)
+    return Measured(Traced(matrix=distances(x, x)), None if growth is None else growth.sqrt())
+
+
+def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor) -> Tensor:
+    """Distances (M, N) from ``sources`` on the neighbour graph of the points, which is rebuilt."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)  # these were given when the provider was made
+        graph = build_graph(validate.points("points", leaf), k)[0]
+    return path_distances(graph, edge_lengths(_centred(leaf, space.scale), graph), sources.cpu().numpy())
+
+
+def _all_pairs(space: PrecomputedDistances | DijkstraDistances, leaf: Tensor, k: int | None) -> Measured:
+    unit = _paths(space, leaf, k, torch.from_numpy(np.arange(space.size)))
+    unit = (unit + unit.T) / 2
+    # The pair behind the provider's largest distance; sweeps, which Dijkstra's distances use, can miss the diameter.
+    attained = (unit.detach() - space.largest / space.scale).abs().argmin()
+    return Measured(Traced(matrix=unit), growth_of(unit.flatten()[attained]))
+
+
+def _landmark(space: LandmarkDistances, leaf: Tensor, k: int | None) -> Measured:
+    columns = _paths(space, leaf, k, space.landmarks).T
+    rank = _factors(space, leaf.device)[0].shape[1]
+    F, signs = differentiable_factors(columns, space.landmarks.to(leaf.device), rank)
+    return Measured(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))
