@@ -233,7 +233,8 @@ class GWResult(Readable):
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
         arrays = pack(
-            {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}, self.coupling
+            {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED},
+            self.coupling,
         )
         with open(path, "wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

@@ -2,12 +2,9 @@
 
 For G = dL/dT the multipliers (W, a, b) of the stationarity conditions solve H W - a 1^T - 1 b^T = G with W in the
 tangent space of the marginals, H half the second derivative of the objective. With the response S of the linear problem
-(`torchgw.sinkhorn.implicit`), its weight w and the curvature B (`torchgw.gradients.curvature`),
+(`torchgw.sinkhorn.implicit`), its weight w and the curvature B (`torchgw.gw.curvature`),
 
-    W = S (G - B W) / w,    solved by GMRES for the numbers of W that B reads:   y + read S B(y) / w = read S G / w.
-
-Where both spaces have factors these are the r r' numbers F^T W G and, if marginals give way, the sums of W; otherwise
-all of W. Convergence is that of the outer iteration, of which - S B / w is the derivative, or better.
+    W = S (G - B W) / w.
 """
 
 from __future__ import annotations
@@ -22,17 +19,15 @@ from torch import Tensor
 
 from torchgw.costs import FactoredCost
 from torchgw.couplings import BlockCoupling, DenseCoupling
-from torchgw.gradients.curvature import Curvature
-from torchgw.gradients.gmres import gmres
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Implicit
 from torchgw.gradients.readings import Reading, Stored, Streamed
+from torchgw.gw.curvature import Curvature
 from torchgw.gw.model import Model
 from torchgw.sinkhorn.implicit import Answer, Response
 from torchgw.types import GradientWarning
 
 GMRES_TOLERANCE = 1e-11
-RESTART, RESTART_STORED = 100, 12
 
 
 @dataclass(frozen=True)
@@ -108,15 +103,8 @@ class Adjoint:
         first = respond(FactoredCost.weighted_sum([G], [1 / weight]))
         residual, n_iter, condition = 0.0, 0, 1.0
         if model.alpha > 0:
-
-            def operator(y: Tensor) -> Tensor:
-                moved = respond(FactoredCost.weighted_sum([curvature.of(y)], [1 / weight]))
-                return y + curvature.read(moved)
-
-            restart = RESTART if curvature.small else RESTART_STORED
-            right = curvature.read(first)
-            tol = max(GMRES_TOLERANCE, 50 * torch.finfo(right.dtype).eps)
-            found = gmres(operator, right, tol=tol, max_iter=self.mode.max_iter, restart=restart)
+            right = curvature.read(first.change, first.rows, first.columns)
+            found = curvature.solve(respond, right, GMRES_TOLERANCE, self.mode.max_iter)
             residual, n_iter, condition = found.residual, found.n_iter, found.condition
             first = respond(FactoredCost.weighted_sum([G, curvature.of(found.x)], [1 / weight, -1 / weight]))
         self.report = self._report(residual, n_iter, condition)
@@ -131,9 +119,7 @@ class Adjoint:
     def pulled(self, G: FactoredCost, theta: Parameters, needed: list[bool]) -> list[Tensor | None]:
         """dL/dtheta for those of its tensors that are needed, from dL/dT."""
         answer = self.solve(G)
-        leaves = [
-            tensor.detach().requires_grad_(need) for tensor, need in zip(theta.tensors(), needed, strict=True)
-        ]
+        leaves = [tensor.detach().requires_grad_(need) for tensor, need in zip(theta.tensors(), needed, strict=True)]
         f, g = self.solution.multipliers
         with torch.enable_grad():
             s = torch.zeros((), dtype=f.dtype, device=f.device, requires_grad=True)

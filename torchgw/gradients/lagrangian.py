@@ -61,9 +61,7 @@ class Parameters:
         return Parameters(x, y, cost, p, q, alpha, scale)
 
 
-def half_lagrangian(
-    theta: Parameters, reading: Reading, multipliers: tuple[Tensor, Tensor], model: Model
-) -> Tensor:
+def half_lagrangian(theta: Parameters, reading: Reading, multipliers: tuple[Tensor, Tensor], model: Model) -> Tensor:
     """L of a plan as it is read; up to a constant, the soft penalties of pairs."""
     marginals, epsilon = model.marginals, model.epsilon
     rows, columns, m = reading.rows, reading.columns, reading.rows.sum()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw.couplings import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Solution
-from torchgw.gradients.curvature import Curvature, level_of
+from torchgw.gw.curvature import Curvature, level_of
 from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.model import Model
 from torchgw.gw.outcome import Outcome
@@ -32,7 +32,7 @@ def solution_of(
         plan = coupling
     else:
         plan = DenseCoupling(plan.to_dense())
-    held, total = firmness(plan.marginal(1), plan.marginal(0), model, end.epsilon or model.epsilon)
+    held, total = firmness(plan.marginal(1), plan.marginal(0), model)
     mass = float(plan.marginal(1).sum())
     multipliers = _multipliers(end, model, held, mass)
     x, y = (space.to(device, dtype) for space in spaces)
@@ -52,9 +52,7 @@ def _multipliers(end: Start, model: Model, held: tuple[Tensor, Tensor], mass: fl
     """
     assert end.cost is not None
     weight, found = float(model.weight(mass)), []
-    ends = zip(
-        (end.f, end.g), model.masses, (end.cost.a, end.cost.b), held, model.marginals.weights, strict=True
-    )
+    ends = zip((end.f, end.g), model.masses, (end.cost.a, end.cost.b), held, model.marginals.weights, strict=True)
     for potential, masses, offset, firm, rho in ends:
         some = (masses > 0) & (firm > 0)
         f = model.epsilon * (LN2 * potential - masses.log()) + offset

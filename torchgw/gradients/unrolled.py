@@ -102,4 +102,3 @@ def _ln(values: Tensor) -> Tensor:
 def _log2(mass: Tensor) -> Tensor:
     """Base-2 logarithms whose derivative is finite; -inf for what is zero."""
     return torch.where(mass > 0, _ln(mass) * LOG2E, -torch.inf)
-

@@ -131,7 +131,11 @@ def descend(
         )
         still = abs(last_value - value) <= options.stopping.plan_tol * abs(value) + noise
         # Plans whose marginals may give way can slide for long at almost the same value.
-        flat = options.stopping.plan_tol > 0 and len(values) > FLAT and abs(values[-1 - FLAT] - value) <= options.stopping.plan_tol * abs(value) + noise
+        flat = (
+            options.stopping.plan_tol > 0
+            and len(values) > FLAT
+            and abs(values[-1 - FLAT] - value) <= options.stopping.plan_tol * abs(value) + noise
+        )
         step = 1.0 if mixture is None else mixture.step
         same = by_value or flat or max(state.moved, changed) <= MOVED_TOLERANCE * options.sinkhorn.tol * step
         if now == epsilon and still and same:

@@ -19,7 +19,6 @@ from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.inner import StreamedInner
 from torchgw.gw.ladder import Climbed, climb
 from torchgw.gw.large_problem import Large, Task
-from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.refine import refined, relaxation_for, tightened
 from torchgw.gw.score import factored_score
@@ -103,12 +102,12 @@ def _refined(task: Task, large: Large, climbed: Climbed, tol: float, history: Hi
     """The fixed point between all points, near where the climb ended."""
     model, kernels, epsilon = large.model, large.kernels, task.epsilon
     x, y = (space.to(large.p.device, torch.float64) for space in task.spaces)
-    gradient = gradient_of(model, ExactGradient(x, y, large.p, large.q))
+    quadratic = ExactGradient(x, y, large.p, large.q)
     cost = climbed.cost.to(torch.float64)
     start = Start(cost, climbed.f - climbed.score.row, climbed.g - climbed.score.column, epsilon)
-    options = tightened(task.options, tol, relaxation_for(start.coupling(), model, epsilon))
+    options = tightened(task.options, tol, relaxation_for(start.coupling(), model))
     inner = StreamedInner(kernels.streamed, kernels.tiled, model, options.sinkhorn, 0.0)
-    done = refined(gradient, start, model, inner, options, task.callback, history)
+    done = refined(quadratic, start, model, inner, options, task.callback, history)
     score = factored_score(done.cost, large.p, large.q, epsilon, tol, wide=True)
     return replace(
         climbed,

@@ -18,9 +18,9 @@ from torchgw.gw.certify_stored import certify_stored
 from torchgw.gw.descent import Descent, descend
 from torchgw.gw.finish import finish
 from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landmark_control
+from torchgw.gw.inner import StoredInner
 from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.large_problem import Task
-from torchgw.gw.inner import StoredInner
 from torchgw.gw.loop import Solution, solve
 from torchgw.gw.model import Model
 from torchgw.gw.model_gradient import gradient_of
@@ -44,7 +44,7 @@ SHARP_STEPS = 4
 SHARP_PROGRESS = 1e-3
 SHARP_BASINS_PAIRS = 10_000
 
-Refinement: TypeAlias = "tuple[Gradient | None, float | None]"
+Refinement: TypeAlias = "tuple[ExactGradient | None, float | None]"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def run(task: Task) -> Outcome:
     if epsilon == 0:
         solver = partial(solve_sharply, problem, ExactGradient(wide[0], wide[1], p, q), task.callback)
     else:
-        wider = None if task.tol is None else gradient_of(model, ExactGradient(wide[0], wide[1], p, q, model.loss))
+        wider = None if task.tol is None else ExactGradient(wide[0], wide[1], p, q, model.loss)
         solver = partial(solve_smoothly, problem, task.callback, refinement=(wider, task.tol))
     ended, candidates = solve_contenders(problem, candidates, solver)
     solved = time.perf_counter()
@@ -191,16 +191,15 @@ def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidat
 def solve_smoothly(
     problem: Problem, callback: Callback | None, start: Start, refinement: Refinement = (None, None)
 ) -> Ended:
-    """The entropic optimum at ``problem.epsilon``; its fixed point, where a float64 gradient and a tolerance are given.
-    """
+    """The entropic optimum at ``problem.epsilon``; its fixed point, where a float64 gradient and a tolerance are given."""
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernel
     if problem.exact:
         solution = descend(problem.gradient, start, model, epsilon, problem.inner, options, callback).released()
     else:
         solution = solve(problem.gradient, start, model, epsilon, kernel, options, callback)
-    gradient, tol = refinement
-    if gradient is not None and tol is not None:
-        solution, options = _refined(problem, solution, gradient, tol, callback)
+    quadratic, tol = refinement
+    if quadratic is not None and tol is not None:
+        solution, options = _refined(problem, solution, quadratic, tol, callback)
     last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, options.sinkhorn)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
@@ -224,17 +223,15 @@ def solve_smoothly(
 
 
 def _refined(
-    problem: Problem, solution: Solution, gradient: Gradient, tol: float, callback: Callback | None
+    problem: Problem, solution: Solution, quadratic: ExactGradient, tol: float, callback: Callback | None
 ) -> tuple[Solution, GWOptions]:
     """The fixed point near a solution, and the options that it was solved with."""
     model, epsilon = problem.model, problem.epsilon
-    start = Start(
-        solution.cost.to(torch.float64), solution.f.to(torch.float64), solution.g.to(torch.float64), epsilon
-    )
-    relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), model, epsilon)
+    start = Start(solution.cost.to(torch.float64), solution.f.to(torch.float64), solution.g.to(torch.float64), epsilon)
+    relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), model)
     options = tightened(problem.options, tol, relaxation)
     inner = StoredInner(problem.kernel, model, options.sinkhorn)
-    done = refined(gradient, start, model, inner, options, callback, solution.history).released()
+    done = refined(quadratic, start, model, inner, options, callback, solution.history).released()
     counts = solution.n_iter + done.n_iter, solution.n_iter_sinkhorn + done.n_iter_sinkhorn
     return replace(done, n_iter=counts[0], n_iter_sinkhorn=counts[1]), options
 

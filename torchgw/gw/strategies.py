@@ -113,9 +113,7 @@ def factored(name: str, space: Any, kind: str, asked: str, what: str) -> str:
     )
 
 
-def all_factored(
-    checked: list[tuple[str, Any, str]], kinds: tuple[str, str], what: str
-) -> list[tuple[str, Any, str]]:
+def all_factored(checked: list[tuple[str, Any, str]], kinds: tuple[str, str], what: str) -> list[tuple[str, Any, str]]:
     """The validated spaces with kinds of distances that have factors, which ``what`` needs."""
     return [
         (name, space, factored(name, space, kind, asked, what))

@@ -158,6 +158,8 @@ class Response:
 
     def operator(self, x: Tensor) -> Tensor:
         """The Schur complement in units of the roots of its diagonal."""
+        if self.system is not None:
+            return self.system @ x
         own, c = self._unpacked(x)
         reduced = self._ratio * (self._times(own) + self._mu * c)
         found = torch.where(self._root > 0, x[: len(own)], 0.0) + self._root * (self._nu * c - self._back(reduced))
@@ -175,8 +177,8 @@ class Response:
         return lanczos(self.operator, start, min(self.n_lanczos, size), self._constant)
 
     @cached_property
-    def factor(self) -> Tensor | None:
-        """The Cholesky factor of a small system of a stored plan, or None; null directions are filled in."""
+    def system(self) -> Tensor | None:
+        """The matrix of a small system of a stored plan, or None."""
         if not isinstance(self.plan, DenseCoupling) or len(self._root) > self.direct_size:
             return None
         plan = self.plan.plan if self.axis else self.plan.plan.T
@@ -188,6 +190,14 @@ class Response:
             corner = 1 - self._mu @ (self._ratio * self._mu) / self._mass
             above = torch.cat((system, beside[:, None]), 1)
             system = torch.cat((above, torch.cat((beside, corner[None]))[None]))
+        return system
+
+    @cached_property
+    def factor(self) -> Tensor | None:
+        """Its Cholesky factor, null directions filled in; None without one."""
+        if self.system is None:
+            return None
+        system = self.system.clone()
         for null in (self._constant, self._unresolved):
             if null is not None:
                 system.addmm_(null, null.T)

@@ -42,9 +42,7 @@ class Spectrum:
         return 2 / (1 + max(min(self.smallest, 1.0), 0.0) ** 0.5)
 
 
-def lanczos(
-    operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, null: Tensor | None = None
-) -> Spectrum:
+def lanczos(operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, null: Tensor | None = None) -> Spectrum:
     """Of an operator on vectors like ``start`` (n,), in at most ``n_steps``; O(n n_steps) memory.
 
     ``null`` (n, m), orthonormal, is what is known of the null space; the spectrum is that of the rest.

@@ -22,9 +22,7 @@ class Solved(NamedTuple):
     condition: float
 
 
-def gmres(
-    operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, max_iter: int, restart: int
-) -> Solved:
+def gmres(operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, max_iter: int, restart: int) -> Solved:
     """Solve operator(x) = right for vectors (n,); O(n restart) memory."""
     x, size = torch.zeros_like(right), float(torch.linalg.vector_norm(right))
     count, condition, residual = 0, 1.0, 1.0
