@@ -74,11 +74,9 @@ class Solution:
     def model(self) -> Model:
         return self.curvature.model
 
-    def reading(self, answer: Answer | None = None, s: Tensor | None = None) -> Reading:
-        """Of T, or of T + s W."""
-        if isinstance(self.plan, DenseCoupling):
-            return Stored(self.plan.plan, answer, s)
-        return Streamed(self.plan, answer, s)
+    def reading(self, along: tuple[Answer, Tensor] | None = None) -> Reading:
+        """Of T, or of T + s W along (W, s)."""
+        return Stored(self.plan.plan, along) if isinstance(self.plan, DenseCoupling) else Streamed(self.plan, along)
 
 
 class Adjoint:
@@ -124,7 +122,7 @@ class Adjoint:
         with torch.enable_grad():
             s = torch.zeros((), dtype=f.dtype, device=f.device, requires_grad=True)
             multipliers = f + s * answer.a, g + s * answer.b
-            reading = self.solution.reading(answer, s)
+            reading = self.solution.reading((answer, s))
             value = half_lagrangian(theta.with_tensors(leaves), reading, multipliers, self.solution.model)
             (slope,) = torch.autograd.grad(value, s, create_graph=True)
             wanted = [leaf for leaf in leaves if leaf.requires_grad]

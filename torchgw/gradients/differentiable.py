@@ -12,7 +12,7 @@ from torchgw.couplings import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Adjoint, GradientReport, Solution
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
-from torchgw.gradients.parameters import Given, parameters
+from torchgw.gradients.parameters import Given, applied, parameters
 from torchgw.gradients.readings import Stored
 from torchgw.gradients.solution import solution_of
 from torchgw.gradients.unrolled import unrolled
@@ -54,17 +54,15 @@ class Differentiable:
             return self.theta.scale * self._plan
         if self.adjoint is None:
             return self.theta.scale.detach() * self.solution.plan.to_dense()
-        found: Tensor = _Plan.apply(self.adjoint, self.theta, *self.theta.tensors())
-        return self.theta.scale * found
+        return self.theta.scale * applied(_Plan, self.adjoint, self.theta, *self.theta.tensors())
 
     def apply(self, V: Tensor, axis: int) -> Tensor:
         """T V for axis 1, T^T V for axis 0."""
         if self._plan is not None:
             return self.theta.scale * ((self._plan if axis == 1 else self._plan.T) @ V)
         if self.adjoint is None:
-            return self.theta.scale.detach() * Carried.apply(self.solution.plan, V, axis)
-        found: Tensor = _Product.apply(self.adjoint, self.theta, V, axis, *self.theta.tensors())
-        return self.theta.scale * found
+            return self.theta.scale.detach() * applied(_Carried, self.solution.plan, V, axis)
+        return self.theta.scale * applied(_Product, self.adjoint, self.theta, V, axis, *self.theta.tensors())
 
 
 class _Plan(torch.autograd.Function):
@@ -103,7 +101,7 @@ class _Product(torch.autograd.Function):
         return None, None, back, None, *ctx.adjoint.pulled(G, ctx.theta, needed)
 
 
-class Carried(torch.autograd.Function):
+class _Carried(torch.autograd.Function):
     """T V or T^T V for a constant plan."""
 
     @staticmethod

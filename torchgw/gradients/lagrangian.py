@@ -5,10 +5,11 @@
 with the entropic objective F of `torchgw.gw.model`, and f, g the multipliers of what marginals must hold exactly. theta
 is what the user gave: distances, linear cost, masses, alpha. At a solution all derivatives in T, f, g vanish, so
 
-    d F / d theta = 2 dL / d theta                                          (the envelope theorem),
-    d <G, T> / d theta = -d/ds dL / d theta at (T + s W, f + s a, g + s b),     the Hessian of L times (W, a, b) = (G, 0, 0)
+    d F / d theta      = 2 dL / d theta                                           (the envelope theorem),
+    d <G, T> / d theta = -d/ds dL / d theta at (T + s W, f + s a, g + s b)        (implicit differentiation),
 
-(implicit differentiation; W, a, b from `torchgw.gradients.adjoint`). Both are left to automatic differentiation of L.
+where the Hessian of L takes (W, a, b) to (G, 0, 0), see `torchgw.gradients.adjoint`. Both are left to automatic
+differentiation of L.
 """
 
 from __future__ import annotations

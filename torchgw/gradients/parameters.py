@@ -23,7 +23,7 @@ from torchgw.types import DistanceProvider
 
 @dataclass(frozen=True)
 class Given:
-    """What a user handed over: spaces, masses (or None), linear cost (or None), and the weight of the quadratic part."""
+    """What a user handed over: spaces, masses (or None), linear cost (or None), weight of the quadratic part."""
 
     X: Any
     Y: Any
@@ -55,6 +55,12 @@ def _leaf(space: Any) -> Any:
     return getattr(space, "leaf", None) if hasattr(space, "rows") else space
 
 
+def applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """The result of a differentiable function."""
+    found: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _Refused(torch.autograd.Function):
     """The identity, whose derivative is refused."""
 
@@ -81,7 +87,7 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         gradient = gradients[0]
-        return _Refused.apply(gradient, gradient.new_zeros((), requires_grad=torch.is_grad_enabled()))
+        return applied(_Refused, gradient, gradient.new_zeros((), requires_grad=torch.is_grad_enabled()))
 
 
 def gated(given: Any, once: bool) -> Any:
@@ -91,7 +97,7 @@ def gated(given: Any, once: bool) -> Any:
     if isinstance(given, tuple):
         return tuple(gated(side, once) for side in given)
     tracked = isinstance(given, Tensor) and given.requires_grad and once
-    return _Gate.apply(given) if tracked else given
+    return applied(_Gate, given) if tracked else given
 
 
 def parameters(
@@ -105,16 +111,15 @@ def parameters(
     once: bool,
 ) -> Parameters:
     """theta of a problem with these providers and validated masses (N,), (K,), as a user gave them."""
-    like = {"dtype": dtype, "device": device}
     leaves = (gated(_leaf(given.X), once), gated(_leaf(given.Y), once))
     x, y = traced(made, leaves, spaces, dtype, device)
     p, q = (
-        (gated(own, once) if isinstance(own, Tensor) else checked).to(**like)
+        (gated(own, once) if isinstance(own, Tensor) else checked).to(device, dtype)
         for own, checked in zip((given.p, given.q), masses, strict=True)
     )
     scale, ends = _scales(p, q, marginals)
-    alpha = torch.as_tensor(gated(given.alpha, once), **like)
-    cost = None if given.cost is None else _cost(gated(given.cost, once), **like)
+    alpha = torch.as_tensor(gated(given.alpha, once), dtype=dtype, device=device)
+    cost = None if given.cost is None else _cost(gated(given.cost, once), dtype, device)
     return Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
 
 

@@ -30,40 +30,43 @@ class Reading(Protocol):
 
 
 class Stored:
-    """Of a stored plan, by matrix products."""
+    """Of a stored plan, by matrix products; ``along`` is W with its sums, and s."""
 
-    def __init__(self, plan: Tensor, answer: Answer | None = None, s: Tensor | None = None) -> None:
-        self._plan, self._s = plan, s
-        self._change = answer.change.plan if answer is not None and isinstance(answer.change, DenseCoupling) else None
+    def __init__(self, plan: Tensor, along: tuple[Answer, Tensor] | None = None) -> None:
+        self._plan = plan
         self.rows, self.columns = plan.sum(1), plan.sum(0)
         self.entropy = torch.special.xlogy(plan, plan).sum()
-        if answer is not None and s is not None and self._change is not None:
-            slope = torch.special.xlogy(self._change, plan).sum() + self._change.sum()
+        if along is not None:
+            answer, s = along
+            assert isinstance(answer.change, DenseCoupling)
+            change = answer.change.plan
+            slope = torch.special.xlogy(change, plan).sum() + change.sum()
             self.rows, self.columns = self.rows + s * answer.rows, self.columns + s * answer.columns
             self.entropy = self.entropy + s * slope
+            self._plan = plan + s * change
 
     def matrix(self) -> Tensor:
-        return self._plan if self._change is None else self._plan + self._s * self._change
+        return self._plan
 
     def through(self, F: Tensor, G: Tensor) -> Tensor:
-        found = F.T @ (self._plan @ G)
-        return found if self._change is None else found + self._s * (F.T @ (self._change @ G))
+        return F.T @ (self._plan @ G)
 
 
 class Streamed:
     """Of a plan that is read in blocks. F^T T G is linearised at the F and G it is asked for, which gives the same
     first derivatives with two products and no graph over blocks."""
 
-    def __init__(self, plan: BlockCoupling, answer: Answer | None = None, s: Tensor | None = None) -> None:
-        self._plan, self._change, self._s = plan, None if answer is None else answer.change, s
+    def __init__(self, plan: BlockCoupling, along: tuple[Answer, Tensor] | None = None) -> None:
+        self._plan, self._along = plan, along
         self.rows, self.columns = plan.marginal(1), plan.marginal(0)
         self.entropy, slope = self.rows.new_zeros(()), self.rows.new_zeros(())
         for where, block in plan.blocks():
             self.entropy = self.entropy + torch.special.xlogy(block, block).sum()
-            if self._change is not None:
-                change = self._change.rows(where)
+            if along is not None:
+                change = along[0].change.rows(where)
                 slope += torch.special.xlogy(change, block).sum() + change.sum()
-        if answer is not None and s is not None:
+        if along is not None:
+            answer, s = along
             self.rows, self.columns = self.rows + s * answer.rows, self.columns + s * answer.columns
             self.entropy = self.entropy + s * slope
 
@@ -73,7 +76,8 @@ class Streamed:
     def through(self, F: Tensor, G: Tensor) -> Tensor:
         at_F, at_G = F.detach(), G.detach()
         moved, back = self._plan.apply(at_G, 1), self._plan.apply(at_F, 0)
-        if self._change is not None and self._s is not None:
-            moved = moved + self._s * self._change.apply(at_G, 1)
-            back = back + self._s * self._change.apply(at_F, 0)
+        if self._along is not None:
+            answer, s = self._along
+            moved = moved + s * answer.change.apply(at_G, 1)
+            back = back + s * answer.change.apply(at_F, 0)
         return F.T @ moved + back.T @ G - at_F.T @ moved

@@ -2,8 +2,8 @@
 
     C(T) from the parameters -> the linear problem's cost -> half-steps -> T, again and again.
 
-At the solution the values do not move, and the derivative of what comes out converges to that of the fixed point as fast
-as the iteration does. Plans of free mass are scaled to the geometric mean of two masses, as in T. Sejourne, F.-X.
+At the solution the values do not move, and the derivative of what comes out converges to that of the fixed point as
+fast as the iteration does. Plans of free mass are scaled to the geometric mean of two masses, as in T. Sejourne, F.-X.
 Vialard, G. Peyre, "The unbalanced Gromov-Wasserstein distance", 2021.
 """
 
@@ -87,7 +87,7 @@ def _constant(theta: Parameters, model: Model, T: Tensor, rows: Tensor, columns:
     if not model.marginals.free_mass:
         return 0.0
     entropy = torch.special.xlogy(T, T).sum() - rows @ _ln(theta.p) - columns @ _ln(theta.q)
-    found = model.epsilon * (entropy - T.sum() * theta.scale.log())
+    found: Tensor = model.epsilon * (entropy - T.sum() * theta.scale.log())
     ends = zip(model.marginals.weights, (rows, columns), (theta.p, theta.q), strict=True)
     for rho, sums, mass in ends:
         found = found + rho * (sums @ (_ln(sums) - _ln(mass)))

@@ -108,8 +108,8 @@ def gw_align(
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
     options : everything else, see `GWOptions`.
     gradient_mode : `Envelope`, `Implicit` or `Unrolled` where ``result.loss``, and with the last two ``result.plan``,
-        ``push`` and ``pull``, are to be differentiated with respect to X, Y, p, q, cost or alpha, given as tensors. None
-        takes all of them for numbers.
+        ``push`` and ``pull``, are to be differentiated in X, Y, p, q, cost or alpha, given as tensors. None takes all
+        of them for numbers.
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
     backend : "auto", "triton", "compile" or "eager".
     random_state : of landmarks, starts and anchors: int, torch.Generator or numpy.random.Generator; the same seed on

@@ -1,7 +1,7 @@
 """The curvature of the objective around a plan: what a change W of the plan adds to the cost that it solves.
 
-Half the second derivative of F (see `torchgw.gw.model`) is that of the linear transport problem with the weight w, which
-`torchgw.sinkhorn.implicit` inverts, and
+Half the second derivative of F (see `torchgw.gw.model`) is that of the linear transport problem with the weight w,
+which `torchgw.sinkhorn.implicit` inverts, and
 
     B W = alpha [C(W) + <l, W> + (rho_x + rho_y + epsilon) <1, W> + <1, W> l],
     l = sum rho log(mu / p) + epsilon log(T / p q^T),

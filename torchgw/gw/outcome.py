@@ -24,7 +24,8 @@ class Outcome:
     ``marginals`` are its row and column sums (N,), (K,); ``residual`` the L1 error that rounding removed; ``omitted`` a
     bound on the mass that tiles which were not evaluated could hold, ``evaluated`` the share of pairs that were;
     ``gradient`` is "exact" or "sampled", that of the last cost; ``strain`` says why float32 could not carry the scores
-    on the way, where it could not; ``end`` has the last cost and the float64 potentials that solve it, where there are any.
+    on the way, where it could not; ``end`` has the last cost and the float64 potentials that solve it, where there are
+    any.
     """
 
     coupling: BlockCoupling

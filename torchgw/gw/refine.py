@@ -146,7 +146,7 @@ def relaxation_for(plan: BlockCoupling, model: Model) -> float:
 
 
 def firmness(rows: Tensor, columns: Tensor, model: Model) -> tuple[tuple[Tensor, Tensor], bool]:
-    """How firmly each marginal of a plan is held (see `torchgw.sinkhorn.implicit`), and whether its total is besides."""
+    """How firmly each marginal of a plan is held (see `torchgw.sinkhorn.implicit`), and whether its total is."""
     ends = list(zip((rows, columns), model.masses, model.marginals.damping(model.epsilon), strict=True))
     if model.marginals.total is None:
         h, k = (torch.full_like(sums, tau) for sums, _, tau in ends)

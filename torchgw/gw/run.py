@@ -191,7 +191,8 @@ def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidat
 def solve_smoothly(
     problem: Problem, callback: Callback | None, start: Start, refinement: Refinement = (None, None)
 ) -> Ended:
-    """The entropic optimum at ``problem.epsilon``; its fixed point, where a float64 gradient and a tolerance are given."""
+    """The entropic optimum at ``problem.epsilon``, or its fixed point, for which float64 distances and a tolerance are
+    given."""
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernel
     if problem.exact:
         solution = descend(problem.gradient, start, model, epsilon, problem.inner, options, callback).released()

@@ -10,13 +10,14 @@ moves by W = T o (R - a 1^T - 1 b^T) / epsilon when C changes by -R, where a and
     [ T^T             diag(nu / k)] [b] = [ (T o R)^T 1 ].
 
 h and k say how firmly each marginal is held: 1 for a hard one, tau = rho / (rho + epsilon) under a divergence, 0 for a
-free one (then a or b is zero there). Of a partial plan, points that give all they have are held and others are free, and
-one more unknown c keeps the total. The operator from R to W is symmetric, so it serves derivatives in both directions.
+free one (then a or b is zero there). Of a partial plan, points that give all they have are held and others are free,
+and one more unknown c keeps the total. The operator from R to W is symmetric, so it serves derivatives in both
+directions.
 
-The larger side is eliminated. What is left, in units of the roots of its diagonal, is I - M^T M with the singular values
-of M at most 1; 1 itself belongs to the constants of two hard marginals, which are projected out. It is solved directly
-where it is small, else by conjugate gradients with two products with the plan an iteration, preconditioned by the
-slowest directions (`torchgw.sinkhorn.spectrum`): no more of the plan is needed than a streaming one gives.
+The larger side is eliminated. What is left, in units of the roots of its diagonal, is I - M^T M with the singular
+values of M at most 1; 1 itself belongs to the constants of two hard marginals, which are projected out. It is solved
+directly where it is small, else by conjugate gradients with two products with the plan an iteration, preconditioned by
+the slowest directions (`torchgw.sinkhorn.spectrum`): no more of the plan is needed than a streaming one gives.
 
 Sources: G. Luise et al., "Differential properties of Sinkhorn approximation", 2018; M. Cuturi, O. Teboul,
 J. Niles-Weed, J.-P. Vert, "Supervised quantile normalization", 2020; M. Eisenberger et al., "A unified framework for
@@ -109,7 +110,6 @@ class Response:
 
     def __call__(self, matrix: FactoredCost) -> Answer:
         """For R, a factored matrix."""
-        dense = isinstance(self.plan, DenseCoupling)
         if isinstance(self.plan, DenseCoupling):
             product = matrix.rows(slice(None)).mul_(self.plan.plan)
             r, s = product.sum(1), product.sum(0)

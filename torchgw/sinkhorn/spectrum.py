@@ -10,6 +10,7 @@ regularized optimal transport", 2021.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ class Spectrum:
     @property
     def relaxation(self) -> float:
         """The over-relaxation with which Sinkhorn converges fastest near its fixed point."""
-        return 2 / (1 + max(min(self.smallest, 1.0), 0.0) ** 0.5)
+        return 2 / (1 + math.sqrt(max(min(self.smallest, 1.0), 0.0)))
 
 
 def lanczos(operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, null: Tensor | None = None) -> Spectrum:
