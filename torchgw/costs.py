@@ -45,6 +45,10 @@ class FactoredCost:
     def weighted_sum(cls, costs: Sequence[FactoredCost], weights: Sequence[float | Tensor]) -> FactoredCost:
         """The sum of weights times costs; their ranks add up."""
         parts = list(zip(costs, weights, strict=True))
+        if len(parts) == 1:
+            (cost, weight), *_ = parts
+            extra = None if cost.extra is None else weight * cost.extra
+            return cls(weight * cost.a, weight * cost.b, weight * cost.U, cost.V, extra)
         extras = [weight * cost.extra for cost, weight in parts if cost.extra is not None]
         return cls(
             torch.stack([weight * cost.a for cost, weight in parts]).sum(0),

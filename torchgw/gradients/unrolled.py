@@ -16,16 +16,18 @@ from torchgw.gradients.lagrangian import Parameters, matrix_of
 from torchgw.gradients.modes import Unrolled
 from torchgw.gw.model import Model
 from torchgw.kernels import LN2, LOG2E
+from torchgw.losses import SQUARE
 from torchgw.sinkhorn.sides import Side
 
-MIXED = 0.5
+RELAXED_STEP, OTHER_LOSS_STEP = 0.5, 0.25
 
 
 def unrolled(theta: Parameters, model: Model, plan: Tensor, penalty: Tensor | None, mode: Unrolled) -> Tensor:
     """The plan (N, K) of theta, recorded from a stored solution; ``penalty`` is P (N, K) or None."""
     T, g = plan, plan.new_zeros(plan.shape[1])
     row, column = sides(theta, model)
-    half = not model.fixed or model.loss.name != "square"
+    # Plans with marginals that give way, and even more those of other losses, can answer each other to and fro.
+    step = OTHER_LOSS_STEP if model.loss is not SQUARE else 1.0 if model.fixed else RELAXED_STEP
     for _ in range(mode.n_outer):
         cost = linear_cost(theta, model, T, penalty)
         score = cost * (-LOG2E / model.epsilon)
@@ -37,7 +39,7 @@ def unrolled(theta: Parameters, model: Model, plan: Tensor, penalty: Tensor | No
         found = (score + f[:, None] + g).exp2()
         if model.marginals.free_mass:
             found = found * (T.sum() / found.sum()).sqrt()
-        T = MIXED * T + (1 - MIXED) * found if half else found
+        T = found if step == 1.0 else (1 - step) * T + step * found
     return T
 
 

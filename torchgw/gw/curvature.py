@@ -30,7 +30,7 @@ from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.model import Model, mean_cost
 from torchgw.sinkhorn.implicit import Response
 
-RESTART, RESTART_STORED = 100, 12
+RESTART, RESTART_STORED = 100, 20
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,19 @@ class Curvature:
             parts += [mean_cost(self.level, W, rows, columns)[None]]
         return torch.cat(parts)
 
-    def of(self, read: Tensor) -> FactoredCost:
-        """B W, from what was read of W."""
+    def of(self, read: Tensor, factor: float = 1.0) -> FactoredCost:
+        """B W times a factor, from what was read of W."""
         model = self.model
         cost, rows, columns = self.quadratic_of(read, *(torch.zeros_like(mass) for mass in model.masses))
         if self.level is None:
-            return FactoredCost.weighted_sum([cost], [model.alpha])
+            return FactoredCost.weighted_sum([cost], [model.alpha * factor])
         stored = self.factors is None
         shape = len(model.p), len(model.q)
         level = mean_cost(self.level, DenseCoupling(read.view(shape)), rows, columns) if stored else read[-1]
         mass = rows.sum()
         constant = level + (sum(model.marginals.weights) + model.epsilon) * mass
-        found = FactoredCost.weighted_sum([cost, self.level], [model.alpha, model.alpha * mass])
-        return replace(found, a=found.a + model.alpha * constant)
+        found = FactoredCost.weighted_sum([cost, self.level], [model.alpha * factor, model.alpha * factor * mass])
+        return replace(found, a=found.a + model.alpha * factor * constant)
 
     def quadratic_of(self, read: Tensor, p: Tensor, q: Tensor) -> tuple[FactoredCost, Tensor, Tensor]:
         """C(W) and the sums of W from what was read of it; ``p`` and ``q`` are its sums where all plans share them."""
@@ -96,7 +96,7 @@ class Curvature:
         weight = float(self.model.weight(respond.sums[0].sum()))
 
         def operator(y: Tensor) -> Tensor:
-            found = respond(FactoredCost.weighted_sum([self.of(y)], [1 / weight]))
+            found = respond(self.of(y, 1 / weight))
             return y + self.read(found.change, found.rows, found.columns)
 
         restart = RESTART_STORED if self.factors is None else RESTART

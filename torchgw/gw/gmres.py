@@ -6,11 +6,15 @@ stay on their device, and because the Hessenberg matrix gives a condition number
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+NO_PROGRESS = 0.99
 
 
 class Solved(NamedTuple):
@@ -25,38 +29,51 @@ class Solved(NamedTuple):
 def gmres(operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, max_iter: int, restart: int) -> Solved:
     """Solve operator(x) = right for vectors (n,); O(n restart) memory."""
     x, size = torch.zeros_like(right), float(torch.linalg.vector_norm(right))
-    count, condition, residual = 0, 1.0, 1.0
+    count, condition, residual, rest = 0, 1.0, 1.0, right
     if size == 0:
         return Solved(x, 0.0, 0, 1.0)
-    rest = right
     while count < max_iter and residual > tol:
-        steps = min(restart, max_iter - count, len(right))
-        norm = float(torch.linalg.vector_norm(rest))
-        basis = right.new_zeros(steps + 1, len(right))
-        basis[0] = rest / norm
-        H = torch.zeros(steps + 1, steps, dtype=torch.float64)
-        for j in range(steps):
-            w = operator(basis[j])
-            for _ in range(2):
-                overlap = basis[: j + 1] @ w
-                w = w - overlap @ basis[: j + 1]
-                H[: j + 1, j] += overlap.double().cpu()
-            H[j + 1, j] = float(torch.linalg.vector_norm(w))
-            count += 1
-            beside = torch.zeros(j + 2, dtype=torch.float64)
-            beside[0] = norm
-            y = torch.linalg.lstsq(H[: j + 2, : j + 1], beside[:, None], driver="gelsd").solution[:, 0]
-            residual = float(torch.linalg.vector_norm(H[: j + 2, : j + 1] @ y - beside)) / size
-            if residual <= tol or float(H[j + 1, j]) <= 10 * torch.finfo(right.dtype).eps * norm:
-                break
-            basis[j + 1] = w / H[j + 1, j].to(w)
-        values = torch.linalg.svdvals(H[: j + 2, : j + 1])
-        condition = max(condition, float(values[0] / values[-1].clamp_min(torch.finfo(torch.float64).tiny)))
-        x = x + y.to(x) @ basis[: j + 1]
-        if residual > tol and count < max_iter:
-            rest = right - operator(x)
-            before, residual = residual, float(torch.linalg.vector_norm(rest)) / size
-            count += 1
-            if residual >= 0.99 * before * (1 + 1e-3) and residual > 0.99 * norm / size:
-                break  # a whole cycle without progress
+        before = residual
+        change, steps, seen = _cycle(operator, rest, tol * size, min(restart, max_iter - count))
+        x, count, condition = x + change, count + steps, max(condition, seen)
+        rest = right - operator(x)
+        residual = float(torch.linalg.vector_norm(rest)) / size
+        if residual > NO_PROGRESS * before:
+            break
     return Solved(x, residual, count, condition)
+
+
+def _cycle(operator: Callable[[Tensor], Tensor], rest: Tensor, goal: float, steps: int) -> tuple[Tensor, int, float]:
+    """What reduces the residual most within a Krylov space, its dimension, and the condition number seen in it.
+
+    The Hessenberg matrix is made triangular by rotations as it grows, so the residual is known at every step.
+    """
+    steps = min(steps, len(rest))
+    basis, H, R = rest.new_empty(steps, len(rest)), np.zeros((steps + 1, steps)), np.zeros((steps, steps))
+    norm = float(torch.linalg.vector_norm(rest))
+    w, right = rest / norm, [norm]
+    turns: list[tuple[float, float]] = []
+    for j in range(steps):
+        basis[j] = w
+        w = operator(w)
+        for _ in range(2):
+            overlap = basis[: j + 1] @ w
+            w = w - overlap @ basis[: j + 1]
+            H[: j + 1, j] += overlap.double().cpu().numpy()
+        H[j + 1, j] = beside = float(torch.linalg.vector_norm(w))
+        column = H[: j + 1, j].tolist()
+        for i, (c, s) in enumerate(turns):
+            column[i], column[i + 1] = c * column[i] + s * column[i + 1], c * column[i + 1] - s * column[i]
+        length = math.hypot(column[j], beside)
+        c, s = (column[j] / length, beside / length) if length > 0 else (1.0, 0.0)
+        turns.append((c, s))
+        column[j] = length
+        R[: j + 1, j] = column
+        right[j:] = [c * right[j], -s * right[j]]
+        if abs(right[-1]) <= goal or beside <= 10 * torch.finfo(rest.dtype).eps * length:
+            break
+        w = w / beside
+    y = np.linalg.lstsq(R[: j + 1, : j + 1], np.array(right[: j + 1]), rcond=None)[0]
+    values = np.linalg.svd(H[: j + 2, : j + 1], compute_uv=False)
+    seen = float(values[0] / max(values[-1], np.finfo(float).tiny))
+    return torch.from_numpy(y).to(rest) @ basis[: j + 1], j + 1, seen

@@ -105,7 +105,8 @@ class Response:
         self._ratio = torch.where((mu > 0) & (h > 0), h / mu, 0.0)  # of the side that is eliminated
         self._root = torch.where((nu > 0) & (k > 0), (k / nu).sqrt(), 0.0)
         self._mu, self._nu, self._mass = mu, nu, mu.sum()
-        closed = bool((h[mu > 0] == 1).all()) and bool((k[nu > 0] == 1).all())
+        self._hard = [bool((firm[mass > 0] == 1).all()) for firm, mass in zip(self.held, self.sums, strict=True)]
+        closed = all(self._hard)
         self._constant = (nu.sqrt() / self._mass.sqrt())[:, None] if closed and not self.total else None
 
     def __call__(self, matrix: FactoredCost) -> Answer:
@@ -118,8 +119,13 @@ class Response:
         a, b, c = self.solve(r, s)
         (mu, nu), e = self.sums, self.epsilon
         rows, columns = (
-            (found - mass * own - self.plan.apply(other[:, None], axis)[:, 0] - mass * c) / e
-            for found, mass, own, other, axis in ((r, mu, a, b, 1), (s, nu, b, a, 0))
+            torch.zeros_like(mass)
+            if hard
+            else (found - mass * own - self.plan.apply(other[:, None], axis)[:, 0] - mass * c) / e
+            for found, mass, own, other, axis, hard in (
+                (r, mu, a, b, 1, self._hard[0]),
+                (s, nu, b, a, 0, self._hard[1]),
+            )
         )
         change: BlockCoupling
         if isinstance(self.plan, DenseCoupling):

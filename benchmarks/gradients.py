@@ -1,0 +1,234 @@
+"""Gradients of plans: implicit differentiation against automatic differentiation of recorded iterations.
+
+Both take the same number of iterations from the same start. With an implicit backward pass any will do, so they are the
+library's own, which scale a stored plan; those that are recorded are in the log domain. That number is the smallest
+power of two (times ten) at which the recorded gradient is within a hundredth of the implicit one. Each cell runs in a process of its own, which
+reports its time (the least of three runs) and the memory it took beyond what the problem itself takes.
+
+``linear`` is entropic transport of a squared cost of features, ``gw`` Gromov-Wasserstein between Euclidean distances; a
+gradient is taken with respect to the features or to the distances. ``streaming`` is Gromov-Wasserstein between squared
+distances without a stored plan.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchgw
+from benchmarks.common import show, write
+from torchgw.costs import FactoredCost
+from torchgw.couplings import DenseCoupling
+from torchgw.gradients.adjoint import Adjoint
+from torchgw.gradients.differentiable import Differentiable
+from torchgw.gradients.lagrangian import Parameters
+from torchgw.gradients.unrolled import unrolled
+from torchgw.gw.inner import StoredInner
+from torchgw.gw.model_gradient import gradient_of
+from torchgw.gw.refine import solved
+from torchgw.kernels import softmin_dense
+from torchgw.kernels.dispatch import Request
+
+SIZES = (50, 100, 500, 1000, 2000)
+STREAMED = (1000, 2000, 4000)
+CLOSE = 1e-2
+MOST = 640
+MEMORY = 18 * 2**30
+REPEATS = 3
+EPSILON = {"linear": 2e-2, "gw": 2e-2, "streaming": 2e-2}
+
+
+def problem(kind: str, n: int, dtype: torch.dtype) -> Differentiable:
+    """Solved to its fixed point: n points in 3-D and n in 2-D."""
+    generator = torch.Generator().manual_seed(n)
+    X, Y = (torch.rand(n, d, generator=generator, dtype=torch.float64).to(dtype) for d in (3, 2))
+    more: dict[str, Any] = {"distances": "euclidean"}
+    if kind == "linear":
+        features = torch.cat((Y, torch.rand(n, 1, generator=generator, dtype=torch.float64).to(dtype)), 1)
+        more |= {"cost": (X.requires_grad_(), features), "alpha": 0.0}
+        X = Y = None  # type: ignore[assignment]
+    elif kind == "streaming":
+        more = {"options": torchgw.GWOptions(strategy="streaming")}
+        X, Y = (torchgw.EuclideanDistances(side, squared=True) for side in (X.requires_grad_(), Y))
+    else:
+        X.requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mode = torchgw.Implicit(tol=1e-9)
+        result = torchgw.gw_align(X, Y, epsilon=EPSILON[kind], random_state=0, gradient_mode=mode, **more)
+    assert isinstance(result.differentiated, Differentiable)
+    return result.differentiated
+
+
+def leaves(theta: Parameters) -> tuple[Parameters, list[Tensor]]:
+    """The parameters cut off from what they were made of, and those that gradients are taken for."""
+    tensors = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in theta.tensors()]
+    return theta.with_tensors(tensors), [tensor for tensor in tensors if tensor.requires_grad]
+
+
+def implicit(found: Differentiable, G: Tensor, steps: tuple[int, int], start: Tensor) -> list[Tensor]:
+    """As many iterations of the library's solver, and an implicit backward pass."""
+    theta, wanted = leaves(found.theta)
+    forward(found, steps, start)
+    adjoint = Adjoint(found.solution, torchgw.Implicit())
+    needed = [tensor.requires_grad for tensor in theta.tensors()]
+    assert len(wanted) == sum(needed)
+    return [side for side in adjoint.pulled(FactoredCost.stored(G), theta, needed) if side is not None]
+
+
+def forward(found: Differentiable, steps: tuple[int, int], start: Tensor) -> None:
+    """Linearise and solve from a plan, as often and with as many iterations as asked."""
+    model, quadratic = found.solution.model, found.solution.curvature.quadratic
+    p, q = (mass.to(start.dtype) for mass in model.masses)
+    kernel = softmin_dense.choose("eager", Request(start.device, start.dtype, tuple(start.shape))).function
+    options = torchgw.SinkhornOptions(exact_max_iter=max(steps[1], 2), tol=1e-12)
+    inner, gradient = StoredInner(kernel, model, options), gradient_of(model, quadratic)
+    cost, f, g = gradient(DenseCoupling(start), p), p.log2(), q.log2()
+    for _ in range(steps[0]):
+        state, f, g = solved(inner, cost, model, f, g)
+        cost = gradient(state.coupling, p)
+
+
+def recorded(found: Differentiable, G: Tensor, steps: tuple[int, int], start: Tensor) -> list[Tensor]:
+    """Iterations with a record, and automatic differentiation of it."""
+    theta, wanted = leaves(found.theta)
+    T = unrolled(theta, found.solution.model, start, None, torchgw.Unrolled(n_outer=steps[0], n_inner=steps[1]))
+    return list(torch.autograd.grad((T * G).sum(), wanted, allow_unused=True))
+
+
+def difference(one: list[Tensor], other: list[Tensor]) -> float:
+    """Relative, over all tensors that have a gradient; of distances, which are symmetric, only that part counts."""
+    pairs = [(_symmetric(a), _symmetric(b)) for a, b in zip(one, other, strict=True) if b is not None]
+    total = sum(float((a - b).square().sum()) for a, b in pairs)
+    return (total / sum(float(a.square().sum()) for a, _ in pairs)) ** 0.5
+
+
+def _symmetric(G: Tensor) -> Tensor:
+    return (G + G.T) / 2 if G.ndim == 2 and G.shape[0] == G.shape[1] else G
+
+
+def setting(kind: str, n: int, dtype: torch.dtype) -> tuple[Differentiable, Tensor, Tensor]:
+    """A problem, dL/dT and the plan that iterations begin at: the product of the masses, or the solution."""
+    found = problem(kind, n, dtype)
+    G = torch.randn(n, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    p, q = (mass.to(dtype) for mass in found.solution.model.masses)
+    start = torch.outer(p, q) if kind == "linear" else found.solution.plan.to_dense()
+    return found, G, start
+
+
+def steps_for(kind: str, n: int) -> tuple[tuple[int, int], float]:
+    """Iterations at which the recorded gradient is close to the implicit one, in float64, and how close."""
+    found, G, start = setting(kind, n, torch.float64)
+    exact, count, error = implicit(found, G, (1, 1), start), 10, 1.0
+    while True:
+        steps = (1, count) if kind == "linear" else (count, 5)
+        error = difference(exact, recorded(found, G, steps, start))
+        if error <= CLOSE or count >= MOST:
+            return steps, error
+        count *= 2
+
+
+def resident(name: str) -> float:
+    """Resident memory of this process in bytes: VmRSS now, VmHWM at most."""
+    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024.0  # type: ignore[index]
+
+
+def measured(call: Callable[[], object]) -> tuple[float, float]:
+    """Seconds, the least of a few runs, and the memory of the first, in bytes."""
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    times, memory = [], 0.0
+    for turn in range(REPEATS):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+        memory = memory or resident("VmHWM") - before
+        if turn == 0 and times[0] > 20:
+            break
+    return min(times), memory
+
+
+def cell(kind: str, n: int, dtype: str, method: str, outer: int, inner: int) -> dict[str, float]:
+    """One measurement, in the process that was started for it."""
+    if method == "streamed":
+        found = problem(kind, n, getattr(torch, dtype))
+        theta, _ = leaves(found.theta)
+        needed = [tensor.requires_grad for tensor in theta.tensors()]
+        V = torch.rand(n, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(theta.p)
+        zero = theta.p.new_zeros(n)
+
+        def backward() -> object:
+            adjoint = Adjoint(found.solution, torchgw.Implicit())
+            return adjoint.pulled(FactoredCost(zero, zero, V, V), theta, needed)
+
+        taken = measured(backward)
+    else:
+        found, G, start = setting(kind, n, getattr(torch, dtype))
+        function = implicit if method == "implicit" else recorded
+        taken = measured(lambda: function(found, G, (outer, inner), start))
+    return {"seconds": taken[0], "bytes": taken[1]}
+
+
+def in_process(*arguments: object) -> dict[str, float] | None:
+    """A cell in a process of its own; None where it did not end well."""
+    command = [sys.executable, "-m", "benchmarks.gradients", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found: dict[str, float] | None = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+    return found
+
+
+def row(kind: str, n: int, dtype: str, steps: tuple[int, int]) -> dict[str, Any]:
+    """Both methods on one problem."""
+    size = {"float32": 4, "float64": 8}[dtype] * n * n
+    fast = in_process(kind, n, dtype, "implicit", *steps)
+    assert fast is not None
+    foreseen = 6 * size * steps[0] * steps[1]
+    slow = in_process(kind, n, dtype, "recorded", *steps) if foreseen < MEMORY else None
+    return {
+        "problem": kind,
+        "N": n,
+        "dtype": dtype,
+        "iterations": steps[0] * steps[1],
+        "implicit s": fast["seconds"],
+        "recorded s": slow["seconds"] if slow else f"beyond memory ({foreseen / 2**30:.0f} GiB)",
+        "ratio": slow["seconds"] / fast["seconds"] if slow else "-",
+        "implicit N K": fast["bytes"] / size,
+        "recorded N K": slow["bytes"] / size if slow else foreseen / size,
+    }
+
+
+def run() -> None:
+    """All cells, one after another."""
+    rows = []
+    for kind in ("linear", "gw"):
+        for n in SIZES:
+            steps, error = steps_for(kind, min(n, SIZES[2]))
+            for dtype in ("float32", "float64"):
+                rows.append(row(kind, n, dtype, steps) | {"off by": error})
+                show(rows[-1:])
+    streamed = []
+    for n in STREAMED:
+        found = in_process("streaming", n, "float64", "streamed", 0, 0)
+        assert found is not None
+        each = found["bytes"] / 8 / (2 * n)
+        streamed.append({"N": n, "seconds": found["seconds"], "MiB": found["bytes"] / 2**20, "numbers per point": each})
+        show(streamed[-1:])
+    print()
+    show(rows)
+    show(streamed)
+    write("gradients", rows, streamed=streamed)
+
+
+if __name__ == "__main__":
+    kind, n, dtype, method, outer, inner = sys.argv[1:]
+    print(json.dumps(cell(kind, int(n), dtype, method, int(outer), int(inner))))
