@@ -10,6 +10,7 @@ SUITES = {
     "models": "marginal models and fused costs against POT, and a space of which a part is missing",
     "scale": "sizes up to a million points, tile skipping, low rank and unseen points",
     "sampling": "error of the sampled gradient by how its anchors are used",
+    "lanczos": "gradients of a matrix function: the Lanczos adjoint against back-propagation through the iteration",
     "tables": "write the tables of the README and the log from the stored results",
     "gpu": "everything that needs a GPU, with one short table last",
 }

@@ -2,8 +2,9 @@
 
 Both take the same number of iterations from the same start. With an implicit backward pass any will do, so they are the
 library's own, which scale a stored plan; those that are recorded are in the log domain. That number is the smallest
-power of two (times ten) at which the recorded gradient is within a hundredth of the implicit one. Each cell runs in a process of its own, which
-reports its time (the least of three runs) and the memory it took beyond what the problem itself takes.
+power of two (times ten) at which the recorded gradient is within a hundredth of the implicit one. Each cell runs in a
+process of its own, which reports its time (the least of three runs) and the memory it took beyond what the problem
+itself takes.
 
 ``linear`` is entropic transport of a squared cost of features, ``gw`` Gromov-Wasserstein between Euclidean distances; a
 gradient is taken with respect to the features or to the distances. ``streaming`` is Gromov-Wasserstein between squared
@@ -51,7 +52,9 @@ EPSILON = {"linear": 2e-2, "gw": 2e-2, "streaming": 2e-2}
 def problem(kind: str, n: int, dtype: torch.dtype) -> Differentiable:
     """Solved to its fixed point: n points in 3-D and n in 2-D."""
     generator = torch.Generator().manual_seed(n)
-    X, Y = (torch.rand(n, d, generator=generator, dtype=torch.float64).to(dtype) for d in (3, 2))
+    X, Y = (torch.rand(n, d, generator=generator, dtype=torch.float64).square() for d in (3, 2))
+    X, Y = (side * torch.tensor(lengths).to(side) for side, lengths in ((X, (1.0, 0.5, 0.2)), (Y, (1.0, 0.5))))
+    X, Y = X.to(dtype), Y.to(dtype)  # without symmetries
     more: dict[str, Any] = {"distances": "euclidean"}
     if kind == "linear":
         features = torch.cat((Y, torch.rand(n, 1, generator=generator, dtype=torch.float64).to(dtype)), 1)

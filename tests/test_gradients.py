@@ -219,7 +219,9 @@ def test_a_loss_is_the_value_and_its_entropy() -> None:
     result = solve("matrices", "balanced", arguments("matrices", "balanced"), Envelope(tol=1e-12))
     plan, given = result.plan, arguments("matrices", "balanced")
     relative = float((plan * (plan / torch.outer(given["p"], given["q"])).log()).sum())
-    assert float(result.loss.detach()) == pytest.approx(result.value + 5e-2 * (result.alpha * 2 + 1 - result.alpha) * relative)
+    assert float(result.loss.detach()) == pytest.approx(
+        result.value + 5e-2 * (result.alpha * 2 + 1 - result.alpha) * relative
+    )
 
 
 def test_steps_along_the_gradient_lower_the_loss() -> None:
@@ -235,3 +237,19 @@ def test_steps_along_the_gradient_lower_the_loss() -> None:
         losses.append(float(found.loss.detach()))
         X, plan = X.detach() - 0.5 * 40 * grad, found.plan
     assert all(after < before for before, after in pairwise(losses))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["dense", "streaming"])
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_on_a_gpu_are_those_on_the_cpu(model: str, strategy: str) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        given = {name: side.to(device).requires_grad_() for name, side in arguments("points", model).items()}
+        result = solve("squared", model, given, Implicit(tol=1e-11), strategy=strategy, device=device)
+        carried = (result.push(random(N, 2, seed=12).to(device)) * random(K, 2, seed=13).to(device)).sum()
+        leaves = list(given.values())
+        parts = (torch.autograd.grad(output, leaves, retain_graph=True) for output in (result.loss, carried))
+        found.append([side.cpu() for part in parts for side in part])
+    for one, other in zip(*found, strict=True):
+        assert float((one - other).norm()) <= 1e-6 * float(one.norm())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,7 +51,7 @@ def by_eigenvectors(A: Tensor, V: Tensor, f: Callable[[Tensor], Tensor]) -> Tens
 
 
 def relative(found: Tensor, truth: Tensor) -> float:
-    return float((found - truth).norm() / truth.norm())
+    return float(((found - truth).norm() / truth.norm()).detach())
 
 
 FUNCTIONS = {
@@ -67,9 +68,10 @@ def test_values_equal_the_dense_eigendecomposition(name: str, reorthogonalise: b
     ends, weights = random_graph(200, 400)
     V, t = normal(200, 3), torch.tensor(0.7, dtype=torch.float64)
     product = laplacian(ends)
-    found = matrix_function(product, (weights,), V, f, 60, (t,), reorthogonalise=reorthogonalise)
     expected = by_eigenvectors(dense(product, weights, 200), V, lambda x: truth(x, t))
-    assert float((found - expected).abs().max()) < 1e-10
+    for n_steps in (60, 150):
+        found = matrix_function(product, (weights,), V, f, n_steps, (t,), reorthogonalise=reorthogonalise)
+        assert float((found - expected).abs().max()) < 1e-10
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -134,16 +136,28 @@ def test_breakdown_gives_the_value_and_gradient_of_the_matrix_function(n_steps: 
     A = dense(product, weights, 9)
     if value(torch.zeros(1), torch.ones(1)) == 1:
         expected = torch.matrix_exp(-t * A) @ V
-    else:  # log det terms by an integral that torch can differentiate: log(B) = int_0^1 (B - I) (s (B - I) + I)^-1 ds
+    else:  # log B = int_0^1 (B - I) (s (B - I) + I)^-1 ds, which torch can differentiate; here B - I = A + t I
         B = A + t * torch.eye(9, dtype=torch.float64)
         nodes, node_weights = gauss_legendre(40)
         eye = torch.eye(9, dtype=torch.float64)
         expected = sum(w * torch.linalg.solve(s * B + eye, B @ V) for s, w in zip(nodes, node_weights, strict=True))
-    assert relative(found, expected) < 1e-12
+    assert relative(found, expected) < (1e-12 if n_steps >= 9 else 1e-7)  # seven steps end before the last column does
     inputs = (weights, V, t)
     got = torch.autograd.grad((found * Y).sum(), inputs)
     for a, b in zip(got, torch.autograd.grad((expected * Y).sum(), inputs), strict=True):
         assert relative(a, b) < (1e-10 if n_steps >= 9 else 1e-3)
+
+
+def test_a_breakdown_needs_no_value_where_the_function_has_none() -> None:
+    """1 / x from a start in one part; nothing after the breakdown may divide by zero."""
+    weights, start = torch.ones(8, dtype=torch.float64).requires_grad_(), torch.zeros(9, 1, dtype=torch.float64)
+    start[0, 0] = 1.0
+    shifted = laplacian(PARTS)
+    found = matrix_function(lambda p, X: X + shifted(p, X), (weights,), start, lambda x: 1 / x, 8)
+    expected = torch.linalg.solve(torch.eye(9, dtype=torch.float64) + dense(shifted, weights, 9), start)
+    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+    (got,) = torch.autograd.grad(found.square().sum(), weights)
+    torch.testing.assert_close(got, torch.autograd.grad(expected.square().sum(), weights)[0], atol=1e-13, rtol=0)
 
 
 def gauss_legendre(n: int) -> tuple[Tensor, Tensor]:
@@ -163,9 +177,7 @@ def test_a_breakdown_ends_basis_and_coefficients_with_zeros() -> None:
     assert (found.basis[:, :, 0] != 0).any()
     norms = found.basis.norm(dim=2)
     torch.testing.assert_close(norms[0], torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64))
-    assert norms[1].sum().item() == pytest.approx(
-        3
-    )  # unit weights: a symmetric cycle of four, seen from one of its nodes
+    assert norms[1].sum().item() == pytest.approx(3)  # a cycle of four, from one of its nodes
     assert (found.betas[0] == 0).all()
     assert (found.betas[1] == 0).tolist() == [False, False, True, True, True]
     assert (found.residual == 0).all()
@@ -266,12 +278,12 @@ from tests.test_lanczos import EXP, laplacian, normal, random_graph
 def read(key):
     return int(re.search(key + r":\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
-n, columns = 20000, 4
+n, columns = 20000, 2
 ends, weights = random_graph(n, 60000)
 t = torch.tensor(0.3, dtype=torch.float64)
 from torchgw.spaces.lanczos import matrix_function
 start = normal(n, columns)
-for n_steps in (3, 20, 80):
+for n_steps in (3, 20, 60):
     w = weights.clone().requires_grad_()
     matrix_function(laplacian(ends), (w,), start, EXP, n_steps, (t,)).square().sum().backward()
     print(read("VmHWM"))
@@ -280,9 +292,12 @@ for n_steps in (3, 20, 80):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_peak_memory_grows_by_the_basis_alone() -> None:
-    """60 steps more of 20000 nodes and 4 columns: 38 MB of basis. Graphs of the steps would keep 8 times that."""
+    """40 steps more of 20000 nodes and 2 columns: 13 MB of basis. Graphs of the steps would keep 8 times that."""
     root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=False, cwd=root)
+    at_once = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed leaves the process at once
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK], capture_output=True, text=True, check=False, cwd=root, env=at_once
+    )
     assert done.returncode == 0, done.stderr
     _, short, long = map(int, done.stdout.split())
-    assert long - short < 1.3 * 60 * 20000 * 4 * 8
+    assert 0.9 * 40 * 20000 * 2 * 8 < long - short < 1.2 * 40 * 20000 * 2 * 8

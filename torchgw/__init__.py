@@ -28,6 +28,7 @@ from torchgw.spaces import (
     DijkstraDistances,
     EuclideanDistances,
     FactoredDistances,
+    HeatDistances,
     LandmarkDistances,
     PrecomputedDistances,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "GradientReport",
     "GradientWarning",
     "GraphWarning",
+    "HeatDistances",
     "History",
     "Implicit",
     "LadderOptions",

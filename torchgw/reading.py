@@ -74,7 +74,8 @@ class Readable:
         values = given.to(self.coupling.device, self.coupling.dtype)
         columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
         moved = self._moved(columns, axis)
-        averaged = moved[:, 1:] / moved[:, :1]
+        empty = moved[:, :1] == 0  # divided by one first: the derivative of 0 / 0 would spread
+        averaged = torch.where(empty, torch.nan, moved[:, 1:] / torch.where(empty, 1.0, moved[:, :1]))
         averaged = averaged[:, 0] if given.ndim == 1 else averaged
         return averaged if isinstance(V, Tensor) else averaged.detach().cpu().numpy()
 

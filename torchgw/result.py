@@ -152,6 +152,9 @@ class GWResult(Readable):
     def loss(self) -> Tensor:
         """The regularised objective () whose gradients are those of what was given; ``value`` and its entropy.
 
+        Loss, plan and what it carries share the graph of the distances: differentiate their sum, or with
+        ``retain_graph=True`` all but the last. A point of zero mass has no gradient of its mass.
+
         Raises
         ------
         ValueError
@@ -168,7 +171,10 @@ class GWResult(Readable):
         return None if self.differentiated is None else self.differentiated.report
 
     def _dense(self) -> Tensor:
-        return super()._dense() if self.differentiated is None else self.differentiated.plan()
+        if self.differentiated is None:
+            return super()._dense()
+        with torch.enable_grad():  # it is kept, whoever asks for it first
+            return self.differentiated.plan()
 
     def _moved(self, V: Tensor, axis: int) -> Tensor:
         return super()._moved(V, axis) if self.differentiated is None else self.differentiated.apply(V, axis)

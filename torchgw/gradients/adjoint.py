@@ -60,7 +60,8 @@ class Solution:
     """A stationary plan of mass about one, its multipliers, and what is needed to differentiate it.
 
     ``held`` says how firmly each point's marginal is held and ``total`` whether the mass is beside, see
-    `torchgw.sinkhorn.implicit`; ``residual`` is the L1 marginal residual that was left.
+    `torchgw.sinkhorn.implicit`; ``residual`` is the L1 marginal residual that was left. ``g`` (K,) are base-2 column
+    potentials of the last cost with its row and column terms.
     """
 
     plan: BlockCoupling
@@ -69,6 +70,7 @@ class Solution:
     total: bool
     residual: float
     curvature: Curvature
+    g: Tensor
 
     @property
     def model(self) -> Model:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchgw import validate
-from torchgw.gradients.modes import GradientMode, Unrolled
+from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
 from torchgw.options import GWOptions
 
 STORED_TOLERANCE = 1e-9
@@ -19,7 +18,9 @@ def checked_mode(mode: object, options: GWOptions, epsilon: float) -> GWOptions:
     ValueError, TypeError
         For what is no mode, epsilon = 0, sampled gradients, low-rank plans, and recorded iterations that stream.
     """
-    validate.instance("gradient_mode", mode, GradientMode, ": Envelope(), Implicit() or Unrolled()")
+    if not isinstance(mode, Envelope | Implicit | Unrolled):
+        given = f"the class {mode.__name__}, not an object of it" if isinstance(mode, type) else type(mode).__name__
+        raise TypeError(f"gradient_mode must be None, Envelope(), Implicit() or Unrolled(), got {given}")
     if epsilon == 0:
         raise ValueError("epsilon must be > 0 with a gradient mode, got 0: plans without entropy jump")
     if options.gradient == "sampled":

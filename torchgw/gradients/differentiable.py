@@ -34,7 +34,7 @@ class Differentiable:
             model = solution.model
             assert isinstance(solution.plan, DenseCoupling)
             penalty = None if model.penalty is None else model.penalty.rows(slice(None)).to(solution.plan.dtype)
-            self._plan = unrolled(theta, model, solution.plan.plan, penalty, mode)
+            self._plan = unrolled(theta, model, solution.plan.plan, solution.g, penalty, mode)
 
     @property
     def report(self) -> GradientReport | None:
@@ -58,6 +58,7 @@ class Differentiable:
 
     def apply(self, V: Tensor, axis: int) -> Tensor:
         """T V for axis 1, T^T V for axis 0."""
+        V = V.to(self.solution.plan.dtype)
         if self._plan is not None:
             return self.theta.scale * ((self._plan if axis == 1 else self._plan.T) @ V)
         if self.adjoint is None:

@@ -16,9 +16,15 @@ from torchgw.costs import FactoredCost
 from torchgw.features import FeatureCost
 from torchgw.gradients.lagrangian import Parameters
 from torchgw.marginals import Marginals
+from torchgw.once import once
 from torchgw.options import SpaceOptions
 from torchgw.spaces.traced import traced
 from torchgw.types import DistanceProvider
+
+REFUSED = (
+    "second derivatives of Gromov-Wasserstein losses and plans are not available with Envelope or Implicit gradients, "
+    "whose graph takes the plan for a constant; use gradient_mode=Unrolled(), or finite differences of gradients"
+)
 
 
 @dataclass(frozen=True)
@@ -61,43 +67,28 @@ def applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     return found
 
 
-class _Refused(torch.autograd.Function):
-    """The identity, whose derivative is refused."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, anchor: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *unused: Tensor) -> Any:
-        raise RuntimeError(
-            "second derivatives of Gromov-Wasserstein losses and plans are not available with Envelope or Implicit "
-            "gradients, whose graph takes the plan for a constant; use gradient_mode=Unrolled(), or finite differences "
-            "of gradients"
-        )
-
-
 class _Gate(torch.autograd.Function):
     """The identity, whose derivative cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor) -> Tensor:
+    def forward(ctx: Any, given: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.save_for_backward(*leaves)
         return given.view_as(given)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        gradient = gradients[0]
-        return applied(_Refused, gradient, gradient.new_zeros((), requires_grad=torch.is_grad_enabled()))
+        leaves = ctx.saved_tensors  # a path from every gradient to every leaf, so that no second derivative is missed
+        return *once(REFUSED, gradients, leaves), *([None] * len(leaves))
 
 
-def gated(given: Any, once: bool) -> Any:
-    """What was given; tensors that require gradients behind a gate if they may be differentiated only ``once``."""
+def gated(given: Any, leaves: list[Tensor]) -> Any:
+    """What was given; tensors that require gradients behind a gate, where ``leaves`` are differentiated once."""
     if isinstance(given, FeatureCost):
-        return FeatureCost(gated(given.X, once), gated(given.Y, once), given.metric, given.scale)
+        return FeatureCost(gated(given.X, leaves), gated(given.Y, leaves), given.metric, given.scale)
     if isinstance(given, tuple):
-        return tuple(gated(side, once) for side in given)
-    tracked = isinstance(given, Tensor) and given.requires_grad and once
-    return applied(_Gate, given) if tracked else given
+        return tuple(gated(side, leaves) for side in given)
+    tracked = isinstance(given, Tensor) and given.requires_grad and bool(leaves)
+    return applied(_Gate, given, *leaves) if tracked else given
 
 
 def parameters(
@@ -111,15 +102,16 @@ def parameters(
     once: bool,
 ) -> Parameters:
     """theta of a problem with these providers and validated masses (N,), (K,), as a user gave them."""
-    leaves = (gated(_leaf(given.X), once), gated(_leaf(given.Y), once))
-    x, y = traced(made, leaves, spaces, dtype, device)
+    leaves = given.leaves() if once else []
+    points = gated(_leaf(given.X), leaves), gated(_leaf(given.Y), leaves)
+    x, y = traced(made, points, spaces, dtype, device)
     p, q = (
-        (gated(own, once) if isinstance(own, Tensor) else checked).to(device, dtype)
+        (gated(own, leaves) if isinstance(own, Tensor) else checked).to(device, dtype)
         for own, checked in zip((given.p, given.q), masses, strict=True)
     )
     scale, ends = _scales(p, q, marginals)
-    alpha = torch.as_tensor(gated(given.alpha, once), dtype=dtype, device=device)
-    cost = None if given.cost is None else _cost(gated(given.cost, once), dtype, device)
+    alpha = torch.as_tensor(gated(given.alpha, leaves), dtype=dtype, device=device)
+    cost = None if given.cost is None else _cost(gated(given.cost, leaves), dtype, device)
     return Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
 
 

@@ -35,7 +35,7 @@ class Stored:
     def __init__(self, plan: Tensor, along: tuple[Answer, Tensor] | None = None) -> None:
         self._plan = plan
         self.rows, self.columns = plan.sum(1), plan.sum(0)
-        self.entropy = torch.special.xlogy(plan, plan).sum()
+        self.entropy = (plan * torch.where(plan > 0, plan, 1.0).log()).sum()  # xlogy has no derivative at 0
         if along is not None:
             answer, s = along
             assert isinstance(answer.change, DenseCoupling)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from torchgw.gw.model import Model
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.refine import firmness
 from torchgw.gw.start import Start
-from torchgw.kernels import LN2
+from torchgw.kernels import LN2, LOG2E
 from torchgw.types import DistanceProvider
 
 
@@ -24,6 +22,7 @@ def solution_of(
 ) -> Solution:
     """Of an outcome that kept its last cost and potentials; the plan is stored where the outcome's is."""
     assert outcome.end is not None
+    assert outcome.end.cost is not None
     end, device = outcome.end, model.p.device
     plan: BlockCoupling = outcome.coupling
     if outcome.ladder:  # the kept tiles are only what the rounding needs
@@ -38,10 +37,12 @@ def solution_of(
     x, y = (space.to(device, dtype) for space in spaces)
     p, q = (side.to(dtype) for side in model.masses)
     quadratic = ExactGradient(x, y, p, q, model.loss)
-    level = level_of(end.cost.to(dtype), model) if end.cost is not None else None
+    level = level_of(outcome.end.cost.to(dtype), model)
     one, other = (side.to(dtype) for side in multipliers)
     h, k = (side.to(dtype) for side in held)
-    return Solution(_in(plan, dtype), (one, other), (h, k), total, outcome.residual, Curvature(quadratic, model, level))
+    curvature = Curvature(quadratic, model, level)
+    g = (end.g + outcome.end.cost.b * (LOG2E / model.epsilon)).to(dtype)
+    return Solution(_in(plan, dtype), (one, other), (h, k), total, outcome.residual, curvature, g)
 
 
 def _multipliers(end: Start, model: Model, held: tuple[Tensor, Tensor], mass: float) -> tuple[Tensor, Tensor]:
@@ -68,8 +69,3 @@ def _in(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:
     if isinstance(plan, DenseCoupling):
         return DenseCoupling(plan.plan.to(dtype))
     return type(plan)(**{name: tensor.to(dtype) for name, tensor in plan.tensors().items()})
-
-
-def with_plan(solution: Solution, plan: BlockCoupling) -> Solution:
-    """The same with another plan."""
-    return replace(solution, plan=plan)

@@ -22,17 +22,18 @@ from torchgw.sinkhorn.sides import Side
 RELAXED_STEP, OTHER_LOSS_STEP = 0.5, 0.25
 
 
-def unrolled(theta: Parameters, model: Model, plan: Tensor, penalty: Tensor | None, mode: Unrolled) -> Tensor:
-    """The plan (N, K) of theta, recorded from a stored solution; ``penalty`` is P (N, K) or None."""
-    T, g = plan, plan.new_zeros(plan.shape[1])
+def unrolled(
+    theta: Parameters, model: Model, plan: Tensor, g: Tensor, penalty: Tensor | None, mode: Unrolled
+) -> Tensor:
+    """The plan (N, K) of theta, recorded from a plan and column potentials (K,) of its cost on; ``penalty`` is P (N, K)
+    or None."""
+    T = plan
     row, column = sides(theta, model)
     # Plans with marginals that give way, and even more those of other losses, can answer each other to and fro.
     step = OTHER_LOSS_STEP if model.loss is not SQUARE else 1.0 if model.fixed else RELAXED_STEP
     for _ in range(mode.n_outer):
         cost = linear_cost(theta, model, T, penalty)
         score = cost * (-LOG2E / model.epsilon)
-        if T is plan:
-            g = _potential(score, T)
         for _ in range(mode.n_inner):
             f = row.potential(softmin(score, g, 1))
             g = column.potential(softmin(score, f, 0))
@@ -73,15 +74,6 @@ def linear_cost(theta: Parameters, model: Model, T: Tensor, penalty: Tensor | No
 def softmin(score: Tensor, bias: Tensor, axis: int) -> Tensor:
     """log2 of the sums of 2^(score + bias) over an axis, recorded."""
     return torch.logsumexp((score + (bias if axis == 1 else bias[:, None])) * LN2, axis) * LOG2E
-
-
-def _potential(score: Tensor, T: Tensor) -> Tensor:
-    """Potentials (K,) of a plan with this score, as a constant: those that its heaviest row has."""
-    with torch.no_grad():
-        logs = torch.where(T > 0, T.clamp_min(torch.finfo(T.dtype).tiny).log2() - score, 0.0)
-        rows = logs[T.sum(1).argmax()]
-        found: Tensor = torch.where(T.sum(0) > 0, rows, -torch.inf)
-        return found
 
 
 def _constant(theta: Parameters, model: Model, T: Tensor, rows: Tensor, columns: Tensor) -> Tensor | float:

@@ -30,6 +30,8 @@ def gmres(operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, ma
     """Solve operator(x) = right for vectors (n,); O(n restart) memory."""
     x, size = torch.zeros_like(right), float(torch.linalg.vector_norm(right))
     count, condition, residual, rest = 0, 1.0, 1.0, right
+    if not math.isfinite(size):  # what comes from outside may overflow; it passes through
+        return Solved(torch.full_like(right, torch.nan), math.inf, 0, 1.0)
     if size == 0:
         return Solved(x, 0.0, 0, 1.0)
     while count < max_iter and residual > tol:

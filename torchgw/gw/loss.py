@@ -55,4 +55,6 @@ def gw_loss(
     >>> X.grad.shape
     torch.Size([30, 3])
     """
+    if gradient_mode is None:
+        raise TypeError("gradient_mode must be Envelope(), Implicit() or Unrolled(), got None; in gw_align it may be")
     return gw_align(X, Y, gradient_mode=gradient_mode, **arguments).loss

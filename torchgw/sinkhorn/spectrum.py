@@ -20,6 +20,7 @@ from torch import Tensor
 SLOW = 0.3
 CONVERGED = 1e-3
 SEED = 20
+CHECK_EVERY = 8
 EXHAUSTED = 2 / 3  # power of the precision at which what is left of a step is nothing but its rounding
 
 
@@ -56,7 +57,7 @@ def lanczos(operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, n
     if not bool(norm > 0):
         return Spectrum(start.new_zeros(0), start.new_zeros(len(start), 0), 1.0, 1.0)
     v, count = start / norm, 0
-    while count < n_steps:
+    while True:
         basis[:, count] = v
         w = operator(v)
         diagonal[count] = v @ w
@@ -64,14 +65,19 @@ def lanczos(operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, n
         for _ in range(2):  # against the whole basis, twice: slow directions are found to their last digits
             w = w - basis[:, :count] @ (basis[:, :count].T @ w)
             w = w - known @ (known.T @ w)
-        off_diagonal[count - 1] = torch.linalg.vector_norm(w)
-        if bool(off_diagonal[count - 1] <= torch.finfo(w.dtype).eps ** EXHAUSTED):
-            break
-        v = w / off_diagonal[count - 1]
-    beside = off_diagonal[: count - 1]
-    values, vectors = torch.linalg.eigh(torch.diag(diagonal[:count]) + torch.diag(beside, 1) + torch.diag(beside, -1))
-    error = off_diagonal[count - 1] * vectors[-1].abs()
-    slow = (values < SLOW) & (error < CONVERGED)
+        off_diagonal[count - 1] = size = torch.linalg.vector_norm(w)
+        last = count == n_steps or bool(size <= torch.finfo(w.dtype).eps ** EXHAUSTED)
+        if last or count % CHECK_EVERY == 0:
+            beside = off_diagonal[: count - 1]
+            T = torch.diag(diagonal[:count]) + torch.diag(beside, 1) + torch.diag(beside, -1)
+            values, vectors = torch.linalg.eigh(T)
+            error = size * vectors[-1].abs()
+            slow = values < SLOW
+            slow[0] = True
+            if last or bool((error[slow] <= CONVERGED * values[slow]).all()):
+                break
+        v = w / size
+    slow &= (values < SLOW) & (error < CONVERGED)
     return Spectrum(values[slow], basis[:, :count] @ vectors[:, slow], float(values[0]), float(values[-1]))
 
 

@@ -3,7 +3,15 @@
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.factored import FactoredDistances
+from torchgw.spaces.heat import HeatDistances
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 
-__all__ = ["DijkstraDistances", "EuclideanDistances", "FactoredDistances", "LandmarkDistances", "PrecomputedDistances"]
+__all__ = [
+    "DijkstraDistances",
+    "EuclideanDistances",
+    "FactoredDistances",
+    "HeatDistances",
+    "LandmarkDistances",
+    "PrecomputedDistances",
+]

@@ -8,6 +8,7 @@ Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2,
 from __future__ import annotations
 
 from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,9 +84,27 @@ class EuclideanDistances:
 def distances(x: Tensor, y: Tensor) -> Tensor:
     """Pairwise distances by differences: the expanded square loses half the digits of close pairs.
 
-    Differentiable once; the gradient of a distance of zero is zero.
+    Differentiable as often as wanted; the gradient of a distance of zero is zero.
     """
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    found: Tensor = _Distances.apply(x, y)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Distances(torch.autograd.Function):
+    """torch.cdist with derivatives of every order: dD_ij = <x_i - y_j, dx_i - dy_j> / D_ij."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        D = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+        ctx.save_for_backward(x, y, D)
+        return D
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (G,), (x, y, D) = gradients, ctx.saved_tensors
+        apart = D > 0
+        W = torch.where(apart, G / torch.where(apart, D, 1.0), 0.0)
+        return W.sum(1)[:, None] * x - W @ y, W.sum(0)[:, None] * y - W.T @ x
 
 
 def squared_factors(x: Tensor) -> tuple[Tensor, Tensor]:

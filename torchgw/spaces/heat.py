@@ -3,11 +3,12 @@
     d^2 = -4 t log(k_t(i, j) / sqrt(k_t(i, i) k_t(j, j)))
 
 tends to the squared geodesic distance as t falls (Varadhan). In float64 the kernel is right down to 1e-10 of its
-diagonal, so distances end at ``reach`` = sqrt(4 t log 1e10) = 9.6 sqrt(t), and below 3 sqrt(t) they are blurred. A time
+diagonal, so distances end at ``reach`` = sqrt(4 t log 1e10) = 9.6 sqrt(t), and below 2 sqrt(t) they are blurred. A time
 at which the farthest points are just within reach is the best, and the default. The dimension n that `heat_kernel`
 needs is the one with which distances agree in the mean with the shortest paths of the graph between farthest points.
 
-Sources: S. Varadhan, 1967; K. Crane, C. Weischedel, M. Wardetzky, "Geodesics in heat", 2013, for the trade-off in t.
+`docs/lanczos.md` has measured errors. Sources: S. Varadhan, 1967; K. Crane, C. Weischedel, M. Wardetzky, "Geodesics in
+heat", 2013, for the trade-off in t.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from torchgw import validate
+from torchgw.options import SpaceOptions
 from torchgw.spaces.edges import components
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.graph import neighbour_graph
@@ -34,16 +36,19 @@ from torchgw.spaces.heat_kernel import (
     fitted,
     heat_rows,
     largest_rate,
+    log_diagonal,
+    log_kernel,
     steps_for,
     varadhan,
 )
-from torchgw.spaces.landmark import LandmarkDistances
+from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
 from torchgw.spaces.paths import UNREACHABLE, fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.precomputed import PrecomputedDistances
+from torchgw.spaces.traced import Measured, Traced, growth_of
 from torchgw.types import Array, PrecisionWarning
 
 EXACT_SIZE = 2000
-N_PROBES = 24
+N_PROBES = 16
 BASIS_ENTRIES = 2**25
 REACH = math.sqrt(4 * math.log(1 / FLOOR))
 
@@ -97,6 +102,8 @@ class HeatDistances:
         name: str | None = None,
     ) -> None:
         graph, self._name = _graph(points_or_graph, k, name)
+        tracked = isinstance(points_or_graph, Tensor) and points_or_graph.requires_grad
+        self.leaf = points_or_graph if tracked else None
         n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
         self._given_steps = None if n_steps is None else validate.integer("n_steps", n_steps, least=1)
         given = None if time is None else validate.real("time", time, above=0.0)
@@ -104,7 +111,7 @@ class HeatDistances:
             raise ValueError(f"{self._name} must have an edge longer than zero; heat distances have no scale otherwise")
         self._edges = edge_set(graph)
         self._label = torch.from_numpy(components(graph)[1].astype(np.int64))
-        roots = self._edges.inverse_roots(_square_lengths(graph))
+        self._roots = roots = self._edges.inverse_roots(_square_lengths(graph))
         probes, paths = farthest_points(graph, N_PROBES)
         all_pairs = graph.shape[0] <= EXACT_SIZE
         kernel = DenseKernel(self._edges, roots) if all_pairs else SparseKernel(self._edges, roots, None)
@@ -126,9 +133,11 @@ class HeatDistances:
 
     def _distances(self, kernel: DenseKernel | SparseKernel, roots: Tensor, index: Array) -> Array:
         """Distances (M, N) from the points ``index``, infinite where there is no path."""
-        source, time = torch.from_numpy(index), torch.tensor(self.time, dtype=torch.float64)
-        reach = torch.tensor(self.reach, dtype=torch.float64)
-        found = varadhan(kernel.rows(source, self.time * self.dimension), roots, source, time, reach)
+        source = torch.from_numpy(index)
+        log_k = log_kernel(kernel.rows(source, self.time * self.dimension), roots, source)
+        self._log_diagonal = log_k.diagonal() if len(index) == self.size else log_diagonal(log_k, source)[0]
+        time, reach = torch.tensor(self.time, dtype=torch.float64), torch.tensor(self.reach, dtype=torch.float64)
+        found = varadhan(log_k, source, self._log_diagonal, time, reach)
         joined = self._label[source][:, None] == self._label
         beyond = float((found >= reach)[joined].double().mean())
         if beyond:
@@ -143,6 +152,36 @@ class HeatDistances:
     @property
     def size(self) -> int:
         return len(self._label)
+
+    @property
+    def largest(self) -> float:
+        """The largest distance, before scaling."""
+        return self._space.largest
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the scale was set by `with_scale`."""
+        return self._space.fixed
+
+    def with_scale(self, scale: float) -> HeatDistances:
+        """The same distances divided by ``scale``, a constant."""
+        other = copy.copy(self)
+        other._space = self._space.with_scale(scale)
+        other.scale = other._space.scale
+        return other
+
+    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Measured:
+        """Scaled distances as an expression of the points; graph, time and dimension are constants."""
+        points = leaf.to(device)
+        if self.landmarks is None:
+            D = self.traced_rows(points, torch.arange(self.size)) / self.scale
+            D = (D + D.T) / 2
+            return Measured(Traced(matrix=D), growth_of(D.flatten()[D.argmax()]))
+        columns = self.traced_rows(points, self.landmarks).T / self.scale
+        factors = self.factors()
+        assert factors is not None
+        F, signs = differentiable_factors(columns, self.landmarks.to(device), factors[0].shape[1])
+        return Measured(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> HeatDistances:
         other = copy.copy(self)
@@ -175,8 +214,9 @@ class HeatDistances:
         Notes
         -----
         The gradient is that of the numbers returned, once. Where they end at the reach, and between parts without a
-        path, it is zero. Sources run in chunks, each run again in the backward pass, so that one basis of at most 256
-        MiB or N n_steps numbers is held at a time.
+        path, it is zero. Let sources cover the space to about sqrt(t), as `landmarks` do: k_jj of points that are far
+        from all of them follows their mean. Sources run in chunks, each run again in the backward pass, so that one
+        basis of at most 256 MiB, or that of one source, is held at a time.
         """
         index = self._sources(points, sources)
         edges = self._edges.to(points.device)
@@ -197,9 +237,21 @@ class HeatDistances:
             K = rows(index, roots, scaled)
         else:
             K = torch.cat([checkpoint(rows, part, roots, scaled, use_reentrant=False) for part in parts])
-        found = varadhan(K, roots, index, t, REACH * t.sqrt())
+        log_k = log_kernel(K, roots, index)
+        found = varadhan(log_k, index, self._diagonal(log_k, index), t, REACH * t.sqrt())
         label = self._label.to(points.device)
         return torch.where(label == label[index][:, None], found, UNREACHABLE * self.scale)
+
+    def _diagonal(self, log_k: Tensor, index: Tensor) -> Tensor:
+        """log k_jj (N,): what it is for this space, and the change of what the rows ``index`` of log k say of it."""
+        here = self._log_diagonal.to(log_k.device)
+        if len(torch.bincount(index).nonzero()) == self.size:
+            return here
+        with torch.no_grad():
+            roots = self._roots.to(log_k.device)
+            kernel = SparseKernel(self._edges.to(log_k.device), roots, self.n_steps)
+            before, near = log_diagonal(log_kernel(kernel.rows(index, self.time * self.dimension), roots, index), index)
+        return here + log_diagonal(log_k, index, near)[0] - before
 
     def _sources(self, points: Tensor, sources: Tensor) -> Tensor:
         """Checked indices on the device of the points."""
@@ -248,11 +300,12 @@ def _stored(index: Array, rows: Array, name: str) -> PrecomputedDistances | Land
     """The space of all distances, or of factors where ``rows`` (M, N) are those of landmarks."""
     if len(index) < rows.shape[1]:
         return LandmarkDistances.from_search(index, rows.T.copy(), name)
+    rows = (rows + rows.T) / 2
     scale = positive_scale(float(rows.max(where=np.isfinite(rows), initial=0.0)))
     if np.isinf(rows).any():
         warn_unreachable(name, stacklevel=4)
         fill_unreachable(rows, scale)
-    return PrecomputedDistances.stored_matrix(torch.from_numpy((rows + rows.T) / (2 * scale)), scale)
+    return PrecomputedDistances.stored_matrix(torch.from_numpy(rows / scale), scale)
 
 
 def _time(value: Tensor | float, device: torch.device) -> Tensor:

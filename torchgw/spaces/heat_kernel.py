@@ -38,6 +38,7 @@ BARE_ENTRIES = 2**22
 FIRST_DIMENSION = 2.0
 MARGIN = 1.2
 NEAREST_FITTED = 0.3
+JITTER = 1e-9
 
 
 class _Symmetric(torch.autograd.Function):
@@ -151,24 +152,39 @@ def heat_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor, n_step
     return matrix_function(edges.product, parameters, V, Exponential(), n_steps, coefficients, reorthogonalise=traced).T
 
 
-def varadhan(K: Tensor, roots: Tensor, index: Tensor, time: Tensor, reach: Tensor) -> Tensor:
-    """Distances (M, N) from the rows K[index] of the heat kernel: at most ``reach``, from each source to itself zero.
+def log_kernel(K: Tensor, roots: Tensor, index: Tensor) -> Tensor:
+    """log(n k) (M, N) from the rows K[index]; what rounding made zero or negative is the smallest float."""
+    return torch.log(K.clamp(min=torch.finfo(K.dtype).tiny)) + roots[index].log()[:, None] + roots.log()
 
-    log k_jj is exact where j is a source. Elsewhere it is the mean over the sources with weights k_ij: it changes
-    slowly, because all of k(i, .) solves the heat equation. Where all points are sources the result is symmetric.
+
+def log_diagonal(log_k: Tensor, index: Tensor, near: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """log k_jj (N,) of all points from the rows ``index`` (L,) of log k, by Nystrom, and where that can be (N,).
+
+    The kernel is smooth, so its diagonal is known wherever one of these points is closer than about sqrt(t). Nystrom's
+    value is never above the true one. Where it is less than half of the mean over ``index`` with weights k_lj, that
+    mean stands in; ``near`` fixes the choice.
     """
-    positive = torch.finfo(K.dtype).tiny < K
-    log_k = torch.log(torch.where(positive, K, torch.finfo(K.dtype).tiny)) + roots[index].log()[:, None] + roots.log()
-    own = log_k[torch.arange(len(index), device=K.device), index]
-    spread = (torch.softmax(log_k, 0) * own[:, None]).sum(0)
-    place = torch.full_like(spread, -1, dtype=torch.int64)
-    place[index] = torch.arange(len(index), device=K.device)
-    diagonal = torch.where(place >= 0, own[place.clamp(min=0)], spread)
+    own = log_k[torch.arange(len(index), device=index.device), index]
+    R = (log_k[:, index] - (own[:, None] + own) / 2).exp()
+    R = (R + R.T) / 2 + JITTER * torch.eye(len(index), dtype=R.dtype, device=R.device)
+    features = torch.linalg.solve_triangular(torch.linalg.cholesky(R), (log_k - own[:, None] / 2).exp(), upper=False)
+    nystrom, mean = features.square().sum(0), (torch.softmax(log_k, 0) * own[:, None]).sum(0)
+    near = nystrom > 0.5 * mean.exp() if near is None else near
+    return torch.where(near, torch.where(near, nystrom, 1.0).log(), mean), near
+
+
+def varadhan(log_k: Tensor, index: Tensor, diagonal: Tensor, time: Tensor, reach: Tensor) -> Tensor:
+    """Distances (M, N) from the rows ``index`` of log k: at most ``reach``, from each source to itself zero.
+
+    Of log k_jj, ``diagonal`` (N,) is what is used for points that are no sources.
+    """
+    at = torch.arange(len(index), device=log_k.device)
+    own = log_k[at, index]
+    diagonal = diagonal.index_put((index,), own)
     square = -4 * time * (log_k - (own[:, None] + diagonal) / 2)
-    itself = index[:, None] == torch.arange(len(roots), device=K.device)
-    inside = positive & (square > 0) & ~itself
+    inside = (square > 0) & (index[:, None] != torch.arange(log_k.shape[1], device=log_k.device))
     distance = torch.where(inside, square, 1.0).sqrt()
-    return torch.where(inside, torch.minimum(distance, reach), torch.where(positive | itself, 0.0, reach))
+    return torch.where(inside, torch.minimum(distance, reach), 0.0)
 
 
 class DenseKernel:

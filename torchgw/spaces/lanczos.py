@@ -21,10 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.once import once
 from torchgw.spaces.krylov import (
     BREAKDOWN_POWER,
     Krylov,
@@ -39,6 +41,7 @@ from torchgw.spaces.krylov import (
 )
 from torchgw.spaces.scalar_functions import ScalarFunction, Smooth
 
+FEW_STEPS = 128
 ONCE = "Lanczos has first derivatives only: differentiate it once, without create_graph=True"
 
 
@@ -146,37 +149,26 @@ def _ritz(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
     After a breakdown the diagonal goes on with its first entry: values that f is defined for and that nothing reads.
     """
     alive = torch.cat((torch.ones_like(alphas[:, :1]), (betas > 0).to(alphas.dtype).cumprod(1)), 1) > 0
-    T = (
-        torch.diag_embed(torch.where(alive, alphas, alphas[:, :1]))
-        + torch.diag_embed(betas, 1)
-        + torch.diag_embed(betas, -1)
-    )
+    alphas = torch.where(alive, alphas, alphas[:, :1])
+    if alphas.device.type == "cpu" and alphas.shape[1] >= FEW_STEPS:
+        return _tridiagonal_eigenvectors(alphas, betas)
+    T = torch.diag_embed(alphas) + torch.diag_embed(betas, 1) + torch.diag_embed(betas, -1)
     values, vectors = torch.linalg.eigh(T)
     return values, vectors
+
+
+def _tridiagonal_eigenvectors(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by LAPACK's routine for tridiagonal matrices, three times as fast at 250 steps and more."""
+    from scipy.linalg import eigh_tridiagonal
+
+    pairs = [eigh_tridiagonal(a, b) for a, b in zip(alphas.detach().numpy(), betas.detach().numpy(), strict=True)]
+    values, vectors = (np.stack(parts) for parts in zip(*pairs, strict=True))
+    return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
 def _first_column(f: ScalarFunction, values: Tensor, vectors: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
     """f(T) e_1, (M, m)."""
     return products(vectors, f.value(values, *coefficients) * vectors[:, 0])
-
-
-class _Once(torch.autograd.Function):
-    """A cotangent as it is, that refuses to be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, *inputs: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError(ONCE)
-
-
-def _once(cotangents: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
-    """The cotangents, tied to what they depend on, so that a second differentiation is refused rather than wrong."""
-    if not torch.is_grad_enabled():
-        return list(cotangents)
-    return [None if c is None else _Once.apply(c, *inputs) for c in cotangents]  # type: ignore[no-untyped-call]
 
 
 class _Tridiagonal(torch.autograd.Function):
@@ -196,7 +188,7 @@ class _Tridiagonal(torch.autograd.Function):
             cotangents = adjoint(
                 ctx.matvec, tuple(parameters), found, norm, lambda k: grads[0][:, k], grads[1], grads[2]
             )
-        return None, None, *_once([cotangents[0], *cotangents[1]], (V, *parameters, *grads[:3]))
+        return None, None, *once(ONCE, [cotangents[0], *cotangents[1]], (V, *parameters, *grads[:3]))
 
 
 class _MatrixFunction(torch.autograd.Function):
@@ -215,7 +207,7 @@ class _MatrixFunction(torch.autograd.Function):
         with torch.no_grad():
             solved = _Solved(ctx.matvec, ctx.f, Krylov(basis, alphas, betas, residual), norm, values, vectors)
             cotangents = solved.pulled_back(parameters, coefficients, grads[0].T)
-        return None, None, None, None, *_once(cotangents, (V, *rest, *grads))
+        return None, None, None, None, *once(ONCE, cotangents, (V, *rest, *grads))
 
 
 class _Solved(NamedTuple):

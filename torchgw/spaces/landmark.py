@@ -27,15 +27,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from torchgw import validate
+from torchgw.once import once
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.paths import fill_unreachable, positive_scale, warn_unreachable
 from torchgw.types import Array
 
 SMALLEST_EIGENVALUE = 1e-3
 SINGLE_FROM = 200_000
+ONCE = "landmark distances have first derivatives only; use distances='precomputed' for second ones"
 RESOLVED = 1e-12
 
 
@@ -156,14 +157,14 @@ class _Factors(torch.autograd.Function):
         return C @ (V[:, :rank] / kept.abs().sqrt()), signs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (G, _), (C, V, eigenvalues) = cotangents, ctx.saved_tensors
         rank = G.shape[1]
         kept = eigenvalues[:rank]
         E = (V.T @ (C.T @ G)) * (kept.abs().sqrt() * kept.sign())
         inner = V @ (_divided_differences(eigenvalues, rank) * E) @ V[:, :rank].T
-        return G @ (V[:, :rank] / kept.abs().sqrt()).T, inner, None
+        found = [G @ (V[:, :rank] / kept.abs().sqrt()).T, inner]
+        return *once(ONCE, found, (C, G)), None
 
 
 def _divided_differences(eigenvalues: Tensor, rank: int) -> Tensor:

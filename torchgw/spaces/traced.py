@@ -123,9 +123,10 @@ def _growths(
 
 def _measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Measured:
     """One space, in float64. A provider with a method ``traced(leaf, options, device) -> Measured`` says it itself."""
-    leaf = getattr(space, "leaf", None)
-    if leaf is None and isinstance(given, Tensor) and given.requires_grad:
-        leaf = None if isinstance(space, FactoredDistances) else given  # factors never come from points
+    leaf = getattr(space, "leaf", None)  # of a provider of the user's; given once more where it passed a gate
+    only_own = leaf is None and isinstance(space, FactoredDistances)  # which never come from points
+    if isinstance(given, Tensor) and given.requires_grad and not only_own:
+        leaf = given
     if leaf is None:
         return _constant(space, device)
     if hasattr(space, "traced"):

@@ -1,0 +1,640 @@
+"""What each gradient mode promises, refuses and reports, on problems small enough for finite differences."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.functional import hessian
+
+from tests.problems import generator
+from torchgw import (
+    ConvergenceWarning,
+    Envelope,
+    EuclideanDistances,
+    FeatureCost,
+    GradientWarning,
+    GWOptions,
+    GWResult,
+    Implicit,
+    Partial,
+    PrecomputedDistances,
+    SpaceOptions,
+    Unbalanced,
+    Unrolled,
+    gw_align,
+    gw_loss,
+)
+from torchgw.gradients.modes import GradientMode
+
+
+def cloud(n: int, d: int, seed: int) -> Tensor:
+    return torch.rand(n, d, generator=generator(seed), dtype=torch.float64)
+
+
+def masses(n: int, seed: int) -> Tensor:
+    found = cloud(n, 1, seed)[:, 0] + 0.5
+    return found / found.sum()
+
+
+X, Y, P, Q = cloud(6, 3, 0), cloud(7, 2, 1), masses(6, 3), masses(7, 4)
+INIT, COST, G = cloud(6, 7, 2), cloud(6, 7, 8), cloud(6, 7, 5) - 0.5
+ALPHA = torch.tensor(0.6, dtype=torch.float64)
+FEATURES = cloud(7, 2, 31)
+COMMON: dict[str, Any] = {"epsilon": 0.1, "init": INIT, "random_state": 0, "device": "cpu"}
+ENVELOPE, IMPLICIT = Envelope(tol=1e-12), Implicit(tol=1e-12)
+UNROLLED = Unrolled(tol=1e-12, n_outer=30, n_inner=10)
+MODES = {"envelope": ENVELOPE, "implicit": IMPLICIT, "unrolled": UNROLLED}
+
+
+def align(x: Any = X, y: Any = Y, *, mode: GradientMode | None = IMPLICIT, **arguments: Any) -> GWResult:
+    return gw_align(x, y, gradient_mode=mode, **(COMMON | {"distances": "euclidean"} | arguments))
+
+
+def of_providers(x: Any, y: Any, **arguments: Any) -> GWResult:
+    return align(x, y, **({"distances": "auto"} | arguments))
+
+
+def leaf(given: Tensor) -> Tensor:
+    return given.detach().clone().requires_grad_()
+
+
+def squared(points: Tensor) -> Tensor:
+    """Squared distances as a matrix, whose derivatives are all autograd's."""
+    return (points[:, None] - points).square().sum(-1)
+
+
+# What can be differentiated: its value, and the problem as a function of it.
+LEAVES: dict[str, tuple[Tensor, Callable[..., GWResult]]] = {
+    "X": (X, align),
+    "Y": (Y, lambda y, **arguments: align(X, y, **arguments)),
+    "p": (P, lambda p, **arguments: align(p=p, q=Q, **arguments)),
+    "q": (Q, lambda q, **arguments: align(p=P, q=q, **arguments)),
+    "features": (cloud(6, 2, 30), lambda a, **arguments: align(cost=FeatureCost(a, FEATURES), **arguments)),
+    "cost": (COST, lambda cost, **arguments: align(cost=cost, **arguments)),
+    "alpha": (ALPHA, lambda alpha, **arguments: align(cost=COST, alpha=alpha, **arguments)),
+    "alpha, unbalanced": (
+        ALPHA,
+        lambda alpha, **arguments: align(cost=COST, alpha=alpha, marginals=Unbalanced(0.5, 0.3), **arguments),
+    ),
+    "partial": (X, lambda x, **arguments: align(x, marginals=Partial(0.7), **arguments)),
+    "squared points": (X, lambda x, **arguments: of_providers(EuclideanDistances(x, squared=True), Y, **arguments)),
+    "matrix": (squared(X), lambda D, **arguments: of_providers((D + D.T) / 2, Y, **arguments)),
+}
+READINGS: dict[str, Callable[[GWResult], Tensor]] = {
+    "loss": lambda result: result.loss,
+    "plan": lambda result: (G * result.plan).sum(),
+    "push": lambda result: (result.push(X) ** 3).sum(),  # type: ignore[union-attr]
+    "pull": lambda result: (result.pull(Y) ** 3).sum(),  # type: ignore[union-attr]
+}
+
+
+def gradient(of: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    given = leaf(at)
+    (found,) = torch.autograd.grad(of(given), given)
+    return found
+
+
+def slope(of: Callable[[Tensor], Tensor], at: Tensor, along: Tensor, step: float = 1e-5) -> Tensor:
+    """The derivative of a function along a direction, by central differences."""
+    return (of(at + step * along).detach() - of(at - step * along).detach()) / (2 * step)
+
+
+def direction(like: Tensor, seed: int = 9, closed: bool = False) -> Tensor:
+    """A random direction, which keeps the sum where it is ``closed``; symmetric ones without a diagonal for matrices
+    of distances."""
+    found = torch.randn(like.shape, generator=generator(seed), dtype=torch.float64)
+    if like.ndim == 2 and len(like) == like.shape[1]:
+        found = (found + found.T).fill_diagonal_(0.0)
+    return found - found.mean() if closed else found
+
+
+def problem(name: str, reading: str, mode: GradientMode) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
+    """A leaf, a number as a function of it, and a direction in which it may move."""
+    at, aligned = LEAVES[name]
+    return at, lambda given: READINGS[reading](aligned(given, mode=mode)), direction(at, closed=name in "pq")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": 0}, "epsilon must be > 0 with a gradient mode, got 0"),
+        ({"options": GWOptions(gradient="sampled")}, "options.gradient must be 'auto' or 'exact' .*, got 'sampled'"),
+        ({"options": GWOptions(strategy="low-rank")}, "options.strategy must be 'dense' or 'streaming' .*'low-rank'"),
+        (
+            {"options": GWOptions(strategy="streaming"), "mode": UNROLLED},
+            r"options.strategy must be 'dense' with Unrolled\(\), .*got 'streaming'",
+        ),
+        ({"options": GWOptions(strategy="streaming")}, "X must have factored distances for gradients of a streaming"),
+        ({"mode": "implicit"}, r"gradient_mode must be None, Envelope\(\), .*, got str"),
+        ({"mode": Implicit}, r"gradient_mode must be None, Envelope\(\), .*, got the class Implicit"),
+        ({"mode": True}, r"gradient_mode must be .*, got bool"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_what_has_no_gradient_is_refused_and_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        align(leaf(X), **options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        (lambda: Envelope(tol=0), "tol must be a finite number > 0"),
+        (lambda: Unrolled(tol="tight"), "tol must be a number"),  # type: ignore[arg-type]
+        (lambda: Implicit(max_iter=0), "max_iter must be >= 1"),
+        (lambda: Implicit(n_lanczos=1), "n_lanczos must be >= 2"),
+        (lambda: Implicit(trusted_error=0), "trusted_error must be a finite number > 0"),
+        (lambda: Unrolled(n_outer=0), "n_outer must be >= 1"),
+        (lambda: Unrolled(n_inner=2.5), "n_inner must be an integer"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_options_of_a_mode_are_refused(mode: Callable[[], Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        mode()
+
+
+def test_a_loss_without_a_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"loss needs gw_align\(\.\.\., gradient_mode=Envelope\(\)\)"):
+        _ = align(mode=None).loss
+
+
+CASES = [
+    *(("implicit", name) for name in LEAVES),
+    *(("envelope", name) for name in ("X", "p", "cost", "alpha", "matrix")),
+    *(("unrolled", name) for name in ("X", "p", "alpha", "squared points")),
+]
+
+
+@pytest.mark.parametrize(("mode", "name"), CASES)
+def test_gradients_are_those_of_finite_differences(mode: str, name: str) -> None:
+    readings = [READINGS[reading] for reading in (("loss",) if mode == "envelope" else READINGS)]
+    at, aligned = LEAVES[name]
+    along = direction(at, closed=name in "pq")
+
+    def values(given: Tensor) -> Tensor:
+        result = aligned(given, mode=ENVELOPE)
+        return torch.stack([of(result) for of in readings])
+
+    given = leaf(at)
+    result = aligned(given, mode=MODES[mode])
+    for of, expected in zip(readings, slope(values, at, along).tolist(), strict=True):
+        (found,) = torch.autograd.grad(of(result), given, retain_graph=True)
+        assert float((found * along).sum()) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        assert abs(expected) > 1e-4
+
+
+@pytest.mark.parametrize("mode", [ENVELOPE, IMPLICIT], ids=["envelope", "implicit"])
+def test_gradcheck_passes_for_the_loss(mode: GradientMode) -> None:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return gw_loss(x, y, gradient_mode=mode, distances="euclidean", **COMMON)
+
+    assert torch.autograd.gradcheck(loss, (leaf(X), leaf(Y)), eps=1e-5, atol=1e-7, rtol=1e-6, fast_mode=True)
+
+
+def test_gradcheck_passes_for_the_plan() -> None:
+    def plan(x: Tensor, y: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        return align(x, y, p=p / p.sum(), q=q / q.sum()).plan
+
+    given = leaf(X), leaf(Y), leaf(P), leaf(Q)
+    assert torch.autograd.gradcheck(plan, given, eps=1e-5, atol=1e-7, rtol=1e-6, fast_mode=True)
+
+
+def test_implicit_gradients_are_those_of_recorded_iterations() -> None:
+    one, other = (
+        gradient(lambda x, mode=mode: (G * align(x, mode=mode, epsilon=0.05).plan).sum(), X)  # type: ignore[misc]
+        for mode in (IMPLICIT, Unrolled(tol=1e-12, n_outer=40, n_inner=20))
+    )
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(one.abs().max()))
+
+
+def test_recorded_iterations_do_not_move_the_plan() -> None:
+    spaces = cloud(15, 2, 90), cloud(15, 2, 90)[:12] + 0.02 * cloud(12, 2, 7)
+    result = align(*spaces, epsilon=3e-3, init=None, mode=Unrolled(n_outer=2, n_inner=5))
+    assert float((result.plan - result.coupling.to_dense()).abs().sum()) < 1e-6
+
+
+def second_by_grad(of: Callable[[Tensor], Tensor], at: Tensor) -> None:
+    given = leaf(at)
+    (first,) = torch.autograd.grad(of(given), given, create_graph=True)
+    torch.autograd.grad(first.sum(), given)
+
+
+def second_by_hessian(of: Callable[[Tensor], Tensor], at: Tensor) -> None:
+    hessian(of, at)
+
+
+def second_by_penalty(of: Callable[[Tensor], Tensor], at: Tensor) -> None:
+    given = leaf(at)
+    (first,) = torch.autograd.grad(of(given), given, create_graph=True)
+    first.square().sum().backward()
+
+
+REFUSED = r"second derivatives .* not available .* use gradient_mode=Unrolled\(\)"
+SECOND = [second_by_grad, second_by_hessian, second_by_penalty]
+TWICE = [
+    *((ENVELOPE, name, "loss") for name in ("X", "q", "features")),
+    *((IMPLICIT, "X", reading) for reading in ("plan", "push")),
+    (IMPLICIT, "p", "plan"),
+]
+
+
+@pytest.mark.parametrize("second", SECOND)
+@pytest.mark.parametrize(("mode", "name", "reading"), TWICE, ids=lambda given: str(given).split("(")[0])
+def test_a_second_differentiation_is_refused(
+    mode: GradientMode, name: str, reading: str, second: Callable[..., None]
+) -> None:
+    of = problem(name, reading, mode)[1]
+    with pytest.raises(RuntimeError, match=REFUSED):
+        second(of, LEAVES[name][0])
+
+
+@pytest.mark.parametrize("second", [second_by_grad, second_by_hessian])
+@pytest.mark.parametrize("name", ["cost", "alpha"])
+def test_a_second_differentiation_in_a_weight_is_refused(name: str, second: Callable[..., None]) -> None:
+    of = problem(name, "loss", ENVELOPE)[1]
+    with pytest.raises(RuntimeError, match=REFUSED):
+        second(of, LEAVES[name][0])
+
+
+def test_a_mixed_second_differentiation_is_refused() -> None:
+    x, cost = leaf(X), leaf(COST)
+    (first,) = torch.autograd.grad(align(x, cost=cost).loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match=REFUSED):
+        torch.autograd.grad(first.sum(), cost)
+
+
+@pytest.mark.parametrize("mode", [ENVELOPE, IMPLICIT], ids=["envelope", "implicit"])
+def test_a_second_differentiation_in_the_tensor_of_a_provider_is_refused(mode: GradientMode) -> None:
+    with pytest.raises(RuntimeError, match=REFUSED):
+        hessian(problem("squared points", "loss", mode)[1], X)
+
+
+def second_derivative(of: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
+    given = leaf(at)
+    (first,) = torch.autograd.grad(of(given), given, create_graph=True)
+    (second,) = torch.autograd.grad((first * along).sum(), given)
+    return second
+
+
+@pytest.mark.parametrize(
+    ("name", "reading"),
+    [
+        *((name, "loss") for name in ("squared points", "matrix", "p", "cost")),
+        ("squared points", "plan"),
+        ("alpha", "plan"),
+    ],
+)
+def test_recorded_iterations_have_second_derivatives(name: str, reading: str) -> None:
+    at, of, along = problem(name, reading, UNROLLED)
+    once = problem(name, reading, IMPLICIT)[1]
+    found = second_derivative(of, at, along)
+    expected = slope(lambda given: gradient(once, given), at, along)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    assert float(expected.abs().max()) > 1e-3
+
+
+def test_recorded_iterations_have_second_derivatives_in_points_at_euclidean_distances() -> None:
+    at, of, along = problem("X", "loss", UNROLLED)
+    expected = slope(lambda given: gradient(problem("X", "loss", ENVELOPE)[1], given), at, along)
+    torch.testing.assert_close(second_derivative(of, at, along), expected, rtol=0, atol=1e-4)
+
+
+def test_second_derivatives_in_points_at_landmark_distances_are_right_or_refused() -> None:
+    points, along = cloud(12, 2, 20), direction(cloud(12, 2, 20))
+    options = GWOptions(spaces=SpaceOptions(k=4, n_landmarks=6), coarse=None)
+
+    def loss(x: Tensor, mode: GradientMode) -> Tensor:
+        return align(x, cloud(11, 2, 21), init=None, distances="landmark", mode=mode, options=options).loss
+
+    expected = slope(lambda x: gradient(partial(loss, mode=ENVELOPE), x), points, along)
+    try:
+        found = second_derivative(partial(loss, mode=UNROLLED), points, along)
+    except RuntimeError:
+        return
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_the_plan_of_the_envelope_is_a_constant() -> None:
+    x, p = leaf(X), leaf(P)
+    result = align(x, p=p, q=Q, mode=ENVELOPE)
+    assert result.loss.requires_grad
+    assert not result.plan.requires_grad
+    assert not result.push(X).requires_grad  # type: ignore[union-attr]
+    assert not result.pull(Y).requires_grad  # type: ignore[union-attr]
+    assert not result.marginal().requires_grad  # type: ignore[union-attr]
+    assert not result.coupling.to_dense().requires_grad
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_but_what_was_asked_for_gets_a_gradient(mode: str) -> None:
+    x, y = leaf(X), Y.clone()
+    result = align(x, y, p=P, q=Q, mode=MODES[mode])
+    (result.loss + result.plan.square().sum()).backward()
+    assert x.grad is not None
+    assert y.grad is None
+    assert P.grad is None
+    assert not result.coupling.to_dense().requires_grad
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_evaluation_without_gradients_gives_the_same_numbers(mode: str) -> None:
+    with torch.no_grad():
+        plain = align(leaf(X), p=leaf(P), q=Q, mode=MODES[mode])
+        loss, plan = plain.loss, plain.plan
+    tracked = align(leaf(X), p=leaf(P), q=Q, mode=MODES[mode])
+    assert not loss.requires_grad
+    assert not plan.requires_grad
+    assert torch.equal(loss, tracked.loss.detach())
+    assert torch.equal(plan, tracked.plan.detach())
+
+
+def test_a_plan_that_was_looked_at_without_gradients_still_has_them() -> None:
+    result = align(leaf(X))
+    with torch.no_grad():
+        _ = result.plan
+    assert result.plan.requires_grad
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_numpy_input_has_a_plain_loss(mode: str) -> None:
+    result = align(X.numpy(), Y.numpy(), mode=MODES[mode])
+    assert not result.loss.requires_grad
+    assert result.loss.dtype == torch.float64
+    assert float(result.loss) == pytest.approx(float(align(leaf(X), mode=MODES[mode]).loss.detach()), rel=1e-12)
+    assert isinstance(result.push(X.numpy()), np.ndarray)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_value_of_the_loss_is_the_objective_with_its_entropy(mode: str) -> None:
+    result = align(p=P, q=Q, mode=MODES[mode])
+    T = result.plan
+    entropy = (T * (T / (P[:, None] * Q)).log()).sum()
+    assert float(result.loss) == pytest.approx(result.value + 2 * COMMON["epsilon"] * float(entropy), rel=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_plan_of_a_mode_is_that_without_one(mode: str) -> None:
+    plain = align(mode=None, p=P, q=Q).plan
+    torch.testing.assert_close(align(mode=MODES[mode], p=P, q=Q).plan, plain, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("reading", ["loss", "plan", "push", "pull"])
+def test_float32_leaves_get_float32_gradients(reading: str) -> None:
+    x = X.float().requires_grad_()
+    found = READINGS[reading](align(x, Y.float()))
+    found.backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32
+    wide = gradient(lambda given: READINGS[reading](align(given)), X)
+    torch.testing.assert_close(x.grad.double(), wide, rtol=0, atol=1e-4 * float(wide.abs().max()))
+
+
+def test_leaves_of_two_precisions_get_each_its_own() -> None:
+    x, p = X.float().requires_grad_(), leaf(P)
+    result = align(x, p=p, q=Q)
+    assert result.plan.dtype == result.loss.dtype == torch.float64
+    (result.loss + (G * result.plan).sum()).backward()
+    assert x.grad is not None
+    assert p.grad is not None
+    assert (x.grad.dtype, p.grad.dtype) == (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_gradients_reach_the_weights_of_an_encoder_and_add_up(reading: str) -> None:
+    raw, encoder = cloud(6, 4, 40), torch.nn.Linear(4, 3).double()
+    with torch.no_grad():
+        encoder.weight.copy_(cloud(3, 4, 41))
+        encoder.bias.zero_()
+    of = READINGS[reading]
+    of(align(encoder(raw))).backward()
+    expected = gradient(lambda z: of(align(z)), encoder(raw)).T @ raw
+    assert encoder.weight.grad is not None
+    torch.testing.assert_close(encoder.weight.grad, expected, rtol=1e-8, atol=1e-12)
+    of(align(encoder(raw))).backward()
+    torch.testing.assert_close(encoder.weight.grad, 2 * expected, rtol=1e-8, atol=1e-12)
+
+
+def test_one_tensor_given_twice_gets_both_gradients() -> None:
+    both = gradient(lambda x: (G[:, :6] * align(x, x, cost=COST[:, :6], init=INIT[:, :6]).plan).sum(), X)
+    one, other = leaf(X), leaf(X)
+    (G[:, :6] * align(one, other, cost=COST[:, :6], init=INIT[:, :6]).plan).sum().backward()
+    assert one.grad is not None
+    assert other.grad is not None
+    torch.testing.assert_close(both, one.grad + other.grad, rtol=0, atol=1e-8 * float(both.abs().max()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("carried", ["push", "pull"])
+def test_what_is_carried_gets_a_gradient(mode: str, carried: str) -> None:
+    result = align(leaf(X), mode=MODES[mode])
+    V = leaf(cloud(6 if carried == "push" else 7, 2, 50))
+    moved = getattr(result, carried)(V)
+    weights = cloud(len(moved), 2, 51)
+    (weights * moved).sum().backward()
+    T = result.plan.detach().T if carried == "push" else result.plan.detach()
+    torch.testing.assert_close(moved.detach(), (T @ V.detach()) / T.sum(1)[:, None])
+    torch.testing.assert_close(V.grad, (T / T.sum(1)[:, None]).T @ weights)
+
+
+def test_a_gradient_through_a_carried_value_is_that_through_the_plan() -> None:
+    def through_plan(x: Tensor) -> Tensor:
+        T = align(x).plan
+        return ((T.T @ X / T.sum(0)[:, None]) ** 3).sum()
+
+    one, other = gradient(through_plan, X), gradient(problem("X", "push", IMPLICIT)[1], X)
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
+def clusters(n: int, d: int, seed: int) -> Tensor:
+    """Two groups of points far from each other."""
+    points = 0.3 * cloud(n, d, seed)
+    points[n // 2 :] += 3
+    return points
+
+
+APART = clusters(15, 3, 0), clusters(20, 2, 1)
+SHARES = torch.tensor([7 / 150] * 10 + [8 / 150] * 10, dtype=torch.float64)
+
+
+def test_the_report_of_a_benign_gradient_is_trusted() -> None:
+    x = leaf(X)
+    result = align(x)
+    assert result.gradient_report is None
+    result.loss.backward(retain_graph=True)
+    assert result.gradient_report is None
+    (G * result.plan).sum().backward()
+    report = result.gradient_report
+    assert report.trusted
+    assert 1 <= report.condition < 100
+    assert 0 < report.rate < 1
+    assert 1 <= report.relaxation < 2
+    assert report.residual < 1e-10
+    assert report.error == pytest.approx(report.residual * report.condition)
+    assert report.n_iter > 0
+    assert report.n_iter_inner == 0
+
+
+@pytest.mark.parametrize("mode", [ENVELOPE, UNROLLED], ids=["envelope", "unrolled"])
+def test_other_modes_and_no_mode_have_no_report(mode: GradientMode) -> None:
+    result = align(leaf(X), mode=mode)
+    result.loss.backward()
+    assert result.gradient_report is None
+    assert align(mode=None).gradient_report is None
+
+
+def test_only_plans_of_clusters_that_hardly_exchange_mass_are_warned_of() -> None:
+    x = leaf(APART[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        result = align(x, APART[1], q=SHARES, epsilon=1e-4, init=None, mode=Implicit())
+    result.loss.backward(retain_graph=True)
+    assert x.grad is not None
+    assert bool(torch.isfinite(x.grad).all())
+    with pytest.warns(GradientWarning, match=r"off by up to .* condition number of .*raise epsilon"):
+        (cloud(15, 20, 60) * result.plan).sum().backward()
+    report = result.gradient_report
+    assert not report.trusted
+    assert report.error > 1e-2
+    assert report.rate == pytest.approx(1.0)
+    assert bool(torch.isfinite(x.grad).all())
+
+
+def test_what_is_trusted_is_for_the_mode_to_say() -> None:
+    result = align(leaf(X), mode=Implicit(trusted_error=1e-30))
+    with pytest.warns(GradientWarning):
+        (G * result.plan).sum().backward()
+    assert not result.gradient_report.trusted
+
+
+def test_a_cut_off_solve_is_reported() -> None:
+    x = leaf(X)
+    result = align(x, mode=Implicit(tol=1e-12, max_iter=2))
+    with pytest.warns(GradientWarning):
+        (G * result.plan).sum().backward()
+    assert result.gradient_report.n_iter == 2
+    assert result.gradient_report.residual > 1e-6
+
+
+@pytest.mark.parametrize("reading", ["loss", "plan", "push", "pull"])
+def test_points_without_mass_do_not_count(reading: str) -> None:
+    p, q = P.clone(), Q.clone()
+    p[2], q[5] = 0.0, 0.0
+    p, q = p / p.sum(), q / q.sum()
+    weights = {"push": X, "pull": Y}
+
+    def of(x: Tensor) -> Tensor:
+        result = align(x, p=p, q=q)
+        if reading in weights:
+            moved = getattr(result, reading)(weights[reading])
+            return (moved[(q if reading == "push" else p) > 0] ** 3).sum()
+        return READINGS[reading](result)
+
+    found, along = gradient(of, X), direction(X)
+    assert not bool(found[2].any())
+    assert float((found * along).sum()) == pytest.approx(float(slope(of, X, along)), rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["envelope", "implicit", "unrolled"],
+)
+def test_masses_have_gradients_where_others_are_zero(mode: str) -> None:
+    p, along = P.clone(), direction(P)
+    p[2], along[2] = 0.0, 0.0
+    p, along = p / p.sum(), along - along.sum() * p / p.sum()
+    found = gradient(lambda given: align(p=given, q=Q, mode=MODES[mode]).loss, p)
+    assert bool(torch.isfinite(found).all())
+    expected = slope(lambda given: align(p=given, q=Q).loss, p, along)
+    assert float((found * along).sum()) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_gradients_that_are_not_finite_come_out_as_such(bad: float) -> None:
+    x = leaf(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradientWarning)
+        (bad * align(x).plan).sum().backward()
+    assert x.grad is not None
+    assert not bool(torch.isfinite(x.grad).all())
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e12])
+def test_gradients_scale_with_what_is_asked_of_the_plan(size: float) -> None:
+    one, scaled = (gradient(lambda x, s=s: s * (G * align(x).plan).sum(), X) for s in (1.0, size))
+    torch.testing.assert_close(scaled / size, one, rtol=0, atol=1e-9)
+
+
+def test_a_constant_of_the_plan_has_no_gradient() -> None:
+    x = leaf(X)
+    result = align(x)
+    (0 * result.plan).sum().backward(retain_graph=True)
+    assert x.grad is not None
+    assert not bool(x.grad.any())
+    result.plan.sum().backward()
+    assert float(x.grad.abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_result_with_a_mode_is_saved_without_it(mode: str, tmp_path: Path) -> None:
+    result = align(leaf(X), p=leaf(P), q=Q, cost=leaf(COST), alpha=leaf(ALPHA), mode=MODES[mode])
+    result.save(tmp_path / "result.npz")
+    loaded = GWResult.load(tmp_path / "result.npz")
+    torch.testing.assert_close(loaded.plan, result.coupling.to_dense(), rtol=0, atol=1e-15)
+    assert loaded.value == result.value
+    assert loaded.alpha == float(ALPHA)
+    assert loaded.options == result.options
+    assert loaded.gradient_report is None
+    with pytest.raises(ValueError, match="loss needs"):
+        _ = loaded.loss
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_providers_know_the_tensors_that_they_were_made_from(reading: str) -> None:
+    of = READINGS[reading]
+    by_provider = gradient(lambda x: of(of_providers(EuclideanDistances(x), EuclideanDistances(Y))), X)
+    torch.testing.assert_close(by_provider, gradient(lambda x: of(align(x)), X), rtol=0, atol=1e-10)
+    D = squared(X)
+    by_matrix = gradient(lambda D: of(of_providers(PrecomputedDistances(D), Y)), D)
+    torch.testing.assert_close(by_matrix, gradient(lambda D: of(of_providers(D, Y)), D), rtol=0, atol=1e-10)
+    points = leaf(X)
+    squared(points).backward(by_matrix)
+    by_squares = gradient(lambda x: of(of_providers(EuclideanDistances(x, squared=True), Y)), X)
+    torch.testing.assert_close(points.grad, by_squares, rtol=0, atol=1e-9)
+
+
+def test_streamed_gradients_are_those_of_the_stored_plan() -> None:
+    x, y, weights = cloud(40, 2, 70), cloud(50, 3, 71), cloud(40, 50, 72)
+
+    def gradients(strategy: str) -> list[Tensor]:
+        points = leaf(x), leaf(y)
+        spaces = [EuclideanDistances(side, squared=True) for side in points]
+        result = of_providers(*spaces, epsilon=0.05, init=None, options=GWOptions(strategy=strategy))
+        assert result.strategy == strategy
+        moved = result.push(x), result.pull(y)
+        numbers = result.loss, (weights * result.plan).sum(), *((found**3).sum() for found in moved)
+        return [found for number in numbers for found in torch.autograd.grad(number, points, retain_graph=True)]
+
+    for streamed, stored in zip(gradients("streaming"), gradients("dense"), strict=True):
+        torch.testing.assert_close(streamed, stored, rtol=0, atol=1e-6 * float(stored.abs().max()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_runs_have_the_same_bits(mode: str) -> None:
+    def run() -> list[Tensor]:
+        x, p = leaf(cloud(12, 2, 80)), leaf(masses(12, 81))
+        result = align(x, cloud(10, 3, 82), p=p, q=masses(10, 83), init=None, mode=MODES[mode])
+        (result.loss + result.plan.square().sum()).backward()
+        assert x.grad is not None
+        assert p.grad is not None
+        return [result.loss.detach(), result.plan.detach(), x.grad, p.grad]
+
+    assert all(torch.equal(one, other) for one, other in zip(run(), run(), strict=True))
