@@ -11,6 +11,7 @@ SUITES = {
     "scale": "sizes up to a million points, tile skipping, low rank and unseen points",
     "sampling": "error of the sampled gradient by how its anchors are used",
     "lanczos": "gradients of a matrix function: the Lanczos adjoint against back-propagation through the iteration",
+    "gradients": "implicit differentiation against recorded iterations: time and memory, direct against iterative",
     "tables": "write the tables of the README and the log from the stored results",
     "gpu": "everything that needs a GPU, with one short table last",
 }

@@ -1,0 +1,87 @@
+"""The examples do what their documents say, in a reduced form, and the code in the documents runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+DOCS = Path(__file__).parent.parent / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def example(name: str) -> ModuleType:
+    """A file of docs/examples as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their annotations up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_blocks(path: Path) -> dict[str, Any]:
+    """What the Python blocks of a document leave behind, run one after the other; errors name the document's line."""
+    text, left = path.read_text(), {"__name__": path.stem}
+    blocks = list(BLOCK.finditer(text))
+    assert blocks, path
+    for block in blocks:
+        above = text[: block.start(1)].count("\n")
+        exec(compile("\n" * above + block[1], str(path), "exec"), left)
+    return left
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+def test_the_flow_falls_at_every_step(debiased: bool) -> None:
+    flow = example("gradient_flow")
+    done = flow.flow(n=100, n_steps=15, debiased=debiased)
+    assert len(done.clouds) == len(done.loss) == 15
+    assert flow.largest_rise(done.loss) < 0
+    assert done.loss[-1] < 0.4 * done.loss[0]
+    assert "falls at every step" in flow.table(done)
+
+
+def test_the_flow_takes_the_size_of_its_target() -> None:
+    done = example("gradient_flow").flow(n=100, n_steps=15)
+    sizes = [float(torch.pdist(cloud).square().mean()) for cloud in (done.clouds[0], done.clouds[-1], done.target)]
+    assert abs(sizes[1] / sizes[2] - 1) < 0.1 < abs(sizes[0] / sizes[2] - 1)
+
+
+def test_learned_weights_align_two_modalities() -> None:
+    done = example("two_modalities").run(seed=1, n=150, k=170, n_steps=20)
+    assert done.training.loss[-1] < 0.6 * done.training.loss[0]
+    assert done.errors["encoded"] < 0.25 * done.errors["raw"]
+    assert done.errors["encoded"] < 0.8 * done.errors["standardised"]
+    weights = done.training.encoder.log.detach()
+    assert weights[:6].mean() > weights[6:].mean() + 1.0
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    flow, modalities = example("gradient_flow"), example("two_modalities")
+    short = flow.flow(n=30, n_steps=4)
+    flow.draw(short, short, tmp_path / "flow.png")
+    modalities.draw(modalities.run(seed=0, n=40, k=50, n_steps=2), tmp_path / "two.png")
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("flow.png", "two.png"))
+
+
+def test_the_blocks_about_gradients_run() -> None:
+    left = run_blocks(DOCS / "gradients.md")
+    assert left["losses"] == sorted(left["losses"], reverse=True)
+    assert left["report"].trusted
+    assert left["grown"] > left["result"].loss.item()
+    assert left["free"] == pytest.approx(left["result"].loss.item(), rel=1e-6)
+
+
+def test_a_block_that_fails_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.md"
+    path.write_text("# Bad\n\n```python\nx = 1\nx / 0\n```\n")
+    with pytest.raises(ZeroDivisionError) as raised:
+        run_blocks(path)
+    assert raised.traceback[-1].lineno == 4
