@@ -311,3 +311,14 @@ def test_an_exact_history_falls_and_says_what_happened() -> None:
     assert result.history.cost[-1] == pytest.approx(result.value, rel=0.02)
     assert result.history.epsilon == [1e-3] * result.n_iter
     assert result.history.cost[-1] == pytest.approx(result.history.cost[-2], rel=1e-3)
+
+
+def test_a_result_or_its_matching_is_where_to_start() -> None:
+    X, Y = make_spiral(100)[0], make_swiss_roll(120)[0]
+    first = gw_align(X, Y, random_state=0)
+    for init in (first, first.argmax(), first.basins[0].matching):
+        again = gw_align(X, Y, init=init, random_state=0)
+        assert again.basins == ()
+        assert again.value == pytest.approx(first.value, rel=0.02)
+    with pytest.raises(ValueError, match="init must hold pairs of indices below"):
+        gw_align(X, Y, init=np.full(100, 120))

@@ -60,8 +60,8 @@ class Solution:
     """A stationary plan of mass about one, its multipliers, and what is needed to differentiate it.
 
     ``held`` says how firmly each point's marginal is held and ``total`` whether the mass is beside, see
-    `torchgw.sinkhorn.implicit`; ``residual`` is the L1 marginal residual that was left. ``g`` (K,) are base-2 column
-    potentials of the last cost with its row and column terms.
+    `torchgw.sinkhorn.implicit`; ``residual`` is what was left of its marginals and of its fixed point, relative. ``g``
+    (K,) are base-2 column potentials of the last cost with its row and column terms.
     """
 
     plan: BlockCoupling
@@ -150,7 +150,7 @@ class Adjoint:
 
 def _warn(report: GradientReport) -> None:
     warnings.warn(
-        f"this gradient through the plan is off by up to {report.error:.1g} of its size: a residual of "
+        f"this gradient through the plan may be off by about {report.error:.1g} of its size: a residual of "
         f"{report.residual:.1g} grows by a condition number of {report.condition:.1g}; raise epsilon, or solve to a "
         f"smaller tolerance with Implicit(tol=)",
         GradientWarning,

@@ -42,7 +42,8 @@ def solution_of(
     h, k = (side.to(dtype) for side in held)
     curvature = Curvature(quadratic, model, level)
     g = (end.g + outcome.end.cost.b * (LOG2E / model.epsilon)).to(dtype)
-    return Solution(_in(plan, dtype), (one, other), (h, k), total, outcome.residual, curvature, g)
+    residual = max(outcome.residual, *outcome.history.marginal_error[-1:])  # of the last plan, and of its fixed point
+    return Solution(_in(plan, dtype), (one, other), (h, k), total, residual, curvature, g)
 
 
 def _multipliers(end: Start, model: Model, held: tuple[Tensor, Tensor], mass: float) -> tuple[Tensor, Tensor]:

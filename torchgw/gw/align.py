@@ -65,7 +65,7 @@ def gw_align(
     cost: Cost | None = None,
     alpha: float | Tensor | None = None,
     supervision: Supervision | None = None,
-    init: Array | Tensor | None = None,
+    init: Array | Tensor | GWResult | None = None,
     epsilon: float = 1e-3,
     marginals: Marginals = Balanced(),  # noqa: B008 - frozen, so one instance serves every call
     options: GWOptions = GWOptions(),  # noqa: B008
@@ -102,7 +102,8 @@ def gw_align(
     alpha : weight of the quadratic part, in [0, 1]; 1 without a cost, 0.5 with one. 1 is Gromov-Wasserstein alone, 0
         linear transport of ``cost`` alone, for which X and Y may be None.
     supervision : known and forbidden pairs, labels and masks, see `Supervision`.
-    init : where to start instead of the search: a plan (N, K), or matching pairs (m, 2) of integer indices into X, Y.
+    init : where to start instead of the search: a plan (N, K), a result, matching pairs (m, 2) of integer indices into
+        X, Y, or an index into Y for each point of X, (N,), as ``argmax()`` and basins have it.
     epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1). 0 asks for
         the optimum without entropy, a matching-like plan; it needs the exact gradient and takes a few times longer.
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.

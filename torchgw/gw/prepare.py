@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.options import GWOptions, SpaceOptions
+from torchgw.result import GWResult
 from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
 from torchgw.spaces.aside import SearchAside, worthwhile
 from torchgw.spaces.farthest import farthest_points
@@ -102,11 +103,19 @@ def _geodesic(n: int) -> str:
 
 
 def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | None:
-    """A plan (N, K) as float64, or matching pairs (m, 2) as int64, on ``device``; None stays None."""
+    """A plan (N, K) as float64, or matching pairs (m, 2) as int64, on ``device``; None stays None.
+
+    From those, from a matching (N,) of integers, or from a result.
+    """
     if init is None:
         return None
-    shape = _shape(init)
+    if isinstance(init, GWResult):
+        init = init.plan
+    shape = _shape(init.detach() if isinstance(init, Tensor) else init)
     values = np.asarray(init.detach().cpu() if isinstance(init, Tensor) else init)
+    if shape == (n,) and values.dtype.kind in "iu":
+        values = np.stack((np.arange(n), values), 1)
+        shape = values.shape
     if len(shape) == 2 and shape[1] == 2 and values.dtype.kind in "iu":
         return validate.pairs("init", values, n, k).to(device)
     return validate.plan("init", values, n, k).to(device)
