@@ -36,13 +36,14 @@ class GradientReport:
 
     Attributes
     ----------
-    condition : of the linear system, its inner and outer part multiplied: what small errors grow by, at most.
+    condition : of the linear system, its inner and outer part multiplied: what small errors grow by, as far as the
+        solves have seen it.
     rate : factor by which Sinkhorn's residual falls in an iteration near the solution; ``relaxation`` the best
         over-relaxation for it.
     residual : of the fixed point and of the solves, relative: the error that may have grown.
     error : estimated relative error of the gradient, their product.
     n_iter, n_iter_inner : GMRES iterations of the last backward pass, and conjugate gradients within; 0 where direct.
-    trusted : whether ``error`` is below ``Implicit.trusted_error``.
+    trusted : whether ``error`` is below ``Implicit.trusted_error``, and the solve ended at a fixed point.
     """
 
     condition: float
@@ -60,8 +61,9 @@ class Solution:
     """A stationary plan of mass about one, its multipliers, and what is needed to differentiate it.
 
     ``held`` says how firmly each point's marginal is held and ``total`` whether the mass is beside, see
-    `torchgw.sinkhorn.implicit`; ``residual`` is what was left of its marginals and of its fixed point, relative. ``g``
-    (K,) are base-2 column potentials of the last cost with its row and column terms.
+    `torchgw.sinkhorn.implicit`; ``residual`` is what was left of its marginals and of its fixed point, relative, and
+    ``converged`` whether that is what was asked for. ``g`` (K,) are base-2 column potentials of the last cost with its
+    row and column terms.
     """
 
     plan: BlockCoupling
@@ -69,6 +71,7 @@ class Solution:
     held: tuple[Tensor, Tensor]
     total: bool
     residual: float
+    converged: bool
     curvature: Curvature
     g: Tensor
 
@@ -132,19 +135,20 @@ class Adjoint:
         return [found.pop(0) if need else None for need in needed]
 
     def _report(self, residual: float, n_iter: int, condition: float) -> GradientReport:
-        respond, spectrum = self.response, self.response.spectrum
+        respond, spectrum, found = self.response, self.response.spectrum, self.solution
         eps = torch.finfo(self.solution.multipliers[0].dtype).eps
-        left = max(self.solution.residual, residual, respond.error, eps)
-        error = left * condition * spectrum.condition
+        left = max(found.residual, residual, respond.error, eps)
+        condition *= spectrum.largest / max(respond.smallest, torch.finfo(torch.float64).eps * spectrum.largest)
+        error = left * condition
         return GradientReport(
-            condition=condition * spectrum.condition,
-            rate=min(max(1 - spectrum.smallest, 0.0), 1.0),
+            condition=condition,
+            rate=min(max(1 - respond.smallest, 0.0), 1.0),
             relaxation=spectrum.relaxation,
             residual=left,
             error=error,
             n_iter=n_iter,
             n_iter_inner=respond.n_iter,
-            trusted=math.isfinite(error) and error <= self.mode.trusted_error,
+            trusted=found.converged and math.isfinite(error) and error <= self.mode.trusted_error,
         )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchgw import validate
 from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
 from torchgw.options import GWOptions
 
 STORED_TOLERANCE = 1e-9
+RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 
 
 def checked_mode(mode: object, options: GWOptions, epsilon: float) -> GWOptions:
@@ -32,6 +34,15 @@ def checked_mode(mode: object, options: GWOptions, epsilon: float) -> GWOptions:
             raise ValueError("options.strategy must be 'dense' with Unrolled(), which stores plans, got 'streaming'")
         options = replace(options, strategy="dense")
     return replace(options, gradient="exact")
+
+
+def check_recorded(mode: GradientMode, n: int, k: int, options: GWOptions) -> None:
+    """Refuse recorded iterations that would take more than ``options.max_memory``."""
+    if isinstance(mode, Unrolled):
+        count = mode.n_outer * mode.n_inner
+        what = f"the record of {mode.n_outer} x {mode.n_inner} iterations ({n} x {k})"
+        advice = "use Implicit(), fewer n_outer or n_inner, or a larger GWOptions(max_memory=)"
+        validate.memory(what, RECORDED_BYTES * n * k * count, options.max_memory, advice)
 
 
 def tolerance(mode: GradientMode, strategy: str) -> float | None:

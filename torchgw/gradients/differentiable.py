@@ -12,13 +12,14 @@ from torchgw.couplings import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Adjoint, GradientReport, Solution
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
-from torchgw.gradients.parameters import Given, applied, parameters
+from torchgw.gradients.parameters import REFUSED, Given, applied, parameters
 from torchgw.gradients.readings import Stored
 from torchgw.gradients.solution import solution_of
 from torchgw.gradients.unrolled import unrolled
 from torchgw.gw.model import Model
 from torchgw.gw.outcome import Outcome
 from torchgw.marginals import Marginals
+from torchgw.once import once
 from torchgw.options import GWOptions
 from torchgw.types import DistanceProvider
 
@@ -72,12 +73,14 @@ class _Plan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, adjoint: Adjoint, theta: Parameters, *tensors: Tensor) -> Tensor:
         ctx.adjoint, ctx.theta = adjoint, theta.with_tensors([tensor.detach() for tensor in tensors])
+        ctx.save_for_backward(*tensors)
         return adjoint.solution.plan.to_dense().clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         G = FactoredCost.stored(gradients[0].detach())
-        return None, None, *ctx.adjoint.pulled(G, ctx.theta, list(ctx.needs_input_grad[2:]))
+        found = ctx.adjoint.pulled(G, ctx.theta, list(ctx.needs_input_grad[2:]))
+        return None, None, *once(REFUSED, found, (*gradients, *ctx.saved_tensors))
 
 
 class _Product(torch.autograd.Function):
@@ -86,20 +89,22 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, adjoint: Adjoint, theta: Parameters, V: Tensor, axis: int, *tensors: Tensor) -> Tensor:
         ctx.adjoint, ctx.theta, ctx.axis = adjoint, theta.with_tensors([tensor.detach() for tensor in tensors]), axis
-        ctx.save_for_backward(V)
+        ctx.save_for_backward(V, *tensors)
         return adjoint.solution.plan.apply(V, axis)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (V,), given = ctx.saved_tensors, gradients[0].detach()
+        V, given = ctx.saved_tensors[0].detach(), gradients[0].detach()
         plan: BlockCoupling = ctx.adjoint.solution.plan
         back = plan.apply(given, 1 - ctx.axis) if ctx.needs_input_grad[2] else None
         needed = list(ctx.needs_input_grad[4:])
-        if not any(needed):
-            return None, None, back, None, *([None] * len(needed))
-        U, W = (given, V) if ctx.axis == 1 else (V, given)
-        G = FactoredCost(U.new_zeros(len(U)), W.new_zeros(len(W)), U * -0.5, W)
-        return None, None, back, None, *ctx.adjoint.pulled(G, ctx.theta, needed)
+        found: list[Tensor | None] = [None] * len(needed)
+        if any(needed):
+            U, W = (given, V) if ctx.axis == 1 else (V, given)
+            G = FactoredCost(U.new_zeros(len(U)), W.new_zeros(len(W)), U * -0.5, W)
+            found = ctx.adjoint.pulled(G, ctx.theta, needed)
+        back, *found = once(REFUSED, [back, *found], (*gradients, *ctx.saved_tensors))
+        return None, None, back, None, *found
 
 
 class _Carried(torch.autograd.Function):

@@ -14,6 +14,7 @@ differentiation of L.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +64,7 @@ class Parameters:
 
 
 def half_lagrangian(theta: Parameters, reading: Reading, multipliers: tuple[Tensor, Tensor], model: Model) -> Tensor:
-    """L of a plan as it is read; up to a constant, the soft penalties of pairs."""
+    """L of a plan as it is read. Penalties that stand for constraints are no part of it, soft ones are."""
     marginals, epsilon = model.marginals, model.epsilon
     rows, columns, m = reading.rows, reading.columns, reading.rows.sum()
     single, double = _divergences(theta, reading, marginals)
@@ -78,8 +79,16 @@ def half_lagrangian(theta: Parameters, reading: Reading, multipliers: tuple[Tens
         double = double + quadratic(theta.x, theta.y, reading, model.loss)
     if theta.cost is not None:
         single = single + linear(theta.cost, reading)
+    soft = theta.alpha.new_zeros(())
+    if model.penalty is not None and model.strength < torch.inf:
+        soft = penalty_growth(theta, model) * linear(model.penalty.to(theta.p.dtype), reading)
     held = multipliers[0] @ (theta.p - rows) + multipliers[1] @ (theta.q - columns)
-    return (theta.alpha * double + theta.beta * single) / 2 + held
+    return (theta.alpha * double + theta.beta * single + soft) / 2 + held
+
+
+def penalty_growth(theta: Parameters, model: Model) -> Tensor:
+    """The penalties of pairs over those of the model, which are divided by the scale of its masses: one."""
+    return math.exp(model.logarithm) / theta.scale
 
 
 def quadratic(x: Traced, y: Traced, reading: Reading, loss: SeparableLoss = SQUARE) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchgw.costs import FactoredCost
 from torchgw.couplings import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Solution
 from torchgw.gw.curvature import Curvature, level_of
@@ -15,6 +16,8 @@ from torchgw.gw.refine import firmness
 from torchgw.gw.start import Start
 from torchgw.kernels import LN2, LOG2E
 from torchgw.types import DistanceProvider
+
+FREE = 1e-6
 
 
 def solution_of(
@@ -31,9 +34,15 @@ def solution_of(
         plan = coupling
     else:
         plan = DenseCoupling(plan.to_dense())
-    held, total = firmness(plan.marginal(1), plan.marginal(0), model)
-    mass = float(plan.marginal(1).sum())
-    multipliers = _multipliers(end, model, held, mass)
+    rows, columns = plan.marginal(1), plan.marginal(0)
+    duals = _duals(end, outcome.end.cost, model)
+    held, total = _firmness(rows, columns, duals, model)
+    weight = float(model.weight(rows.sum()))
+    hard = (rho == torch.inf for rho in model.marginals.weights)
+    multipliers = tuple(
+        torch.where((firm > 0) & (mass > 0), weight * f, 0.0) if exact else torch.zeros_like(f)
+        for f, firm, mass, exact in zip(duals, held, model.masses, hard, strict=True)
+    )
     x, y = (space.to(device, dtype) for space in spaces)
     p, q = (side.to(dtype) for side in model.masses)
     quadratic = ExactGradient(x, y, p, q, model.loss)
@@ -42,27 +51,34 @@ def solution_of(
     h, k = (side.to(dtype) for side in held)
     curvature = Curvature(quadratic, model, level)
     g = (end.g + outcome.end.cost.b * (LOG2E / model.epsilon)).to(dtype)
-    residual = max(outcome.residual, *outcome.history.marginal_error[-1:])  # of the last plan, and of its fixed point
-    return Solution(_in(plan, dtype), (one, other), (h, k), total, residual, curvature, g)
+    residual, converged = max(outcome.residual, outcome.moved), outcome.status.converged
+    return Solution(_in(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
 
 
-def _multipliers(end: Start, model: Model, held: tuple[Tensor, Tensor], mass: float) -> tuple[Tensor, Tensor]:
-    """What the marginals that hold exactly cost, (N,) and (K,), zero elsewhere.
+def _duals(end: Start, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor]:
+    """What the marginals cost, (N,) and (K,): T_ij = p_i q_j exp((f_i + g_j - C_ij) / epsilon).
 
-    T_ij = p_i q_j exp((f_i + g_j - C_ij) / epsilon) with f the potentials less log p in units of cost; where a total is
-    held besides, points that do not give all they have share the highest f, which is the price of the total.
+    Where a total is held besides, points that do not give all they have share the highest f, which is the price of the
+    total; it is taken off.
     """
-    assert end.cost is not None
-    weight, found = float(model.weight(mass)), []
-    ends = zip((end.f, end.g), model.masses, (end.cost.a, end.cost.b), held, model.marginals.weights, strict=True)
-    for potential, masses, offset, firm, rho in ends:
-        some = (masses > 0) & (firm > 0)
-        f = model.epsilon * (LN2 * potential - masses.log()) + offset
-        if model.marginals.total is not None:
-            f = (f - f[masses > 0].max()).clamp_max(0.0)
-        hard = rho == torch.inf
-        found.append(torch.where(some, weight * f, 0.0) if hard else torch.zeros_like(f))
+    found = []
+    for potential, mass, offset in zip((end.f, end.g), model.masses, (cost.a, cost.b), strict=True):
+        some = mass > 0
+        f = torch.where(some, model.epsilon * (LN2 * potential - torch.where(some, mass, 1.0).log()) + offset, 0.0)
+        found.append((f - f[some].max()).clamp_max(0.0) if model.marginals.total is not None else f)
     return found[0], found[1]
+
+
+def _firmness(
+    rows: Tensor, columns: Tensor, duals: tuple[Tensor, Tensor], model: Model
+) -> tuple[tuple[Tensor, Tensor], bool]:
+    """`torchgw.gw.refine.firmness` with the points of a partial plan told apart by their prices, which say so however
+    well the plan's sums are solved."""
+    if model.marginals.total is None:
+        return firmness(rows, columns, model)
+    h, k = ((f < -FREE * model.epsilon).to(sums) for f, sums in zip(duals, (rows, columns), strict=True))
+    slack = [bool(((firm == 0) & (mass > 0)).any()) for firm, mass in zip((h, k), model.masses, strict=True)]
+    return (h, k), all(slack)
 
 
 def _in(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:

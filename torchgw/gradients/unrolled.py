@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw.gradients.lagrangian import Parameters, matrix_of
+from torchgw.gradients.lagrangian import Parameters, matrix_of, penalty_growth
 from torchgw.gradients.modes import Unrolled
 from torchgw.gw.model import Model
 from torchgw.kernels import LN2, LOG2E
@@ -66,7 +66,7 @@ def linear_cost(theta: Parameters, model: Model, T: Tensor, penalty: Tensor | No
         M = theta.cost.a[:, None] + theta.cost.b - 2 * theta.cost.U @ theta.cost.V.T
         total = total + theta.beta / 2 * (M if theta.cost.extra is None else M + theta.cost.extra)
     if penalty is not None:
-        total = total + penalty / 2
+        total = total + penalty_growth(theta, model) * penalty / 2
     total = total / weight
     return total - model.epsilon * theta.scale.log() if model.marginals.free_mass else total
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.features import FeatureCost
-from torchgw.gradients.demands import checked_mode, tolerance
+from torchgw.gradients.demands import check_recorded, checked_mode, tolerance
 from torchgw.gradients.differentiable import differentiable
 from torchgw.gradients.modes import GradientMode
 from torchgw.gradients.parameters import Given
@@ -193,6 +193,8 @@ def gw_align(
         (name, *check_space(name, space, kind, options.spaces))
         for name, space, kind in zip("XY", (X, Y), kinds, strict=True)
     ]
+    if gradient_mode is not None and weight == 0 and isinstance(alpha, Tensor) and alpha.requires_grad:
+        raise ValueError("alpha must be > 0 to be differentiated, got 0, which has no use for distances; take 1e-6")
     n, k = (space.size if kind == "provider" else len_of(space) for _, space, kind in checked)
     p_given, q_given = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")
     linear, cost_scale = check_cost(cost, n, k)
@@ -200,6 +202,7 @@ def gw_align(
     started = check_init(init, n, k, where)
     strategy = choose_strategy(n, k, epsilon, options, where)
     if gradient_mode is not None:
+        check_recorded(gradient_mode, n, k, options)
         options = replace(options, strategy=strategy)
         if strategy == "streaming":
             checked = all_factored(checked, kinds, "gradients of a streaming solve")

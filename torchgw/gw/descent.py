@@ -36,9 +36,10 @@ FLAT = 10
 
 @dataclass(frozen=True)
 class Descent(Solution):
-    """Where the descent ended, with the rounded plan."""
+    """Where the descent ended, with the rounded plan; ``moved`` is how far its fixed point was, where that is known."""
 
     coupling: Coupling
+    moved: float = float("inf")
 
     @property
     def plan(self) -> Tensor:

@@ -65,8 +65,9 @@ def run_large(
     rung = first_rung(task, task.epsilon, task.callback)
     large = rung.large
     climbed = climb(rung, task.callback)
+    moved = 0.0
     if task.tol is not None:
-        climbed = _refined(task, large, climbed, task.tol, rung.ended.history)
+        climbed, moved = _refined(task, large, climbed, task.tol, rung.ended.history)
     climbed_at = time.perf_counter()
     finished = finish_tiles(large, climbed)
     dual = column_dual(climbed.cost, climbed.g - climbed.score.column, large.q, task.epsilon)
@@ -79,7 +80,8 @@ def run_large(
         residual=finished.residual,
         status=_status(climbed, finished, options),
         strain=_strain(climbed, options),
-        end=Start(climbed.cost, climbed.f - climbed.score.row, climbed.g - climbed.score.column, task.epsilon),
+        end=_start(climbed, task.epsilon),
+        moved=moved,
         n_iter=climbed.n_iter,
         n_iter_sinkhorn=climbed.n_iter_sinkhorn,
         history=rung.ended.history,
@@ -98,13 +100,12 @@ def run_large(
     )
 
 
-def _refined(task: Task, large: Large, climbed: Climbed, tol: float, history: History) -> Climbed:
-    """The fixed point between all points, near where the climb ended."""
+def _refined(task: Task, large: Large, climbed: Climbed, tol: float, history: History) -> tuple[Climbed, float]:
+    """The fixed point between all points, near where the climb ended, and how far it still moved."""
     model, kernels, epsilon = large.model, large.kernels, task.epsilon
     x, y = (space.to(large.p.device, torch.float64) for space in task.spaces)
     quadratic = ExactGradient(x, y, large.p, large.q)
-    cost = climbed.cost.to(torch.float64)
-    start = Start(cost, climbed.f - climbed.score.row, climbed.g - climbed.score.column, epsilon)
+    start = _start(climbed, epsilon)
     options = tightened(task.options, tol, relaxation_for(start.coupling(), model))
     inner = StreamedInner(kernels.streamed, kernels.tiled, model, options.sinkhorn, 0.0)
     done = refined(quadratic, start, model, inner, options, task.callback, history)
@@ -118,7 +119,13 @@ def _refined(task: Task, large: Large, climbed: Climbed, tol: float, history: Hi
         status=done.status,
         n_iter=climbed.n_iter + done.n_iter,
         n_iter_sinkhorn=climbed.n_iter_sinkhorn + done.n_iter_sinkhorn,
-    )
+    ), done.moved
+
+
+def _start(climbed: Climbed, epsilon: float) -> Start:
+    """To go on from where the climb ended, in float64."""
+    score = climbed.score
+    return Start(climbed.cost.to(torch.float64), climbed.f - score.row, climbed.g - score.column, epsilon)
 
 
 def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:

@@ -25,7 +25,7 @@ class Outcome:
     bound on the mass that tiles which were not evaluated could hold, ``evaluated`` the share of pairs that were;
     ``gradient`` is "exact" or "sampled", that of the last cost; ``strain`` says why float32 could not carry the scores
     on the way, where it could not; ``end`` has the last cost and the float64 potentials that solve it, where there are
-    any.
+    any, and ``moved`` is how far a fixed point was that was asked for, relative.
     """
 
     coupling: BlockCoupling
@@ -42,6 +42,7 @@ class Outcome:
     certificate: Certificate
     basins: tuple[Basin, ...]
     end: Start | None = None
+    moved: float = 0.0
     ladder: tuple[Rung, ...] = ()
     omitted: float = 0.0
     evaluated: float = 1.0

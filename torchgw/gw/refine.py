@@ -84,7 +84,10 @@ def _newton(
         new = curvature.read(_blocks(state.coupling), rows, columns)
         last = left
         if y is not None:
-            left = float(torch.linalg.vector_norm(new - y) / torch.linalg.vector_norm(new))
+            tiny = torch.finfo(new.dtype).tiny
+            left = float(torch.linalg.vector_norm(new - y) / torch.linalg.vector_norm(new).clamp_min(tiny))
+        if model.alpha == 0:  # the cost does not depend on the plan
+            left = 0.0
         value = history.cost[-1] if history.cost else float("nan")
         record(
             history, callback, len(history.iteration) + 1, options.stopping.max_iter, value, left, model.epsilon, began
@@ -99,7 +102,7 @@ def _newton(
         else:
             y = new.clone()  # what is stored is overwritten by the next solve
         cost = _cost(curvature, gradient, y)
-    return Descent(cost, f, g, model.epsilon, status, n_iter, n_inner, history, state.coupling)
+    return Descent(cost, f, g, model.epsilon, status, n_iter, n_inner, history, state.coupling, left)
 
 
 def solved(inner: Inner, cost: FactoredCost, model: Model, f: Tensor, g: Tensor) -> tuple[Transported, Tensor, Tensor]:

@@ -60,6 +60,7 @@ class Ended:
     dual: Tensor
     g: Tensor
     end: Start | None
+    moved: float
     residual: float
     energy: float
     status: Status
@@ -113,6 +114,7 @@ def run(task: Task) -> Outcome:
         status=ended.status,
         strain=ended.strain,
         end=ended.end,
+        moved=ended.moved,
         n_iter=ended.n_iter,
         n_iter_sinkhorn=ended.n_iter_sinkhorn,
         history=ended.history,
@@ -198,9 +200,9 @@ def solve_smoothly(
         solution = descend(problem.gradient, start, model, epsilon, problem.inner, options, callback).released()
     else:
         solution = solve(problem.gradient, start, model, epsilon, kernel, options, callback)
-    quadratic, tol = refinement
+    (quadratic, tol), moved = refinement, 0.0
     if quadratic is not None and tol is not None:
-        solution, options = _refined(problem, solution, quadratic, tol, callback)
+        solution, options, moved = _refined(problem, solution, quadratic, tol, callback)
     last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, options.sinkhorn)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
@@ -213,6 +215,7 @@ def solve_smoothly(
         dual=column_dual(solution.cost, last.g, model.q, epsilon),
         g=last.g,
         end=Start(solution.cost.to(torch.float64), last.f, last.g, epsilon),
+        moved=moved,
         residual=last.residual,
         energy=energy,
         status=solution.status if settled else Status.MARGINALS,
@@ -225,16 +228,17 @@ def solve_smoothly(
 
 def _refined(
     problem: Problem, solution: Solution, quadratic: ExactGradient, tol: float, callback: Callback | None
-) -> tuple[Solution, GWOptions]:
-    """The fixed point near a solution, and the options that it was solved with."""
+) -> tuple[Solution, GWOptions, float]:
+    """The fixed point near a solution, the options that it was solved with, and how far it still moved."""
     model, epsilon = problem.model, problem.epsilon
     start = Start(solution.cost.to(torch.float64), solution.f.to(torch.float64), solution.g.to(torch.float64), epsilon)
     relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), model)
     options = tightened(problem.options, tol, relaxation)
     inner = StoredInner(problem.kernel, model, options.sinkhorn)
-    done = refined(quadratic, start, model, inner, options, callback, solution.history).released()
+    found = refined(quadratic, start, model, inner, options, callback, solution.history)
+    done = found.released()
     counts = solution.n_iter + done.n_iter, solution.n_iter_sinkhorn + done.n_iter_sinkhorn
-    return replace(done, n_iter=counts[0], n_iter_sinkhorn=counts[1]), options
+    return replace(done, n_iter=counts[0], n_iter_sinkhorn=counts[1]), options, found.moved
 
 
 def strained(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
@@ -263,6 +267,7 @@ def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | No
         dual=sharp.dual,
         g=now.g,
         end=None,
+        moved=0.0,
         residual=0.0,
         energy=sharp.value,
         status=sharp.status,

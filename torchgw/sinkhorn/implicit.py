@@ -40,6 +40,7 @@ from torchgw.sinkhorn.spectrum import Spectrum, lanczos, random_like
 DIRECT_SIZE = 1000
 UNRESOLVED = 500.0
 LINEAR_TOLERANCE = 1e-12
+INVERSE_STEPS = 6
 
 
 class Product(BlockCoupling):
@@ -181,6 +182,17 @@ class Response:
         size = int((like > 0).sum()) - int(self._constant is not None)  # of the space without the constants
         start = random_like(like) * (like > 0)
         return lanczos(self.operator, start, min(self.n_lanczos, size), self._constant)
+
+    @cached_property
+    def smallest(self) -> float:
+        """The smallest eigenvalue: by inverse iteration where the system is factored, else as far as Lanczos saw it."""
+        if self.factor is None:
+            return self.spectrum.smallest
+        x, size = self._projected(random_like(self.factor[0])), 1.0
+        for _ in range(INVERSE_STEPS):
+            x = self._projected(self._direct(x / torch.linalg.vector_norm(x)))
+            size = float(torch.linalg.vector_norm(x))
+        return min(self.spectrum.smallest, 1 / size)
 
     @cached_property
     def system(self) -> Tensor | None:
