@@ -13,8 +13,9 @@ DONE := $(VENV)/.installed
 demo: $(DONE)
 	$(BIN)/torchgw demo
 
+# One process for each core: two torch programs with several threads each would slow each other down.
 test: $(DONE)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 test-slow: $(DONE)
 	$(BIN)/python -m pytest -m slow

@@ -24,7 +24,7 @@ from torchgw.gradients.modes import Implicit
 from torchgw.gradients.readings import Reading, Stored, Streamed
 from torchgw.gw.curvature import Curvature
 from torchgw.gw.model import Model
-from torchgw.sinkhorn.implicit import Answer, Response
+from torchgw.sinkhorn.implicit import DIRECT_ONCE, DIRECT_SIZE, Answer, Response
 from torchgw.types import GradientWarning
 
 GMRES_TOLERANCE = 1e-11
@@ -96,7 +96,8 @@ class Adjoint:
         """Of the linear problem; factored once for all backward passes."""
         found, mode = self.solution, self.mode
         epsilon = found.model.epsilon
-        return Response(found.plan, found.held, epsilon, found.total, mode.n_lanczos, mode.max_iter)
+        direct_size = DIRECT_SIZE if found.model.alpha > 0 else DIRECT_ONCE
+        return Response(found.plan, found.held, epsilon, found.total, mode.n_lanczos, mode.max_iter, direct_size)
 
     def solve(self, G: FactoredCost) -> Answer:
         """W, a, b for dL/dT as a factored matrix, and a report of it."""

@@ -92,7 +92,7 @@ def gw_align(
         shortest paths on the k-nearest-neighbour graph. "dijkstra": exact shortest paths on demand. "precomputed": all
         pairs of them, or the matrix given. "euclidean": straight lines. "auto": a symmetric square array is a
         distance matrix; points and graphs get "precomputed" up to 500 points, "landmark" above 2500, and in between
-        "landmark" where it is accurate to 3 % on a few rows.
+        "landmark" where it is accurate to 3 % on a few rows. `HeatDistances` are given as providers.
     p, q : masses (N,), (K,), non-negative; uniform with sum 1 when None. What they ask of the plan's marginals is said
         by ``marginals``. Under `Balanced` their sums must agree, and scale plan and value and nothing else: epsilon
         belongs to masses of sum 1.
