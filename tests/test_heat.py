@@ -333,3 +333,24 @@ def test_a_loss_between_heat_distances_has_the_gradient_of_finite_differences(
     h = 1e-3
     expected = (8 * (moved(h) - moved(-h)) - (moved(2 * h) - moved(-2 * h))) / (12 * h)
     assert float((gradient * along).sum()) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("time", "n_steps"), [(None, None), (4.0, None), (20.0, None), (0.5, 150)])
+def test_gradients_are_right_at_every_time_and_number_of_steps(time: float | None, n_steps: int | None) -> None:
+    """Also where Lanczos would take nearly as many steps as there are points."""
+    points = torch.from_numpy(make_swiss_roll(150, random_state=1)[0]).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrecisionWarning)
+        space = HeatDistances(points, time=time, n_steps=n_steps)
+        weights = torch.rand(150, 150, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+        along = torch.randn(150, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+        every = torch.arange(150)
+        with torch.no_grad():  # a distance near zero is the root of a difference
+            weights *= space.traced_rows(points, every) > space.time**0.5
+        (gradient,) = torch.autograd.grad((space.traced_rows(points, every) * weights).sum(), points)
+
+        def at(step: float) -> float:
+            return float((space.traced_rows(points.detach() + step * along, every) * weights).sum())
+
+        expected = (8 * (at(1e-4) - at(-1e-4)) - (at(2e-4) - at(-2e-4))) / 1.2e-3
+    assert float((gradient * along).sum()) == pytest.approx(expected, rel=1e-4)

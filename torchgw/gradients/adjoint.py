@@ -28,6 +28,7 @@ from torchgw.sinkhorn.implicit import DIRECT_ONCE, DIRECT_SIZE, Answer, Response
 from torchgw.types import GradientWarning
 
 GMRES_TOLERANCE = 1e-11
+SOLVED = 1e-8
 
 
 @dataclass(frozen=True)
@@ -154,10 +155,12 @@ class Adjoint:
 
 
 def _warn(report: GradientReport) -> None:
+    advice = "raise epsilon, or break ties between matchings"
+    if report.residual > SOLVED:
+        advice = "solve to a smaller tolerance with Implicit(tol=), or raise epsilon"
     warnings.warn(
         f"this gradient through the plan may be off by about {report.error:.1g} of its size: a residual of "
-        f"{report.residual:.1g} grows by a condition number of {report.condition:.1g}; raise epsilon, or solve to a "
-        f"smaller tolerance with Implicit(tol=)",
+        f"{report.residual:.1g} grows by a condition number of {report.condition:.1g}; {advice}",
         GradientWarning,
         stacklevel=4,
     )

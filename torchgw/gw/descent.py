@@ -36,10 +36,10 @@ FLAT = 10
 
 @dataclass(frozen=True)
 class Descent(Solution):
-    """Where the descent ended, with the rounded plan; ``moved`` is how far its fixed point was, where that is known."""
+    """Where the descent ended, with the rounded plan; ``moved`` is by how much the last iteration changed it."""
 
     coupling: Coupling
-    moved: float = float("inf")
+    moved: float
 
     @property
     def plan(self) -> Tensor:
@@ -144,7 +144,8 @@ def descend(
             break
         if iteration < max_iter and not isinstance(gradient, ModelGradient):
             cost = gradient(state.coupling, row)
-    return Descent(solved, f, g, epsilon, status, iteration, n_inner, history, state.coupling)
+    moved = max(state.moved, changed)
+    return Descent(solved, f, g, epsilon, status, iteration, n_inner, history, state.coupling, moved)
 
 
 def _change(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> float:

@@ -32,6 +32,7 @@ from torchgw.spaces.heat_kernel import (
     FLOOR,
     DenseKernel,
     SparseKernel,
+    dense_rows,
     edge_set,
     fitted,
     heat_rows,
@@ -171,12 +172,11 @@ class HeatDistances:
         return other
 
     def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Measured:
-        """Scaled distances as an expression of the points; graph, time and dimension are constants."""
+        """Scaled distances as an expression of the points, as in `traced_rows`."""
         points = leaf.to(device)
         if self.landmarks is None:
             D = self.traced_rows(points, torch.arange(self.size)) / self.scale
-            D = (D + D.T) / 2
-            return Measured(Traced(matrix=D), growth_of(D.flatten()[D.argmax()]))
+            return Measured(Traced(matrix=(D + D.T) / 2), growth_of(D.max()))
         columns = self.traced_rows(points, self.landmarks).T / self.scale
         factors = self.factors()
         assert factors is not None
@@ -215,8 +215,8 @@ class HeatDistances:
         -----
         The gradient is that of the numbers returned, once. Where they end at the reach, and between parts without a
         path, it is zero. Let sources cover the space to about sqrt(t), as `landmarks` do: k_jj of points that are far
-        from all of them follows their mean. Sources run in chunks, each run again in the backward pass, so that one
-        basis of at most 256 MiB, or that of one source, is held at a time.
+        from all of them follows their mean. Up to 2000 points take a dense eigendecomposition; beyond, sources run in
+        chunks, each again in the backward pass, so that one basis of at most 256 MiB is held at a time.
         """
         index = self._sources(points, sources)
         edges = self._edges.to(points.device)
@@ -233,7 +233,9 @@ class HeatDistances:
             return heat_rows(edges, roots, some, scaled, n_steps, traced=True)
 
         parts = torch.split(index, max(1, BASIS_ENTRIES // (n_steps * self.size)))
-        if len(parts) == 1:
+        if self.landmarks is None or 2 * n_steps > self.size:
+            K = dense_rows(edges, roots, index, scaled)
+        elif len(parts) == 1:
             K = rows(index, roots, scaled)
         else:
             K = torch.cat([checkpoint(rows, part, roots, scaled, use_reentrant=False) for part in parts])

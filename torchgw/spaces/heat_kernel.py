@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.once import once
 from torchgw.spaces.krylov import bare_recurrence
 from torchgw.spaces.lanczos import matrix_function
 from torchgw.spaces.scalar_functions import Exponential
@@ -39,6 +40,7 @@ FIRST_DIMENSION = 2.0
 MARGIN = 1.2
 NEAREST_FITTED = 0.3
 JITTER = 1e-9
+ONCE = "heat distances have first derivatives only: differentiate them once, without create_graph=True"
 
 
 class _Symmetric(torch.autograd.Function):
@@ -52,6 +54,25 @@ class _Symmetric(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return None, ctx.matrix @ grads[0]
+
+
+class _Exponential(torch.autograd.Function):
+    """exp(-t S) of a stored symmetric S; its derivative by divided differences, whatever the gaps of eigenvalues."""
+
+    @staticmethod
+    def forward(ctx: Any, S: Tensor, time: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(S)
+        ctx.save_for_backward(values, vectors, time)
+        found: Tensor = (vectors * torch.exp(-time * values)) @ vectors.T
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        values, vectors, time = ctx.saved_tensors
+        inner = vectors.T @ grads[0] @ vectors
+        weighed = Exponential().divided(values[:, None], values, time) * (inner + inner.T) / 2
+        of_time = -(inner.diagonal() * values * torch.exp(-time * values)).sum()
+        return (*once(ONCE, [vectors @ weighed @ vectors.T, of_time], (*grads, vectors)),)
 
 
 @dataclass(frozen=True)
@@ -150,6 +171,17 @@ def heat_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor, n_step
     V = delta_columns(index, len(roots))
     parameters, coefficients = (roots,), (time,)
     return matrix_function(edges.product, parameters, V, Exponential(), n_steps, coefficients, reorthogonalise=traced).T
+
+
+def dense_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor) -> Tensor:
+    """The same from one eigendecomposition, O(N^3), differentiable.
+
+    Where Lanczos takes nearly as many steps as there are points, its last vectors are rounding, and its adjoint with
+    them.
+    """
+    S = roots[:, None] * edges.laplacian.to_dense() * roots
+    found: Tensor = _Exponential.apply((S + S.T) / 2, time)  # type: ignore[no-untyped-call]
+    return found[index]
 
 
 def log_kernel(K: Tensor, roots: Tensor, index: Tensor) -> Tensor:
