@@ -17,8 +17,6 @@ from torchgw.gw.start import Start
 from torchgw.kernels import LN2, LOG2E
 from torchgw.types import DistanceProvider
 
-FREE = 1e-6
-
 
 def solution_of(
     outcome: Outcome, model: Model, spaces: tuple[DistanceProvider, DistanceProvider], dtype: torch.dtype
@@ -36,7 +34,7 @@ def solution_of(
         plan = DenseCoupling(plan.to_dense())
     rows, columns = plan.marginal(1), plan.marginal(0)
     duals = _duals(end, outcome.end.cost, model)
-    held, total = _firmness(rows, columns, duals, model)
+    held, total = firmness(rows, columns, model, duals)
     weight = float(model.weight(rows.sum()))
     hard = (rho == torch.inf for rho in model.marginals.weights)
     multipliers = tuple(
@@ -67,18 +65,6 @@ def _duals(end: Start, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor
         f = torch.where(some, model.epsilon * (LN2 * potential - torch.where(some, mass, 1.0).log()) + offset, 0.0)
         found.append((f - f[some].max()).clamp_max(0.0) if model.marginals.total is not None else f)
     return found[0], found[1]
-
-
-def _firmness(
-    rows: Tensor, columns: Tensor, duals: tuple[Tensor, Tensor], model: Model
-) -> tuple[tuple[Tensor, Tensor], bool]:
-    """`torchgw.gw.refine.firmness` with the points of a partial plan told apart by their prices, which say so however
-    well the plan's sums are solved."""
-    if model.marginals.total is None:
-        return firmness(rows, columns, model)
-    h, k = ((f < -FREE * model.epsilon).to(sums) for f, sums in zip(duals, (rows, columns), strict=True))
-    slack = [bool(((firm == 0) & (mass > 0)).any()) for firm, mass in zip((h, k), model.masses, strict=True)]
-    return (h, k), all(slack)
 
 
 def _in(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:

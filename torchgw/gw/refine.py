@@ -52,7 +52,7 @@ def refined(
     history: History | None = None,
 ) -> Descent:
     """The fixed point near float64 potentials of the model's own epsilon, with options from `tightened`."""
-    stored = isinstance(start.coupling(), DenseCoupling) or options.strategy != "streaming"
+    stored = options.strategy != "streaming"
     if model.marginals.free_mass and not stored:  # its cost is no linear function of a plan that is not stored
         gradient = gradient_of(model, quadratic)
         return descend(gradient, start, model, model.epsilon, inner, options, callback, history=history)
@@ -94,6 +94,8 @@ def _newton(
         )
         if left <= SETTLED * tol or (left <= STALLED and left > HALVED * last):
             status = Status.SETTLED
+            break
+        if n_iter == options.stopping.max_iter:  # potentials and cost that belong together are returned
             break
         if y is not None and left <= HALVED * last:
             held, total = firmness(rows, columns, model)
@@ -148,12 +150,21 @@ def relaxation_for(plan: BlockCoupling, model: Model) -> float:
     return Response(plan, held, model.epsilon, total, n_lanczos=LANCZOS_STEPS).spectrum.relaxation
 
 
-def firmness(rows: Tensor, columns: Tensor, model: Model) -> tuple[tuple[Tensor, Tensor], bool]:
-    """How firmly each marginal of a plan is held (see `torchgw.sinkhorn.implicit`), and whether its total is."""
+def firmness(
+    rows: Tensor, columns: Tensor, model: Model, prices: tuple[Tensor, Tensor] | None = None
+) -> tuple[tuple[Tensor, Tensor], bool]:
+    """How firmly each marginal of a plan is held (see `torchgw.sinkhorn.implicit`), and whether its total is.
+
+    Points of a partial plan that give all they have are told by their sums, or by the ``prices`` (N,), (K,) of their
+    marginals below that of the total, which say so however well the sums are solved.
+    """
     ends = list(zip((rows, columns), model.masses, model.marginals.damping(model.epsilon), strict=True))
     if model.marginals.total is None:
         h, k = (torch.full_like(sums, tau) for sums, _, tau in ends)
         return (h, k), False
-    h, k = ((sums >= mass.to(sums) * (1 - SATURATED)).to(sums) for sums, mass, _ in ends)
+    if prices is None:
+        h, k = ((sums >= mass.to(sums) * (1 - SATURATED)).to(sums) for sums, mass, _ in ends)
+    else:
+        h, k = ((f < -SATURATED * model.epsilon).to(sums) for f, sums in zip(prices, (rows, columns), strict=True))
     slack = [bool(((held == 0) & (mass.to(held) > 0)).any()) for held, mass in zip((h, k), model.masses, strict=True)]
     return (h, k), all(slack)
