@@ -3,7 +3,12 @@
 import argparse
 import importlib
 
+from benchmarks.verify import require_green
+
 SUITES = {
+    "phases": "what each optimisation buys, one at a time and one after the other, at equal quality",
+    "peers": "the same work for POT, ott-jax, fugw and the published solver, each in its own environment",
+    "overhead": "the library's call against the same tensor code written flat",
     "kernels": "every kernel implementation against its floor, plain torch and other libraries",
     "relaxation": "iterations of the last solve with and without over-relaxation",
     "quality": "the right optimum on every kind of problem, against POT, SCOT's recipe and the published solver",
@@ -12,17 +17,61 @@ SUITES = {
     "sampling": "error of the sampled gradient by how its anchors are used",
     "lanczos": "gradients of a matrix function: the Lanczos adjoint against back-propagation through the iteration",
     "gradients": "implicit differentiation against recorded iterations: time and memory, direct against iterative",
-    "tables": "write the tables of the README and the log from the stored results",
     "gpu": "everything that needs a GPU, with one short table last",
 }
+GROUPED = ("quality", "scale", "phases", "peers")
+QUICK = ("phases", "peers", "overhead")
+ALL = tuple(name for name in SUITES if name != "gpu")
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    commands = parser.add_subparsers(dest="suite", required=True)
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = found.add_subparsers(dest="suite", required=True)
     for name, text in SUITES.items():
         command = commands.add_parser(name, help=text)
-        if name in ("quality", "scale"):
-            command.add_argument("groups", nargs="*", help=f"groups to run instead of all, see benchmarks/{name}.py")
-    given = parser.parse_args()
-    run = importlib.import_module(f"benchmarks.{given.suite}").run
-    run(*([given.groups or None] if given.suite in ("quality", "scale") else []))
+        if name in GROUPED:
+            command.add_argument("groups", nargs="*", help=f"groups to run instead of all, see benchmarks/{name}")
+        if name in QUICK:
+            command.add_argument("--quick", action="store_true", help="small sizes, minutes; stored apart")
+    command = commands.add_parser("all", help="run the tests, then every suite that needs no GPU")
+    command.add_argument(
+        "--quick", action="store_true", help=f"only {', '.join(QUICK)}, at small sizes and without tests"
+    )
+    command.add_argument("--report", action="store_true", help="write the page and its pictures when done")
+    commands.add_parser("verify", help="run the tests: no suite stores results on code whose tests have not passed")
+    commands.add_parser("tables", help="write the tables of all documents from the stored results")
+    commands.add_parser("report", help="write the page and its pictures from the stored results")
+    command = commands.add_parser("compare", help="what became slower or worse between two result files")
+    command.add_argument("before")
+    command.add_argument("after")
+    return found
+
+
+def main() -> None:
+    """Do what the command line says."""
+    given = vars(parser().parse_args())
+    suite, report = given.pop("suite"), given.pop("report", False)
+    if suite == "all":
+        if not given["quick"]:
+            _run("verify")
+        for name in QUICK if given["quick"] else ALL:
+            _run(name, **({"quick": given["quick"]} if name in QUICK else {}))
+        if not given["quick"]:
+            _run("tables")
+        if report:
+            _run("report", **({"quick": True} if given["quick"] else {}))
+        return
+    if suite in SUITES and not given.get("quick"):
+        require_green()
+    if "groups" in given:
+        given["groups"] = given["groups"] or None
+    _run(suite, **given)
+
+
+def _run(name: str, **given: object) -> None:
+    importlib.import_module(f"benchmarks.{name}").run(**given)
+
+
+if __name__ == "__main__":
+    main()

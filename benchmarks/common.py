@@ -1,4 +1,8 @@
-"""What every suite shares: a description of the machine, repeated timing, tables and result files."""
+"""What every suite shares: a description of the machine, repeated timing, tables and result files.
+
+A comparison holds when both sides ran in the same minutes: `interleaved` runs them in rounds, each warmed up apart, and
+`paired` takes the ratio within each round before the median, so that what else a shared machine does cancels.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,18 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.verify import require_green
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+QUICK = HERE / "quick"
 PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
 
 
@@ -25,8 +33,11 @@ def environment() -> dict[str, Any]:
     dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
     return {
         "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load": os.getloadavg()[0],
+        "system": platform.platform(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -71,6 +82,25 @@ def fastest(calls: Mapping[str, Callable[[], object]], least: int = 9, budget: f
     return {name: min(times) for name, times in found.items()}
 
 
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], rounds: int = 5, warm: bool = True
+) -> dict[str, list[float]]:
+    """Seconds of each call in each of ``rounds`` rounds of all of them, after one run of each that does not count."""
+    if warm:
+        for call in calls.values():
+            once(call)
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            found[name].append(once(call))
+    return found
+
+
+def paired(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """How many times longer ``slow`` takes than ``fast``: the median of the ratios within the rounds."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
 def once(call: Callable[[], object]) -> float:
     """Seconds of one run."""
     began = time.perf_counter()
@@ -80,11 +110,20 @@ def once(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def write(name: str, rows: list[dict[str, Any]], **more: Any) -> None:
-    """Store a suite's rows with the environment they were measured in."""
-    RESULTS.mkdir(exist_ok=True)
+def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, **more: Any) -> Path:
+    """Store a suite's rows with the environment they were measured in.
+
+    Only where the tests have passed on this very code. What a ``quick`` run finds goes to a folder of its own, which no
+    document reads and nothing commits.
+    """
+    if not quick:
+        require_green()
+    folder = QUICK if quick else RESULTS
+    folder.mkdir(exist_ok=True)
     content = {"environment": environment(), "rows": rows} | more
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
 
 
 def show(rows: list[dict[str, Any]]) -> None:

@@ -389,18 +389,17 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
 }
 
 
-def run(names: list[str] | None = None) -> None:
+def run(groups: list[str] | None = None) -> None:
     """Measure the named groups (all by default), print the table, store it with what each line rests on."""
     warnings.simplefilter("ignore")
     path = RESULTS / "quality.json"
-    stored = json.loads(path.read_text()) if path.exists() and names else {"groups": {}}
-    groups: dict[str, list[Row]] = dict(stored["groups"])
-    for name in names or GROUPS:
+    found: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if path.exists() and groups else {}
+    for name in groups or GROUPS:
         began = time.perf_counter()
-        groups[name] = GROUPS[name]()
+        found[name] = GROUPS[name]()
         print(f"# {name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-        show([{k: v for k, v in line.items() if k != "detail"} for line in groups[name]])
-        rows = [{k: v for k, v in line.items() if k != "detail"} for key in GROUPS for line in groups.get(key, [])]
-        write("quality", rows, groups=groups)
+        show([{k: v for k, v in line.items() if k != "detail"} for line in found[name]])
+        rows = [{k: v for k, v in line.items() if k != "detail"} for key in GROUPS for line in found.get(key, [])]
+        write("quality", rows, groups=found)
     print()
     show(rows)
