@@ -24,6 +24,13 @@ def rotated_copy(X: np.ndarray, noise: float, rng: np.random.Generator) -> tuple
     return moved @ rotation(X.shape[1], rng), place
 
 
+def skewed_clouds(n: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Independent points of one skewed density in space and, turned, in five dimensions; with their coordinates."""
+    rng = np.random.default_rng(seed)
+    x, y = (rng.exponential(size=(size, 3)) * [3.0, 1.5, 0.7] for size in (n, k))
+    return x, np.concatenate((y, np.zeros((k, 2))), 1) @ rotation(5, rng), x, y
+
+
 def power_law_vectors(n: int, rng: np.random.Generator, d: int = 300) -> np.ndarray:
     """Gaussian vectors whose k-th coordinate has standard deviation 1 / k^(1/2), like word vectors."""
     return rng.normal(size=(n, d)) / np.sqrt(np.arange(1, d + 1))

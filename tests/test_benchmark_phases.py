@@ -1,0 +1,147 @@
+"""The phases compare like with like: every switch ends in the same optimum, and rows say what the figures say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import common
+from benchmarks.baselines import plain
+from benchmarks.baselines.sampled import ALL_ON, Found, Switches, solve
+from benchmarks.phases import comparison, suite
+from benchmarks.phases.work import Answer, Problem, random, spiral
+from torchgw import DijkstraDistances
+
+NAMES = [entry.name for entry in fields(Switches)]
+SAME_NUMBERS = ("logsumexp_check", "preallocated", "device_copies", "index_arrays", "fused")
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return spiral(160, 200, "landmark")
+
+
+@cache
+def found(problem: Problem, switches: Switches, max_iter: int = 30) -> Found:
+    return solve(*problem.spaces, problem.pairs, switches, epsilon=5e-3, max_iter=max_iter)
+
+
+def quality(problem: Problem, switches: Switches) -> tuple[float, float]:
+    plan = found(problem, switches).plan()
+    rho, value = problem.quality(Answer(plan.argmax(1).numpy(), plan))
+    assert value is not None
+    return rho, value
+
+
+@pytest.mark.parametrize("name", [*NAMES, "all"])
+def test_every_switch_ends_in_the_same_optimum(problem, name):
+    switches = ALL_ON if name == "all" else Switches(**{name: True})
+    rho, value = quality(problem, switches)
+    plain_rho, plain_value = quality(problem, Switches())
+    assert rho > 0.99 < plain_rho
+    assert value == pytest.approx(plain_value, rel=0.05)
+
+
+@pytest.mark.parametrize("name", SAME_NUMBERS)
+def test_switches_that_only_save_work_change_no_number(problem, name):
+    one, other = found(problem, Switches()), found(problem, Switches(**{name: True}))
+    assert one.n_iter_sinkhorn == other.n_iter_sinkhorn
+    torch.testing.assert_close(one.plan(), other.plan(), rtol=1e-6, atol=1e-12)
+
+
+def test_early_stop_ends_early_and_warm_potentials_take_fewer_iterations(problem):
+    assert found(problem, replace(ALL_ON, early_stop=False), 150).n_iter == 150
+    assert found(problem, ALL_ON, 150).n_iter < 150
+    warm = found(problem, Switches(warm_start=True))
+    assert warm.n_iter_sinkhorn < found(problem, Switches()).n_iter_sinkhorn
+
+
+def test_rows_searched_anew_are_those_that_are_kept():
+    graph = suite.graphs(60, 70)[0]
+    index = torch.tensor([3, 59, 3, 0])
+    kept, anew = DijkstraDistances(graph), plain.UncachedDijkstra(graph)
+    assert torch.equal(kept.rows(index), anew.rows(index))
+    assert torch.equal(kept.rows(index), anew.rows(index))
+    assert kept.hit_rate > 0.5
+    assert anew.hit_rate == 0.0
+
+
+def test_random_clouds_share_what_their_places_say():
+    rho, value = quality(random(150, 170), ALL_ON)
+    assert rho > 0.9
+    assert value > 0
+
+
+def test_a_plan_is_judged_by_its_own_marginals(problem):
+    DX, DY = (torch.rand(n, n, dtype=torch.float64).triu(1) for n in (6, 7))
+    DX, DY = DX + DX.T, DY + DY.T
+    plan = torch.rand(6, 7, dtype=torch.float64)
+    gaps = (DX[:, None, :, None] - DY[None, :, None, :]).square()
+    direct = torch.einsum("ijkl,ij,kl->", gaps, plan, plan)
+    small = replace(problem, exact=lambda: (DX, DY))
+    assert small.value(Answer(np.zeros(6, int), plan)) == pytest.approx(float(direct), rel=1e-10)
+    assert small.value(Answer(np.zeros(6, int), None, 7.0)) == 7.0
+
+
+def run_with(times: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch, answers: dict[str, Answer], problem):
+    def fake(call):
+        call()
+        return times[called[-1]].pop(0)
+
+    called: list[str] = []
+
+    def run(name):
+        def call():
+            called.append(name)
+            return lambda: answers[name]
+
+        return call
+
+    monkeypatch.setattr(comparison, "once", fake)
+    return comparison.compare("phase", "alone", problem, run("before"), run("after"))
+
+
+def test_a_ratio_is_taken_within_rounds_and_the_first_round_does_not_count(problem, monkeypatch):
+    x, y = problem.places
+    rank = np.argsort(np.argsort(x)) * (len(y) - 1) // (len(x) - 1)
+    right = Answer(np.argsort(y)[rank], None, 1.0)
+    times = {"before": [99.0, 2.0, 8.0, 4.0, 6.0, 10.0], "after": [1.0, 1.0, 2.0, 2.0, 2.0, 5.0]}
+    row = run_with(times, monkeypatch, {"before": right, "after": right}, problem)
+    assert row["runs"] == 5
+    assert row["ratio"] == 2.0
+    assert (row["before_s"], row["after_s"]) == (6.0, 2.0)
+    assert row["verdict"] == "pays"
+    assert row["before_rho"] == row["after_rho"] > 0.99
+
+
+@pytest.mark.parametrize(
+    ("ratio", "before", "after", "verdict"),
+    [
+        (2.0, (0.99, 1.0), (0.99, 1.0), "pays"),
+        (1.0, (0.99, 1.0), (0.99, 1.0), "level here"),
+        (0.5, (0.99, 1.0), (0.99, None), "does not pay here"),
+        (9.0, (0.99, 1.0), (0.98, 1.0), "worse quality"),
+        (9.0, (0.99, 1.0), (0.99, 1.06), "worse quality"),
+    ],
+)
+def test_a_verdict_says_what_the_figures_say(ratio, before, after, verdict):
+    assert comparison.said(ratio, comparison.as_good(before, after)) == verdict
+
+
+def test_groups_keep_the_rows_of_the_others_and_unknown_ones_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(suite, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "require_green", lambda: None)
+    monkeypatch.setattr(suite, "GROUPS", {"one": lambda bench: [{"a": 1}], "cumulative": lambda bench: [{"b": 2}]})
+    suite.run()
+    suite.run(groups=["one"])
+    stored = json.loads((tmp_path / "phases.json").read_text())
+    assert stored["rows"] == [{"a": 1}]
+    assert stored["cumulative"] == [{"b": 2}]
+    with pytest.raises(SystemExit, match="groups must be among one, cumulative, got nine"):
+        suite.run(groups=["nine"])
