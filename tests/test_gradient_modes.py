@@ -1,11 +1,10 @@
-"""What each gradient mode promises, refuses and reports, on problems small enough for finite differences."""
+"""What each gradient mode promises and refuses, on problems small enough for finite differences."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,114 +12,46 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.functional import hessian
 
-from tests.problems import generator
+from tests.gradient_mode_cases import (
+    ALPHA,
+    COMMON,
+    COST,
+    ENVELOPE,
+    IMPLICIT,
+    INIT,
+    LEAVES,
+    MODES,
+    READINGS,
+    UNROLLED,
+    G,
+    P,
+    Q,
+    X,
+    Y,
+    align,
+    cloud,
+    direction,
+    gradient,
+    leaf,
+    masses,
+    of_providers,
+    problem,
+    slope,
+    squared,
+)
 from torchgw import (
-    ConvergenceWarning,
     Envelope,
     EuclideanDistances,
-    FeatureCost,
     GradientWarning,
     GWOptions,
     GWResult,
     Implicit,
-    Partial,
     PrecomputedDistances,
-    SpaceOptions,
-    Unbalanced,
     Unrolled,
-    gw_align,
     gw_loss,
 )
 from torchgw.gradients.modes import GradientMode
-
-
-def cloud(n: int, d: int, seed: int) -> Tensor:
-    return torch.rand(n, d, generator=generator(seed), dtype=torch.float64)
-
-
-def masses(n: int, seed: int) -> Tensor:
-    found = cloud(n, 1, seed)[:, 0] + 0.5
-    return found / found.sum()
-
-
-X, Y, P, Q = cloud(6, 3, 0), cloud(7, 2, 1), masses(6, 3), masses(7, 4)
-INIT, COST, G = cloud(6, 7, 2), cloud(6, 7, 8), cloud(6, 7, 5) - 0.5
-ALPHA = torch.tensor(0.6, dtype=torch.float64)
-FEATURES = cloud(7, 2, 31)
-COMMON: dict[str, Any] = {"epsilon": 0.1, "init": INIT, "random_state": 0, "device": "cpu"}
-ENVELOPE, IMPLICIT = Envelope(tol=1e-12), Implicit(tol=1e-12)
-UNROLLED = Unrolled(tol=1e-12, n_outer=30, n_inner=10)
-MODES = {"envelope": ENVELOPE, "implicit": IMPLICIT, "unrolled": UNROLLED}
-
-
-def align(x: Any = X, y: Any = Y, *, mode: GradientMode | None = IMPLICIT, **arguments: Any) -> GWResult:
-    return gw_align(x, y, gradient_mode=mode, **(COMMON | {"distances": "euclidean"} | arguments))
-
-
-def of_providers(x: Any, y: Any, **arguments: Any) -> GWResult:
-    return align(x, y, **({"distances": "auto"} | arguments))
-
-
-def leaf(given: Tensor) -> Tensor:
-    return given.detach().clone().requires_grad_()
-
-
-def squared(points: Tensor) -> Tensor:
-    """Squared distances as a matrix, whose derivatives are all autograd's."""
-    return (points[:, None] - points).square().sum(-1)
-
-
-# What can be differentiated: its value, and the problem as a function of it.
-LEAVES: dict[str, tuple[Tensor, Callable[..., GWResult]]] = {
-    "X": (X, align),
-    "Y": (Y, lambda y, **arguments: align(X, y, **arguments)),
-    "p": (P, lambda p, **arguments: align(p=p, q=Q, **arguments)),
-    "q": (Q, lambda q, **arguments: align(p=P, q=q, **arguments)),
-    "features": (cloud(6, 2, 30), lambda a, **arguments: align(cost=FeatureCost(a, FEATURES), **arguments)),
-    "cost": (COST, lambda cost, **arguments: align(cost=cost, **arguments)),
-    "alpha": (ALPHA, lambda alpha, **arguments: align(cost=COST, alpha=alpha, **arguments)),
-    "alpha, unbalanced": (
-        ALPHA,
-        lambda alpha, **arguments: align(cost=COST, alpha=alpha, marginals=Unbalanced(0.5, 0.3), **arguments),
-    ),
-    "partial": (X, lambda x, **arguments: align(x, marginals=Partial(0.7), **arguments)),
-    "squared points": (X, lambda x, **arguments: of_providers(EuclideanDistances(x, squared=True), Y, **arguments)),
-    "matrix": (squared(X), lambda D, **arguments: of_providers((D + D.T) / 2, Y, **arguments)),
-}
-READINGS: dict[str, Callable[[GWResult], Tensor]] = {
-    "loss": lambda result: result.loss,
-    "plan": lambda result: (G * result.plan).sum(),
-    "push": lambda result: (result.push(X) ** 3).sum(),  # type: ignore[union-attr]
-    "pull": lambda result: (result.pull(Y) ** 3).sum(),  # type: ignore[union-attr]
-}
-
-
-def gradient(of: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    given = leaf(at)
-    (found,) = torch.autograd.grad(of(given), given)
-    return found
-
-
-def slope(of: Callable[[Tensor], Tensor], at: Tensor, along: Tensor, step: float = 1e-5) -> Tensor:
-    """The derivative of a function along a direction, by central differences."""
-    return (of(at + step * along).detach() - of(at - step * along).detach()) / (2 * step)
-
-
-def direction(like: Tensor, seed: int = 9, closed: bool = False) -> Tensor:
-    """A random direction, which keeps the sum where it is ``closed``; symmetric ones without a diagonal for matrices
-    of distances."""
-    found = torch.randn(like.shape, generator=generator(seed), dtype=torch.float64)
-    if like.ndim == 2 and len(like) == like.shape[1]:
-        found = (found + found.T).fill_diagonal_(0.0)
-    return found - found.mean() if closed else found
-
-
-def problem(name: str, reading: str, mode: GradientMode) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
-    """A leaf, a number as a function of it, and a direction in which it may move."""
-    at, aligned = LEAVES[name]
-    return at, lambda given: READINGS[reading](aligned(given, mode=mode)), direction(at, closed=name in "pq")
 
 
 @pytest.mark.parametrize(
@@ -220,107 +151,6 @@ def test_recorded_iterations_do_not_move_the_plan() -> None:
     spaces = cloud(15, 2, 90), cloud(15, 2, 90)[:12] + 0.02 * cloud(12, 2, 7)
     result = align(*spaces, epsilon=3e-3, init=None, mode=Unrolled(n_outer=2, n_inner=5))
     assert float((result.plan - result.coupling.to_dense()).abs().sum()) < 1e-6
-
-
-def second_by_grad(of: Callable[[Tensor], Tensor], at: Tensor) -> None:
-    given = leaf(at)
-    (first,) = torch.autograd.grad(of(given), given, create_graph=True)
-    torch.autograd.grad(first.sum(), given)
-
-
-def second_by_hessian(of: Callable[[Tensor], Tensor], at: Tensor) -> None:
-    hessian(of, at)
-
-
-def second_by_penalty(of: Callable[[Tensor], Tensor], at: Tensor) -> None:
-    given = leaf(at)
-    (first,) = torch.autograd.grad(of(given), given, create_graph=True)
-    first.square().sum().backward()
-
-
-REFUSED = r"second derivatives .* not available .* use gradient_mode=Unrolled\(\)"
-SECOND = [second_by_grad, second_by_hessian, second_by_penalty]
-TWICE = [
-    *((ENVELOPE, name, "loss") for name in ("X", "q", "features")),
-    *((IMPLICIT, "X", reading) for reading in ("plan", "push")),
-    (IMPLICIT, "p", "plan"),
-]
-
-
-@pytest.mark.parametrize("second", SECOND)
-@pytest.mark.parametrize(("mode", "name", "reading"), TWICE, ids=lambda given: str(given).split("(")[0])
-def test_a_second_differentiation_is_refused(
-    mode: GradientMode, name: str, reading: str, second: Callable[..., None]
-) -> None:
-    of = problem(name, reading, mode)[1]
-    with pytest.raises(RuntimeError, match=REFUSED):
-        second(of, LEAVES[name][0])
-
-
-@pytest.mark.parametrize("second", [second_by_grad, second_by_hessian])
-@pytest.mark.parametrize("name", ["cost", "alpha"])
-def test_a_second_differentiation_in_a_weight_is_refused(name: str, second: Callable[..., None]) -> None:
-    of = problem(name, "loss", ENVELOPE)[1]
-    with pytest.raises(RuntimeError, match=REFUSED):
-        second(of, LEAVES[name][0])
-
-
-def test_a_mixed_second_differentiation_is_refused() -> None:
-    x, cost = leaf(X), leaf(COST)
-    (first,) = torch.autograd.grad(align(x, cost=cost).loss, x, create_graph=True)
-    with pytest.raises(RuntimeError, match=REFUSED):
-        torch.autograd.grad(first.sum(), cost)
-
-
-@pytest.mark.parametrize("mode", [ENVELOPE, IMPLICIT], ids=["envelope", "implicit"])
-def test_a_second_differentiation_in_the_tensor_of_a_provider_is_refused(mode: GradientMode) -> None:
-    with pytest.raises(RuntimeError, match=REFUSED):
-        hessian(problem("squared points", "loss", mode)[1], X)
-
-
-def second_derivative(of: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
-    given = leaf(at)
-    (first,) = torch.autograd.grad(of(given), given, create_graph=True)
-    (second,) = torch.autograd.grad((first * along).sum(), given)
-    return second
-
-
-@pytest.mark.parametrize(
-    ("name", "reading"),
-    [
-        *((name, "loss") for name in ("squared points", "matrix", "p", "cost")),
-        ("squared points", "plan"),
-        ("alpha", "plan"),
-    ],
-)
-def test_recorded_iterations_have_second_derivatives(name: str, reading: str) -> None:
-    at, of, along = problem(name, reading, UNROLLED)
-    once = problem(name, reading, IMPLICIT)[1]
-    found = second_derivative(of, at, along)
-    expected = slope(lambda given: gradient(once, given), at, along)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
-    assert float(expected.abs().max()) > 1e-3
-
-
-def test_recorded_iterations_have_second_derivatives_in_points_at_euclidean_distances() -> None:
-    at, of, along = problem("X", "loss", UNROLLED)
-    expected = slope(lambda given: gradient(problem("X", "loss", ENVELOPE)[1], given), at, along)
-    torch.testing.assert_close(second_derivative(of, at, along), expected, rtol=0, atol=1e-4)
-
-
-def test_second_derivatives_in_points_at_landmark_distances_are_right_or_refused() -> None:
-    points, along = cloud(12, 2, 20), direction(cloud(12, 2, 20))
-    options = GWOptions(spaces=SpaceOptions(k=4, n_landmarks=6), coarse=None)
-
-    def loss(x: Tensor, mode: GradientMode) -> Tensor:
-        return align(x, cloud(11, 2, 21), init=None, distances="landmark", mode=mode, options=options).loss
-
-    expected = slope(lambda x: gradient(partial(loss, mode=ENVELOPE), x), points, along)
-    try:
-        found = second_derivative(partial(loss, mode=UNROLLED), points, along)
-    except RuntimeError:
-        return
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
 def test_the_plan_of_the_envelope_is_a_constant() -> None:
@@ -452,76 +282,6 @@ def test_a_gradient_through_a_carried_value_is_that_through_the_plan() -> None:
 
     one, other = gradient(through_plan, X), gradient(problem("X", "push", IMPLICIT)[1], X)
     torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
-
-
-def clusters(n: int, d: int, seed: int) -> Tensor:
-    """Two groups of points far from each other."""
-    points = 0.3 * cloud(n, d, seed)
-    points[n // 2 :] += 3
-    return points
-
-
-APART = clusters(15, 3, 0), clusters(20, 2, 1)
-SHARES = torch.tensor([7 / 150] * 10 + [8 / 150] * 10, dtype=torch.float64)
-
-
-def test_the_report_of_a_benign_gradient_is_trusted() -> None:
-    x = leaf(X)
-    result = align(x)
-    assert result.gradient_report is None
-    result.loss.backward(retain_graph=True)
-    assert result.gradient_report is None
-    (G * result.plan).sum().backward()
-    report = result.gradient_report
-    assert report.trusted
-    assert 1 <= report.condition < 100
-    assert 0 < report.rate < 1
-    assert 1 <= report.relaxation < 2
-    assert report.residual < 1e-10
-    assert report.error == pytest.approx(report.residual * report.condition)
-    assert report.n_iter > 0
-    assert report.n_iter_inner == 0
-
-
-@pytest.mark.parametrize("mode", [ENVELOPE, UNROLLED], ids=["envelope", "unrolled"])
-def test_other_modes_and_no_mode_have_no_report(mode: GradientMode) -> None:
-    result = align(leaf(X), mode=mode)
-    result.loss.backward()
-    assert result.gradient_report is None
-    assert align(mode=None).gradient_report is None
-
-
-def test_only_plans_of_clusters_that_hardly_exchange_mass_are_warned_of() -> None:
-    x = leaf(APART[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        result = align(x, APART[1], q=SHARES, epsilon=1e-4, init=None, mode=Implicit())
-    result.loss.backward(retain_graph=True)
-    assert x.grad is not None
-    assert bool(torch.isfinite(x.grad).all())
-    with pytest.warns(GradientWarning, match=r"may be off by about .* condition number of .*raise epsilon"):
-        (cloud(15, 20, 60) * result.plan).sum().backward()
-    report = result.gradient_report
-    assert not report.trusted
-    assert report.error > 1e-2
-    assert report.rate == pytest.approx(1.0)
-    assert bool(torch.isfinite(x.grad).all())
-
-
-def test_what_is_trusted_is_for_the_mode_to_say() -> None:
-    result = align(leaf(X), mode=Implicit(trusted_error=1e-30))
-    with pytest.warns(GradientWarning):
-        (G * result.plan).sum().backward()
-    assert not result.gradient_report.trusted
-
-
-def test_a_cut_off_solve_is_reported() -> None:
-    x = leaf(X)
-    result = align(x, mode=Implicit(tol=1e-12, max_iter=2))
-    with pytest.warns(GradientWarning):
-        (G * result.plan).sum().backward()
-    assert result.gradient_report.n_iter == 2
-    assert result.gradient_report.residual > 1e-6
 
 
 @pytest.mark.parametrize("reading", ["loss", "plan", "push", "pull"])
