@@ -19,7 +19,7 @@ SUITES = {
     "gradients": "implicit differentiation against recorded iterations: time and memory, direct against iterative",
     "gpu": "everything that needs a GPU, with one short table last",
 }
-GROUPED = ("quality", "scale", "phases", "peers")
+GROUPED = ("quality", "scale", "phases", "peers", "gpu")
 QUICK = ("phases", "peers", "overhead")
 ALL = tuple(name for name in SUITES if name != "gpu")
 

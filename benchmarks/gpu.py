@@ -1,7 +1,12 @@
-"""Everything that needs a GPU in one command: kernels against their floors, whole solves, and short tables last."""
+"""Everything that needs a GPU in one command: kernels against their floors, phases, whole solves; a short table last.
+
+``python -m benchmarks gpu`` runs all groups, ``python -m benchmarks gpu dense phases`` these only, and keeps the other
+rows that are stored; results are written after each group.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable
@@ -11,8 +16,8 @@ from typing import Any
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks import kernels
-from benchmarks.common import fastest, show, write
+from benchmarks import kernels, phases
+from benchmarks.common import RESULTS, fastest, show, write
 from torchgw import GWOptions, LadderOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
@@ -196,15 +201,93 @@ def tiles(device: torch.device) -> list[Row]:
     return rows
 
 
-def run() -> None:
+def sharp() -> list[Row]:
+    """The landmark search and the end without entropy, whose linear programs run on the CPU."""
+    X, angle_x = make_spiral(2000)
+    Y, angle_y = make_swiss_roll(2500, random_state=1)
+    rows = []
+    for epsilon in (1e-3, 0.0):
+        gw_align(X, Y, epsilon=epsilon, device="cuda", random_state=1)
+        result = gw_align(X, Y, epsilon=epsilon, device="cuda", random_state=0)
+        rows.append(
+            {
+                "size": "2000 x 2500",
+                "epsilon": epsilon,
+                **{f"{phase} s": taken for phase, taken in result.timings.items()},
+                "rho": float(spearmanr(angle_x, angle_y[result.argmax()])[0]),
+                "value": result.value,
+            }
+        )
+    return rows
+
+
+def _phases(device: torch.device) -> list[Row]:
+    phases.run(device=str(device))
+    stored: list[Row] = json.loads((RESULTS / "phases_gpu.json").read_text())["rows"]
+    return stored
+
+
+GROUPS: dict[str, Callable[[torch.device], list[Row]]] = {
+    "dense": lambda device: [*hundred(device, torch.float32), *hundred(device, torch.float64)],
+    "stream": streaming,
+    "tiles": tiles,
+    "rows": lambda device: alignments(),
+    "sharp": lambda device: sharp(),
+    "large": lambda device: large(),
+    "phases": _phases,
+}
+
+
+# What a row of each group says in one line: what, size, figure, and what to hold it against.
+LINES: dict[str, Callable[[Row], tuple[str, str, str, str]]] = {
+    "dense": lambda r: (r["what"], r["size"], f"{r['ms']:.3g} ms", f"{r['two-read floor / time']:.2f} of the floor"),
+    "stream": lambda r: (r["what"], r["size"], f"{r['ps a pair']:.2f} ps a pair", "under 1.2 at r = 64"),
+    "tiles": lambda r: (r["what"], r["size"], f"{r['ps a pair']:.2f} ps a kept pair", "the half-step above"),
+    "rows": lambda r: (
+        f"gw_align, {r['distances']}, {r['backend']}",
+        r["size"],
+        f"{r['search s'] + r['solve s']:.2f} s",
+        f"|rho| {r['|rho|']:.4f}",
+    ),
+    "sharp": lambda r: (
+        f"gw_align, epsilon {r['epsilon']:g}",
+        r["size"],
+        f"{r['search s'] + r['solve s']:.2f} s",
+        f"rho {r['rho']:.4f}",
+    ),
+    "large": lambda r: (
+        "streaming solve",
+        r["size"],
+        f"{r['s']:.1f} s, {r['GPU GiB']:.1f} GiB",
+        f"rho {r['rho']:.4f}, residual {r['residual']:.1e}",
+    ),
+    "phases": lambda r: (r["phase"], r["problem"], f"{r['ratio']:.2f}x ({r['how']})", r["verdict"]),
+}
+
+
+def summary(held: dict[str, list[Row]]) -> list[Row]:
+    """One line for each figure that is waited for."""
+    columns = "what", "size", "figure", "against"
+    lines = (line(row) for name, line in LINES.items() for row in held.get(name, []))
+    return [dict(zip(columns, line, strict=True)) for line in lines]
+
+
+def run(groups: list[str] | None = None) -> None:
     """Measure, print, store."""
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here; benchmarks/GPU_PENDING.md lists what waits for one")
-    device = torch.device("cuda")
-    kernels.run()
-    dense = [*hundred(device, torch.float32), *hundred(device, torch.float64)]
-    stream, kept, rows, far = streaming(device), tiles(device), alignments(), large()
-    write("gpu", rows, dense=dense, stream=stream, tiles=kept, large=far)
-    for part in (dense, stream, kept, rows, far):
-        print()
-        show(part)
+    names = ("kernels", *GROUPS)
+    unknown = set(groups or ()) - set(names)
+    if unknown:
+        raise SystemExit(f"groups must be among {', '.join(names)}, got {', '.join(sorted(unknown))}")
+    device, path = torch.device("cuda"), RESULTS / "gpu.json"
+    held: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if groups and path.exists() else {}
+    if groups is None or "kernels" in groups:
+        kernels.run()
+    for name in groups or GROUPS:
+        if name in GROUPS:
+            held[name] = GROUPS[name](device)
+            show(held[name])
+            write("gpu", summary(held), groups=held)
+    print()
+    show(summary(held))
