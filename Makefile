@@ -8,7 +8,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu test-peer coverage check format bench-env bench-quality bench-scale bench-gpu clean
+.PHONY: demo test test-slow test-gpu test-peer coverage check format bench-env bench bench-quick bench-quality bench-scale bench-gpu report clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -39,23 +39,48 @@ format: $(DONE)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The published package shares our import name, so it lives in an environment of its own.
-bench-env: .venv-published/.installed
+# Each peer in an environment of its own: they disagree about versions, and the published package has our import name.
+PEERS           := pot ott published fugw
+WITH_TORCH      := published fugw
+pot_needs       := POT==0.9.7.post1
+ott_needs       := ott-jax==0.6.0 jax==0.10.2
+published_needs := torchgw==0.4.2
+fugw_needs      := fugw==0.1.1
+
+bench-env: $(PEERS:%=.venv-%/.installed)
+
 bench-quality: $(DONE) bench-env
 	$(BIN)/python -m pip install -q -e '.[peers]'
+	$(BIN)/python -m benchmarks verify
 	$(BIN)/python -m benchmarks quality
 
 bench-scale: $(DONE)
+	$(BIN)/python -m benchmarks verify
 	$(BIN)/python -m benchmarks scale
 
+# Small sizes, minutes: what it finds is printed and stored apart from the results that documents read.
+bench-quick: $(DONE) bench-env
+	$(BIN)/python -m benchmarks all --quick
+
+# Everything, hours: the tests first, then every suite, the tables of the documents and the report.
+bench: $(DONE) bench-env
+	$(BIN)/python -m pip install -q -e '.[peers]'
+	$(BIN)/python -m benchmarks all --report
+
+report: $(DONE)
+	$(BIN)/python -m benchmarks report
+
+# Every figure that needs a GPU; a short table last.
 bench-gpu: $(DONE)
+	$(BIN)/python -m benchmarks verify
 	$(BIN)/python -m benchmarks gpu
 
-.venv-published/.installed: Makefile
-	$(PYTHON) -m venv .venv-published
-	.venv-published/bin/python -m pip install -q '$(TORCH)'
-	if [ "$$(uname -s)" = Linux ]; then .venv-published/bin/python -m pip install -q '$(TRITON)'; fi
-	.venv-published/bin/python -m pip install -q torchgw==0.4.2
+# torch comes first, as the build that is pinned; the log says why a package is missing.
+.venv-%/.installed: Makefile
+	$(PYTHON) -m venv .venv-$*
+	$(if $(filter $*,$(WITH_TORCH)),.venv-$*/bin/python -m pip install -q '$(TORCH)')
+	$(if $(filter $*,$(WITH_TORCH)),if [ "$$(uname -s)" = Linux ]; then .venv-$*/bin/python -m pip install -q '$(TRITON)'; fi)
+	.venv-$*/bin/python -m pip install -q --log .venv-$*/install.log $($*_needs)
 	touch $@
 
 $(DONE): pyproject.toml Makefile

@@ -14,7 +14,7 @@ from benchmarks import common
 from benchmarks.baselines import plain
 from benchmarks.baselines.sampled import ALL_ON, Found, Switches, solve
 from benchmarks.phases import comparison, suite
-from benchmarks.phases.work import Answer, Problem, random, spiral
+from benchmarks.phases.work import Answer, Problem, graphs, random, spiral
 from torchgw import DijkstraDistances
 
 NAMES = [entry.name for entry in fields(Switches)]
@@ -62,7 +62,7 @@ def test_early_stop_ends_early_and_warm_potentials_take_fewer_iterations(problem
 
 
 def test_rows_searched_anew_are_those_that_are_kept():
-    graph = suite.graphs(60, 70)[0]
+    graph = graphs(60, 70)[0]
     index = torch.tensor([3, 59, 3, 0])
     kept, anew = DijkstraDistances(graph), plain.UncachedDijkstra(graph)
     assert torch.equal(kept.rows(index), anew.rows(index))

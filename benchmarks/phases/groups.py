@@ -1,0 +1,168 @@
+"""The groups of phases, one function each."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+
+from benchmarks.baselines import plain
+from benchmarks.baselines.sampled import ALL_ON, Switches
+from benchmarks.common import interleaved
+from benchmarks.phases.bench import SWITCHES, Bench, only, without
+from benchmarks.phases.comparison import Row, row, said
+from benchmarks.phases.work import graphs, random, spiral
+from torchgw import GWOptions, LadderOptions, PrecomputedDistances, SamplingOptions
+
+RIGHT = 0.9  # signed Spearman correlation above which a run is in the right basin
+LARGE = 1000
+BY_ANCHORS = "1e", "1f"  # phases whose work does not grow with N K: left out at large sizes
+SAMPLED = GWOptions(gradient="sampled", strategy="dense")
+CRUDE = replace(SAMPLED, sampling=SamplingOptions(n_control=0))
+
+
+def alone(bench: Bench) -> list[Row]:
+    """Each switch on top of the plain loop."""
+    problem = spiral(200, 250, "landmark") if bench.quick else spiral(400, 500, "landmark")
+    base = bench.loop(problem, Switches())
+    return [
+        bench.compared(phase, "alone", problem, base, bench.loop(problem, only(names)))
+        for phase, names in SWITCHES.items()
+    ]
+
+
+def all_but_it(bench: Bench) -> list[Row]:
+    """Each switch taken out of the loop that has them all."""
+    made = [lambda: spiral(400, 500, "landmark")]
+    if not bench.quick:
+        made += [lambda: spiral(400, 500, "precomputed"), lambda: random(2000, 2500)]
+        made += [lambda: spiral(4000, 5000, "landmark"), lambda: random(5000, 6000)]
+    found = []
+    for make in made:
+        problem = make()
+        large = problem.spaces[0].size > LARGE
+        best = bench.loop(problem, ALL_ON)
+        for phase, names in SWITCHES.items():
+            if not (large and phase.startswith(BY_ANCHORS)):
+                found.append(bench.compared(phase, "all but it", problem, bench.loop(problem, without(names)), best))
+                print(f"{problem.name}: {phase} {found[-1]['ratio']:.2f}x", flush=True)
+    return found
+
+
+def cache(bench: Bench) -> list[Row]:
+    """The whole loop with rows of shortest paths searched anew, and kept."""
+    sizes = [(400, 500)] if bench.quick else [(400, 500), (500, 600), (1000, 1200), (2000, 2500)]
+    found = []
+    for n, k in sizes:
+        searched, kept = spiral(n, k, "uncached"), spiral(n, k, "dijkstra")
+        calls = bench.loop(searched, ALL_ON), bench.loop(kept, ALL_ON)
+        found.append(bench.compared("2 Dijkstra row cache", "all but it", kept, *calls))
+    return found
+
+
+def preparation(bench: Bench) -> list[Row]:
+    """All pairs of shortest paths of both spaces in this process, and as the library has them made."""
+    found = []
+    for n, k in [(400, 500)] if bench.quick else [(2000, 2500), (5000, 6000)]:
+        pair = list(graphs(n, k)[:2])
+        calls = {
+            "before": lambda pair=pair: plain.all_pairs_one_by_one(pair),
+            "after": lambda pair=pair: PrecomputedDistances.from_graphs(pair),
+        }
+        times = interleaved(calls, 3)
+        serial, shared = plain.all_pairs_one_by_one(pair), PrecomputedDistances.from_graphs(pair)
+        gaps = [abs(one / other.scale - other.matrix.numpy()).max() for one, other in zip(serial, shared, strict=True)]
+        same = max(gaps) < 1e-12
+        problem = spiral(n, k, "precomputed")
+        quality = problem.quality(bench.library(problem, GWOptions())()())
+        verdict = said(statistics.median(times["before"]) / statistics.median(times["after"]), same)
+        name = f"all pairs, spiral {n} x {k}"
+        timed = times["before"], times["after"]
+        found.append(row("8 parallel all-pairs preparation", "library", name, *timed, quality, quality, verdict))
+    return found
+
+
+def starts(bench: Bench) -> list[Row]:
+    """The sampled loop of the library from the product plan, annealed, and from landmarks; over seeds."""
+    found = []
+    for n, k, seeds in [(400, 500, 3)] if bench.quick else [(400, 500, 10), (1000, 1200, 10), (4000, 5000, 3)]:
+        problem = spiral(n, k, "landmark")
+        runs = {"before": replace(CRUDE, coarse=None), "after": CRUDE}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        quality: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+        for seed in range(seeds):
+            for name, options in runs.items():
+                began = time.perf_counter()
+                answer = bench.library(problem, options, random_state=seed)()
+                times[name].append(time.perf_counter() - began)
+                rho, value = problem.quality(answer())
+                quality[name].append((rho, value or 0.0))
+        right = {name: sum(rho > RIGHT for rho, _ in each) for name, each in quality.items()}
+        middle = {name: tuple(map(statistics.median, zip(*each, strict=True))) for name, each in quality.items()}
+        verdict = f"right basin {right['before']} of {seeds} before, {right['after']} of {seeds} after"
+        phase, timed = "9 landmark starts, lifted potentials", (times["before"], times["after"])
+        found.append(row(phase, "library", problem.name, *timed, middle["before"], middle["after"], verdict))
+    return found
+
+
+def gradient(bench: Bench) -> list[Row]:
+    """Sampled against exact gradients, both from landmark starts."""
+    made = [lambda: spiral(400, 500, "landmark")]
+    if not bench.quick:
+        made += [lambda: spiral(4000, 5000, "landmark"), lambda: random(2000, 2500)]
+    found = []
+    for make in made:
+        problem = make()
+        calls = bench.library(problem, SAMPLED), bench.library(problem, replace(SAMPLED, gradient="exact"))
+        found.append(bench.compared("10 exact factored gradient", "library", problem, *calls))
+    return found
+
+
+MEMORY = """
+import re, sys
+from pathlib import Path
+import torchgw
+from torchgw.spaces.graph import neighbour_graph
+n, k, strategy = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+X, Y = torchgw.datasets.make_spiral(n)[0], torchgw.datasets.make_swiss_roll(k, random_state=1)[0]
+spaces = [torchgw.LandmarkDistances(neighbour_graph(points)) for points in (X, Y)]
+torchgw.gw_align(X[::10], Y[::10], random_state=0)
+def read(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**10
+Path("/proc/self/clear_refs").write_text("5")
+before = read("VmRSS")
+torchgw.gw_align(*spaces, epsilon=5e-3, options=torchgw.GWOptions(strategy=strategy), random_state=0).argmax()
+print(read("VmHWM") - before)
+"""
+
+
+def streaming(bench: Bench) -> list[Row]:
+    """Score and plan stored against neither."""
+    from benchmarks.scale import isolated
+
+    found = []
+    for n, k in [(400, 500)] if bench.quick else [(2000, 2500), (4000, 5000)]:
+        problem = spiral(n, k, "landmark")
+        options = [GWOptions(strategy=name) for name in ("dense", "streaming")]
+        measured = bench.compared(
+            "11 streaming score", "library", problem, *(bench.library(problem, chosen) for chosen in options)
+        )
+        if bench.device == "cpu":
+            measured["before_mib"], measured["after_mib"] = (isolated(MEMORY, n, k, o.strategy) for o in options)
+        found.append(measured)
+    return found
+
+
+def tiles(bench: Bench) -> list[Row]:
+    """A streamed solve over all pairs of points, and without the tiles that hold no mass."""
+    found = []
+    for n, k in [(4000, 5000)] if bench.quick else [(4000, 5000), (20_000, 25_000)]:
+        problem = spiral(n, k, "landmark")
+        calls = [
+            bench.library(
+                problem, GWOptions(strategy="streaming", ladder=LadderOptions(omitted_mass=mass)), epsilon=1e-3
+            )
+            for mass in (0.0, None)
+        ]
+        found.append(bench.compared("12 tile skipping", "library", problem, *calls))
+    return found
