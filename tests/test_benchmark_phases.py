@@ -13,7 +13,8 @@ import torch
 from benchmarks import common
 from benchmarks.baselines import plain
 from benchmarks.baselines.sampled import ALL_ON, Found, Switches, solve
-from benchmarks.phases import comparison, suite
+from benchmarks.phases import comparison, cumulative, suite
+from benchmarks.phases.bench import Bench
 from benchmarks.phases.work import Answer, Problem, graphs, random, spiral
 from torchgw import DijkstraDistances
 
@@ -145,3 +146,12 @@ def test_groups_keep_the_rows_of_the_others_and_unknown_ones_are_refused(tmp_pat
     assert stored["cumulative"] == [{"b": 2}]
     with pytest.raises(SystemExit, match="groups must be among one, cumulative, got nine"):
         suite.run(groups=["nine"])
+
+
+def test_cumulative_ratios_are_to_the_step_before_and_to_the_first(problem, monkeypatch):
+    times = {"0 plain": [8.0, 4.0, 6.0], "1 one": [4.0, 1.0, 3.0], "2 two": [1.0, 1.0, 1.0]}
+    monkeypatch.setattr(cumulative, "interleaved", lambda calls, **_: [call() for call in calls.values()] and times)
+    answer = Answer(np.arange(len(problem.places[0])), None, 1.0)
+    rows = cumulative._steps(problem, {name: lambda: lambda: answer for name in times}, Bench())
+    assert [row["ratio_to_last"] for row in rows] == [1.0, 2.0, 3.0]
+    assert [row["ratio_to_first"] for row in rows] == [1.0, 2.0, 6.0]

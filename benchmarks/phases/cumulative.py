@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import statistics
-import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.baselines.sampled import Switches
+from benchmarks.common import interleaved, paired
 from benchmarks.phases.bench import SWITCHES, Bench, only
 from benchmarks.phases.comparison import Row
 from benchmarks.phases.groups import SAMPLED
-from benchmarks.phases.work import Problem, Run, spiral
+from benchmarks.phases.work import Answer, Problem, Run, spiral
 from torchgw import GWOptions
 
 FIRST = tuple(name for key, names in SWITCHES.items() if key.startswith("1") for name in names)
 
 
 def cumulative(bench: Bench) -> list[Row]:
-    """The phases one after the other on one problem; each step once warmed up, then timed."""
+    """The phases one after the other, on each kind of distances."""
     n, k = (200, 250) if bench.quick else (400, 500)
     found: list[Row] = []
     for kind in ("landmark",) if bench.quick else ("dijkstra", "precomputed", "landmark"):
@@ -40,27 +41,26 @@ def cumulative(bench: Bench) -> list[Row]:
 
 
 def _steps(problem: Problem, steps: dict[str, Run], bench: Bench) -> list[Row]:
-    rows: list[Row] = []
-    for name, call in steps.items():
-        times: list[float] = []
-        began = time.perf_counter()
-        while not times or (len(times) < 4 and time.perf_counter() - began < bench.budget / 2):
-            start = time.perf_counter()
-            answer = call()
-            times.append(time.perf_counter() - start)
-        rho, value = problem.quality(answer())
-        seconds = statistics.median(times[1:] or times)
-        first, last = (rows[0]["seconds"], rows[-1]["seconds"]) if rows else (seconds, seconds)
+    """All steps in turns, round after round; ratios within the rounds."""
+    ends: dict[str, Callable[[], Answer]] = {}
+
+    def keep(name: str, call: Run) -> Callable[[], None]:
+        return lambda: ends.update({name: call()})
+
+    calls = {name: keep(name, call) for name, call in steps.items()}
+    times = interleaved(calls, rounds=1 if bench.quick else 3, warm=not bench.quick)
+    names, rows = list(steps), []
+    for last, name in zip([names[0], *names], names, strict=False):
+        rho, value = problem.quality(ends[name]())
         rows.append(
             {
                 "problem": problem.name,
                 "step": name,
-                "seconds": seconds,
-                "ratio_to_last": last / seconds,
-                "ratio_to_first": first / seconds,
+                "seconds": statistics.median(times[name]),
+                "ratio_to_last": paired(times[last], times[name]),
+                "ratio_to_first": paired(times[names[0]], times[name]),
                 "rho": rho,
                 "value": value,
             }
         )
-        print(f"{problem.name}: {name} {seconds:.3g} s", flush=True)
     return rows
