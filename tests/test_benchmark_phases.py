@@ -138,11 +138,21 @@ def test_groups_keep_the_rows_of_the_others_and_unknown_ones_are_refused(tmp_pat
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(suite, "RESULTS", tmp_path)
     monkeypatch.setattr(common, "require_green", lambda: None)
-    monkeypatch.setattr(suite, "GROUPS", {"one": lambda bench: [{"a": 1}], "cumulative": lambda bench: [{"b": 2}]})
+    row = comparison.row("7", "alone", "spiral", [4.0], [2.0], (0.99, 0.5), (0.98, None), "pays", (10.0, 20.0))
+    monkeypatch.setattr(suite, "GROUPS", {"one": lambda bench: [row], "cumulative": lambda bench: [{"b": 2}]})
     suite.run()
     suite.run(groups=["one"])
     stored = json.loads((tmp_path / "phases.json").read_text())
-    assert stored["rows"] == [{"a": 1}]
+    assert stored["rows"] == [row]
+    assert list(stored["summary"][0].values()) == [
+        "7",
+        "alone",
+        "spiral",
+        "4 s, rho 0.9900, value 0.50000, 10 MiB",
+        "2 s, rho 0.9800, 20 MiB",
+        "2.00x",
+        "pays",
+    ]
     assert stored["cumulative"] == [{"b": 2}]
     with pytest.raises(SystemExit, match="groups must be among one, cumulative, got nine"):
         suite.run(groups=["nine"])

@@ -28,6 +28,26 @@ GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
+def line(entry: Row) -> dict[str, str]:
+    """A row as documents show it."""
+
+    def side(name: str) -> str:
+        value, memory = entry[f"{name}_value"], entry[f"{name}_mib"]
+        judged = f"{entry[f'{name}_s']:.3g} s, rho {entry[f'{name}_rho']:.4f}"
+        judged += "" if value == "-" else f", value {value:.5f}"
+        return judged + ("" if memory == "-" else f", {memory:.0f} MiB")
+
+    return {
+        "phase": entry["phase"],
+        "how": entry["how"],
+        "problem": entry["problem"],
+        "before": side("before"),
+        "after": side("after"),
+        "ratio": f"{entry['ratio']:.2f}x",
+        "verdict": entry["verdict"],
+    }
+
+
 def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu") -> None:
     """Run the groups, keep the stored rows of the others, and store the results."""
     unknown = set(groups or ()) - set(GROUPS)
@@ -48,4 +68,5 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
         print(f"\n# {group}", flush=True)
         show(held[group])
         rows = [entry for key in GROUPS if key != "cumulative" for entry in held.get(key, [])]
-        write(name, rows, quick=quick, cumulative=held.get("cumulative", []), groups=held)
+        short = [line(entry) for entry in rows]
+        write(name, rows, quick=quick, summary=short, cumulative=held.get("cumulative", []), groups=held)
