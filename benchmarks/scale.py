@@ -28,9 +28,12 @@ SIZES: dict[str, list[tuple[int, int, float, float | None, float | None]]] = {
     "20000": [(20_000, 25_000, 5e-2, 10, None), (20_000, 25_000, 5e-3, 30, None)],
     "45000": [(45_000, 45_000, 5e-2, 20, 1.5), (45_000, 45_000, 5e-3, 120, 1.5)],
     "100000": [(100_000, 120_000, 5e-2, 90, 3.0)],
+    "published": [
+        (n, k, 5e-2, None, None) for n, k in ((10_000, 12_000), (30_000, 35_000), (35_000, 40_000), (40_000, 50_000))
+    ],
     "million": [(1_000_000, 1_000_000, 5e-2, None, 8.0)],
 }
-EXPONENT = 1.2
+EXPONENT, SMALLEST = 1.2, 20_000
 
 ALIGN = """
 import json, resource, sys, time, warnings
@@ -165,9 +168,10 @@ def sizes(name: str) -> list[Row]:
 
 def growth(rows: list[Row]) -> list[Row]:
     """The exponent of time by size over all sizes at the loose tolerance."""
-    found = [row["detail"] for row in rows if row["detail"].get("tol") == 5e-2]
+    found = [row["detail"] for row in rows if row["detail"].get("tol") == 5e-2 and row["detail"]["n"] >= SMALLEST]
     if len(found) < 3:
         return []
+    found.sort(key=lambda entry: entry["n"])
     size, seconds = ([math.log(entry[name]) for entry in found] for name in ("n", "seconds"))
     exponent = float(np.polyfit(size, seconds, 1)[0])
     ends = (seconds[-1] - seconds[0]) / (size[-1] - size[0])
@@ -246,6 +250,7 @@ GROUPS = {
     "prototype": prototype,
     "45000": lambda: sizes("45000"),
     "100000": lambda: sizes("100000"),
+    "published": lambda: sizes("published"),
     "tiles": tiles,
     "lowrank": lowrank,
     "unseen": unseen,
