@@ -1,6 +1,8 @@
-"""Tables of the README and the optimisation log, written from the stored results so that they cannot drift apart.
+"""Tables of the documents, written from the stored results so that they cannot drift apart.
 
-A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a result file, NAME:summary its summary.
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a result file, NAME:summary its summary,
+"published" what others have published of theirs, with ours beside it.
+``<!-- table NAME | solver, N, seconds -->`` takes these columns alone.
 """
 
 from __future__ import annotations
@@ -10,32 +12,43 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks import beside
 from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md")
-MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCUMENTS = tuple(
+    name for name in ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md") if (ROOT / name).exists()
+)
+MARKED = re.compile(r"(<!-- table (\S+)(?: \| (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def table(name: str) -> str:
-    """One result file as a Markdown table."""
+def table(name: str, chosen: str | None = None) -> str:
+    """One result file as a Markdown table, of all columns or of those ``chosen``."""
     file, _, part = name.partition(":")
-    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{file}.json").read_text())[part or "rows"]
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([_text(value) for value in row.values()] for row in rows)]
+    rows: list[dict[str, Any]] = (
+        beside.rows() if name == "published" else json.loads((RESULTS / f"{file}.json").read_text())[part or "rows"]
+    )
+    columns = chosen.split(", ") if chosen else list(dict.fromkeys(column for row in rows for column in row))
+    unknown = [column for column in columns if all(column not in row for row in rows)]
+    if unknown:
+        raise ValueError(f"{name} has no column {', '.join(unknown)}")
+    lines = [columns, ["---"] * len(columns), *([_text(row.get(column)) for column in columns] for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "-"
     return f"{value:.3g}" if isinstance(value, float) and abs(value) < 0.99 else _plain(value)
 
 
 def _plain(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
 def filled(text: str) -> str:
     """A document with its tables written anew."""
-    return MARKED.sub(lambda found: f"{found[1]}{table(found[2])}{found[3]}", text)
+    return MARKED.sub(lambda found: f"{found[1]}{table(found[2], found[3])}{found[4]}", text)
 
 
 def run() -> None:

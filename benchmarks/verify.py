@@ -1,7 +1,7 @@
 """No result without green tests: ``python -m benchmarks verify`` runs them and remembers the code they passed on.
 
-What is stored beside the repository's files is a hash of the package and its tests. Suites that write results ask for it
-before they begin and again when they write, so a figure always belongs to code whose tests have passed.
+What is stored beside the repository's files is a hash of the package and its tests. Suites that write results ask for
+it before they begin and again when they write, so a figure always belongs to code whose tests have passed.
 """
 
 from __future__ import annotations
