@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,6 @@ from torchgw import PrecomputedDistances, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces.graph import neighbour_graph
 
-HERE = Path(__file__).parent
-PUBLISHED = HERE.parent / ".venv-published" / "bin" / "python"
 SIZES = ((400, 500), (1000, 1200), (2000, 2500), (4000, 5000))
 Row = dict[str, Any]
 
@@ -68,6 +66,9 @@ def speed() -> list[Row]:
     """Points to plan at 2000 x 2500 against the published solver and POT, which is given its distances."""
     import ot
 
+    from benchmarks.peers.launch import launch
+    from benchmarks.peers.solvers import named
+
     n, k = 2000, 2500
     X, x, Y, y = clouds(n, k, 0)
     p, q = np.full(n, 1 / n), np.full(k, 1 / k)
@@ -83,14 +84,17 @@ def speed() -> list[Row]:
         lambda: ot.gromov.entropic_gromov_wasserstein(DX, DY, p, q, "square_loss", epsilon=1e-3, max_iter=100)
     )
     times["POT entropic"].append(seconds)
-    with tempfile.TemporaryDirectory() as folder:
-        given, got = Path(folder) / "in.npz", Path(folder) / "out.npz"
-        np.savez(given, X=X, Y=Y)
-        script = HERE / "peers" / "published.py"
-        subprocess.run([str(PUBLISHED), str(script), str(given), str(got), "0", "full"], check=True, cwd=folder)
-        with np.load(got) as out:
-            times["torchgw 0.4.2"] = [float(out["seconds"])]
-            rho = float(spearmanr(x, y[out["plan"].argmax(1)])[0])
+    settings = {"distance_mode": "landmark", "M": 80, "epsilon": 0.005, "k": 5, "max_iter": 300}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "X.npy", X)
+        np.save(folder / "Y.npy", Y)
+        published = replace(named("torchgw 0.4.2, from points"), settings=settings)
+        done = launch(published, [folder / "X.npy", folder / "Y.npy"], folder, 1800)
+        if done.seconds is None:
+            raise RuntimeError(f"torchgw 0.4.2: {done.reason}")
+        times["torchgw 0.4.2"] = [done.seconds]
+        rho = float(spearmanr(x, y[np.load(folder / "plan.npy").argmax(1)])[0])
     ours = statistics.median(times["ours"])
     ratios = {name: statistics.median(values) / ours for name, values in times.items() if name != "ours"}
     own = float(spearmanr(x, y[result.argmax()])[0])

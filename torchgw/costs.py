@@ -7,7 +7,7 @@ anchor pairs of (D_X[i, i_m] - D_Y[j, j_m])^2. The N x K matrix need not exist.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class FactoredCost:
         """
         u0, v0 = self.U.mean(0), self.V.mean(0)
         row, column = self.U @ v0, self.V @ u0 - u0 @ v0
-        centred = replace(self, a=self.a - 2 * row, b=self.b - 2 * column, U=self.U - u0, V=self.V - v0)
+        centred = FactoredCost(self.a - 2 * row, self.b - 2 * column, self.U - u0, self.V - v0, self.extra)
         return centred, row, column
 
     def taken(self, rows: Tensor, columns: Tensor) -> FactoredCost:

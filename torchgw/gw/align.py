@@ -231,7 +231,8 @@ def gw_align(
         raise MemoryError(asked + against)
     chosen, kernels = choose_kernels(strategy, backend, where, (n, k), options)
     logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
-    logger.info("strategy %s", estimate(n, k, epsilon=epsilon, options=options, device=where))
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("strategy %s", estimate(n, k, epsilon=epsilon, options=options, device=where))
 
     ready = time.perf_counter()  # a compiler may have been tried
     made, graphs = make_providers(checked, options.spaces)

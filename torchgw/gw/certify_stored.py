@@ -103,6 +103,8 @@ def linear_bound(model: Model) -> float:
 
     Penalties that stand for constraints are no part of the value.
     """
+    if model.cost is None and model.penalty is None:
+        return 0.0
     counted = model if model.strength < math.inf else replace(model, penalty=None)
     linear = counted.linear(torch.float64)
     if linear is None or model.marginals.free_mass or model.marginals.total is not None:

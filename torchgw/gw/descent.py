@@ -85,7 +85,7 @@ def descend(
     began = time.perf_counter() - (history.elapsed[-1] if history.elapsed else 0.0)
     dtype = start.f.dtype
     row, column = (mass.to(dtype) for mass in model.masses)
-    log_p, log_q = (mass.log2().to(dtype) for mass in model.masses)
+    log_p, log_q = (side.to(dtype) for side in model.logs)
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
     cost = gradient(start.coupling(), row) if start.cost is None else start.cost
     f, g, last_epsilon = start.f, start.g, start.epsilon or epsilon_at(0, epsilon, annealing)

@@ -88,16 +88,15 @@ class Inner(Protocol):
 
 
 class StoredInner:
-    """Stores score and plan, 8 bytes for each pair in float32, and reuses both."""
+    """Stores score and plan, 8 bytes for each pair in float32, and reuses both, with the masses in their dtype."""
 
     def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
         self.kernel, self.model, self.options = kernel, model, options
-        self._score, self._plan = torch.empty(0), torch.empty(0)
+        self._score, self._plan, self._masses = torch.empty(0), torch.empty(0), model.masses
 
     def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
         state = self.potentials(linear, f, g)
-        p, q = (mass.to(linear.A.dtype) for mass in self.model.masses)
-        rounded(self._plan, p, q, self.model.marginals)
+        rounded(self._plan, *self._masses, self.model.marginals)
         overlap = _overlap(self._score, self._plan)
         return Transported(
             state.f, state.g, DenseCoupling(self._plan), overlap, state.moved, state.residual, state.n_iter
@@ -109,6 +108,8 @@ class StoredInner:
         shape, dtype = (len(A), len(B)), A.dtype
         if self._score.shape != shape or self._score.dtype != dtype or self._score.device != A.device:
             self._score, self._plan = A.new_empty(shape), A.new_empty(shape)
+            p, q = self.model.masses
+            self._masses = p.to(dtype), q.to(dtype)
         score, plan, options = self._score, self._plan, self.options
         torch.mm(A, B.T, out=score)
         if linear.extra is not None:

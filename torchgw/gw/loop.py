@@ -61,7 +61,7 @@ def solve(
     began, stopping, inner = time.perf_counter(), options.stopping, options.sinkhorn
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
     row = model.p.to(start.f.dtype)
-    log_p = model.p.log2().to(row.dtype)
+    log_p = model.logs[0].to(row.dtype)
     score = row.new_empty(len(model.p), len(model.q))
     plan, plateau, history, status = PlanWatch(score), Plateau(), History(), Status.MAX_ITER
     coupling, f, g, iteration, n_inner = start.coupling(), start.f, start.g, 0, 0

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -97,6 +98,15 @@ class Model:
     def masses(self) -> tuple[Tensor, Tensor]:
         return self.p, self.q
 
+    @cached_property
+    def logs(self) -> tuple[Tensor, Tensor]:
+        """Base-2 logarithms of the masses."""
+        return self.p.log2(), self.q.log2()
+
+    @cached_property
+    def _hard_sides(self) -> dict[torch.dtype, tuple[Side, Side]]:
+        return {}
+
     def on(self, p: Tensor, q: Tensor, cost: FactoredCost | None, penalty: FactoredCost | None) -> Model:
         """The same demands on other points."""
         return replace(self, p=p, q=q, cost=cost, penalty=penalty)
@@ -139,8 +149,13 @@ class Model:
 
     def sides(self, epsilon: float, cost: FactoredCost, dtype: torch.dtype) -> tuple[Side, Side]:
         """Both sides of the linear problem with this cost, in the gauge of the score 2 U V^T log2(e) / epsilon."""
-        log_p, log_q = self.p.log2().to(dtype), self.q.log2().to(dtype)
-        return self.sides_of(log_p, log_q, epsilon, *cost.offsets(epsilon))
+        if dtype in self._hard_sides:
+            return self._hard_sides[dtype]
+        log_p, log_q = (side.to(dtype) for side in self.logs)
+        found = self.sides_of(log_p, log_q, epsilon, *cost.offsets(epsilon))
+        if self.marginals.balanced:  # the same for every cost and epsilon
+            self._hard_sides[dtype] = found
+        return found
 
     def sides_of(
         self, log_p: Tensor, log_q: Tensor, epsilon: float, row_offset: Tensor, column_offset: Tensor

@@ -23,8 +23,10 @@ def warn_unless_converged(result: GWResult) -> None:
 
 def warn_if_broken(result: GWResult) -> None:
     """Say that masses leave more on forbidden pairs than rounding would."""
+    if not result.constrained:
+        return
     mass = float(result.coupling.marginal(1).sum())
-    if result.constrained and result.violation > (BROKEN + 2 * result.marginal_residual) * mass:
+    if result.violation > (BROKEN + 2 * result.marginal_residual) * mass:
         warnings.warn(
             f"{result.violation / mass:.1%} of the mass is on pairs that supervision= forbids: the masses leave it no "
             f"other place; relax the marginals (SemiRelaxed, Unbalanced or Partial), or give the rules a strength",

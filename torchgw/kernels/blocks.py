@@ -27,9 +27,8 @@ def block_rows(n: int, k: int, device: torch.device) -> int:
     return max(1, min(n, BLOCK_ELEMENTS.get(device.type, 2**24) // max(k, 1)))
 
 
-def blocks(n: int, k: int, device: torch.device) -> Iterator[slice]:
-    """Consecutive blocks of the rows."""
-    step = block_rows(n, k, device)
+def blocks(n: int, step: int) -> Iterator[slice]:
+    """Consecutive blocks of ``step`` rows."""
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
 
@@ -44,8 +43,9 @@ def _exponentials(fill: Fill, where: slice, bias: Tensor, buffer: Tensor) -> tup
 def over_columns(fill: Fill, n: int, bias: Tensor) -> Tensor:
     """log2 sum_j 2^(S_ij + bias_j), (N,); -inf where every term is."""
     k = len(bias)
-    out, buffer = bias.new_empty(n), bias.new_empty(block_rows(n, k, bias.device), k)
-    for where in blocks(n, k, bias.device):
+    step = block_rows(n, k, bias.device)
+    out, buffer = bias.new_empty(n), bias.new_empty(step, k)
+    for where in blocks(n, step):
         weights, highest = _exponentials(fill, where, bias, buffer)
         out[where] = weights.sum(1).log2_().add_(highest)
     return out.masked_fill_(out < FLOOR / 2, -torch.inf)
@@ -54,8 +54,9 @@ def over_columns(fill: Fill, n: int, bias: Tensor) -> Tensor:
 def sweep(fill: Fill, n: int, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
     """One read and one exponential for each entry; see `torchgw.kernels.kernel`."""
     k = len(g)
-    out, columns, buffer = torch.empty_like(f), torch.zeros_like(g), g.new_empty(block_rows(n, k, g.device), k)
-    for where in blocks(n, k, g.device):
+    step = block_rows(n, k, g.device)
+    out, columns, buffer = torch.empty_like(f), torch.zeros_like(g), g.new_empty(step, k)
+    for where in blocks(n, step):
         weights, highest = _exponentials(fill, where, g, buffer)
         new = relax(f[where], half_step(log_p[where], weights.sum(1).log2_().add_(highest)), weight)
         columns.addmv_(weights.T, (new + highest).clamp_max_(HIGHEST_EXPONENT).exp2_())
@@ -72,7 +73,7 @@ def logarithms(sums: Tensor) -> Tensor:
 def absorb(fill: Fill, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
     """2^(S + f + g) into ``out`` (N, K), a block at a time."""
     n, k = out.shape
-    for where in blocks(n, k, out.device):
+    for where in blocks(n, block_rows(n, k, out.device)):
         fill(where, g, out[where]).add_(f[where, None]).clamp_min_(LOWEST_EXPONENT).exp2_()
     out[torch.isneginf(f)] = 0.0
     out[:, torch.isneginf(g)] = 0.0

@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def unable(request: Request) -> str | None:
     """Why no Triton kernel can run this request."""
-    if find_spec("triton") is None:
+    if not installed("triton"):
         return "the package triton is not installed"
     if interpreted():
         return None
@@ -30,6 +30,12 @@ def unable(request: Request) -> str | None:
     if torch.version.hip is None and torch.cuda.get_device_capability(request.device) < OLDEST:
         return f"Triton kernels need compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
     return None
+
+
+@cache
+def installed(package: str) -> bool:
+    """Whether a package is there; looked for once, as that reads folders."""
+    return find_spec(package) is not None
 
 
 def interpreted() -> bool:

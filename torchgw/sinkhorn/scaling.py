@@ -128,10 +128,10 @@ def feasible(plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
     The dense form of `torchgw.sinkhorn.rounding`.
     """
     tiny = torch.finfo(p.dtype).tiny
-    plan.mul_((p / plan.sum(-1).clamp_min(tiny)).clamp_max(1.0)[..., :, None])
+    plan.mul_((p / plan.sum(-1).clamp_min(tiny)).clamp_max(1.0).unsqueeze(-1))
     columns = plan.sum(-2)
     shrink = (q / columns.clamp_min(tiny)).clamp_max(1.0)
-    plan.mul_(shrink[..., None, :])
+    plan.mul_(shrink.unsqueeze(-2))
     missing_p, missing_q = (p - plan.sum(-1)).clamp_min(0.0), (q - columns * shrink).clamp_min(0.0)
     share = missing_q / missing_q.sum(-1, keepdim=True).clamp_min(tiny)
     return plan.add_(missing_p[..., :, None] * share[..., None, :]) if plan.ndim > 2 else plan.addr_(missing_p, share)

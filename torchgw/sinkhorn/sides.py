@@ -19,7 +19,7 @@ problems", 2018; J.-D. Benamou et al., "Iterative Bregman projections for regula
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class Side:
             return 0.0 if self.weak is None else self.weak
         return (1 - self.tau) / self.tau if isinstance(self.tau, Tensor) or self.tau else torch.inf
 
-    @property
+    @cached_property
     def hard(self) -> bool:
         """Whether the marginal holds exactly after a half-step."""
         return self.total is None and not isinstance(self.tau, Tensor) and self.tau == 1.0
@@ -85,7 +85,7 @@ class Side:
         not carry it.
         """
         if self.hard:
-            new = self.mass / sums.clamp_min(torch.finfo(sums.dtype).tiny)
+            new = self.mass / sums.clamp_min(_tiny(sums.dtype))
             return torch.where(self.empty, 1.0, new)
         if self.total is None:
             kept = self.log_mass - self._slack * (f + self._offset(f))
@@ -150,6 +150,12 @@ class Side:
     def _level(self, x: Tensor) -> Tensor:
         assert self.total is not None
         return water_level(x, self.mass, self.total)
+
+
+@cache
+def _tiny(dtype: torch.dtype) -> float:
+    """The smallest normal number; kept, because every half-step asks for it."""
+    return torch.finfo(dtype).tiny
 
 
 def translation(row: Side, column: Side, f: Tensor, g: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2,
 from __future__ import annotations
 
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,16 +62,14 @@ class EuclideanDistances:
         return len(self._x)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> EuclideanDistances:
-        other = copy(self)
-        other._x = self._x.to(device, dtype)
-        return other
+        return self._of(self._x.to(device, dtype))
 
     def with_scale(self, scale: float) -> EuclideanDistances:
         """The same distances divided by ``scale``, a constant."""
-        other = copy(self)
-        other.scale, other.fixed = validate.real("scale", scale, above=0.0), True
-        ratio = self.scale / other.scale
-        other._x = self._x * (ratio**0.5 if self.squared else ratio)
+        wanted = validate.real("scale", scale, above=0.0)
+        ratio = self.scale / wanted
+        other = self._of(self._x * (ratio**0.5 if self.squared else ratio))
+        other.scale, other.fixed = wanted, True
         return other
 
     def rows(self, index: Tensor) -> Tensor:
@@ -78,7 +77,18 @@ class EuclideanDistances:
         return distance.square() if self.squared else distance
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
+        return self._factors
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor] | None:
         return squared_factors(self._x) if self.squared else None
+
+    def _of(self, x: Tensor) -> EuclideanDistances:
+        """The same space with its points elsewhere, in another dtype or scaled."""
+        other = copy(self)
+        other._x = x
+        other.__dict__.pop("_factors", None)
+        return other
 
 
 def distances(x: Tensor, y: Tensor) -> Tensor:

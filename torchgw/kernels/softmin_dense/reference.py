@@ -43,9 +43,9 @@ def _reader(score: Tensor) -> Fill:
 
 def _over_rows(score: Tensor, bias: Tensor) -> Tensor:
     n, k = score.shape
-    highest, total = bias.new_full((k,), FLOOR), bias.new_zeros(k)
-    buffer = bias.new_empty(block_rows(n, k, score.device), k)
-    for where in blocks(n, k, score.device):
+    step = block_rows(n, k, score.device)
+    highest, total, buffer = bias.new_full((k,), FLOOR), bias.new_zeros(k), bias.new_empty(step, k)
+    for where in blocks(n, step):
         block = score[where]
         exponent = torch.add(block, bias[where, None], out=buffer[: len(block)])
         higher = torch.maximum(highest, exponent.amax(0))

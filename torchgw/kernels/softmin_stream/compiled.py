@@ -24,8 +24,9 @@ def build() -> Kernel:
         kept, summed = (A, B) if axis == 1 else (B, A)
         n, k = len(kept), len(summed)
         fill = reference.product(kept, summed)
-        out, buffer = bias.new_empty(n), bias.new_empty(block_rows(n, k, bias.device), k)
-        for where in blocks(n, k, bias.device):
+        step = block_rows(n, k, bias.device)
+        out, buffer = bias.new_empty(n), bias.new_empty(step, k)
+        for where in blocks(n, step):
             exponent = fill(where, bias, buffer[: where.stop - where.start])
             # A size of one would be compiled for itself.
             out[where] = reduced(exponent) if min(exponent.shape) > 1 else _reduced(exponent)

@@ -1,0 +1,263 @@
+"""What a library call costs beyond its tensor code: `gw_align` against `benchmarks.baselines.flat` on the same problem.
+
+Both give the same plan, value, certificate and iteration counts, which is checked at every size before anything is
+timed. What the library does besides is validation, planning, the choice of kernels, and objects around the same
+operations: a fixed cost of each call, and some microseconds of each iteration.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.baselines import flat
+from benchmarks.common import interleaved, paired, show, write
+from torchgw import (
+    EuclideanDistances,
+    GWOptions,
+    GWResult,
+    SinkhornOptions,
+    StoppingOptions,
+    gw_align,
+    validate,
+)
+from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.gw import align
+
+Row = dict[str, Any]
+ROUNDS = {50: 101, 100: 61, 500: 31, 1000: 15, 5000: 3}
+QUICK_ROUNDS = {50: 31, 100: 25, 500: 15, 1000: 15}
+DTYPES = (torch.float32, torch.float64)
+EPSILON = 5e-3
+MOST_PERCENT, FROM = 5.0, 500
+SAME = 1e-12
+LARGE, LARGE_ITERATIONS, LARGE_SINKHORN = 5000, 6, 20
+EXPLAINED_SIZE, EXPLAINED_ROUNDS = 50, 60
+PARTS = {
+    "validation": (
+        "as_pair", "check_alpha", "check_cost", "check_distances", "check_init", "check_space", "pick_device", "suited",
+        "tensors_of",
+    ),
+    "planning": ("choose_strategy", "dense_bytes", "estimate", "refuse", "why_not_exact"),
+    "choice of kernels": ("choose_kernels",),
+    "masses, model and generator": ("make_generator", "make_model"),
+    "result object and warnings": (
+        "GWResult", "known_points", "off", "warn_if_ambiguous", "warn_if_broken", "warn_unless_converged",
+    ),
+    "solve": ("solved_where_it_fits",),
+}  # fmt: skip
+VALIDATORS = ("choice", "instance", "integer", "masses", "memory", "real")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two clouds, and both ways to align them from the points, at most ``max_iter`` outer iterations long."""
+
+    X: NDArray[np.float64]
+    Y: NDArray[np.float64]
+    dtype: torch.dtype
+    max_iter: int = 300
+    most_inner: int = 100
+    most_last: int = 2000
+
+    @cached_property
+    def options(self) -> GWOptions:
+        """The library's own but for the search, which is left out, and the limits."""
+        return GWOptions(
+            coarse=None,
+            gradient="exact",
+            strategy="dense",
+            mixed_precision=self.dtype == torch.float32,
+            stopping=StoppingOptions(max_iter=self.max_iter),
+            sinkhorn=SinkhornOptions(exact_max_iter=self.most_inner, final_max_iter=self.most_last),
+        )
+
+    def library(self) -> GWResult:
+        """By one call."""
+        spaces = EuclideanDistances(self.X, squared=True), EuclideanDistances(self.Y, squared=True)
+        return gw_align(*spaces, epsilon=EPSILON, options=self.options, device="cpu", random_state=0)
+
+    def flat(self) -> flat.Flat:
+        """By flat tensor code."""
+        limits = {"max_iter": self.max_iter, "exact_max_iter": self.most_inner, "final_max_iter": self.most_last}
+        return flat.align(self.X, self.Y, EPSILON, self.dtype, **limits)
+
+
+def case(n: int, k: int, dtype: torch.dtype) -> Case:
+    """A spiral and a roll. The large ones stop early, so that a call takes seconds."""
+    X, Y = make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
+    if max(n, k) < LARGE:
+        return Case(X, Y, dtype)
+    return Case(X, Y, dtype, LARGE_ITERATIONS, LARGE_SINKHORN, LARGE_SINKHORN)
+
+
+def check_same(case: Case) -> flat.Flat:
+    """Both give the same, else nothing is worth timing; an `AssertionError` says what differs and by how much.
+
+    The plan is compared in the library's form, factors and potentials, and as a matrix.
+    """
+    result, expected = case.library(), case.flat()
+    counts = (result.n_iter, result.n_iter_sinkhorn), (expected.n_iter, expected.n_iter_sinkhorn)
+    assert counts[0] == counts[1], f"iterations (outer, inner) are {counts[0]} and {counts[1]}"
+    certificate = result.certificate
+    numbers = {
+        "value": (result.value, expected.value),
+        "lower bound": (certificate.lower_bound, expected.lower_bound),
+        "stationarity": (certificate.stationarity, expected.stationarity),
+        "gap": (certificate.gap, expected.gap),
+        "marginal error": (result.marginal_error, expected.marginal_error),
+        "marginal residual": (result.marginal_residual, expected.marginal_residual),
+    }
+    off = {name: abs(one - other) for name, (one, other) in numbers.items()}
+    found: Any = result.coupling
+    tensors = {name: (getattr(found, name), getattr(expected, name)) for name in "ABfgxy"}
+    tensors["plan"] = found.to_dense(), expected.plan
+    for name, (one, other) in tensors.items():
+        off[name] = float((one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny))
+    worst = max(off, key=lambda name: off[name])
+    assert off[worst] <= SAME, f"{worst} differs by {off[worst]:.1e}"
+    return expected
+
+
+def timed(case: Case, rounds: int) -> dict[str, list[float]]:
+    """Seconds of both in every round; the order turns from one round to the next."""
+    calls: dict[str, Callable[[], object]] = {"library": case.library, "flat": case.flat}
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        order = dict(reversed(calls.items())) if turn % 2 else calls
+        for name, seconds in interleaved(order, rounds=1, warm=turn == 0).items():
+            found[name] += seconds
+    return found
+
+
+def row(case: Case, rounds: int) -> Row:
+    """Check, time and judge one size."""
+    same = check_same(case)
+    seconds = timed(case, rounds)
+    ours, theirs = seconds["library"], seconds["flat"]
+    n, percent = len(case.X), 100 * (paired(ours, theirs) - 1)
+    ratios = [100 * (a / b - 1) for a, b in zip(ours, theirs, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    extra = statistics.median(a - b for a, b in zip(ours, theirs, strict=True))
+    return {
+        "N": n,
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "iterations": same.n_iter,
+        "inner iterations": same.n_iter_sinkhorn,
+        "rounds": rounds,
+        "library_ms": 1e3 * statistics.median(ours),
+        "flat_ms": 1e3 * statistics.median(theirs),
+        "overhead_percent": percent,
+        "quartiles": f"{low:.1f} to {high:.1f}",
+        "fixed_ms": 1e3 * extra,
+        "where": where(n, percent, high - low),
+        "required": f"< {MOST_PERCENT:g} %" if n >= FROM else "-",
+        "met": percent < MOST_PERCENT if n >= FROM else "-",
+    }
+
+
+def where(n: int, percent: float, spread: float) -> str:
+    """Where a difference goes, or that there is none beyond what the rounds resolve."""
+    if abs(percent) < spread / 2:
+        return "within the spread of the rounds"
+    if n < FROM:
+        return "Python around tensor operations that take a few microseconds each; see explained"
+    return "Python around tensor operations, and a buffer for each softmin"
+
+
+def explained(rounds: int) -> list[Row]:
+    """The fixed cost of a call at the smallest size by part: the medians of what each takes beyond the flat code."""
+    small = case(EXPLAINED_SIZE, EXPLAINED_SIZE, DTYPES[0])
+    small.library(), small.flat()
+    collected: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for part, seconds in _parts(small).items():
+            collected[part].append(seconds)
+    return [{"what": part, "ms": 1e3 * statistics.median(seconds)} for part, seconds in collected.items()]
+
+
+def _parts(case: Case) -> dict[str, float]:
+    """Seconds of each part of one call, less those of the flat code where that has the part too."""
+    with _stopwatches() as spent:
+        began = time.perf_counter()
+        timings = case.library().timings
+        whole = time.perf_counter() - began
+    began = time.perf_counter()
+    same = case.flat().seconds
+    flat_whole = time.perf_counter() - began
+    inside = sum(timings[name] for name in ("search", "solve", "finish"))
+    parts = {name: spent[name] for name in PARTS if name != "solve"}
+    ending = timings["finish"] + spent["solve"] - inside
+    parts |= {
+        "distance providers": spent["providers"] - same["points"],
+        "gradient and start": timings["search"] - same["search"],
+        "iterations": timings["solve"] - same["solve"],
+        "value, certificate and outcome": ending - same["finish"],
+        "gw_align itself": whole - sum(spent.values()),
+    }
+    return parts | {"all of it": whole - flat_whole}
+
+
+@contextmanager
+def _stopwatches() -> Iterator[dict[str, float]]:
+    """Seconds spent in the parts of `gw_align`, each in the outermost of its functions."""
+    spent: dict[str, float] = defaultdict(float)
+    running: list[str] = []
+
+    def watched(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*given: Any, **named: Any) -> Any:
+            if running:
+                return function(*given, **named)
+            running.append(part)
+            began = time.perf_counter()
+            try:
+                return function(*given, **named)
+            finally:
+                spent[part] += time.perf_counter() - began
+                running.pop()
+
+        return run
+
+    places = [(part, align, name) for part, names in PARTS.items() for name in names]
+    places += [("validation", validate, name) for name in VALIDATORS]
+    with ExitStack() as stack:
+        for part, module, name in places:
+            stack.enter_context(patch.object(module, name, watched(part, getattr(module, name))))
+        made = watched("providers", EuclideanDistances)
+        stack.enter_context(patch.dict(globals(), EuclideanDistances=made))
+        yield spent
+
+
+def measure(rounds: dict[int, int]) -> list[Row]:
+    """A row for each size and dtype, printed as they come."""
+    rows = []
+    for n, dtype in ((n, dtype) for n in rounds for dtype in DTYPES):
+        rows.append(row(case(n, n, dtype), rounds[n]))
+        show(rows[-1:])
+    return rows
+
+
+def run(quick: bool = False) -> None:
+    """Measure, print, store."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = measure(QUICK_ROUNDS if quick else ROUNDS)
+        parts = explained(EXPLAINED_ROUNDS // 2 if quick else EXPLAINED_ROUNDS)
+    write("overhead", rows, quick=quick, explained=parts)
+    print()
+    show(rows)
+    print()
+    show(parts)

@@ -1,0 +1,169 @@
+"""A spiral and a Swiss roll, aligned by everybody: time, memory, value, marginals and matching.
+
+All are given the same distances, or the points where they start from points. In the first round everybody runs, in the
+others those that were quick, so a ratio compares runs of one round, and slow ones count once.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import QUICK, RESULTS, paired, show, write
+from benchmarks.peers.evaluate import Quality, evaluate
+from benchmarks.peers.launch import Run, installed, launch
+from benchmarks.peers.solvers import SOLVERS, Solver
+from benchmarks.quality import geodesics, timed
+from torchgw.datasets import make_spiral, make_swiss_roll
+
+SIZES = ((400, 500), (1000, 1200), (2000, 2500), (4000, 5000))
+QUICK_SIZES = ((200, 250), (400, 500))
+BASES = {"points": "torchgw, from points", "distances": "torchgw, from distances"}
+BRIEF = 20.0
+FILES = {"points": ("X", "Y"), "distances": ("DX", "DY")}
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Files of points and distances in a folder, and the angles that tell the true matching."""
+
+    folder: Path
+    x: np.ndarray
+    y: np.ndarray
+
+    @classmethod
+    def make(cls, folder: Path, n: int, k: int) -> tuple[Problem, float]:
+        """Write a spiral of ``n`` and a roll of ``k`` points; with the seconds that the distances took."""
+        X, x = make_spiral(n)
+        Y, y = make_swiss_roll(k, random_state=1)
+        (DX, DY), seconds = timed(lambda: geodesics(X, Y))
+        for name, array in {"X": X, "Y": Y, "DX": DX, "DY": DY}.items():
+            np.save(folder / f"{name}.npy", array)
+        return cls(folder, x, y), seconds
+
+    def inputs(self, source: str) -> list[Path]:
+        """The two files that a solver is given."""
+        return [self.folder / f"{name}.npy" for name in FILES[source]]
+
+    def judge(self, plan: Path) -> Quality:
+        """How good a stored plan is."""
+        return evaluate(np.load(plan), *(np.load(file) for file in self.inputs("distances")), self.x, self.y)
+
+
+def measure(solvers: Sequence[Solver], problem: Problem, rounds: int, limit: float) -> list[Row]:
+    """Run all solvers in rounds; a row for each."""
+    runs: dict[str, list[Run]] = {solver.name: [] for solver in solvers}
+    found: dict[str, Quality] = {}
+    for number in range(rounds):
+        for solver in solvers:
+            done = runs[solver.name]
+            if number and not (done[-1].ok and done[-1].seconds < BRIEF):
+                continue
+            with tempfile.TemporaryDirectory(dir=problem.folder) as out:
+                done.append(launch(solver, problem.inputs(solver.source), Path(out), limit))
+                if done[-1].ok and not number:
+                    found[solver.name] = problem.judge(Path(out) / "plan.npy")
+            print(f"# {solver.name}: {done[-1].seconds or done[-1].reason}", file=sys.stderr, flush=True)
+    seconds = {name: [run.seconds for run in done if run.ok] for name, done in runs.items()}
+    return [
+        row(solver, problem, runs[solver.name], found.get(solver.name), seconds.get(BASES[solver.source], []))
+        for solver in solvers
+    ]
+
+
+def row(solver: Solver, problem: Problem, runs: Sequence[Run], quality: Quality | None, base: Sequence[float]) -> Row:
+    """What is stored about a solver at one size; ``base`` are the seconds of the run that it is compared with.
+
+    Runs and ``base`` begin with the first round and leave none out, so those at the same place are of the same round.
+    """
+    good = [run for run in runs if run.ok]
+    times = [run.seconds for run in good]
+    both = min(len(times), len(base))
+    quality = quality or Quality(None, None, None)
+    reasons = [quality.reason, *(run.reason for run in runs)]
+    if good and not both:
+        reasons.append(f"no ratio: no run of {BASES[solver.source]}")
+    status = "failed" if good and quality.value is None else runs[0].status
+    version = installed(solver.python, solver.package)
+    return {
+        "solver": solver.name,
+        "package": f"{solver.package} {version}" if version else solver.package,
+        "from": solver.source,
+        "N": len(problem.x),
+        "K": len(problem.y),
+        "status": status,
+        "reason": "; ".join(reason for reason in reasons if reason != "-") or "-",
+        "seconds": _median(times),
+        "runs": len(good),
+        "warm_up_seconds": _median([run.warm_up_seconds for run in good]),
+        "peak_mib": _median([run.peak_mib for run in good]),
+        "value": _known(quality.value),
+        "marginal_error": _known(quality.marginal_error),
+        "rho": _known(quality.rho),
+        "ratio": paired(times[:both], base[:both]) if both else "-",
+        "settings": solver.text,
+    }
+
+
+def _median(values: Sequence[float]) -> float | str:
+    return statistics.median(values) if values else "-"
+
+
+def _known(value: float | None) -> float | str:
+    return "-" if value is None else value
+
+
+def summarise(rows: Iterable[Row]) -> list[Row]:
+    """One line for each solver, one column for each size."""
+    cells: dict[str, Row] = {}
+    rows = list(rows)
+    sizes = dict.fromkeys(f"{row['N']} x {row['K']}" for row in rows)
+    for row in rows:
+        empty = {"solver": row["solver"], "settings": row["settings"], **dict.fromkeys(sizes, "not measured")}
+        cells.setdefault(row["solver"], empty)[f"{row['N']} x {row['K']}"] = cell(row)
+    return list(cells.values())
+
+
+def cell(row: Row) -> str:
+    """Seconds, value and correlation, or why there are none."""
+    if row["status"] != "ok":
+        return f"{row['status']}: {row['reason']}"
+    rho = row["rho"] if row["rho"] == "-" else f"{row['rho']:.3f}"
+    return f"{row['seconds']:.3g} s, {row['value']:.3g}, rho {rho}"
+
+
+def chosen(groups: Sequence[str] | None, quick: bool) -> list[tuple[int, int]]:
+    """The sizes to run: all of them, or those named like "400x500"."""
+    if not groups:
+        return list(QUICK_SIZES if quick else SIZES)
+    try:
+        return [(int(n), int(k)) for n, k in (group.split("x") for group in groups)]
+    except ValueError:
+        raise SystemExit(f"groups are sizes like 400x500, got {' '.join(groups)}") from None
+
+
+def run(groups: list[str] | None = None, quick: bool = False) -> None:
+    """Measure the named sizes (all by default), storing after each; rows of other sizes are kept with named ones."""
+    sizes = chosen(groups, quick)
+    path = (QUICK if quick else RESULTS) / "peers.json"
+    stored = json.loads(path.read_text()) if groups and path.exists() else {"rows": [], "preparation": []}
+    for n, k in sizes:
+        kept = {key: [r for r in stored[key] if (r["N"], r["K"]) != (n, k)] for key in ("rows", "preparation")}
+        with tempfile.TemporaryDirectory() as folder:
+            problem, seconds = Problem.make(Path(folder), n, k)
+            rows = measure(SOLVERS, problem, 1 if quick else 3, 20.0 if quick else 300.0)
+        stored = {
+            "rows": sorted(kept["rows"] + rows, key=lambda r: r["N"]),
+            "preparation": sorted([*kept["preparation"], {"N": n, "K": k, "seconds": seconds}], key=lambda r: r["N"]),
+        }
+        write("peers", quick=quick, **stored, summary=summarise(stored["rows"]))
+    show([{key: value for key, value in r.items() if key != "settings"} for r in stored["rows"]])
