@@ -104,7 +104,7 @@ def run_with(times: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch, ans
         return call
 
     monkeypatch.setattr(comparison, "once", fake)
-    return comparison.compare("phase", "alone", problem, run("before"), run("after"))
+    return comparison.compare("phase", "alone", problem, run("before"), run("after"), budget=60.0)
 
 
 def test_a_ratio_is_taken_within_rounds_and_the_first_round_does_not_count(problem, monkeypatch):

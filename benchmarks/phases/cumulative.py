@@ -48,7 +48,7 @@ def _steps(problem: Problem, steps: dict[str, Run], bench: Bench) -> list[Row]:
         return lambda: ends.update({name: call()})
 
     calls = {name: keep(name, call) for name, call in steps.items()}
-    times = interleaved(calls, rounds=1 if bench.quick else 3, warm=not bench.quick)
+    times = interleaved(calls, rounds=1 if bench.quick else 2, warm=not bench.quick)
     names, rows = list(steps), []
     for last, name in zip([names[0], *names], names, strict=False):
         rho, value = problem.quality(ends[name]())

@@ -15,8 +15,9 @@ from benchmarks.phases.work import graphs, random, spiral
 from torchgw import GWOptions, LadderOptions, PrecomputedDistances, SamplingOptions
 
 RIGHT = 0.9  # signed Spearman correlation above which a run is in the right basin
-LARGE = 1000
+LARGE, LARGEST = 2000, 5000
 BY_ANCHORS = "1e", "1f"  # phases whose work does not grow with N K: left out at large sizes
+AT_MOST = "1c", "3", "6", "7"  # those that matter at the largest
 SAMPLED = GWOptions(gradient="sampled", strategy="dense")
 CRUDE = replace(SAMPLED, sampling=SamplingOptions(n_control=0))
 
@@ -40,10 +41,11 @@ def all_but_it(bench: Bench) -> list[Row]:
     found = []
     for make in made:
         problem = make()
-        large = problem.spaces[0].size > LARGE
+        large, largest = (problem.spaces[0].size >= least for least in (LARGE, LARGEST))
         best = bench.loop(problem, ALL_ON)
         for phase, names in SWITCHES.items():
-            if not (large and phase.startswith(BY_ANCHORS)):
+            left_out = (large and phase.startswith(BY_ANCHORS)) or (largest and not phase.startswith(AT_MOST))
+            if not left_out:
                 found.append(bench.compared(phase, "all but it", problem, bench.loop(problem, without(names)), best))
                 print(f"{problem.name}: {phase} {found[-1]['ratio']:.2f}x", flush=True)
     return found
@@ -85,7 +87,7 @@ def preparation(bench: Bench) -> list[Row]:
 def starts(bench: Bench) -> list[Row]:
     """The sampled loop of the library from the product plan, annealed, and from landmarks; over seeds."""
     found = []
-    for n, k, seeds in [(400, 500, 3)] if bench.quick else [(400, 500, 10), (1000, 1200, 10), (4000, 5000, 3)]:
+    for n, k, seeds in [(400, 500, 3)] if bench.quick else [(400, 500, 10), (1000, 1200, 5), (4000, 5000, 2)]:
         problem = spiral(n, k, "landmark")
         runs = {"before": replace(CRUDE, coarse=None), "after": CRUDE}
         times: dict[str, list[float]] = {name: [] for name in runs}
