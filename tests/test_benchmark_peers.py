@@ -98,7 +98,7 @@ def test_a_plan_without_a_value_says_why(plan, reason):
 
 @pytest.mark.parametrize("method", ["identity", "factored"])
 def test_a_run_is_a_row_with_all_its_figures(tmp_path, problem, method):
-    found = one(fake(tmp_path, IDENTITY.format(here=str(HERE)), FROM_POINTS, method), problem)
+    found = one(fake(tmp_path, IDENTITY.format(here=str(HERE)), suite.BASES["distances"], method), problem)
     assert (found["status"], found["reason"], found["runs"]) == ("ok", "-", 1)
     assert found["value"] == pytest.approx(0, abs=1e-14)
     assert found["rho"] == pytest.approx(1)

@@ -20,7 +20,7 @@ def sampled(A: Any, B: Any) -> Any:
 def low_rank(A: Any, B: Any, rank: int, **settings: Any) -> Any:
     """The factors of a plan of low rank."""
     options = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=rank))
-    coupling = gw_align(A, B, epsilon=0, options=options, random_state=0, **settings).coupling
+    coupling = gw_align(A, B, options=options, random_state=0, **settings).coupling
     return coupling.Q, coupling.R, coupling.g
 
 

@@ -17,7 +17,7 @@ def from_points(X: Any, Y: Any, **settings: Any) -> Any:
 def from_distances(DX: Any, DY: Any, **settings: Any) -> Any:
     """Distances to a plan."""
     torch.manual_seed(0)
-    return sampled_gw(dist_source=DX, dist_target=DY, distance_mode="precomputed", **settings)
+    return sampled_gw(dist_source=DX, dist_target=DY, **settings)
 
 
 main(from_points, from_distances)

@@ -55,17 +55,25 @@ def thinned(A: np.ndarray, most: int = 120) -> np.ndarray:
     return A[np.ix_(kept, kept)] if A.shape[0] == A.shape[1] else A[kept]
 
 
-def measured(call: Call) -> tuple[Any, float, float]:
+def measured(call: Call) -> tuple[Any, float, float | None]:
     """What a call returns, its seconds, and the most MiB that it held over what was there before.
 
-    Writing 5 to clear_refs makes the present memory the high-water mark (Linux).
+    The last is None where the system does not tell.
     """
-    CLEAR.write_text("5")
-    before = memory("VmRSS")
+    before = memory_from_now()
     began = time.perf_counter()
     found = call()
     seconds = time.perf_counter() - began
-    return found, seconds, (memory("VmHWM") - before) / 1024
+    return found, seconds, None if before is None else (memory("VmHWM") - before) / 1024
+
+
+def memory_from_now() -> int | None:
+    """This process's memory in KiB, which is made its high-water mark, as Linux allows."""
+    try:
+        CLEAR.write_text("5")
+    except OSError:
+        return None
+    return memory("VmRSS")
 
 
 def memory(field: str) -> int:
@@ -76,14 +84,6 @@ def memory(field: str) -> int:
 def uniform(*spaces: np.ndarray) -> list[np.ndarray]:
     """Equal masses of sum 1 for each space."""
     return [np.full(len(space), 1 / len(space)) for space in spaces]
-
-
-def factors(D: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """A (N, rank), B (N, rank) with A B^T closest to the symmetric D: its eigenvalues of largest size (needs SciPy)."""
-    from scipy.sparse.linalg import eigsh
-
-    values, vectors = eigsh(D, k=rank, v0=np.ones(len(D)))
-    return vectors * values, vectors
 
 
 def dense(plan: Any) -> np.ndarray:

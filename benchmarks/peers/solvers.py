@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,82 +40,54 @@ class Solver:
         return ", ".join([*words, *([self.note] if self.note else [])]) or "defaults"
 
 
-def _ours(name: str, method: str, **more: Any) -> Solver:
-    return Solver(
-        name=name, package="torchgw", python=Path(sys.executable), script=HERE / "run_ours.py", method=method, **more
-    )
+def _runner(short: str) -> dict[str, Path]:
+    return {"python": ROOT / f".venv-{short}" / "bin" / "python", "script": HERE / f"run_{short}.py"}
 
 
-def _peer(name: str, package: str, short: str, method: str, **more: Any) -> Solver:
-    python = ROOT / f".venv-{short}" / "bin" / "python"
-    return Solver(name=name, package=package, python=python, script=HERE / f"run_{short}.py", method=method, **more)
+_ours = partial(Solver, package="torchgw", python=Path(sys.executable), script=HERE / "run_ours.py")
+_pot = partial(Solver, package="POT", **_runner("pot"))
+_ott = partial(Solver, package="ott-jax", **_runner("ott"))
+_published = partial(Solver, package="torchgw", **_runner("published"))
+_fugw = partial(Solver, package="fugw", **_runner("fugw"))
 
-
-COST_FACTORS = "distances factored by their largest eigenvalues"
 SOLVERS = (
-    _ours("torchgw, from points", "align", source="points"),
-    _ours("torchgw, from distances", "align"),
-    _ours("torchgw epsilon=0", "align", settings={"epsilon": 0}),
-    _ours("torchgw sampled", "sampled", note='gradient="sampled"'),
-    _ours("torchgw low rank", "low_rank", source="points", settings={"rank": 20}, note='epsilon=0, "landmark"'),
-    _peer(
-        "POT entropic",
-        "POT",
-        "pot",
-        "entropic",
-        settings={
-            "solver": "PGD",
-            "epsilon": 2e-3,
-            "tol": 1e-4,
-            "numItermax": 300,
-            "stopThr": 1e-6,
-            "warmstart": True,
-        },
+    _ours(name="torchgw, from points", method="align", source="points"),
+    _ours(name="torchgw, from distances", method="align"),
+    _ours(name="torchgw epsilon=0", method="align", settings={"epsilon": 0}),
+    _ours(name="torchgw sampled", method="sampled", note='gradient="sampled"'),
+    _ours(
+        name="torchgw low rank",
+        method="low_rank",
+        source="points",
+        settings={"rank": 20, "epsilon": 0, "distances": "landmark"},
     ),
-    _peer(
-        "POT proximal",
-        "POT",
-        "pot",
-        "entropic",
+    _pot(
+        name="POT entropic",
+        method="entropic",
+        settings={"solver": "PGD", "epsilon": 2e-3, "tol": 1e-4, "numItermax": 300, "stopThr": 1e-6, "warmstart": True},
+    ),
+    _pot(
+        name="POT proximal",
+        method="entropic",
         settings={"solver": "PPA", "epsilon": 1e-3, "max_iter": 50, "numItermax": 100, "warmstart": True},
     ),
-    _peer(
-        "POT conditional gradient",
-        "POT",
-        "pot",
-        "conditional_gradient",
-        settings={"tol_rel": 1e-5, "tol_abs": 1e-7},
+    _pot(name="POT conditional gradient", method="conditional_gradient", settings={"tol_rel": 1e-5, "tol_abs": 1e-7}),
+    _pot(name="POT BAPG", method="bapg", settings={"epsilon": 0.2, "max_iter": 200, "tol": 1e-6}),
+    _pot(
+        name="POT sampled",
+        method="sampled",
+        settings={"epsilon": 0, "max_iter": 10, "nb_samples_grad": 100, "random_state": 0},
     ),
-    _peer("POT BAPG", "POT", "pot", "bapg", settings={"epsilon": 0.2, "max_iter": 200, "tol": 1e-6}),
-    _peer(
-        "POT sampled",
-        "POT",
-        "pot",
-        "sampled",
-        settings={"epsilon": 0, "max_iter": 10, "nb_samples_grad": 100},
-        note="random_state=0",
-    ),
-    _peer(
-        "POT low rank",
-        "POT",
-        "pot",
-        "low_rank",
+    _pot(
+        name="POT low rank",
+        method="low_rank",
         settings={"rank": 20, "cost_rank": 10, "stopThr": 1e-10, "numItermax": 1000},
-        note=COST_FACTORS,
+        note="distances factored by their largest eigenvalues",
     ),
-    _peer(
-        "ott-jax entropic",
-        "ott-jax",
-        "ott",
-        "entropic",
-        settings={"epsilon": 1e-3, "warm_start": True},
-        note="float32",
-    ),
-    _peer(
-        "ott-jax low rank",
-        "ott-jax",
-        "ott",
-        "low_rank",
+    _ott(name="ott-jax entropic", method="entropic", settings={"epsilon": 1e-3, "warm_start": True}, note="float32"),
+    _ott(
+        name="ott-jax low rank",
+        method="low_rank",
         settings={
             "rank": 20,
             "cost_rank": 10,
@@ -122,30 +96,24 @@ SOLVERS = (
             "inner_iterations": 50,
             "max_iterations": 500,
         },
-        note=f"float32, {COST_FACTORS}",
+        note="float32, distances factored by to_LRCGeometry",
     ),
-    _peer(
-        "torchgw 0.4.2, from points",
-        "torchgw",
-        "published",
-        "from_points",
+    _published(
+        name="torchgw 0.4.2, from points",
+        method="from_points",
         source="points",
         settings={"distance_mode": "landmark", "k": 5, "M": 80, "epsilon": 5e-3, "max_iter": 50},
     ),
-    _peer(
-        "torchgw 0.4.2, from distances",
-        "torchgw",
-        "published",
-        "from_distances",
-        settings={"M": 80, "epsilon": 1e-3, "max_iter": 50},
+    _published(
+        name="torchgw 0.4.2, from distances",
+        method="from_distances",
+        settings={"distance_mode": "precomputed", "M": 80, "epsilon": 1e-3, "max_iter": 50},
     ),
-    _peer(
-        "fugw",
-        "fugw",
-        "fugw",
-        "dense",
-        settings={"eps": 1e-3, "nits_bcd": 10, "nits_uot": 50, "tol_bcd": 1e-4},
-        note="alpha=1, rho=inf, float32",
+    _fugw(
+        name="fugw",
+        method="dense",
+        settings={"alpha": 1.0, "rho": math.inf, "eps": 1e-3, "nits_bcd": 10, "nits_uot": 50, "tol_bcd": 1e-4},
+        note="float32",
     ),
 )
 

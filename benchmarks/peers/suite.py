@@ -89,7 +89,10 @@ def row(solver: Solver, problem: Problem, runs: Sequence[Run], quality: Quality 
     times = [run.seconds for run in good]
     both = min(len(times), len(base))
     quality = quality or Quality(None, None, None)
+    peaks = [run.peak_mib for run in good if run.peak_mib is not None]
     reasons = [quality.reason, *(run.reason for run in runs)]
+    if good and not peaks:
+        reasons.append("no peak memory: this system does not tell it")
     if good and not both:
         reasons.append(f"no ratio: no run of {BASES[solver.source]}")
     status = "failed" if good and quality.value is None else runs[0].status
@@ -105,7 +108,7 @@ def row(solver: Solver, problem: Problem, runs: Sequence[Run], quality: Quality 
         "seconds": _median(times),
         "runs": len(good),
         "warm_up_seconds": _median([run.warm_up_seconds for run in good]),
-        "peak_mib": _median([run.peak_mib for run in good]),
+        "peak_mib": _median(peaks),
         "value": _known(quality.value),
         "marginal_error": _known(quality.marginal_error),
         "rho": _known(quality.rho),
@@ -160,7 +163,7 @@ def run(groups: list[str] | None = None, quick: bool = False) -> None:
         kept = {key: [r for r in stored[key] if (r["N"], r["K"]) != (n, k)] for key in ("rows", "preparation")}
         with tempfile.TemporaryDirectory() as folder:
             problem, seconds = Problem.make(Path(folder), n, k)
-            rows = measure(SOLVERS, problem, 1 if quick else 3, 20.0 if quick else 300.0)
+            rows = measure(SOLVERS, problem, 1 if quick else 3, 20.0 if quick else 200.0)
         stored = {
             "rows": sorted(kept["rows"] + rows, key=lambda r: r["N"]),
             "preparation": sorted([*kept["preparation"], {"N": n, "K": k, "seconds": seconds}], key=lambda r: r["N"]),
