@@ -13,9 +13,9 @@ import pytest
 from benchmarks.peers import suite
 from benchmarks.peers.evaluate import evaluate
 from benchmarks.peers.launch import Run, environment, launch
-from benchmarks.peers.solvers import HERE, SOLVERS, Solver
+from benchmarks.peers.solvers import BASES, HERE, SOLVERS, Solver
 
-FROM_POINTS = suite.BASES["points"]
+FROM_POINTS = BASES["points"]
 IDENTITY = """
 import sys, numpy as np
 sys.path.insert(0, {here!r})
@@ -98,7 +98,7 @@ def test_a_plan_without_a_value_says_why(plan, reason):
 
 @pytest.mark.parametrize("method", ["identity", "factored"])
 def test_a_run_is_a_row_with_all_its_figures(tmp_path, problem, method):
-    found = one(fake(tmp_path, IDENTITY.format(here=str(HERE)), suite.BASES["distances"], method), problem)
+    found = one(fake(tmp_path, IDENTITY.format(here=str(HERE)), BASES["distances"], method), problem)
     assert (found["status"], found["reason"], found["runs"]) == ("ok", "-", 1)
     assert found["value"] == pytest.approx(0, abs=1e-14)
     assert found["rho"] == pytest.approx(1)
@@ -244,4 +244,4 @@ def test_named_sizes_keep_the_rows_of_others(problem, monkeypatch, tmp_path):
 def test_solvers_have_names_of_their_own_and_runners_that_are_there():
     assert len({solver.name for solver in SOLVERS}) == len(SOLVERS) >= 12
     assert all(solver.script.exists() and solver.source in suite.FILES for solver in SOLVERS)
-    assert set(suite.BASES.values()) <= {solver.name for solver in SOLVERS}
+    assert set(BASES.values()) <= {solver.name for solver in SOLVERS}

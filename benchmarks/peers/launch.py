@@ -36,12 +36,17 @@ class Run:
 def environment(threads: int | None = None) -> dict[str, str]:
     """This process's variables, with every thread pool at ``threads``, by default the cores that may be used.
 
-    NPROC is what XLA's pool reads. Without PYTHONPATH, so that each environment imports its own packages.
+    NPROC is what XLA's pool reads. Without GPUs, which not all of them can use, and without PYTHONPATH, so that each
+    environment imports its own packages.
     """
     threads = threads or len(os.sched_getaffinity(0))
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     xla = f"--xla_cpu_multi_thread_eigen={str(threads > 1).lower()}"
-    return kept | dict.fromkeys(POOLS, str(threads)) | {"XLA_FLAGS": xla, "JAX_PLATFORMS": "cpu"}
+    return (
+        kept
+        | dict.fromkeys(POOLS, str(threads))
+        | {"XLA_FLAGS": xla, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    )
 
 
 @functools.cache
@@ -80,6 +85,8 @@ def launch(solver: Solver, inputs: Sequence[Path], out: Path, limit: float) -> R
             process.communicate()
     if process.returncode:
         return Run("failed", _why(process.returncode, said))
+    if not (out / "report.json").exists():
+        return Run("failed", "it ended without a report")
     return Run("ok", **json.loads((out / "report.json").read_text()))
 
 

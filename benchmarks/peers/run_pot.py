@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import numpy as np
 import ot.gromov
-from runner import main, uniform
-from scipy.sparse.linalg import eigsh
+from runner import factors, main, uniform
 
 
 def entropic(DX: Any, DY: Any, **settings: Any) -> Any:
@@ -33,12 +31,6 @@ def low_rank(DX: Any, DY: Any, cost_rank: int, **settings: Any) -> Any:
     return ot.gromov.lowrank_gromov_wasserstein_samples(
         *points, cost_factorized_Xs=costs[0], cost_factorized_Xt=costs[1], **settings
     )
-
-
-def factors(D: Any, rank: int) -> tuple[Any, Any]:
-    """A (N, rank), B (N, rank) with A B^T closest to the symmetric D: its eigenvalues of largest size."""
-    values, vectors = eigsh(D, k=rank, v0=np.ones(len(D)))
-    return vectors * values, vectors
 
 
 def sampled(DX: Any, DY: Any, **settings: Any) -> Any:

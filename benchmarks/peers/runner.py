@@ -23,7 +23,7 @@ import numpy as np
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
-Solve = Callable[[Any, Any], Any]
+Solve = partial[Any]  # of two spaces, with the settings as its keywords
 Call = Callable[[], Any]
 
 
@@ -84,6 +84,14 @@ def memory(field: str) -> int:
 def uniform(*spaces: np.ndarray) -> list[np.ndarray]:
     """Equal masses of sum 1 for each space."""
     return [np.full(len(space), 1 / len(space)) for space in spaces]
+
+
+def factors(D: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """A (N, rank), B (N, rank) with A B^T closest to the symmetric D: its largest eigenvalues. The one use of SciPy."""
+    from scipy.sparse.linalg import eigsh
+
+    values, vectors = eigsh(D, k=rank, v0=np.ones(len(D)))
+    return vectors * values, vectors
 
 
 def dense(plan: Any) -> np.ndarray:

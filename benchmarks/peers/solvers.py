@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+BASES = {"points": "torchgw, from points", "distances": "torchgw, from distances"}
+SHARP, LOW_RANK = "torchgw epsilon=0", "torchgw low rank"
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
@@ -21,7 +23,8 @@ ROOT = HERE.parent.parent
 class Solver:
     """A method of a runner script, with the Python that runs it.
 
-    ``source`` says whether it is given "points" or "distances", ``note`` what its settings do not.
+    ``source`` says whether it is given "points" or "distances", ``note`` what its settings do not, ``against`` which of
+    our rows solves the same problem, if it is not the default one from the same input.
     """
 
     name: str
@@ -32,6 +35,12 @@ class Solver:
     source: str = "distances"
     settings: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    against: str = ""
+
+    @property
+    def base(self) -> str:
+        """The row that this one's time is compared with."""
+        return self.against or BASES[self.source]
 
     @property
     def text(self) -> str:
@@ -53,10 +62,10 @@ _fugw = partial(Solver, package="fugw", **_runner("fugw"))
 SOLVERS = (
     _ours(name="torchgw, from points", method="align", source="points"),
     _ours(name="torchgw, from distances", method="align"),
-    _ours(name="torchgw epsilon=0", method="align", settings={"epsilon": 0}),
+    _ours(name=SHARP, method="align", settings={"epsilon": 0}),
     _ours(name="torchgw sampled", method="sampled", note='gradient="sampled"'),
     _ours(
-        name="torchgw low rank",
+        name=LOW_RANK,
         method="low_rank",
         source="points",
         settings={"rank": 20, "epsilon": 0, "distances": "landmark"},
@@ -70,19 +79,27 @@ SOLVERS = (
         name="POT proximal",
         method="entropic",
         settings={"solver": "PPA", "epsilon": 1e-3, "max_iter": 50, "numItermax": 100, "warmstart": True},
+        against=SHARP,
     ),
-    _pot(name="POT conditional gradient", method="conditional_gradient", settings={"tol_rel": 1e-5, "tol_abs": 1e-7}),
-    _pot(name="POT BAPG", method="bapg", settings={"epsilon": 0.2, "max_iter": 200, "tol": 1e-6}),
+    _pot(
+        name="POT conditional gradient",
+        method="conditional_gradient",
+        settings={"tol_rel": 1e-5, "tol_abs": 1e-7},
+        against=SHARP,
+    ),
+    _pot(name="POT BAPG", method="bapg", settings={"epsilon": 0.2, "max_iter": 200, "tol": 1e-6}, against=SHARP),
     _pot(
         name="POT sampled",
         method="sampled",
         settings={"epsilon": 0, "max_iter": 10, "nb_samples_grad": 100, "random_state": 0},
+        against=SHARP,
     ),
     _pot(
         name="POT low rank",
         method="low_rank",
         settings={"rank": 20, "cost_rank": 10, "stopThr": 1e-10, "numItermax": 1000},
         note="distances factored by their largest eigenvalues",
+        against=LOW_RANK,
     ),
     _ott(name="ott-jax entropic", method="entropic", settings={"epsilon": 1e-3, "warm_start": True}, note="float32"),
     _ott(
@@ -96,13 +113,20 @@ SOLVERS = (
             "inner_iterations": 50,
             "max_iterations": 500,
         },
-        note="float32, distances factored by to_LRCGeometry",
+        note="float32, distances factored by their largest eigenvalues",
+        against=LOW_RANK,
     ),
     _published(
         name="torchgw 0.4.2, from points",
         method="from_points",
         source="points",
         settings={"distance_mode": "landmark", "k": 5, "M": 80, "epsilon": 5e-3, "max_iter": 50},
+    ),
+    _published(
+        name="torchgw 0.4.2, 300 iterations",
+        method="from_points",
+        source="points",
+        settings={"distance_mode": "landmark", "k": 5, "M": 80, "epsilon": 5e-3, "max_iter": 300},
     ),
     _published(
         name="torchgw 0.4.2, from distances",

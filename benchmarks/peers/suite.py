@@ -20,13 +20,14 @@ import numpy as np
 from benchmarks.common import QUICK, RESULTS, paired, show, write
 from benchmarks.peers.evaluate import Quality, evaluate
 from benchmarks.peers.launch import Run, installed, launch
-from benchmarks.peers.solvers import SOLVERS, Solver
+from benchmarks.peers.solvers import BASES, SOLVERS, Solver
 from benchmarks.quality import geodesics, timed
 from torchgw.datasets import make_spiral, make_swiss_roll
 
+__all__ = ["BASES", "run"]
+
 SIZES = ((400, 500), (1000, 1200), (2000, 2500), (4000, 5000))
-QUICK_SIZES = ((200, 250), (400, 500))
-BASES = {"points": "torchgw, from points", "distances": "torchgw, from distances"}
+QUICK_SIZES = ((400, 500),)
 BRIEF = 20.0
 FILES = {"points": ("X", "Y"), "distances": ("DX", "DY")}
 Row = dict[str, Any]
@@ -75,7 +76,7 @@ def measure(solvers: Sequence[Solver], problem: Problem, rounds: int, limit: flo
             print(f"# {solver.name}: {done[-1].seconds or done[-1].reason}", file=sys.stderr, flush=True)
     seconds = {name: [run.seconds for run in done if run.ok] for name, done in runs.items()}
     return [
-        row(solver, problem, runs[solver.name], found.get(solver.name), seconds.get(BASES[solver.source], []))
+        row(solver, problem, runs[solver.name], found.get(solver.name), seconds.get(solver.base, []))
         for solver in solvers
     ]
 
@@ -94,7 +95,7 @@ def row(solver: Solver, problem: Problem, runs: Sequence[Run], quality: Quality 
     if good and not peaks:
         reasons.append("no peak memory: this system does not tell it")
     if good and not both:
-        reasons.append(f"no ratio: no run of {BASES[solver.source]}")
+        reasons.append(f"no ratio: no run of {solver.base}")
     status = "failed" if good and quality.value is None else runs[0].status
     version = installed(solver.python, solver.package)
     return {
@@ -113,6 +114,7 @@ def row(solver: Solver, problem: Problem, runs: Sequence[Run], quality: Quality 
         "marginal_error": _known(quality.marginal_error),
         "rho": _known(quality.rho),
         "ratio": paired(times[:both], base[:both]) if both else "-",
+        "against": solver.base,
         "settings": solver.text,
     }
 
@@ -163,7 +165,7 @@ def run(groups: list[str] | None = None, quick: bool = False) -> None:
         kept = {key: [r for r in stored[key] if (r["N"], r["K"]) != (n, k)] for key in ("rows", "preparation")}
         with tempfile.TemporaryDirectory() as folder:
             problem, seconds = Problem.make(Path(folder), n, k)
-            rows = measure(SOLVERS, problem, 1 if quick else 3, 20.0 if quick else 200.0)
+            rows = measure(SOLVERS, problem, 1 if quick else 3, 15.0 if quick else 120.0)
         stored = {
             "rows": sorted(kept["rows"] + rows, key=lambda r: r["N"]),
             "preparation": sorted([*kept["preparation"], {"N": n, "K": k, "seconds": seconds}], key=lambda r: r["N"]),
