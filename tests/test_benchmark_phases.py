@@ -12,14 +12,15 @@ import torch
 
 from benchmarks import common
 from benchmarks.baselines import plain
-from benchmarks.baselines.sampled import ALL_ON, Found, Switches, solve
+from benchmarks.baselines.sampled import ALL_ON, Found, Switches, Workspace, solve
 from benchmarks.phases import comparison, cumulative, suite
 from benchmarks.phases.bench import Bench
-from benchmarks.phases.work import Answer, Problem, graphs, random, spiral
+from benchmarks.phases.work import Answer, Problem, Run, graphs, random, spiral
 from torchgw import DijkstraDistances
+from torchgw.kernels import LOG2E
 
 NAMES = [entry.name for entry in fields(Switches)]
-SAME_NUMBERS = ("logsumexp_check", "preallocated", "device_copies", "index_arrays", "fused")
+SAME_NUMBERS = ("logsumexp_check", "balanced", "preallocated", "device_copies", "index_arrays", "fused")
 
 
 @pytest.fixture(scope="module")
@@ -89,35 +90,58 @@ def test_a_plan_is_judged_by_its_own_marginals(problem):
     assert small.value(Answer(np.zeros(6, int), None, 7.0)) == 7.0
 
 
-def run_with(times: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch, answers: dict[str, Answer], problem):
-    def fake(call):
+def fake_clock(monkeypatch: pytest.MonkeyPatch, times: dict[str, list[float]], answers: dict[str, Answer]):
+    """Runs that take the given seconds, round by round, and the order in which they are called."""
+    called: list[str] = []
+
+    def once(call):
         call()
         return times[called[-1]].pop(0)
 
-    called: list[str] = []
-
-    def run(name):
-        def call():
+    def run(name: str) -> Run:
+        def call(seed: int):
             called.append(name)
             return lambda: answers[name]
 
-        return call
+        return Run(call, lambda: called.append(f"warm {name}"))
 
-    monkeypatch.setattr(comparison, "once", fake)
-    return comparison.compare("phase", "alone", problem, run("before"), run("after"), budget=60.0)
+    monkeypatch.setattr(comparison, "once", once)
+    return {name: run(name) for name in times}, called
 
 
-def test_a_ratio_is_taken_within_rounds_and_the_first_round_does_not_count(problem, monkeypatch):
+def true_matching(problem: Problem) -> np.ndarray:
     x, y = problem.places
-    rank = np.argsort(np.argsort(x)) * (len(y) - 1) // (len(x) - 1)
-    right = Answer(np.argsort(y)[rank], None, 1.0)
-    times = {"before": [99.0, 2.0, 8.0, 4.0, 6.0, 10.0], "after": [1.0, 1.0, 2.0, 2.0, 2.0, 5.0]}
-    row = run_with(times, monkeypatch, {"before": right, "after": right}, problem)
+    return np.argsort(y)[np.argsort(np.argsort(x)) * (len(y) - 1) // (len(x) - 1)]
+
+
+def test_both_sides_take_turns_after_a_warm_up_and_ratios_are_taken_within_rounds(problem, monkeypatch):
+    right = Answer(true_matching(problem), None, 1.0, (40, 800))
+    times = {"before": [2.0, 8.0, 4.0, 6.0, 10.0], "after": [1.0, 2.0, 2.0, 2.0, 5.0]}
+    runs, called = fake_clock(monkeypatch, times, {"before": right, "after": right})
+    row = comparison.compare("phase", "alone", problem, runs["before"], runs["after"], budget=1e3)
+    assert called[:2] == ["warm before", "warm after"]
+    assert called[2:6] == ["before", "after", "after", "before"]
     assert row["runs"] == 5
     assert row["ratio"] == 2.0
     assert (row["before_s"], row["after_s"]) == (6.0, 2.0)
+    assert row["after_iterations"] == "40 / 800"
     assert row["verdict"] == "pays"
     assert row["before_rho"] == row["after_rho"] > 0.99
+
+
+def test_rounds_end_with_the_budget(problem, monkeypatch):
+    right = Answer(true_matching(problem), None, 1.0)
+    times = {"before": [2.0] * 9, "after": [1.0] * 9}
+    runs, _ = fake_clock(monkeypatch, times, {"before": right, "after": right})
+    assert comparison.compare("phase", "alone", problem, runs["before"], runs["after"], budget=7.0)["runs"] == 3
+    assert len(comparison.in_turns(problem, runs, 0.0, least=2)["after"].seconds) == 2
+
+
+def test_quality_is_the_median_over_rounds(problem, monkeypatch):
+    answers = iter([Answer(true_matching(problem), None, value) for value in (1.0, 9.0, 2.0)])
+    run = Run(lambda seed: lambda: next(answers))
+    monkeypatch.setattr(comparison, "ROUNDS", 3)
+    assert comparison.in_turns(problem, {"one": run}, 1e3)["one"].middle[1] == 2.0
 
 
 @pytest.mark.parametrize(
@@ -134,11 +158,16 @@ def test_a_verdict_says_what_the_figures_say(ratio, before, after, verdict):
     assert comparison.said(ratio, comparison.as_good(before, after)) == verdict
 
 
+def side(seconds: float, rho: float, value: float | None) -> comparison.Measured:
+    return comparison.Measured([seconds], [(rho, value)], [(40, 800)])
+
+
 def test_groups_keep_the_rows_of_the_others_and_unknown_ones_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(suite, "RESULTS", tmp_path)
     monkeypatch.setattr(common, "require_green", lambda: None)
-    row = comparison.row("7", "alone", "spiral", [4.0], [2.0], (0.99, 0.5), (0.98, None), "pays", (10.0, 20.0))
+    sides = side(4.0, 0.99, 0.5), side(2.0, 0.98, None)
+    row = comparison.row("7", "alone", "spiral", *sides, "pays", (10.0, 20.0))
     monkeypatch.setattr(suite, "GROUPS", {"one": lambda bench: [row], "cumulative": lambda bench: [{"b": 2}]})
     suite.run()
     suite.run(groups=["one"])
@@ -148,8 +177,8 @@ def test_groups_keep_the_rows_of_the_others_and_unknown_ones_are_refused(tmp_pat
         "7",
         "alone",
         "spiral",
-        "4 s, rho 0.9900, value 0.50000, 10 MiB",
-        "2 s, rho 0.9800, 20 MiB",
+        "4 s, rho 0.9900, value 0.50000, 40 / 800 iterations, 10 MiB",
+        "2 s, rho 0.9800, 40 / 800 iterations, 20 MiB",
         "2.00x",
         "pays",
     ]
@@ -159,9 +188,24 @@ def test_groups_keep_the_rows_of_the_others_and_unknown_ones_are_refused(tmp_pat
 
 
 def test_cumulative_ratios_are_to_the_step_before_and_to_the_first(problem, monkeypatch):
-    times = {"0 plain": [8.0, 4.0, 6.0], "1 one": [4.0, 1.0, 3.0], "2 two": [1.0, 1.0, 1.0]}
-    monkeypatch.setattr(cumulative, "interleaved", lambda calls, **_: [call() for call in calls.values()] and times)
+    times = {"0 plain": [8.0, 4.0], "1 one": [4.0, 1.0], "2 two": [1.0, 1.0]}
     answer = Answer(np.arange(len(problem.places[0])), None, 1.0)
-    rows = cumulative._steps(problem, {name: lambda: lambda: answer for name in times}, Bench())
-    assert [row["ratio_to_last"] for row in rows] == [1.0, 2.0, 3.0]
-    assert [row["ratio_to_first"] for row in rows] == [1.0, 2.0, 6.0]
+    runs, _ = fake_clock(monkeypatch, times, dict.fromkeys(times, answer))
+    rows = cumulative._steps(problem, runs, Bench())
+    assert [row["ratio_to_last"] for row in rows] == [1.0, 3.0, 2.5]
+    assert [row["ratio_to_first"] for row in rows] == [1.0, 3.0, 6.0]
+
+
+def test_a_preallocated_score_stays_where_it_is():
+    shape, where = (5, 6), (torch.device("cpu"), torch.float64)
+    U, V = torch.rand(5, 3, dtype=torch.float64), torch.rand(6, 3, dtype=torch.float64)
+    for balanced in (False, True):
+        made = {}
+        for kept in (False, True):
+            work = Workspace(shape, *where, Switches(preallocated=kept, balanced=balanced), "eager")
+            score, row, column = work.score(U, V, 0.1)
+            again = work.score(U, V, 0.2)[0]
+            assert (again.data_ptr() == score.data_ptr()) is kept
+            made[kept] = work.score(U, V, 0.1)[0] + (row[:, None] if row.ndim else row) + column
+        torch.testing.assert_close(made[True], made[False])
+        torch.testing.assert_close(made[True], -torch.cdist(U, V).square() * LOG2E / 0.1)

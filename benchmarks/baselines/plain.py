@@ -25,22 +25,17 @@ def host_rows(space: DistanceProvider, device: torch.device, dtype: torch.dtype)
     return rows
 
 
-def full_cost(U: Tensor, V: Tensor) -> Tensor:
-    """|u_i - v_j|^2 with all of its terms (N, K)."""
-    return U.square().sum(1)[:, None] + V.square().sum(1)[None, :] - 2 * U @ V.T
-
-
 class TwoReads:
-    """Both half-steps by `torch.logsumexp`, each of which makes the score plus potentials anew."""
+    """Both half-steps by `torch.logsumexp` in natural logarithms, each of which makes score plus potentials anew."""
 
     def __init__(self, score: Tensor) -> None:
-        self.score = score
+        self.score = score * LN2
 
     def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         """The next f (N,), and the softmin over the rows under it (K,), in base 2."""
         assert weight == 1.0
-        f = log_p - torch.logsumexp((self.score + g) * LN2, 1) / LN2
-        return f, torch.logsumexp((self.score + f[:, None]) * LN2, 0) / LN2
+        f = log_p - torch.logsumexp(self.score + g * LN2, 1) / LN2
+        return f, torch.logsumexp(self.score + f[:, None] * LN2, 0) / LN2
 
 
 def residual_of_plan(score: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor) -> float:
@@ -60,7 +55,7 @@ def host_draws(score: Tensor, f: Tensor, g: Tensor, count: int, rng: np.random.G
 
 def through_tuples(rows: Tensor, columns: Tensor) -> Anchors:
     """The pairs as a list of tuples and back."""
-    pairs = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True)]
+    pairs = list(zip(rows.tolist(), columns.tolist(), strict=True))
     device = rows.device
     return Anchors(
         torch.tensor([i for i, _ in pairs], device=device), torch.tensor([j for _, j in pairs], device=device)
@@ -71,7 +66,8 @@ class UncachedDijkstra(DijkstraDistances):
     """Every row searched anew at each call."""
 
     def rows(self, index: Tensor) -> Tensor:
-        found = fill_unreachable(dijkstra(self._graph, indices=index.cpu().numpy()), self.largest)
+        wanted, place = np.unique(index.cpu().numpy(), return_inverse=True)
+        found = fill_unreachable(dijkstra(self._graph, indices=wanted), self.largest)[place]
         return torch.from_numpy(found).to(self._device, self._dtype) / self.scale
 
 

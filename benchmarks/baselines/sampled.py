@@ -42,7 +42,7 @@ class Switches:
     device_draws : rows by `torch.multinomial` from p, columns from their rows; else by NumPy from all of it.
     logsumexp_check : residual of the marginals from the next half-step's logsumexp; else from the sums of a plan.
     balanced : a score without the row and column terms that a balanced plan does not feel; else the whole cost matrix.
-    preallocated : score and work space made once; else anew at each use.
+    preallocated : the score written into the same memory at every iteration; else made anew, term by term.
     device_copies : distances held on the device in the loop's precision; else converted from the host at each use.
     index_arrays : anchor pairs as index tensors; else as a list of tuples.
     mixed_precision : float32 inside; else float64.
@@ -123,23 +123,25 @@ def solve(
     stopping, plateau = StoppingOptions(max_iter=max_iter, patience=PATIENCE // every), Plateau()
     anchors = Anchors(*(torch.from_numpy(side.copy()).to(where) for side in pairs.T))
     f, g, n_inner, iteration = log_p, log_q, 0, 0
-    while iteration < max_iter:
+    while True:
         iteration += 1
         U, V = (side.of(index) for side, index in zip(sides, anchors, strict=True))
-        score = work.score(U, V, epsilon)
+        score, row, column = work.score(U, V, epsilon)
         if not switches.warm_start:
             f, g = log_p, log_q
-        f, g, done = work.sinkhorn(score, f, g, log_p, log_q)
+        f, g, done = work.sinkhorn(score, f + row, g + column, log_p, log_q)
         n_inner += done
         fresh = work.pairs(score, f, g, p, generator, rng)
         if switches.early_stop and iteration % every == 0:
             seen = (U[fresh.rows] - V[fresh.columns]).square().sum(1).mean()
             plateau = observe(plateau, float(seen), stopping)
             if verdict(iteration, plateau, float("inf"), stopping) is not None:
-                break
+                return Found(score, f, g, iteration, n_inner)
+        if iteration == max_iter:
+            return Found(score, f, g, iteration, n_inner)
         # The known pairs are few, so the first draw replaces them all.
         anchors = fresh if iteration == 1 else refresh(anchors, fresh, STEP, generator)
-    return Found(score, f, g, iteration, n_inner)
+        f, g = f - row, g - column  # potentials of the whole cost, which the next one is like
 
 
 class Columns:
@@ -165,12 +167,24 @@ class Workspace:
         self.kernel = choose(backend, Request(device, dtype, shape)).function
         self.held = torch.empty(shape, device=device, dtype=dtype) if switches.preallocated else None
 
-    def score(self, U: Tensor, V: Tensor, epsilon: float) -> Tensor:
-        """-C log2(e) / epsilon (N, K), up to row and column terms where the plan is known not to feel them."""
-        if not self.switches.balanced:
-            return plain.full_cost(U, V) * (-LOG2E / epsilon)
-        U, V = (U - U.mean(0)) * (2 * LOG2E / epsilon), V - V.mean(0)
-        return torch.mm(U, V.T) if self.held is None else torch.mm(U, V.T, out=self.held)
+    def score(self, U: Tensor, V: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+        """-C log2(e) / epsilon (N, K), and the row (N,) and column (K,) terms of it that were left out.
+
+        A balanced plan does not feel those, so where that is known they are not written into the matrix; potentials of
+        the whole cost then take them up.
+        """
+        unit = LOG2E / epsilon
+        if self.switches.balanced:
+            u, v = U.mean(0), V.mean(0)
+            A, B = (U - u) * (2 * unit), V - v
+            row = unit * (2 * (U @ v) - U.square().sum(1))
+            column = unit * (2 * (V @ u) - V.square().sum(1) - 2 * (u @ v))
+            return (torch.mm(A, B.T) if self.held is None else torch.mm(A, B.T, out=self.held)), row, column
+        zero = U.new_zeros(())
+        a, b = U.square().sum(1)[:, None], V.square().sum(1)
+        if self.held is None:
+            return (a + b - 2 * U @ V.T) * -unit, zero, zero
+        return torch.mm(U, V.T, out=self.held).mul_(-2).add_(a).add_(b).mul_(-unit), zero, zero
 
     def sinkhorn(self, score: Tensor, f: Tensor, g: Tensor, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, int]:
         """Iterate until the L1 residual of the column marginal is small."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from benchmarks.baselines.sampled import ALL_ON, Switches, solve
+from benchmarks.baselines.sampled import ALL_ON, Found, Switches, solve
 from benchmarks.phases.comparison import Row, compare
 from benchmarks.phases.work import Answer, Problem, Run, emptied
-from torchgw import GWOptions, gw_align
+from torchgw import GWOptions, GWResult, gw_align
 
 EPSILON = 5e-3
 STORED = 4e7  # pairs up to which a plan is fetched, to judge it on exact distances
@@ -42,42 +42,59 @@ class Bench:
     quick: bool = False
 
     def loop(self, problem: Problem, switches: Switches) -> Run:
-        """The sampled loop with these switches."""
+        """The sampled loop with these switches, and the last solve."""
 
-        def call() -> Callable[[], Answer]:
+        def solved(seed: int, max_iter: int) -> tuple[Found, Tensor]:
             found = solve(
                 *emptied(problem.spaces),
                 problem.pairs,
                 switches,
                 epsilon=EPSILON,
-                max_iter=self.max_iter,
+                max_iter=max_iter,
+                seed=seed,
                 device=self.device,
                 backend=self.backend,
             )
+            return found, found.plan()
 
-            def answer() -> Answer:
-                plan = found.plan().cpu()
-                return Answer(plan.argmax(1).numpy(), plan)
+        def call(seed: int) -> Callable[[], Answer]:
+            found, plan = solved(seed, self.max_iter)
+            counts = found.n_iter, found.n_iter_sinkhorn
+            return lambda: Answer(plan.argmax(1).cpu().numpy(), plan.cpu(), None, counts)
 
-            return answer
+        return Run(
+            call,
+            lambda: solve(
+                *problem.spaces,
+                problem.pairs,
+                switches,
+                epsilon=EPSILON,
+                max_iter=2,
+                device=self.device,
+                backend=self.backend,
+            ),
+        )
 
-        return call
-
-    def library(self, problem: Problem, options: GWOptions, **more: Any) -> Run:
+    def library(self, problem: Problem, options: GWOptions, epsilon: float = EPSILON) -> Run:
         """The library with these options, at the same entropy unless told otherwise."""
 
-        def call() -> Callable[[], Answer]:
-            given = {"epsilon": EPSILON, "random_state": 0} | more
-            result = gw_align(*emptied(problem.spaces), options=options, device=self.device, **given)
+        def solved(seed: int, chosen: GWOptions) -> GWResult:
+            spaces = emptied(problem.spaces)
+            return gw_align(*spaces, epsilon=epsilon, options=chosen, device=self.device, random_state=seed)
+
+        def call(seed: int) -> Callable[[], Answer]:
+            result = solved(seed, options)
+            match = np.asarray(result.argmax())
 
             def answer() -> Answer:
                 n, k = (space.size for space in problem.spaces)
                 plan = result.plan.cpu() if n * k <= STORED else None
-                return Answer(np.asarray(result.argmax()), plan, result.value)
+                return Answer(match, plan, result.value, (result.n_iter, result.n_iter_sinkhorn))
 
             return answer
 
-        return call
+        short = replace(options, stopping=replace(options.stopping, max_iter=1))
+        return Run(call, lambda: solved(0, short))
 
     def compared(self, phase: str, how: str, problem: Problem, before: Run, after: Run) -> Row:
         """One row."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.baselines.sampled import Switches
-from benchmarks.common import interleaved, paired
+from benchmarks.common import paired
 from benchmarks.phases.bench import SWITCHES, Bench, only
-from benchmarks.phases.comparison import Row
+from benchmarks.phases.comparison import Row, in_turns
 from benchmarks.phases.groups import SAMPLED
-from benchmarks.phases.work import Answer, Problem, Run, spiral
+from benchmarks.phases.work import Problem, Run, spiral
 from torchgw import GWOptions
 
 FIRST = tuple(name for key, names in SWITCHES.items() if key.startswith("1") for name in names)
@@ -33,7 +32,7 @@ def cumulative(bench: Bench) -> list[Row]:
                 names = (*names, *more)
                 steps[phase] = bench.loop(problem, only(names))
         steps["9 landmark starts, lifted potentials"] = bench.library(problem, SAMPLED)
-        steps["10 exact factored gradient"] = bench.library(problem, replace(SAMPLED, gradient="exact"))
+        steps["10 exact gradient"] = bench.library(problem, replace(SAMPLED, gradient="exact"))
         if kind == "landmark":
             steps["11 streaming score"] = bench.library(problem, GWOptions(strategy="streaming"))
         found += _steps(problem, steps, bench)
@@ -41,24 +40,18 @@ def cumulative(bench: Bench) -> list[Row]:
 
 
 def _steps(problem: Problem, steps: dict[str, Run], bench: Bench) -> list[Row]:
-    """All steps in turns, round after round; ratios within the rounds."""
-    ends: dict[str, Callable[[], Answer]] = {}
-
-    def keep(name: str, call: Run) -> Callable[[], None]:
-        return lambda: ends.update({name: call()})
-
-    calls = {name: keep(name, call) for name, call in steps.items()}
-    times = interleaved(calls, rounds=1 if bench.quick else 2, warm=not bench.quick)
+    """All steps in turns; ratios within the rounds."""
+    found = in_turns(problem, steps, 0.0, least=1 if bench.quick else 2)
     names, rows = list(steps), []
     for last, name in zip([names[0], *names], names, strict=False):
-        rho, value = problem.quality(ends[name]())
+        rho, value = found[name].middle
         rows.append(
             {
                 "problem": problem.name,
                 "step": name,
-                "seconds": statistics.median(times[name]),
-                "ratio_to_last": paired(times[last], times[name]),
-                "ratio_to_first": paired(times[names[0]], times[name]),
+                "seconds": statistics.median(found[name].seconds),
+                "ratio_to_last": paired(found[last].seconds, found[name].seconds),
+                "ratio_to_first": paired(found[names[0]].seconds, found[name].seconds),
                 "rho": rho,
                 "value": value,
             }

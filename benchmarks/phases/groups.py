@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from dataclasses import replace
 
 from benchmarks.baselines import plain
 from benchmarks.baselines.sampled import ALL_ON, Switches
 from benchmarks.common import interleaved
 from benchmarks.phases.bench import SWITCHES, Bench, only, without
-from benchmarks.phases.comparison import Row, row, said
+from benchmarks.phases.comparison import Measured, Row, in_turns, row
 from benchmarks.phases.work import graphs, random, spiral
+from benchmarks.scale import isolated
 from torchgw import GWOptions, LadderOptions, PrecomputedDistances, SamplingOptions
 
 RIGHT = 0.9  # signed Spearman correlation above which a run is in the right basin
@@ -66,44 +65,34 @@ def preparation(bench: Bench) -> list[Row]:
     """All pairs of shortest paths of both spaces in this process, and as the library has them made."""
     found = []
     for n, k in [(400, 500)] if bench.quick else [(2000, 2500), (5000, 6000)]:
-        pair = list(graphs(n, k)[:2])
-        calls = {
-            "before": lambda pair=pair: plain.all_pairs_one_by_one(pair),
+        pair, problem = list(graphs(n, k)[:2]), spiral(n, k, "precomputed")
+        ways = {
+            "before": lambda pair=pair: list(map(PrecomputedDistances, plain.all_pairs_one_by_one(pair))),
             "after": lambda pair=pair: PrecomputedDistances.from_graphs(pair),
         }
-        times = interleaved(calls, 3)
-        serial, shared = plain.all_pairs_one_by_one(pair), PrecomputedDistances.from_graphs(pair)
-        gaps = [abs(one / other.scale - other.matrix.numpy()).max() for one, other in zip(serial, shared, strict=True)]
-        same = max(gaps) < 1e-12
-        problem = spiral(n, k, "precomputed")
-        quality = problem.quality(bench.library(problem, GWOptions())()())
-        verdict = said(statistics.median(times["before"]) / statistics.median(times["after"]), same)
+        times = interleaved(ways, 3)
+        sides = {}
+        for name, way in ways.items():
+            one, other = way()
+            answer = bench.library(replace(problem, spaces=(one, other)), GWOptions()).call(0)()
+            quality = problem.quality(answer)
+            sides[name] = Measured(times[name], [quality] * 3, [answer.iterations] * 3)
         name = f"all pairs, spiral {n} x {k}"
-        timed = times["before"], times["after"]
-        found.append(row("8 parallel all-pairs preparation", "library", name, *timed, quality, quality, verdict))
+        found.append(row("8 parallel all-pairs preparation", "library", name, sides["before"], sides["after"]))
     return found
 
 
 def starts(bench: Bench) -> list[Row]:
-    """The sampled loop of the library from the product plan, annealed, and from landmarks; over seeds."""
+    """The sampled loop of the library from the product plan, annealed, and from landmarks; a seed each round."""
     found = []
     for n, k, seeds in [(400, 500, 3)] if bench.quick else [(400, 500, 10), (1000, 1200, 5), (4000, 5000, 2)]:
         problem = spiral(n, k, "landmark")
         runs = {"before": replace(CRUDE, coarse=None), "after": CRUDE}
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        quality: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-        for seed in range(seeds):
-            for name, options in runs.items():
-                began = time.perf_counter()
-                answer = bench.library(problem, options, random_state=seed)()
-                times[name].append(time.perf_counter() - began)
-                rho, value = problem.quality(answer())
-                quality[name].append((rho, value or 0.0))
-        right = {name: sum(rho > RIGHT for rho, _ in each) for name, each in quality.items()}
-        middle = {name: tuple(map(statistics.median, zip(*each, strict=True))) for name, each in quality.items()}
+        sides = in_turns(problem, {name: bench.library(problem, o) for name, o in runs.items()}, 0.0, least=seeds)
+        right = {name: sum(rho > RIGHT for rho, _ in side.quality) for name, side in sides.items()}
         verdict = f"right basin {right['before']} of {seeds} before, {right['after']} of {seeds} after"
-        phase, timed = "9 landmark starts, lifted potentials", (times["before"], times["after"])
-        found.append(row(phase, "library", problem.name, *timed, middle["before"], middle["after"], verdict))
+        phase = "9 landmark starts, lifted potentials"
+        found.append(row(phase, "library", problem.name, sides["before"], sides["after"], verdict))
     return found
 
 
@@ -116,7 +105,7 @@ def gradient(bench: Bench) -> list[Row]:
     for make in made:
         problem = make()
         calls = bench.library(problem, SAMPLED), bench.library(problem, replace(SAMPLED, gradient="exact"))
-        found.append(bench.compared("10 exact factored gradient", "library", problem, *calls))
+        found.append(bench.compared("10 exact gradient", "library", problem, *calls))
     return found
 
 
@@ -140,18 +129,17 @@ print(read("VmHWM") - before)
 
 def streaming(bench: Bench) -> list[Row]:
     """Score and plan stored against neither."""
-    from benchmarks.scale import isolated
-
     found = []
     for n, k in [(400, 500)] if bench.quick else [(2000, 2500), (4000, 5000)]:
         problem = spiral(n, k, "landmark")
-        options = [GWOptions(strategy=name) for name in ("dense", "streaming")]
-        measured = bench.compared(
-            "11 streaming score", "library", problem, *(bench.library(problem, chosen) for chosen in options)
-        )
+        names = {"before": "dense", "after": "streaming"}
+        runs = {side: bench.library(problem, GWOptions(strategy=name)) for side, name in names.items()}
+        sides = in_turns(problem, runs, bench.budget)
+        memory = None
         if bench.device == "cpu":
-            measured["before_mib"], measured["after_mib"] = (isolated(MEMORY, n, k, o.strategy) for o in options)
-        found.append(measured)
+            memory = isolated(MEMORY, n, k, "dense"), isolated(MEMORY, n, k, "streaming")
+        both = sides["before"], sides["after"]
+        found.append(row("11 streaming score", "library", problem.name, *both, memory=memory))
     return found
 
 

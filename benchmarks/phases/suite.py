@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from benchmarks.common import RESULTS, show, write
 from benchmarks.phases.bench import Bench
 from benchmarks.phases.comparison import Row
@@ -35,6 +33,7 @@ def line(entry: Row) -> dict[str, str]:
         value, memory = entry[f"{name}_value"], entry[f"{name}_mib"]
         judged = f"{entry[f'{name}_s']:.3g} s, rho {entry[f'{name}_rho']:.4f}"
         judged += "" if value == "-" else f", value {value:.5f}"
+        judged += f", {entry[f'{name}_iterations']} iterations"
         return judged + ("" if memory == "-" else f", {memory:.0f} MiB")
 
     return {
@@ -63,7 +62,6 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
     held: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if keep else {}
     warnings.simplefilter("ignore")
     for group in groups or GROUPS:
-        torch.manual_seed(0)
         held[group] = GROUPS[group](bench)
         print(f"\n# {group}", flush=True)
         show(held[group])

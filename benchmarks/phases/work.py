@@ -22,15 +22,24 @@ from torchgw.types import DistanceProvider
 
 
 class Answer(NamedTuple):
-    """The matching (N,) of a run, its plan (N, K) where that can be stored, and the value that the run itself found."""
+    """The matching (N,) of a run, its plan (N, K) where that can be stored, the value that the run itself found, and
+    its outer and inner iterations."""
 
     match: np.ndarray
     plan: Tensor | None
     value: float | None = None
+    iterations: tuple[int, int] = (0, 0)
 
 
 Quality = tuple[float, float | None]  # signed Spearman correlation, value
-Run = Callable[[], Callable[[], Answer]]  # what is timed, and what its outcome amounts to, which is not
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is timed, given a seed; it returns what its outcome amounts to, which is not. ``warm`` goes before."""
+
+    call: Callable[[int], Callable[[], Answer]]
+    warm: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True, eq=False)
