@@ -28,7 +28,7 @@ __all__ = ["BASES", "run"]
 
 SIZES = ((400, 500), (1000, 1200), (2000, 2500), (4000, 5000))
 QUICK_SIZES = ((400, 500),)
-BRIEF = 20.0
+BRIEF = 5.0
 FILES = {"points": ("X", "Y"), "distances": ("DX", "DY")}
 Row = dict[str, Any]
 
