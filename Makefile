@@ -80,7 +80,7 @@ bench-gpu: $(DONE)
 	$(PYTHON) -m venv .venv-$*
 	$(if $(filter $*,$(WITH_TORCH)),.venv-$*/bin/python -m pip install -q '$(TORCH)')
 	$(if $(filter $*,$(WITH_TORCH)),if [ "$$(uname -s)" = Linux ]; then .venv-$*/bin/python -m pip install -q '$(TRITON)'; fi)
-	.venv-$*/bin/python -m pip install -q --log .venv-$*/install.log $($*_needs)
+	.venv-$*/bin/python -m pip install -q --log .venv-$*/install.log $($*_needs) || echo "no $*: its rows will say why"
 	touch $@
 
 $(DONE): pyproject.toml Makefile

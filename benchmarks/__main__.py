@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import traceback
 
 from benchmarks.verify import require_green
 
@@ -55,18 +56,30 @@ def main() -> None:
     if suite == "all":
         if not given["quick"]:
             _run("verify")
-        for name in QUICK if given["quick"] else ALL:
-            _run(name, **({"quick": given["quick"]} if name in QUICK else {}))
+        names = QUICK if given["quick"] else ALL
+        broken = [name for name in names if not _tried(name, **({"quick": given["quick"]} if name in QUICK else {}))]
         if not given["quick"]:
             _run("tables")
         if report:
             _run("report", **({"quick": True} if given["quick"] else {}))
+        if broken:
+            raise SystemExit(f"these suites broke off: {', '.join(broken)}")
         return
     if suite in SUITES and not given.get("quick"):
         require_green()
     if "groups" in given:
         given["groups"] = given["groups"] or None
     _run(suite, **given)
+
+
+def _tried(name: str, **given: object) -> bool:
+    """Whether a suite came to its end: the hours of the others are not to be lost with one."""
+    try:
+        _run(name, **given)
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
 
 
 def _run(name: str, **given: object) -> None:

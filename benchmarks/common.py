@@ -110,18 +110,22 @@ def once(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, **more: Any) -> Path:
+def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, partial: bool = False, **more: Any) -> Path:
     """Store a suite's rows with the environment they were measured in.
 
     Only where the tests have passed on this very code. What a ``quick`` run finds goes to a folder of its own, which no
-    document reads and nothing commits.
+    document reads and nothing commits. A ``partial`` run keeps rows of the last one, whose environment stays beside its
+    own.
     """
     if not quick:
         require_green()
     folder = QUICK if quick else RESULTS
     folder.mkdir(exist_ok=True)
-    content = {"environment": environment(), "rows": rows} | more
     path = folder / f"{name}.json"
+    content = {"environment": environment(), "rows": rows} | more
+    if partial and path.exists():
+        before = json.loads(path.read_text())
+        content["environment_of_kept_rows"] = before.get("environment_of_kept_rows", before["environment"])
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
 

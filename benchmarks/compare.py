@@ -128,6 +128,8 @@ def parts(result: Result) -> dict[str, list[Row]]:
     fuller = [rows for rows in (result.part("details"), listed) if rows and "detail" in rows[0]]
     found = {"rows": [flat(row) for row in (fuller[0] if fuller else result.rows)]}
     others = {name: rows for name, rows in result.more.items() if name != "details" and name not in UNJUDGED}
+    if isinstance(groups, dict) and not fuller:
+        others |= groups  # of a file whose rows are lines of text
     return found | {name: rows for name, rows in others.items() if is_table(rows)}
 
 

@@ -288,6 +288,6 @@ def run(groups: list[str] | None = None) -> None:
         if name in GROUPS:
             held[name] = GROUPS[name](device)
             show(held[name])
-            write("gpu", summary(held), groups=held)
+            write("gpu", summary(held), partial=groups is not None, groups=held)
     print()
     show(summary(held))

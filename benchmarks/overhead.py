@@ -166,7 +166,7 @@ def row(case: Case, rounds: int, once: float) -> Row:
         "overhead_percent": percent,
         "quartiles": f"{low:.1f} to {high:.1f}",
         "fastest_percent": 100 * (min(ours) / min(theirs) - 1),
-        "fixed_ms": 1e3 * extra,
+        "difference_ms": 1e3 * extra,
         "where": where(percent, high - low, extra, once, same.n_iter),
         "required": f"< {MOST_PERCENT:g} %" if n >= FROM else "-",
         "met": percent < MOST_PERCENT if n >= FROM else "-",

@@ -404,6 +404,6 @@ def run(groups: list[str] | None = None) -> None:
         print(f"# {name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         show([{k: v for k, v in line.items() if k != "detail"} for line in found[name]])
         rows = [{k: v for k, v in line.items() if k != "detail"} for key in GROUPS for line in found.get(key, [])]
-        write("quality", rows, groups=found)
+        write("quality", rows, partial=groups is not None, groups=found)
     print()
     show(rows)

@@ -29,7 +29,8 @@ SIZES: dict[str, list[tuple[int, int, float, float | None, float | None]]] = {
     "45000": [(45_000, 45_000, 5e-2, 20, 1.5), (45_000, 45_000, 5e-3, 120, 1.5)],
     "100000": [(100_000, 120_000, 5e-2, 90, 3.0)],
     "published": [
-        (n, k, 5e-2, None, None) for n, k in ((10_000, 12_000), (30_000, 35_000), (35_000, 40_000), (40_000, 50_000))
+        (n, k, 5e-2, None, None)
+        for n, k in ((4000, 5000), (10_000, 12_000), (30_000, 35_000), (35_000, 40_000), (40_000, 50_000))
     ],
     "million": [(1_000_000, 1_000_000, 5e-2, None, 8.0)],
 }
@@ -271,5 +272,7 @@ def run(groups: list[str] | None = None) -> None:
         held[name] = [{"group": name} | found for found in GROUPS[name]()] or held[name]
         rows = [entry for group in GROUPS for entry in held[group]]
         rows += [{"group": "growth"} | found for found in growth(rows)]
-        write("scale", table(rows), details=rows)  # after every group, so that nothing is lost
+        write(
+            "scale", table(rows), partial=groups is not None, details=rows
+        )  # after every group, so that nothing is lost
     show(table(rows))

@@ -170,5 +170,5 @@ def run(groups: list[str] | None = None, quick: bool = False) -> None:
             "rows": sorted(kept["rows"] + rows, key=lambda r: r["N"]),
             "preparation": sorted([*kept["preparation"], {"N": n, "K": k, "seconds": seconds}], key=lambda r: r["N"]),
         }
-        write("peers", quick=quick, **stored, summary=summarise(stored["rows"]))
+        write("peers", quick=quick, partial=bool(groups), **stored, summary=summarise(stored["rows"]))
     show([{key: value for key, value in r.items() if key != "settings"} for r in stored["rows"]])

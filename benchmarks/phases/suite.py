@@ -67,4 +67,4 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
         show(held[group])
         rows = [entry for key in GROUPS if key != "cumulative" for entry in held.get(key, [])]
         short = [line(entry) for entry in rows]
-        write(name, rows, quick=quick, summary=short, cumulative=held.get("cumulative", []), groups=held)
+        write(name, rows, quick=quick, partial=keep, summary=short, cumulative=held.get("cumulative", []), groups=held)

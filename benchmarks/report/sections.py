@@ -71,7 +71,7 @@ def of_peers(results: Results) -> tuple[list[Plot], list[Table]]:
         Plot("peers_value", "Value above the lowest at the same size.", partial(plots_peers.excess, rows, names)),
         Plot(
             "peers_marginals",
-            "Largest error of the plan's marginals.",
+            "L1 errors of both marginals of the plan, summed.",
             partial(over, peers.lines(rows, "marginal_error"), label="marginal error", text=None),
         ),
         Plot(

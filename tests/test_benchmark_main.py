@@ -1,0 +1,89 @@
+"""The command line of the benchmarks: what runs, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import beside, common
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """What would run, in order; the suite "peers" breaks off."""
+    found: list[tuple[str, dict[str, object]]] = []
+
+    def run(name, **given):
+        found.append((name, given))
+        if name == "peers":
+            raise RuntimeError("no such package")
+
+    monkeypatch.setattr(command, "_run", run)
+    return found
+
+
+def say(monkeypatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *words])
+    command.main()
+
+
+def test_all_runs_the_tests_first_and_goes_on_after_a_suite_that_breaks_off(monkeypatch, called, capsys):
+    with pytest.raises(SystemExit, match="these suites broke off: peers"):
+        say(monkeypatch, "all", "--report")
+    names = [name for name, _ in called]
+    assert names == ["verify", *command.ALL, "tables", "report"]
+    assert "gpu" not in names
+    assert "no such package" in capsys.readouterr().err
+
+
+def test_a_quick_run_needs_no_tests_and_writes_no_tables(monkeypatch, called):
+    with pytest.raises(SystemExit, match="peers"):
+        say(monkeypatch, "all", "--quick", "--report")
+    assert called == [*((name, {"quick": True}) for name in command.QUICK), ("report", {"quick": True})]
+
+
+@pytest.mark.parametrize("words", [["scale"], ["phases", "alone"], ["gpu"], ["overhead"]])
+def test_a_suite_that_stores_is_refused_where_the_tests_have_not_passed(monkeypatch, called, words):
+    def refuse():
+        raise SystemExit("not green")
+
+    monkeypatch.setattr(command, "require_green", refuse)
+    with pytest.raises(SystemExit, match="not green"):
+        say(monkeypatch, *words)
+    assert called == []
+
+
+def test_groups_and_quick_reach_the_suite(monkeypatch, called):
+    monkeypatch.setattr(command, "require_green", lambda: None)
+    say(monkeypatch, "phases", "alone", "tiles", "--quick")
+    say(monkeypatch, "scale")
+    assert called == [("phases", {"groups": ["alone", "tiles"], "quick": True}), ("scale", {"groups": None})]
+
+
+def test_rows_that_are_kept_keep_their_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "require_green", lambda: None)
+    for turn, partial in enumerate((False, True, True)):
+        monkeypatch.setattr(common, "environment", lambda turn=turn: {"commit": turn})
+        stored = json.loads(common.write("x", [], partial=partial).read_text())
+    assert stored["environment"] == {"commit": 2}
+    assert stored["environment_of_kept_rows"] == {"commit": 0}
+
+
+def test_published_figures_stand_beside_those_of_the_same_size_and_tolerance(tmp_path, monkeypatch):
+    def detail(n, tol, seconds):
+        return {"detail": {"n": n, "k": n, "tol": tol, "seconds": seconds, "gib": 1.0}}
+
+    details = [detail(10, 5e-3, 9.0), detail(10, 5e-2, 1.5), {"detail": {"seconds": [1, 2]}}]
+    (tmp_path / "scale.json").write_text(json.dumps({"environment": {"cores": 2}, "details": details}))
+    rows = [{"N": 10, "K": 10, "GPU": "18 s, 65 GB"}, {"N": 20, "K": 20, "GPU": "-"}]
+    (tmp_path / "published.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(beside, "RESULTS", tmp_path)
+    monkeypatch.setattr(beside, "HERE", tmp_path)
+    assert beside.rows() == [
+        {"size": "10 x 10", "theirs, GPU": "18 s, 65 GB", "here, 2 CPU cores": "1.5 s, 1.1 GB"},
+        {"size": "20 x 20", "theirs, GPU": "-", "here, 2 CPU cores": "-"},
+    ]
