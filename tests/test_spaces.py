@@ -386,3 +386,17 @@ def test_all_pairs_are_used_where_landmarks_are_poor() -> None:
     assert isinstance(made[0], LandmarkDistances)
     assert isinstance(made[1], PrecomputedDistances)
     assert all(report is not None and report.k >= 9 for report in reports)
+
+
+def test_factors_of_squared_distances_follow_dtype_and_scale_after_they_were_asked_for():
+    space = EuclideanDistances(np.random.default_rng(0).normal(size=(20, 3)), squared=True)
+    assert space.factors() is space.factors()
+    for other in (space.to(torch.device("cpu"), torch.float32), space.with_scale(7.0)):
+        factors = other.factors()
+        assert factors is not None
+        F, s = factors
+        expected = other.rows(torch.arange(20))
+        assert F.dtype == expected.dtype
+        torch.testing.assert_close((F * s) @ F.T, expected, rtol=1e-4, atol=1e-5)
+    F, s = space.factors()
+    torch.testing.assert_close((F * s) @ F.T, space.rows(torch.arange(20)))

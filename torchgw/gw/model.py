@@ -105,6 +105,7 @@ class Model:
 
     @cached_property
     def _hard_sides(self) -> dict[torch.dtype, tuple[Side, Side]]:
+        """Sides that were made before, on the device of the masses; of balanced problems only."""
         return {}
 
     def on(self, p: Tensor, q: Tensor, cost: FactoredCost | None, penalty: FactoredCost | None) -> Model:
