@@ -246,3 +246,23 @@ def test_solvers_have_names_of_their_own_and_runners_that_are_there():
     assert len({solver.name for solver in SOLVERS}) == len(SOLVERS) >= 12
     assert all(solver.script.exists() and solver.source in suite.FILES for solver in SOLVERS)
     assert set(BASES.values()) <= {solver.name for solver in SOLVERS}
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "why"),
+    [
+        ("ok", 2.0, ""),
+        ("ok", 30.0, "not started: 30 s at 5 x 5, and N K is 4.0 times that"),
+        ("time limit", "-", "not started: it passed the limit at 5 x 5"),
+        ("failed", "-", ""),
+    ],
+)
+def test_what_a_smaller_size_shows_to_be_hopeless_is_not_started(tmp_path, status, seconds, why):
+    solver = fake(tmp_path, "", "peer")
+    large = suite.Problem(tmp_path, np.zeros(10), np.zeros(10))
+    smaller = [{"solver": "peer", "N": 5, "K": 5, "status": status, "seconds": seconds}]
+    assert suite.hopeless(solver, smaller, large, 100.0) == why
+    assert suite.hopeless(solver, smaller, suite.Problem(tmp_path, np.zeros(4), np.zeros(4)), 1.0) == ""
+    if why:
+        (row,) = suite.measure([solver], large, 3, 100.0, smaller)
+        assert (row["status"], row["reason"], row["runs"]) == ("time limit", why, 0)

@@ -61,14 +61,19 @@ class Problem:
         return evaluate(np.load(plan), *(np.load(file) for file in self.inputs("distances")), self.x, self.y)
 
 
-def measure(solvers: Sequence[Solver], problem: Problem, rounds: int, limit: float) -> list[Row]:
-    """Run all solvers in rounds; a row for each."""
+def measure(
+    solvers: Sequence[Solver], problem: Problem, rounds: int, limit: float, smaller: Sequence[Row] = ()
+) -> list[Row]:
+    """Run all solvers in rounds; a row for each. Those that ``smaller`` sizes show to pass the limit do not start."""
     runs: dict[str, list[Run]] = {solver.name: [] for solver in solvers}
     found: dict[str, Quality] = {}
     for number in range(rounds):
         for solver in solvers:
             done = runs[solver.name]
             if number and not (done[-1].ok and done[-1].seconds < BRIEF):
+                continue
+            if why := hopeless(solver, smaller, problem, limit):
+                done.append(Run("time limit", why))
                 continue
             with tempfile.TemporaryDirectory(dir=problem.folder) as out:
                 done.append(launch(solver, problem.inputs(solver.source), Path(out), limit))
@@ -80,6 +85,21 @@ def measure(solvers: Sequence[Solver], problem: Problem, rounds: int, limit: flo
         row(solver, problem, runs[solver.name], found.get(solver.name), seconds.get(solver.base, []))
         for solver in solvers
     ]
+
+
+def hopeless(solver: Solver, smaller: Sequence[Row], problem: Problem, limit: float) -> str:
+    """Why a solver need not be started: its time at a smaller size, times the growth of N K, which all plans have here.
+
+    Empty where nothing speaks against it.
+    """
+    pairs = len(problem.x) * len(problem.y)
+    for row in (row for row in smaller if row["solver"] == solver.name):
+        growth, size = pairs / (row["N"] * row["K"]), f"{row['N']} x {row['K']}"
+        if growth > 1 and row["status"] == "time limit":
+            return f"not started: it passed the limit at {size}"
+        if growth > 1 and row["status"] == "ok" and row["seconds"] * growth > limit:
+            return f"not started: {row['seconds']:.0f} s at {size}, and N K is {growth:.1f} times that"
+    return ""
 
 
 def row(solver: Solver, problem: Problem, runs: Sequence[Run], quality: Quality | None, base: Sequence[float]) -> Row:
@@ -166,7 +186,9 @@ def run(groups: list[str] | None = None, quick: bool = False) -> None:
         kept = {key: [r for r in stored[key] if (r["N"], r["K"]) != (n, k)] for key in ("rows", "preparation")}
         with tempfile.TemporaryDirectory() as folder:
             problem, seconds = Problem.make(Path(folder), n, k)
-            rows = measure(SOLVERS, problem, 1 if quick else 3, 20.0 if quick else LIMITS.get((n, k), 120.0))
+            rows = measure(
+                SOLVERS, problem, 1 if quick else 3, 20.0 if quick else LIMITS.get((n, k), 120.0), kept["rows"]
+            )
         stored = {
             "rows": sorted(kept["rows"] + rows, key=lambda r: r["N"]),
             "preparation": sorted([*kept["preparation"], {"N": n, "K": k, "seconds": seconds}], key=lambda r: r["N"]),
