@@ -60,7 +60,7 @@ bench-scale: $(DONE)
 
 # Small sizes, minutes: what it finds is printed and stored apart from the results that documents read.
 bench-quick: $(DONE) bench-env
-	$(BIN)/python -m benchmarks all --quick
+	$(BIN)/python -m benchmarks all --quick --report
 
 # Everything, hours: the tests first, then every suite, the tables of the documents and the report.
 bench: $(DONE) bench-env
@@ -72,6 +72,7 @@ report: $(DONE)
 
 # Every figure that needs a GPU; a short table last.
 bench-gpu: $(DONE)
+	$(BIN)/python -m pip install -q -e '.[peers]'
 	$(BIN)/python -m benchmarks verify
 	$(BIN)/python -m benchmarks gpu
 

@@ -20,7 +20,13 @@ SUITES = {
     "gradients": "implicit differentiation against recorded iterations: time and memory, direct against iterative",
     "gpu": "everything that needs a GPU, with one short table last",
 }
-GROUPED = ("quality", "scale", "phases", "peers", "gpu")
+GROUPS = {
+    "quality": "speed sharp spiral gauss words shapes hops views tiny",
+    "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
+    "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
+    "peers": "sizes such as 400x500",
+    "gpu": "kernels dense stream tiles rows sharp large phases",
+}
 QUICK = ("phases", "peers", "overhead")
 ALL = tuple(name for name in SUITES if name != "gpu")
 
@@ -31,8 +37,8 @@ def parser() -> argparse.ArgumentParser:
     commands = found.add_subparsers(dest="suite", required=True)
     for name, text in SUITES.items():
         command = commands.add_parser(name, help=text)
-        if name in GROUPED:
-            command.add_argument("groups", nargs="*", help=f"groups to run instead of all, see benchmarks/{name}")
+        if name in GROUPS:
+            command.add_argument("groups", nargs="*", help=f"to run instead of all: {GROUPS[name]}")
         if name in QUICK:
             command.add_argument("--quick", action="store_true", help="small sizes, minutes; stored apart")
     command = commands.add_parser("all", help="run the tests, then every suite that needs no GPU")
@@ -42,10 +48,12 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--report", action="store_true", help="write the page and its pictures when done")
     commands.add_parser("verify", help="run the tests: no suite stores results on code whose tests have not passed")
     commands.add_parser("tables", help="write the tables of all documents from the stored results")
-    commands.add_parser("report", help="write the page and its pictures from the stored results")
-    command = commands.add_parser("compare", help="what became slower or worse between two result files")
-    command.add_argument("before")
-    command.add_argument("after")
+    command = commands.add_parser("report", help="write the page and its pictures from the stored results")
+    command.add_argument("--quick", action="store_true", help="from those of quick runs, beside them")
+    text = "what became slower or worse between two result files; exit code 1 if anything, 2 if they do not compare"
+    command = commands.add_parser("compare", help=text, description=text)
+    command.add_argument("before", help="a file of benchmarks/results, of an older commit")
+    command.add_argument("after", help="a file of the same suite")
     return found
 
 
@@ -65,10 +73,15 @@ def main() -> None:
         if broken:
             raise SystemExit(f"these suites broke off: {', '.join(broken)}")
         return
-    if suite in SUITES and not given.get("quick"):
-        require_green()
     if "groups" in given:
         given["groups"] = given["groups"] or None
+        unknown = set(given["groups"] or ()) - set(GROUPS[suite].split())
+        if unknown and suite != "peers":
+            raise SystemExit(f"groups must be among {GROUPS[suite]}, got {', '.join(sorted(unknown))}")
+    if suite == "gpu":
+        importlib.import_module("benchmarks.gpu").require_gpu()
+    if suite in SUITES and not given.get("quick"):
+        require_green()
     _run(suite, **given)
 
 

@@ -42,9 +42,15 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "commit": commit,
-        "uncommitted_changes": any(not line.endswith(".json") for line in dirty.splitlines()),
+        "uncommitted_changes": any(map(is_code, dirty.splitlines())),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def is_code(line: str) -> bool:
+    """Whether a line of ``git status --porcelain`` is of what a measurement depends on."""
+    name = line[3:].strip('"')
+    return name.startswith(("torchgw/", "tests/", "benchmarks/")) and name.endswith((".py", "measured.json", "/"))
 
 
 def _cpu_name() -> str:

@@ -9,9 +9,10 @@ something got worse by more than the thresholds below, 2 when the files cannot b
 from __future__ import annotations
 
 import re
+import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,15 +26,16 @@ MEMORY, MIB = 1.25, 1.0  # times as much, and by more than these MiB
 RATIO = 1.25  # times less of a gain
 PERCENT = 10.0  # percentage points more of an overhead
 VALUE, VALUE_FLOOR = 0.02, 1e-9  # share above the value before, but for rounding
-RHO = 0.005  # less of a correlation
+RHO = 0.005  # less of a correlation, or of a share of points
+ITERATIONS = 1.25  # times as many
 ERROR, ERROR_FLOOR = 2.0, 1e-6  # times the error before, but for what is exact anyway
 
 MACHINE = ("cpu", "cores", "threads", "gpu", "python", "versions")
 SIZES = {"n", "k", "m", "nodes", "columns", "steps", "points", "relaxation", "epsilon", "alpha", "seed", "tol"}
 OUTCOMES = {"measured", "required", "reason", "verdict", "status", "settings", "package", "detail", "group"}
 REFERENCE = re.compile(
-    r"^(before|flat|fixed|floor|torch|recorded|stacked|one by one|others|two reads|plan|basis|warm|POT)(?=[ _]|$)"
-    r"|published"
+    r"^(before|flat|difference|floor|torch|recorded|stacked|one by one|others|two reads|plan|basis|warm|POT)(?=[ _]|$)"
+    r"|published|POT|SCOT|0\.4\.2"
 )
 # Nothing of ours, two ways of ours, what the rows say already, or small differences of times.
 UNJUDGED = {"summary", "preparation", "factored", "milliseconds", "explained"}
@@ -58,9 +60,12 @@ KINDS = (
     kind("percent", "percent", lambda before, after: after > before + PERCENT),
     kind("ratio", "ratio|exponent|/", lambda before, after: after * RATIO < before),
     kind("error", "errors?|residual|marginals|off by|differ by", lambda a, b: b > ERROR * a + ERROR_FLOOR),
+    kind("error", "foscttm", lambda before, after: after > ERROR * before),
+    kind("rho", r"share|same|default|epsilon 0|\d{4,}", lambda before, after: after < before - RHO),
+    kind("iterations", "iterations?|n_iter", lambda before, after: after > ITERATIONS * before + 1),
     kind("rho", "rho", lambda before, after: after < before - RHO),
     kind("value", "value", lambda before, after: after > before + VALUE * abs(before) + VALUE_FLOOR),
-    kind("time", "seconds|s", lambda before, after: after > TIME * before + SECONDS, of_machine=True),
+    kind("time", "seconds|s|times?", lambda before, after: after > TIME * before + SECONDS, of_machine=True),
     kind("time", "milliseconds|ms", lambda a, b: b > TIME * a + 1e3 * SECONDS, of_machine=True),
     kind("memory", "mib|mb", lambda before, after: after > MEMORY * before + MIB, of_machine=True),
     kind("memory", "gib|gb", lambda before, after: after > MEMORY * before + MIB / 1024, of_machine=True),
@@ -134,10 +139,27 @@ def parts(result: Result) -> dict[str, list[Row]]:
 
 
 def flat(row: Row) -> Row:
-    """A row with the numbers of its detail as columns."""
+    """A row with the numbers of its detail as columns; of a list of runs, the median time and the worst of the rest."""
     detail = row.get("detail")
-    more = detail if isinstance(detail, dict) else {}
-    return {key: value for key, value in more.items() if number(value) is not None} | row
+    return (dict(_numbers("", detail)) if isinstance(detail, dict) else {}) | row
+
+
+def _numbers(name: str, found: Any) -> Iterator[tuple[str, float]]:
+    """All numbers of a nested detail, by the path to them."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield from _numbers(f"{name} {key}".strip(), value)
+    elif isinstance(found, list) and found and all(isinstance(entry, dict) for entry in found):
+        for key in found[0]:
+            yield from _numbers(f"{name} {key}".strip(), [entry.get(key) for entry in found])
+    elif isinstance(found, list):
+        values = [value for value in map(number, found) if value is not None]
+        kind = kind_of(name)
+        if kind is not None and values:
+            worst = min if kind.name == "rho" else statistics.median if kind.name == "time" else max
+            yield name, worst(values)
+    elif (value := number(found)) is not None:
+        yield name, value
 
 
 def _part(name: str, before: Sequence[Row], after: Sequence[Row], absolute: bool) -> tuple[list[Row], int]:
@@ -207,7 +229,10 @@ def differing(title: str, before: Row, after: Row, absolute: bool) -> list[Row]:
             found.append(change(title, column, one, other, worse=one == good))
     for column in before:
         kind, one, other = kind_of(column), number(before[column]), number(after.get(column))
-        if kind is None or one is None or other is None or not is_judged(column, kind, before.get("solver"), absolute):
+        if kind is None or one is None is other or not is_judged(column, kind, before.get("solver"), absolute):
+            continue
+        if one is None or other is None:
+            found.append(change(title, column, before[column], after.get(column, "-"), worse=other is None))
             continue
         first, second = (other, one) if LESS_IS_BETTER.search(column) else (one, other)
         if kind.is_worse(first, second) or kind.is_worse(second, first):

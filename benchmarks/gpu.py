@@ -272,10 +272,15 @@ def summary(held: dict[str, list[Row]]) -> list[Row]:
     return [dict(zip(columns, line, strict=True)) for line in lines]
 
 
-def run(groups: list[str] | None = None) -> None:
-    """Measure, print, store."""
+def require_gpu() -> None:
+    """End the program where there is none."""
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here; benchmarks/GPU_PENDING.md lists what waits for one")
+
+
+def run(groups: list[str] | None = None) -> None:
+    """Measure, print, store."""
+    require_gpu()
     names = ("kernels", *GROUPS)
     unknown = set(groups or ()) - set(names)
     if unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
@@ -45,7 +46,7 @@ def test_a_quick_run_needs_no_tests_and_writes_no_tables(monkeypatch, called):
     assert called == [*((name, {"quick": True}) for name in command.QUICK), ("report", {"quick": True})]
 
 
-@pytest.mark.parametrize("words", [["scale"], ["phases", "alone"], ["gpu"], ["overhead"]])
+@pytest.mark.parametrize("words", [["scale"], ["phases", "alone"], ["overhead"]])
 def test_a_suite_that_stores_is_refused_where_the_tests_have_not_passed(monkeypatch, called, words):
     def refuse():
         raise SystemExit("not green")
@@ -53,6 +54,16 @@ def test_a_suite_that_stores_is_refused_where_the_tests_have_not_passed(monkeypa
     monkeypatch.setattr(command, "require_green", refuse)
     with pytest.raises(SystemExit, match="not green"):
         say(monkeypatch, *words)
+    assert called == []
+
+
+@pytest.mark.parametrize("suite", ["quality", "scale", "phases", "gpu"])
+def test_unknown_groups_are_refused_at_once_with_the_known_ones(monkeypatch, called, suite):
+    module = "benchmarks.phases.suite" if suite == "phases" else f"benchmarks.{suite}"
+    known = list(importlib.import_module(module).GROUPS)
+    assert command.GROUPS[suite].split() == (["kernels", *known] if suite == "gpu" else known)
+    with pytest.raises(SystemExit, match=rf"groups must be among {command.GROUPS[suite]}, got nosuch"):
+        say(monkeypatch, suite, known[0], "nosuch")
     assert called == []
 
 
@@ -87,3 +98,18 @@ def test_published_figures_stand_beside_those_of_the_same_size_and_tolerance(tmp
         {"size": "10 x 10", "theirs, GPU": "18 s, 65 GB", "here, 2 CPU cores": "1.5 s, 1.1 GB"},
         {"size": "20 x 20", "theirs, GPU": "-", "here, 2 CPU cores": "-"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (" M torchgw/result.py", True),
+        ("?? benchmarks/new/", True),
+        (" M torchgw/kernels/measured.json", True),
+        (" M benchmarks/results/peers.json", False),
+        ("?? benchmarks/report/peers_time.png", False),
+        (" M README.md", False),
+    ],
+)
+def test_only_changes_of_code_count_as_uncommitted(line, code):
+    assert common.is_code(line) is code

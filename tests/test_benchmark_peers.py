@@ -260,7 +260,8 @@ def test_solvers_have_names_of_their_own_and_runners_that_are_there():
 def test_what_a_smaller_size_shows_to_be_hopeless_is_not_started(tmp_path, status, seconds, why):
     solver = fake(tmp_path, "", "peer")
     large = suite.Problem(tmp_path, np.zeros(10), np.zeros(10))
-    smaller = [{"solver": "peer", "N": 5, "K": 5, "status": status, "seconds": seconds}]
+    sizes = (4, "ok", 99.0), (5, status, seconds), (20, "time limit", "-")
+    smaller = [{"solver": "peer", "N": n, "K": n, "status": s, "seconds": t} for n, s, t in sizes]
     assert suite.hopeless(solver, smaller, large, 100.0) == why
     assert suite.hopeless(solver, smaller, suite.Problem(tmp_path, np.zeros(4), np.zeros(4)), 1.0) == ""
     if why:

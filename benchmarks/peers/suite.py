@@ -93,12 +93,15 @@ def hopeless(solver: Solver, smaller: Sequence[Row], problem: Problem, limit: fl
     Empty where nothing speaks against it.
     """
     pairs = len(problem.x) * len(problem.y)
-    for row in (row for row in smaller if row["solver"] == solver.name):
-        growth, size = pairs / (row["N"] * row["K"]), f"{row['N']} x {row['K']}"
-        if growth > 1 and row["status"] == "time limit":
-            return f"not started: it passed the limit at {size}"
-        if growth > 1 and row["status"] == "ok" and row["seconds"] * growth > limit:
-            return f"not started: {row['seconds']:.0f} s at {size}, and N K is {growth:.1f} times that"
+    below = [row for row in smaller if row["solver"] == solver.name and row["N"] * row["K"] < pairs]
+    if not below:
+        return ""
+    last = max(below, key=lambda row: row["N"])
+    growth, size = pairs / (last["N"] * last["K"]), f"{last['N']} x {last['K']}"
+    if last["status"] == "time limit":
+        return f"not started: it passed the limit at {size}"
+    if last["status"] == "ok" and last["seconds"] * growth > limit:
+        return f"not started: {last['seconds']:.0f} s at {size}, and N K is {growth:.1f} times that"
     return ""
 
 
