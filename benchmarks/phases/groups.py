@@ -76,7 +76,7 @@ def preparation(bench: Bench) -> list[Row]:
         sides = {}
         for name, way in ways.items():
             one, other = way()
-            answer = bench.library(replace(problem, spaces=(one, other)), GWOptions()).call(0)()
+            answer = replace(bench, max_iter=FEW).loop(replace(problem, spaces=(one, other)), ALL_ON).call(0)()
             quality = problem.quality(answer)
             sides[name] = Measured(times[name], [quality] * 3, [answer.iterations] * 3)
         name = f"all pairs, spiral {n} x {k}"
