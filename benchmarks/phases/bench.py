@@ -38,7 +38,7 @@ class Bench:
     device: str = "cpu"
     backend: str = "eager"
     max_iter: int = 100
-    budget: float = 6.0
+    budget: float = 10.0
     quick: bool = False
 
     def loop(self, problem: Problem, switches: Switches) -> Run:
