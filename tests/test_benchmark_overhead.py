@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.baselines import flat
-from benchmarks.overhead import case, check_same, explained, row
+from benchmarks.overhead import case, check_same, explained, interval, judged, row, timed, where
 
 SHAPES = ((37, 45), (120, 90))
 
@@ -40,14 +40,53 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_judges_sizes_from_500_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.overhead.LEAST", 2)
     small = case(37, 45, torch.float32)
-    found = row(small, 2, once=2e-3)
-    assert (found["required"], found["met"]) == ("-", "-")
+    found = row(small, 0.0, once=2e-3)
+    assert (found["required"], found["met"], found["rounds"]) == ("-", "-", 2)
     assert found["iterations"] == small.library().n_iter
     monkeypatch.setattr("benchmarks.overhead.FROM", 30)
-    judged = row(small, 2, once=2e-3)
-    assert judged["required"] == "< 5 %"
-    assert judged["met"] is (judged["overhead_percent"] < 5)
+    found = row(small, 0.0, once=2e-3)
+    assert found["required"] == "< 5 %"
+    assert (found["met"] is True) is (found["overhead_percent"] < 5)
+
+
+def test_what_noise_hides_is_neither_met_nor_failed() -> None:
+    assert judged(4.9, 1.0) is True
+    assert judged(5.1, 5.05) is False
+    assert judged(11.0, 2.5) == "not known"
+
+
+def test_the_interval_holds_the_median_of_as_many_samples_as_it_says() -> None:
+    assert interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(2000, 31, generator=generator, dtype=torch.float64)
+    ends = [interval(sample.tolist()) for sample in samples]
+    assert 0.94 < sum(low <= 0 <= high for low, high in ends) / len(ends) < 0.99
+
+
+def test_rounds_go_on_until_the_median_is_known_or_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ratio_of(noise: float) -> None:
+        seconds = iter(range(10**6))
+
+        def turn(calls: dict[str, object], **_: object) -> dict[str, list[float]]:
+            off = noise if next(seconds) % 2 else -noise
+            return {name: [1.02 + off if name == "library" else 1.0] for name in calls}
+
+        monkeypatch.setattr("benchmarks.overhead.interleaved", turn)
+
+    small = case(37, 45, torch.float32)
+    ratio_of(0.001)
+    assert len(timed(small, 1e3)["flat"]) == 5
+    ratio_of(0.5)
+    assert len(timed(small, 21.0)["flat"]) == 11
+    assert len(timed(small, 1e3)["flat"]) == 101
+
+
+def test_a_difference_is_explained_only_where_there_is_one() -> None:
+    assert where(-1.0, 2.0, 1.0, 1.0, 10) == "no difference beyond the noise"
+    assert where(-2.0, -1.0, -1.0, 1.0, 10) == "the library is faster"
+    assert where(1.0, 2.0, 6e-3, 1e-3, 10) == "1.0 ms once, 500 us an outer iteration"
 
 
 def test_the_parts_of_a_call_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,19 +227,27 @@ def test_sizes_are_named_like_400x500():
 
 
 def test_named_sizes_keep_the_rows_of_others(problem, monkeypatch, tmp_path):
-    stored = []
+    stored, given = [], []
+
+    def measure(solvers, p, *more):
+        given.append({solver.name for solver in solvers})
+        return [suite.row(SOLVERS[0], p, [took(p.x.size)], None, [1.0])]
+
     monkeypatch.setattr(suite, "QUICK", tmp_path)
+    monkeypatch.setattr(suite, "RESULTS", tmp_path / "whole")
     monkeypatch.setattr(suite, "show", lambda rows: None)
     monkeypatch.setattr(suite, "write", lambda name, rows, **more: stored.append({"rows": rows, **more}))
     monkeypatch.setattr(
         suite.Problem, "make", lambda folder, n, k: (suite.Problem(folder, np.zeros(n), np.zeros(k)), 1.0)
     )
-    monkeypatch.setattr(suite, "measure", lambda _, p, *more: [suite.row(SOLVERS[0], p, [took(p.x.size)], None, [1.0])])
+    monkeypatch.setattr(suite, "measure", measure)
     suite.run(["10x20", "30x40"], quick=True)
     (tmp_path / "peers.json").write_text(json.dumps(stored[-1]))
     suite.run(["10x20"], quick=True)
     assert [(found["N"], found["K"]) for found in stored[-1]["rows"]] == [(10, 20), (30, 40)]
     assert [found["N"] for found in stored[-1]["preparation"]] == [10, 30]
+    suite.run(["10x20"])
+    assert given[-1] - given[0] == {solver.name for solver in SOLVERS if solver.long} != set()
 
 
 def test_solvers_have_names_of_their_own_and_runners_that_are_there():

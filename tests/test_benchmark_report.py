@@ -70,7 +70,7 @@ def results() -> dict[str, Content]:
     ]
     overhead = [
         {"N": n, "dtype": dtype, "library_ms": 1.1 * n, "flat_ms": 1.0 * n, "overhead_percent": 1000 / n}
-        | {"quartiles": "1 to 2", "difference_ms": 0.1 * n, "met": "-" if n < 500 else True}
+        | {"interval": "1 to 2", "difference_ms": 0.1 * n, "met": "-" if n < 500 else True}
         for n in (100, 1000)
         for dtype in ("float32", "float64")
     ]
@@ -407,7 +407,7 @@ def test_other_solvers_are_not_judged_but_for_their_status(tmp_path: Path) -> No
 
 
 def test_remarks_do_not_name_a_row(tmp_path: Path) -> None:
-    assert compared(tmp_path, "overhead", first(quartiles="3 to 4", difference_ms=99.0)) == 0
+    assert compared(tmp_path, "overhead", first(interval="3 to 4", difference_ms=99.0)) == 0
     assert compared(tmp_path, "phases", first(verdict="level here")) == 0
     assert compared(tmp_path, "peers", first(settings={"epsilon": 0.1}, package="2")) == 0
 

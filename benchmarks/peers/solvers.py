@@ -25,6 +25,7 @@ class Solver:
 
     ``source`` says whether it is given "points" or "distances", ``note`` what its settings do not, ``against`` which of
     our rows solves the same problem, if it is not the default one from the same input.
+    Quick runs leave ``long`` ones out.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Solver:
     settings: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     against: str = ""
+    long: bool = False
 
     @property
     def base(self) -> str:
@@ -127,6 +129,7 @@ SOLVERS = (
         method="from_points",
         source="points",
         settings={"distance_mode": "landmark", "k": 5, "M": 80, "epsilon": 5e-3, "max_iter": 300},
+        long=True,
     ),
     _published(
         name="torchgw 0.4.2, from distances",

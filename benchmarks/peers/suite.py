@@ -183,15 +183,15 @@ def chosen(groups: Sequence[str] | None, quick: bool) -> list[tuple[int, int]]:
 def run(groups: list[str] | None = None, quick: bool = False) -> None:
     """Measure the named sizes (all by default), storing after each; rows of other sizes are kept with named ones."""
     sizes = chosen(groups, quick)
+    solvers = [solver for solver in SOLVERS if not (quick and solver.long)]
     path = (QUICK if quick else RESULTS) / "peers.json"
     stored = json.loads(path.read_text()) if groups and path.exists() else {"rows": [], "preparation": []}
     for n, k in sizes:
         kept = {key: [r for r in stored[key] if (r["N"], r["K"]) != (n, k)] for key in ("rows", "preparation")}
         with tempfile.TemporaryDirectory() as folder:
             problem, seconds = Problem.make(Path(folder), n, k)
-            rows = measure(
-                SOLVERS, problem, 1 if quick else 3, 20.0 if quick else LIMITS.get((n, k), 120.0), kept["rows"]
-            )
+            limit = 20.0 if quick else LIMITS.get((n, k), 120.0)
+            rows = measure(solvers, problem, 1 if quick else 3, limit, kept["rows"])
         stored = {
             "rows": sorted(kept["rows"] + rows, key=lambda r: r["N"]),
             "preparation": sorted([*kept["preparation"], {"N": n, "K": k, "seconds": seconds}], key=lambda r: r["N"]),
