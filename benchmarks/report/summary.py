@@ -92,13 +92,24 @@ def of_scale(result: Result) -> list[str]:
 
 
 def of_requirements(results: Mapping[str, Result]) -> list[Sentence]:
-    """How many requirements of each suite are met."""
-    found = []
+    """How many requirements of each suite are met, and which are not, or not known to be."""
+    counts, others = [], []
     for result in results.values():
-        judged = [row["met"] for row in result.rows if isinstance(row.get("met"), bool)]
+        judged = [row for row in result.rows if row.get("met", "-") != "-"]
+        others += [(f"Met: {_word(row['met'])}", _unmet(result.name, row)) for row in judged if row["met"] is not True]
         if judged:
-            found.append(f"{result.name} {sum(judged)} of {len(judged)}")
-    return [("Requirements met", f"{', '.join(found)}.")] if found else []
+            counts.append(f"{result.name} {sum(row['met'] is True for row in judged)} of {len(judged)}")
+    return [("Requirements met", f"{', '.join(counts)}."), *others] if counts else []
+
+
+def _unmet(suite: str, row: Row) -> str:
+    name = row.get("case") or f"N = {row.get('N')}, {row.get('dtype')}"
+    measured = row.get("measured") or f"{row.get('overhead_percent', 0):.2g} % ({row.get('interval')})"
+    return f"{suite}, {name}: {measured}, required {row.get('required')}."
+
+
+def _word(met: bool | str) -> str:
+    return "no" if met is False else str(met)
 
 
 def of_kernels(result: Result) -> list[str]:
