@@ -282,7 +282,8 @@ def scaling(
 ) -> tuple[Tensor, Tensor, float, float, int]:
     """Sinkhorn by an absorbed kernel in ``out``: potentials, residuals before and after, iterations."""
     tiny, largest = torch.finfo(f.dtype).tiny, torch.finfo(f.dtype).max
-    p, q, empty_p, empty_q = log_p.exp2(), log_q.exp2(), log_p.isneginf(), log_q.isneginf()
+    empty_p, empty_q = log_p.isneginf(), log_q.isneginf()
+    p, q = torch.where(empty_p, tiny, log_p.exp2()), torch.where(empty_q, tiny, log_q.exp2())
     warm, residual, weight, n_iter = None, float("inf"), relaxation, 0
     while True:
         column_logs = over_rows(score, f)
@@ -298,16 +299,16 @@ def scaling(
         u, v, safe = torch.ones_like(f), torch.ones_like(g), True
         for at in range(1, max(max_iter - n_iter, 1) + 1):
             columns = u @ out
-            new_v = torch.where(empty_q, 1.0, q / columns.clamp_min(tiny))
+            new_v = q / columns.clamp_min(tiny)
             checked = at % check_every == 0 or n_iter + 1 >= max_iter or at == 1
             n_iter += 1
             if not checked:
                 v = v * (new_v / v) ** weight
-                u = u * (torch.where(empty_p, 1.0, p / (out @ v).clamp_min(tiny)) / u) ** weight
+                u = u * (p / (out @ v).clamp_min(tiny) / u) ** weight
                 continue
             missed = (columns * (v - new_v)).abs().sum()
             v = new_v
-            u = torch.where(empty_p, 1.0, p / (out @ v).clamp_min(tiny))
+            u = p / (out @ v).clamp_min(tiny)
             furthest = torch.maximum(u.log2().abs().max(), v.log2().abs().max())
             last, (residual, drift) = residual, torch.stack((missed, furthest)).tolist()
             solved = residual <= tol and drift <= LARGEST_EXPONENT

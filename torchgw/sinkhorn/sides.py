@@ -56,6 +56,11 @@ class Side:
         return torch.isneginf(self.log_mass)
 
     @cached_property
+    def _filled(self) -> Tensor:
+        """The masses, the smallest normal number for points without: over the sums of such points, zero, it is 1."""
+        return torch.where(self.empty, _tiny(self.log_mass.dtype), self.mass)
+
+    @cached_property
     def ratio(self) -> float | Tensor:
         """epsilon / rho; 0 for a hard or a bounded side, infinite for a free one."""
         if self.weak is not None or self.hard or self.total is not None:
@@ -85,8 +90,7 @@ class Side:
         not carry it.
         """
         if self.hard:
-            new = self.mass / sums.clamp_min(_tiny(sums.dtype))
-            return torch.where(self.empty, 1.0, new)
+            return self._filled / sums.clamp_min(_tiny(sums.dtype))
         if self.total is None:
             kept = self.log_mass - self._slack * (f + self._offset(f))
             new = (kept - self.tau * sums.log2()).exp2()
