@@ -96,9 +96,9 @@ class Bench:
         short = replace(options, stopping=replace(options.stopping, max_iter=1))
         return Run(call, lambda: solved(0, short))
 
-    def compared(self, phase: str, how: str, problem: Problem, before: Run, after: Run) -> Row:
-        """One row."""
-        return compare(phase, how, problem, before, after, self.budget)
+    def compared(self, phase: str, how: str, problem: Problem, before: Run, after: Run, least: int = 1) -> Row:
+        """One row, of ``least`` rounds even where they pass the budget; of one in a quick run."""
+        return compare(phase, how, problem, before, after, self.budget, 1 if self.quick else least)
 
 
 def without(names: Iterable[str]) -> Switches:

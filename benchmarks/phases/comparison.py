@@ -58,9 +58,9 @@ def in_turns(problem: Problem, runs: Mapping[str, Run], budget: float, least: in
     return found
 
 
-def compare(phase: str, how: str, problem: Problem, before: Run, after: Run, budget: float) -> Row:
+def compare(phase: str, how: str, problem: Problem, before: Run, after: Run, budget: float, least: int = 1) -> Row:
     """One row."""
-    found = in_turns(problem, {"before": before, "after": after}, budget)
+    found = in_turns(problem, {"before": before, "after": after}, budget, least)
     return row(phase, how, problem.name, found["before"], found["after"])
 
 

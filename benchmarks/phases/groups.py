@@ -27,7 +27,7 @@ def alone(bench: Bench) -> list[Row]:
     problem = spiral(200, 250, "landmark") if bench.quick else spiral(400, 500, "landmark")
     base = bench.loop(problem, Switches())
     return [
-        bench.compared(phase, "alone", problem, base, bench.loop(problem, only(names)))
+        bench.compared(phase, "alone", problem, base, bench.loop(problem, only(names)), least=3)
         for phase, names in SWITCHES.items()
     ]
 
