@@ -2,8 +2,10 @@
 
 import argparse
 import importlib
+import os
 import traceback
 
+from benchmarks.threads import pinned
 from benchmarks.verify import require_green
 
 SUITES = {
@@ -66,7 +68,7 @@ def main() -> None:
             _run("verify")
         names = QUICK if given["quick"] else ALL
         broken = [name for name in names if not _tried(name, **({"quick": given["quick"]} if name in QUICK else {}))]
-        if not given["quick"]:
+        if not given["quick"] and not broken:
             _run("tables")
         if report:
             _run("report", **({"quick": True} if given["quick"] else {}))
@@ -89,7 +91,7 @@ def _tried(name: str, **given: object) -> bool:
     """Whether a suite came to its end: the hours of the others are not to be lost with one."""
     try:
         _run(name, **given)
-    except Exception:
+    except (Exception, SystemExit):
         traceback.print_exc()
         return False
     return True
@@ -100,4 +102,5 @@ def _run(name: str, **given: object) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.update(pinned())
     main()

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.threads import cores
 from benchmarks.verify import require_green
 
 HERE = Path(__file__).parent
@@ -33,7 +34,7 @@ def environment() -> dict[str, Any]:
     dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load": os.getloadavg()[0],
@@ -55,6 +56,8 @@ def is_code(line: str) -> bool:
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
     names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor()
 

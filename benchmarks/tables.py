@@ -16,9 +16,7 @@ from benchmarks import beside
 from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = tuple(
-    name for name in ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md") if (ROOT / name).exists()
-)
+DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md")
 MARKED = re.compile(r"(<!-- table (\S+)(?: \| (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -28,6 +26,8 @@ def table(name: str, chosen: str | None = None) -> str:
     rows: list[dict[str, Any]] = (
         beside.rows() if name == "published" else json.loads((RESULTS / f"{file}.json").read_text())[part or "rows"]
     )
+    if not rows:
+        raise ValueError(f"{name} has no rows")
     columns = chosen.split(", ") if chosen else list(dict.fromkeys(column for row in rows for column in row))
     unknown = [column for column in columns if all(column not in row for row in rows)]
     if unknown:

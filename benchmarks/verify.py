@@ -1,7 +1,8 @@
 """No result without green tests: ``python -m benchmarks verify`` runs them and remembers the code they passed on.
 
-What is stored beside the repository's files is a hash of the package and its tests. Suites that write results ask for
-it before they begin and again when they write, so a figure always belongs to code whose tests have passed.
+What is stored beside the repository's files is a hash of the package, its tests and what measures it. Suites that write
+results ask for it before they begin and again when they write, so a figure always belongs to code whose tests have
+passed.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.threads import pinned
+
 ROOT = Path(__file__).parent.parent
 STAMP = ROOT / ".benchmarks-verified"
+CODE = ("torchgw/**/*.py", "tests/**/*.py", "benchmarks/**/*.py")
 COMMAND = (sys.executable, "-m", "pytest", "-n", "auto", "-q")
 
 
 def fingerprint(root: Path = ROOT) -> str:
-    """A hash of all Python files of the package and of its tests, with their names; tests of benchmarks vouch for
-    nothing in the package."""
+    """A hash of all files that a result depends on, with their names; the report only shows what others measured."""
     found = hashlib.sha256()
-    for folder in ("torchgw", "tests"):
-        for path in sorted((root / folder).rglob("*.py")):
-            if path.name.startswith("test_benchmark_"):
-                continue
-            found.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    paths = (path for pattern in CODE for path in root.glob(pattern))
+    for path in sorted(path for path in paths if (root / "benchmarks" / "report") not in path.parents):
+        found.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     return found.hexdigest()
 
 
@@ -51,7 +52,7 @@ def run(root: Path = ROOT, stamp: Path = STAMP, command: tuple[str, ...] = COMMA
         return
     code = fingerprint(root)
     stamp.unlink(missing_ok=True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | pinned(1)
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     print("\n".join(lines[-10:]))

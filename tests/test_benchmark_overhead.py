@@ -48,13 +48,15 @@ def test_a_row_judges_sizes_from_500_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("benchmarks.overhead.FROM", 30)
     found = row(small, 0.0, once=2e-3)
     assert found["required"] == "< 5 %"
-    assert (found["met"] is True) is (found["overhead_percent"] < 5)
+    low, high = map(float, found["interval"].split(" to "))
+    assert found["met"] == (True if high < 5 else False if low > 5 else "not known")
 
 
 def test_what_noise_hides_is_neither_met_nor_failed() -> None:
-    assert judged(4.9, 1.0) is True
-    assert judged(5.1, 5.05) is False
-    assert judged(11.0, 2.5) == "not known"
+    assert judged(-1.0, 4.9) is True
+    assert judged(5.1, 9.0) is False
+    assert judged(2.5, 11.0) == "not known"
+    assert judged(-20.0, 40.0) == "not known"
 
 
 def test_the_interval_holds_the_median_of_as_many_samples_as_it_says() -> None:
@@ -62,7 +64,7 @@ def test_the_interval_holds_the_median_of_as_many_samples_as_it_says() -> None:
     generator = torch.Generator().manual_seed(0)
     samples = torch.randn(2000, 31, generator=generator, dtype=torch.float64)
     ends = [interval(sample.tolist()) for sample in samples]
-    assert 0.94 < sum(low <= 0 <= high for low, high in ends) / len(ends) < 0.99
+    assert 0.95 < sum(low <= 0 <= high for low, high in ends) / len(ends) < 0.99
 
 
 def test_rounds_go_on_until_the_median_is_known_or_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ RED = (sys.executable, "-c", "print('== 1 failed in 0.1s =='); raise SystemExit(
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A small project: one file of the package, one of the tests."""
-    for folder in ("torchgw", "tests"):
+    """A small project: one file of the package, one of the tests, one of the benchmarks."""
+    for folder in ("torchgw", "tests", "benchmarks"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "code.py").write_text("x = 1\n")
     return tmp_path
@@ -62,7 +62,7 @@ def test_what_has_passed_does_not_run_again(root: Path, capsys: pytest.CaptureFi
     assert "have passed on this code: 3 passed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["torchgw/code.py", "tests/code.py", "torchgw/deep/new.py"])
+@pytest.mark.parametrize("name", ["torchgw/code.py", "tests/code.py", "benchmarks/code.py", "torchgw/deep/new.py"])
 def test_changing_a_file_withdraws_the_right_to_write(root: Path, name: str) -> None:
     stamp = verified(root)
     (root / name).parent.mkdir(exist_ok=True)
@@ -81,6 +81,8 @@ def test_moving_and_removing_files_does_so_too(root: Path) -> None:
 def test_changing_something_else_does_not(root: Path) -> None:
     stamp = verified(root)
     (root / "README.md").write_text("words")
+    (root / "benchmarks" / "report").mkdir()
+    (root / "benchmarks" / "report" / "page.py").write_text("x = 1")
     assert verify.is_green(root, stamp)
 
 

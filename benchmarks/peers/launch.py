@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.solvers import Solver
+from benchmarks.threads import cores, pinned
 
-POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NPROC")
 ASK = "import sys, importlib.metadata; print(importlib.metadata.version(sys.argv[1]))"
 
 
@@ -36,17 +36,13 @@ class Run:
 def environment(threads: int | None = None) -> dict[str, str]:
     """This process's variables, with every thread pool at ``threads``, by default the cores that may be used.
 
-    NPROC is what XLA's pool reads. Without GPUs, which not all of them can use, and without PYTHONPATH, so that each
-    environment imports its own packages.
+    Without GPUs, which not all of them can use, and without PYTHONPATH, so that each environment imports its own
+    packages.
     """
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or cores()
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     xla = f"--xla_cpu_multi_thread_eigen={str(threads > 1).lower()}"
-    return (
-        kept
-        | dict.fromkeys(POOLS, str(threads))
-        | {"XLA_FLAGS": xla, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    )
+    return kept | pinned(threads) | {"XLA_FLAGS": xla, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @functools.cache

@@ -120,12 +120,13 @@ from torchgw.spaces.graph import neighbour_graph
 n, k, strategy = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 X, Y = torchgw.datasets.make_spiral(n)[0], torchgw.datasets.make_swiss_roll(k, random_state=1)[0]
 spaces = [torchgw.LandmarkDistances(neighbour_graph(points)) for points in (X, Y)]
-torchgw.gw_align(X[::10], Y[::10], random_state=0)
+torchgw.gw_align(X[::10], Y[::10], device="cpu", random_state=0)
 def read(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**10
 Path("/proc/self/clear_refs").write_text("5")
 before = read("VmRSS")
-torchgw.gw_align(*spaces, epsilon=5e-3, options=torchgw.GWOptions(strategy=strategy), random_state=0).argmax()
+options = torchgw.GWOptions(strategy=strategy)
+torchgw.gw_align(*spaces, epsilon=5e-3, options=options, device="cpu", random_state=0).argmax()
 print(read("VmHWM") - before)
 """
 
