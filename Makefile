@@ -81,8 +81,8 @@ bench-gpu: $(DONE)
 	$(PYTHON) -m venv .venv-$*
 	$(if $(filter $*,$(WITH_TORCH)),.venv-$*/bin/python -m pip install -q '$(TORCH)')
 	$(if $(filter $*,$(WITH_TORCH)),if [ "$$(uname -s)" = Linux ]; then .venv-$*/bin/python -m pip install -q '$(TRITON)'; fi)
-	.venv-$*/bin/python -m pip install -q --log .venv-$*/install.log $($*_needs) || echo "no $*: its rows will say why"
-	touch $@
+	if .venv-$*/bin/python -m pip install -q --log .venv-$*/install.log $($*_needs); then touch $@; \
+	else echo "no $*: its rows will say why; .venv-$*/install.log says more, and the next run tries again"; fi
 
 $(DONE): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)

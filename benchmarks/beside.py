@@ -1,7 +1,7 @@
 """Figures that others publish, with ours at the same size beside them.
 
 Theirs are theirs: `published.json` says whose they are, and they were not measured here; their memory is that of a GPU.
-Ours are the stored results of ``python -m benchmarks scale``; their memory is that of the whole process.
+Ours are the stored results of ``python -m benchmarks scale``; their memory is that of the main process.
 """
 
 from __future__ import annotations

@@ -250,6 +250,24 @@ def test_named_sizes_keep_the_rows_of_others(problem, monkeypatch, tmp_path):
     assert given[-1] - given[0] == {solver.name for solver in SOLVERS if solver.long} != set()
 
 
+def test_a_whole_run_keeps_the_rows_of_sizes_that_are_still_to_come(monkeypatch, tmp_path):
+    stored = []
+    monkeypatch.setattr(suite, "RESULTS", tmp_path)
+    monkeypatch.setattr(suite, "SIZES", ((10, 20), (30, 40)))
+    monkeypatch.setattr(suite, "show", lambda rows: None)
+    monkeypatch.setattr(suite, "write", lambda name, rows, **more: stored.append({"rows": rows, **more}))
+    monkeypatch.setattr(
+        suite.Problem, "make", lambda folder, n, k: (suite.Problem(folder, np.zeros(n), np.zeros(k)), 1.0)
+    )
+    monkeypatch.setattr(suite, "measure", lambda _, p, *more: [suite.row(SOLVERS[0], p, [took(p.x.size)], None, [1.0])])
+    suite.run()
+    assert [more["partial"] for more in stored] == [False, False]
+    (tmp_path / "peers.json").write_text(json.dumps(stored[-1]))
+    suite.run()
+    assert [len(more["rows"]) for more in stored[2:]] == [2, 2]
+    assert [more["partial"] for more in stored[2:]] == [True, False]
+
+
 def test_solvers_have_names_of_their_own_and_runners_that_are_there():
     assert len({solver.name for solver in SOLVERS}) == len(SOLVERS) >= 12
     assert all(solver.script.exists() and solver.source in suite.FILES for solver in SOLVERS)

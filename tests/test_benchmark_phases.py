@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,6 +186,29 @@ def test_groups_keep_the_rows_of_the_others_and_unknown_ones_are_refused(tmp_pat
     assert stored["cumulative"] == [{"b": 2}]
     with pytest.raises(SystemExit, match="groups must be among one, cumulative, got nine"):
         suite.run(groups=["nine"])
+
+
+def test_a_run_that_breaks_off_keeps_what_was_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(suite, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "require_green", lambda: None)
+    old, new = (comparison.row("7", "alone", "spiral", side(4.0, 0.9, 0.5), side(s, 0.9, 0.5)) for s in (2.0, 1.0))
+    monkeypatch.setattr(suite, "GROUPS", {"one": lambda bench: [old], "cumulative": lambda bench: [{"b": 2}]})
+    suite.run()
+
+    def stored() -> dict[str, Any]:
+        return json.loads((tmp_path / "phases.json").read_text())
+
+    assert "environment_of_kept_rows" not in stored()
+    monkeypatch.setattr(suite, "GROUPS", {"one": lambda bench: [new], "cumulative": lambda bench: 1 / 0})
+    with pytest.raises(ZeroDivisionError):
+        suite.run()
+    assert stored()["rows"] == [new]
+    assert stored()["cumulative"] == [{"b": 2}]
+    assert "environment_of_kept_rows" in stored()
+    monkeypatch.setattr(suite, "GROUPS", {"one": lambda bench: [new], "cumulative": lambda bench: [{"b": 3}]})
+    suite.run()
+    assert "environment_of_kept_rows" not in stored()
 
 
 def test_cumulative_ratios_are_to_the_step_before_and_to_the_first(problem, monkeypatch):

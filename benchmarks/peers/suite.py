@@ -181,12 +181,13 @@ def chosen(groups: Sequence[str] | None, quick: bool) -> list[tuple[int, int]]:
 
 
 def run(groups: list[str] | None = None, quick: bool = False) -> None:
-    """Measure the named sizes (all by default), storing after each; rows of other sizes are kept with named ones."""
+    """Measure the named sizes (all by default), storing after each; rows of other sizes are kept until theirs come."""
     sizes = chosen(groups, quick)
     solvers = [solver for solver in SOLVERS if not (quick and solver.long)]
     path = (QUICK if quick else RESULTS) / "peers.json"
-    stored = json.loads(path.read_text()) if groups and path.exists() else {"rows": [], "preparation": []}
-    for n, k in sizes:
+    keep = path.exists() and (bool(groups) or not quick)
+    stored = json.loads(path.read_text()) if keep else {"rows": [], "preparation": []}
+    for i, (n, k) in enumerate(sizes, 1):
         kept = {key: [r for r in stored[key] if (r["N"], r["K"]) != (n, k)] for key in ("rows", "preparation")}
         with tempfile.TemporaryDirectory() as folder:
             problem, seconds = Problem.make(Path(folder), n, k)
@@ -196,5 +197,6 @@ def run(groups: list[str] | None = None, quick: bool = False) -> None:
             "rows": sorted(kept["rows"] + rows, key=lambda r: r["N"]),
             "preparation": sorted([*kept["preparation"], {"N": n, "K": k, "seconds": seconds}], key=lambda r: r["N"]),
         }
-        write("peers", quick=quick, partial=bool(groups), **stored, summary=summarise(stored["rows"]))
+        partial = bool(groups) or (keep and i < len(sizes))
+        write("peers", quick=quick, partial=partial, **stored, summary=summarise(stored["rows"]))
     show([{key: value for key, value in r.items() if key != "settings"} for r in stored["rows"]])

@@ -58,13 +58,16 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
         bench = replace(bench, max_iter=60, budget=1.0)
     name = "phases_gpu" if on_gpu else "phases"
     path = RESULTS / f"{name}.json"
-    keep = groups is not None and not quick and path.exists()
+    keep = not quick and path.exists()
     held: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if keep else {}
     warnings.simplefilter("ignore")
+    left = set(GROUPS)
     for group in groups or GROUPS:
+        left.discard(group)
         held[group] = GROUPS[group](bench)
         print(f"\n# {group}", flush=True)
         show(held[group])
         rows = [entry for key in GROUPS if key != "cumulative" for entry in held.get(key, [])]
         short = [line(entry) for entry in rows]
-        write(name, rows, quick=quick, partial=keep, summary=short, cumulative=held.get("cumulative", []), groups=held)
+        more = {"summary": short, "cumulative": held.get("cumulative", []), "groups": held}
+        write(name, rows, quick=quick, partial=keep and bool(left), **more)

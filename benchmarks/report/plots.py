@@ -117,7 +117,7 @@ def growth(details: Sequence[Row]) -> Figure | None:
     if not found:
         return None
     figure, panels = blank(3.8, columns=2)
-    for axes, column, label in zip(panels, ("seconds", "gib"), ("seconds", "GiB, whole process"), strict=True):
+    for axes, column, label in zip(panels, ("seconds", "gib"), ("seconds", "GiB, main process"), strict=True):
         for (tol, mine), colour, marker in zip(different(found, "tol").items(), SERIES, MARKERS, strict=False):
             name = titled(f"residual {tol}", [row["n"] for row in mine], [row[column] for row in mine])
             curve(axes, mine, "n", column, color=colour, marker=marker, label=name)

@@ -162,7 +162,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "The same problem for every solver, each in its own environment. The value is that of the returned plan; it "
         f"counts as the lowest where the plan's marginals hold to {peers.MARGINALS:g}, and what is within 0.01 % of "
         "the lowest is drawn as the lowest. The line to a million points comes from the scale suite, which counts the "
-        "memory of the whole process; the others count what the solve took.",
+        "memory of its main process, packages included; the others count what the solve took.",
         of_peers,
     ),
     "phases": (
