@@ -76,14 +76,14 @@ def times(value: float) -> str:
 
 def cumulative(rows: Sequence[Row]) -> Figure | None:
     """Speed over that of the first step, as the phases are switched on one after the other."""
-    rows = [row for row in rows if (number(row.get("seconds")) or 0) > 0]
+    rows = [row for row in rows if (number(row.get("ratio_to_first")) or 0) > 0]
     steps = sorted({str(row["step"]) for row in rows}, key=natural)
     if len(steps) < 2:
         return None
     figure, (axes,) = blank(1.2 + 0.36 * len(steps))
     problems = different(rows, "problem")
     for (problem, mine), colour, marker in zip(problems.items(), SERIES, MARKERS, strict=False):
-        speed = [float(mine[0]["seconds"]) / float(row["seconds"]) for row in mine]
+        speed = [float(row["ratio_to_first"]) for row in mine]
         places = [steps.index(str(row["step"])) for row in mine]
         axes.plot(speed, places, color=colour, marker=marker, linewidth=2, label=problem)
         end = (speed[-1], places[-1])

@@ -66,7 +66,8 @@ def of_phases(result: Result) -> list[str]:
         mine = sorted((row for row in steps if row["problem"] == problem), key=lambda row: natural(str(row["step"])))
         times = [seconds for row in mine if (seconds := number(row.get("seconds")))]
         if len(times) > 1:
-            gains.append(f"{times[0] / times[-1]:.3g} ({problem}, {spent(times[0])} to {spent(times[-1])})")
+            gain = float(mine[-1]["ratio_to_first"])
+            gains.append(f"{gain:.3g} ({problem}, {spent(times[0])} to {spent(times[-1])})")
     return [f"the last step is faster than the first by a factor of {'; '.join(gains)}."] if gains else []
 
 
