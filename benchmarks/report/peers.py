@@ -10,6 +10,7 @@ from benchmarks.report.results import Result, Row, number
 MARGINALS = 1e-2  # a plan whose marginals are further off answers another problem: its value does not count as lowest
 GOOD = 0.05  # values at most this far above the lowest count as equally good
 SCALE = "torchgw to a million points"
+STREAMED = 20_000  # points from which sizes are fitted: all of them take the same road
 TOLERANCE = 0.05  # of the rows of the scale suite that form one line
 
 
@@ -66,12 +67,12 @@ def lines(rows: Sequence[Row], column: str) -> list[Line]:
 
 
 def scale_line(scale: Result | None, column: str, factor: float = 1.0) -> list[Line]:
-    """Our own line of the scale suite, up to a million points; nothing where it has not been measured."""
+    """Our own line of the scale suite, to a million points, from where it streams; nothing where there is none."""
     details = [row.get("detail", {}) for row in scale.part("details")] if scale else []
     points = sorted(
         (float(detail["n"]), detail[column] * factor)
         for detail in details
-        if detail.get("tol") == TOLERANCE and number(detail.get(column)) is not None
+        if detail.get("tol") == TOLERANCE and number(detail.get(column)) is not None and detail["n"] >= STREAMED
     )
     return [Line(SCALE, *map(list, zip(*points, strict=True)))] if points else []
 

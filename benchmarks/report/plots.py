@@ -25,6 +25,7 @@ from benchmarks.report.drawing import (
     spelled,
 )
 from benchmarks.report.fits import titled
+from benchmarks.report.peers import STREAMED
 from benchmarks.report.results import Row, natural, number
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def cumulative(rows: Sequence[Row]) -> Figure | None:
         places = [steps.index(str(row["step"])) for row in mine]
         axes.plot(speed, places, color=colour, marker=marker, linewidth=2, label=problem)
         end = (speed[-1], places[-1])
-        axes.annotate(f"{speed[-1]:.3g}x", end, (9, 0), textcoords="offset points", va="center")
+        axes.annotate(f"{speed[-1]:.3g}x", end, (0, 7), textcoords="offset points", va="bottom", ha="center")
     axes.set(xscale="log", xlabel="times as fast as the first step")
     axes.margins(x=0.1)
     listed(axes, steps)
@@ -114,6 +115,7 @@ def overhead(rows: Sequence[Row]) -> Figure | None:
 def growth(details: Sequence[Row]) -> Figure | None:
     """Time and memory up to a million points, for each tolerance of the marginals."""
     found = [row["detail"] for row in details if {"n", "tol", "seconds", "gib"} <= row.get("detail", {}).keys()]
+    found = [detail for detail in found if detail["n"] >= STREAMED]
     if not found:
         return None
     figure, panels = blank(3.8, columns=2)

@@ -100,7 +100,7 @@ def _crosses(axes: Axes, unsolved: Sequence[Row], look: dict[str, Look]) -> None
     for i, (name, place) in enumerate(first.items()):
         height = 0.975 - 0.034 * places[:i].count(place)
         axes.plot([place], [height], transform=axes.get_xaxis_transform(), color=look[name]["color"], **mark)
-    axes.plot([], [], color=INK, label="first not finished", **mark)
+    axes.plot([], [], color=INK, label="not finished, or not started", **mark)
 
 
 def excess(rows: Sequence[Row], names: Sequence[str]) -> Figure | None:

@@ -27,7 +27,7 @@ def duels(result: Result | None) -> list[Row]:
                 "points": size(there[0]),
                 "fastest of ours": ours.get("label"),
                 "seconds": ours.get("seconds"),
-                "fastest peer": theirs.get("label", "none ends there"),
+                "fastest peer": theirs.get("label", "none that was started"),
                 "its seconds": theirs.get("seconds"),
                 "times as fast": ratio and f"{ratio:.3g}",
                 "lowest value": min(there, key=lambda row: row["excess"])["label"],
