@@ -167,7 +167,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
     ),
     "phases": (
         "Phases",
-        "What each optimisation buys, one at a time and one after the other, at equal quality.",
+        "What each optimisation buys, one at a time and one after the other; a verdict says where quality differs.",
         of_phases,
     ),
     "overhead": ("Overhead", "The library's call against the same tensor code written flat.", of_overhead),

@@ -72,14 +72,16 @@ def of_phases(result: Result) -> list[str]:
 
 
 def of_overhead(result: Result) -> list[str]:
-    """The median and the largest overhead."""
+    """The largest overhead of those sizes that are judged, and of the smaller ones."""
     known = [(percent, row) for row in result.rows if (percent := number(row.get("overhead_percent"))) is not None]
-    if not known:
-        return []
-    middle = statistics.median(percent for percent, _ in known)
-    most, row = max(known, key=lambda entry: entry[0])
-    where = f"{most:.3g} % at N = {row.get('N')}, {row.get('dtype')}"
-    return [f"{middle:.3g} % over flat tensor code in the median, at most {where}."]
+    groups = {True: "where a limit is set", False: "below"}
+    said = []
+    for judged, where in groups.items():
+        mine = [entry for entry in known if (entry[1].get("required", "-") != "-") == judged]
+        if mine:
+            percent, row = max(mine, key=lambda entry: entry[0])
+            said.append(f"at most {percent:.3g} % {where} (N = {row.get('N')}, {row.get('dtype')})")
+    return [f"over flat tensor code {', '.join(said)}."] if said else []
 
 
 def of_scale(result: Result) -> list[str]:
