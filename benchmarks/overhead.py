@@ -38,8 +38,8 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.gw import align
 
 Row = dict[str, Any]
-SIZES, QUICK_SIZES = (50, 100, 500, 1000, 5000), (50, 500, 1000)
-BUDGET, QUICK_BUDGET = 45.0, 8.0  # seconds of rounds a row
+SIZES, QUICK_SIZES = (50, 100, 500, 1000, 5000), (50, 500)
+BUDGET, QUICK_BUDGET = 45.0, 5.0  # seconds of rounds a row
 LEAST, MOST, KNOWN_TO = 5, 101, 1.0  # rounds; percentage points to which an overhead is known well enough
 DTYPES = (torch.float32, torch.float64)
 EPSILON = 5e-3

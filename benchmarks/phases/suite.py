@@ -55,7 +55,7 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
     on_gpu = device != "cpu"
     bench = Bench(device=device, backend="triton" if on_gpu else "eager", quick=quick)
     if quick:
-        bench = replace(bench, max_iter=60, budget=1.0)
+        bench = replace(bench, max_iter=40, budget=0.5)
     name = "phases_gpu" if on_gpu else "phases"
     path = RESULTS / f"{name}.json"
     keep = not quick and path.exists()
