@@ -57,7 +57,7 @@ class Side:
 
     @cached_property
     def _filled(self) -> Tensor:
-        """The masses, the smallest normal number for points without: over the sums of such points, zero, it is 1."""
+        """The masses, the smallest normal number for points without: over sums that are absorbed as zero it is 1."""
         return torch.where(self.empty, _tiny(self.log_mass.dtype), self.mass)
 
     @cached_property
@@ -86,8 +86,8 @@ class Side:
     def scaled(self, f: Tensor, sums: Tensor) -> Tensor:
         """The scaling u that takes f to the half-step, from the sums of a plan in which f is absorbed.
 
-        1 for points without mass; under a relaxed marginal also for those that keep so little that a stored plan does
-        not carry it.
+        1 for points without mass, whose sums are zero once their potential is absorbed; under a relaxed marginal also
+        for those that keep so little that a stored plan does not carry it.
         """
         if self.hard:
             return self._filled / sums.clamp_min(_tiny(sums.dtype))
