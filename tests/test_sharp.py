@@ -17,6 +17,7 @@ from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.sharp import conditional_gradient, transport
 from torchgw.spaces import PrecomputedDistances
 from torchgw.status import History
+from torchgw.watch import Watch
 
 
 def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:
@@ -63,7 +64,7 @@ def test_conditional_gradients_descend_to_a_stationary_plan() -> None:
     gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), *tensors)
     T = torch.from_numpy(random_plan(p, q, rng))
     history = History()
-    found = conditional_gradient(gradient, T, *tensors, torch.zeros(15, dtype=torch.float64), history)
+    found = conditional_gradient(gradient, T, *tensors, torch.zeros(15, dtype=torch.float64), history, Watch())
     expected = gw_by_enumeration(DX / DX.max(), DY / DY.max(), found.plan.numpy())
     assert found.value == pytest.approx(expected, rel=1e-9)
     assert found.gap <= 1e-4 * found.value

@@ -2,6 +2,7 @@
 
 from torchgw import datasets
 from torchgw._version import __version__
+from torchgw.checkpoint import Checkpoint
 from torchgw.evidence import Basin, Certificate, Confidence, Rung
 from torchgw.features import FeatureCost
 from torchgw.gradients.adjoint import GradientReport
@@ -10,6 +11,7 @@ from torchgw.gw.align import gw_align
 from torchgw.gw.loss import gw_loss
 from torchgw.gw.path import EpsilonPath, epsilon_path
 from torchgw.gw.planner import Estimate, Forecast, estimate
+from torchgw.gw.resume import resume
 from torchgw.losses import SeparableLoss
 from torchgw.marginals import Balanced, Partial, SemiRelaxed, Unbalanced
 from torchgw.options import (
@@ -52,6 +54,7 @@ __all__ = [
     "Balanced",
     "Basin",
     "Certificate",
+    "Checkpoint",
     "CoarseOptions",
     "Confidence",
     "ConvergenceWarning",
@@ -98,4 +101,5 @@ __all__ = [
     "estimate",
     "gw_align",
     "gw_loss",
+    "resume",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 
@@ -16,6 +16,10 @@ class Status(Enum):
     MAX_ITER = (
         "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter or epsilon, or "
         "take epsilon=0 instead of a tiny one"
+    )
+    CANCELLED = (
+        "it was ended from outside before the cost had settled, and this is the best so far; torchgw.resume goes on "
+        "with it where gw_align was given a checkpoint"
     )
     MARGINALS = (
         "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass; "
@@ -45,3 +49,13 @@ class History:
     marginal_error: list[float] = field(default_factory=list)
     epsilon: list[float] = field(default_factory=list)
     elapsed: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds at the last check, 0 before the first."""
+        return self.elapsed[-1] if self.elapsed else 0.0
+
+    def go_on_from(self, other: History) -> None:
+        """Take over the entries of another history."""
+        for entry in fields(self):
+            getattr(self, entry.name)[:] = getattr(other, entry.name)

@@ -7,34 +7,39 @@ import math
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
+from os import PathLike
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.checkpoint import Checkpoint
 from torchgw.features import FeatureCost
 from torchgw.gradients.demands import check_recorded, checked_mode, tolerance
 from torchgw.gradients.differentiable import differentiable
 from torchgw.gradients.modes import GradientMode
 from torchgw.gradients.parameters import Given
+from torchgw.gw.checkpoints import followed, is_provider
 from torchgw.gw.demands import as_pair, check_alpha, check_cost, make_model, suited, tensors_of, without_distances
 from torchgw.gw.large import run_large
 from torchgw.gw.large_problem import Task
 from torchgw.gw.lowrank_run import run_low_rank
 from torchgw.gw.outcome import Outcome
-from torchgw.gw.planner import choose_strategy, dense_bytes, estimate, refuse
+from torchgw.gw.planner import choose_strategy, estimate
 from torchgw.gw.prepare import (
     check_distances,
     check_init,
     check_space,
     make_providers,
     pick_device,
-    why_not_exact,
 )
 from torchgw.gw.remarks import warn_if_ambiguous, warn_if_broken, warn_unless_converged
+from torchgw.gw.room import check_room
 from torchgw.gw.run import run
 from torchgw.gw.strategies import all_factored, choose_kernels, known_points, passed_over, solved_where_it_fits
+from torchgw.interrupt import stopped_by_interrupt
 from torchgw.kernels.dispatch import BACKENDS
 from torchgw.kernels.sampling import make_generator
 from torchgw.losses import LOSSES, SeparableLoss
@@ -74,6 +79,7 @@ def gw_align(
     backend: str = "auto",
     random_state: RandomState = None,
     callback: Callback | None = None,
+    checkpoint: str | PathLike[str] | Checkpoint | None = None,
 ) -> GWResult:
     """Align two metric-measure spaces by Gromov-Wasserstein transport.
 
@@ -115,7 +121,11 @@ def gw_align(
     backend : "auto", "triton", "compile" or "eager".
     random_state : of landmarks, starts and anchors: int, torch.Generator or numpy.random.Generator; the same seed on
         the same machine gives the same bits. None takes fresh entropy. Global random state is neither read nor changed.
-    callback : called with a `Progress` at every check of the loop; what it raises ends the solve.
+    callback : called with a `Progress` at every check of the loop. Returning True, or raising StopIteration, asks for
+        the best so far, as Ctrl-C does (a second one ends at once); the result's status is then `Status.CANCELLED`.
+        What else it raises passes through.
+    checkpoint : a folder to be made, or a `Checkpoint`, in which the solve is kept while it runs; `torchgw.resume` goes
+        on with it. Not with a gradient mode, whose tensors files cannot hold.
 
     Returns
     -------
@@ -177,11 +187,14 @@ def gw_align(
     told = Given(X, Y, p, q, cost, weight if alpha is None else alpha)
     if supervision is not None:
         validate.instance("supervision", supervision, Supervision, "; for example Supervision(pairs=[(0, 3), (10, 7)])")
-    options = suited(options, epsilon, weight, cost, marginals, supervision)
+    asked, options = options, suited(options, epsilon, weight, cost, marginals, supervision)
     if gradient_mode is not None:
         options = checked_mode(gradient_mode, options, epsilon)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
+    if checkpoint is not None and gradient_mode is not None:
+        raise ValueError("checkpoint must be None with a gradient_mode: files do not hold what gradients flow to")
+    call = {"X": X, "Y": Y, "distances": distances, "p": p, "q": q, "cost": cost, "alpha": alpha, "init": init}
     given = (X, Y, *tensors_of(cost))
     where = pick_device(device, given)
     generator = make_generator(random_state, where)
@@ -215,38 +228,30 @@ def gw_align(
         options = replace(options, strategy="dense")  # no other strategy can take over what is stored
     strength = math.inf if supervision is None else supervision.strength
     model, mass = make_model(p_given, q_given, marginals, weight, float(epsilon), linear, rules, strength, loss, where)
-    refuse(strategy, n, k, epsilon, options)
-    if strategy == "dense":
-        sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
-        advice = sharp if epsilon == 0 else "use GWOptions(strategy='streaming')"
-        needed = dense_bytes(n, k, epsilon)
-        validate.memory(f"score and plan ({n} x {k})", needed, options.max_memory, advice)
-    for (name, _, kind), size in zip(checked, (n, k), strict=True):
-        stored = 8 * size**2 if kind in ("precomputed", "matrix") else 0
-        validate.memory(f"the distance matrix of {name}", stored, options.max_memory, "use distances='landmark'")
-    sides = [(kind, space, size) for (_, space, kind), size in zip(checked, (n, k), strict=True)]
-    against = why_not_exact(sides, where, options)
-    if against is not None and (options.gradient == "exact" or epsilon == 0):
-        asked = "epsilon=0 needs the exact gradient: " if epsilon == 0 else "options.gradient='exact' cannot run: "
-        raise MemoryError(asked + against)
+    against = check_room(strategy, checked, (n, k), epsilon, where, options)
     chosen, kernels = choose_kernels(strategy, backend, where, (n, k), options)
     logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
     if logger.isEnabledFor(logging.INFO):
         logger.info("strategy %s", estimate(n, k, epsilon=epsilon, options=options, device=where))
 
+    call |= {"supervision": supervision, "epsilon": float(epsilon), "marginals": marginals, "options": asked}
+    call |= {"device": str(where), "backend": backend}
+    watch = followed(callback, checkpoint, call, generator)
     ready = time.perf_counter()  # a compiler may have been tried
-    made, graphs = make_providers(checked, options.spaces)
+    prepare = partial(make_providers, checked, options.spaces)
+    made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
     prepared = time.perf_counter()
     logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
     exact = against is None and options.gradient != "sampled"
 
     tol = None if gradient_mode is None else tolerance(gradient_mode, strategy)
 
-    def solve(name: str, watched: Callback | None) -> Outcome:
-        task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watched, tol)
+    def solve(name: str) -> Outcome:
+        task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)
         return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
 
-    begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, callback, solve)
+    with stopped_by_interrupt(watch):
+        begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, watch, solve)
     if strategy != begun:
         chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
     certificate = found.certificate

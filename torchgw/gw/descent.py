@@ -28,7 +28,8 @@ from torchgw.losses import SQUARE
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.status import History, Status
-from torchgw.types import Callback, Coupling
+from torchgw.types import Coupling
+from torchgw.watch import Watch
 
 MOVED_TOLERANCE = 10.0
 FLAT = 10
@@ -69,7 +70,7 @@ def descend(
     epsilon: float,
     inner: Inner,
     options: GWOptions,
-    callback: Callback | None = None,
+    watch: Watch,
     max_iter: int | None = None,
     history: History | None = None,
     by_value: bool = False,
@@ -82,7 +83,6 @@ def descend(
     """
     max_iter = options.stopping.max_iter if max_iter is None else max_iter
     history = History() if history is None else history
-    began = time.perf_counter() - (history.elapsed[-1] if history.elapsed else 0.0)
     dtype = start.f.dtype
     row, column = (mass.to(dtype) for mass in model.masses)
     log_p, log_q = (side.to(dtype) for side in model.logs)
@@ -95,7 +95,16 @@ def descend(
     changed = 0.0
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
     mixture = None if model.fixed and model.loss is SQUARE else Mixture()
+    before = watch.restored()
+    if before is not None:
+        cost, f, g, last_epsilon, sums, value, values, mixture, iteration, n_inner, entries = before
+        history.go_on_from(entries)
+    began, first = time.perf_counter() - history.seconds, iteration
     while iteration < max_iter:
+        where = cost, f, g, last_epsilon, sums, value, values, mixture, iteration, n_inner
+        if iteration > first and watch.pause(lambda: (*where, history)):  # noqa: B023 - called at once
+            status = Status.CANCELLED
+            break
         now = annealed(iteration, epsilon, start.epsilon, annealing)
         centred, row_term, column_term = cost.centred()
         unit = 2 * LOG2E / now
@@ -122,7 +131,7 @@ def descend(
         iteration, n_inner = iteration + 1, n_inner + state.n_iter
         record(
             history,
-            callback,
+            watch,
             len(history.iteration) + 1,
             options.stopping.max_iter,
             value,
@@ -145,7 +154,7 @@ def descend(
         if iteration < max_iter and not isinstance(gradient, ModelGradient):
             cost = gradient(state.coupling, row)
     moved = max(state.moved, changed)
-    return Descent(solved, f, g, epsilon, status, iteration, n_inner, history, state.coupling, moved)
+    return Descent(solved, f, g, last_epsilon, status, iteration, n_inner, history, state.coupling, moved)
 
 
 def _change(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> float:

@@ -17,7 +17,7 @@ from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.run import Ended, solve_contenders, solve_smoothly, where_to_start
 from torchgw.gw.search import Problem, listed
 from torchgw.kernels.precision import loop_dtype
-from torchgw.types import Callback
+from torchgw.watch import Watch
 
 FEWEST = 16
 
@@ -38,8 +38,8 @@ class FirstRung:
     seconds: float
 
 
-def first_rung(task: Task, epsilon: float, callback: Callback | None) -> FirstRung:
-    """Search and solve between cells, at ``epsilon`` and telling ``callback``."""
+def first_rung(task: Task, epsilon: float, watch: Watch) -> FirstRung:
+    """Search and solve between cells, at ``epsilon``; ``watch`` follows."""
     began, options, generator = time.perf_counter(), task.options, task.generator
     dtype = loop_dtype(options.mixed_precision)
     n_control = options.sampling.n_control
@@ -54,10 +54,10 @@ def first_rung(task: Task, epsilon: float, callback: Callback | None) -> FirstRu
         cells_of(large, side, features, min(count, max(len(side.mass) // 2, FEWEST)))
         for side, features in zip((first, second), _features(large), strict=True)
     )
-    problem = on_cells(large, x, y)
+    problem = replace(on_cells(large, x, y), watch=watch)
     candidates, reference = where_to_start(problem, seen_by_cells(task.init, x, y))
     searched = time.perf_counter()
-    ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem, callback))
+    ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem))
     basins: tuple[Basin, ...] = ()
     if reference is not None:
         small = listed(candidates, reference, problem.masses[0])

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -40,7 +41,7 @@ from torchgw.kernels.sampling import draw
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.sides import Side
 from torchgw.status import History, Status
-from torchgw.types import Callback
+from torchgw.watch import Watch
 
 logger = logging.getLogger("torchgw")
 
@@ -101,18 +102,25 @@ class Climbed:
     n_iter: int
     n_iter_sinkhorn: int
     exact: bool
+    history: History
 
 
-def climb(rung: FirstRung, callback: Callback | None) -> Climbed:
+def climb(rung: FirstRung, watch: Watch) -> Climbed:
     """From the solved first rung to all points."""
     began = time.perf_counter()
     large, x, y, ended, history = rung.large, rung.x, rung.y, rung.ended, rung.ended.history
     status, n_iter, n_inner, seconds = ended.status, ended.n_iter, ended.n_iter_sinkhorn, rung.seconds
-    cost = cost_on_points(large, DenseCoupling(ended.plan.to(x.means.dtype)), x, y)
-    step = _solved(large, cost, x, y, ended.g)
     rungs: list[Rung] = []
-    exact, last = large.x.exact and large.y.exact, None
+    exact, last, before = large.x.exact and large.y.exact, None, watch.restored()
+    if before is None:
+        cost = cost_on_points(large, DenseCoupling(ended.plan.to(x.means.dtype)), x, y)
+        step = _solved(large, cost, x, y, ended.g)
+    else:
+        step, last, rungs, exact, status, n_iter, n_inner, seconds, entries = before
+        history.go_on_from(entries)
     while True:
+        where = step, last, rungs, exact, status, n_iter, n_inner, seconds + time.perf_counter() - began
+        stopped = watch.pause(lambda: (*where, history))  # noqa: B023 - called at once
         f, g = lifted(large, step)
         residual, error = measured(large, step, f, g)
         if not large.model.fixed and not _complete(large, step):
@@ -131,10 +139,12 @@ def climb(rung: FirstRung, callback: Callback | None) -> Climbed:
             )
         )
         logger.info("ladder: %s", rungs[-1])
-        if residual + SURE * error <= large.options.ladder.marginal_tol or _complete(large, step):
-            return Climbed(step.cost, step.score, f, g, tuple(rungs), status, n_iter, n_inner, exact)
+        reached = residual + SURE * error <= large.options.ladder.marginal_tol or _complete(large, step)
+        if reached or stopped:
+            status = status if reached else Status.CANCELLED
+            return Climbed(step.cost, step.score, f, g, tuple(rungs), status, n_iter, n_inner, exact, history)
         began, seconds = time.perf_counter(), 0.0
-        step, done = _next(large, step, history, callback)
+        step, done = _next(large, step, history, watch, len(rungs))
         if done is not None:
             exact = exact or _complete(large, step)
             status, n_iter, n_inner = done.status, n_iter + done.n_iter, n_inner + done.n_iter_sinkhorn
@@ -193,7 +203,7 @@ def _changed(large: Large, last: Lifted | None, now: Lifted) -> float:
     return float(total)
 
 
-def _next(large: Large, step: Step, history: History, callback: Callback | None) -> tuple[Step, Descent | None]:
+def _next(large: Large, step: Step, history: History, watch: Watch, rung: int) -> tuple[Step, Descent | None]:
     """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
     old, epsilon = step.score, large.epsilon
     x = cells_of(large, large.x, old.A, GROWTH * step.x.cells.count)
@@ -218,7 +228,9 @@ def _next(large: Large, step: Step, history: History, callback: Callback | None)
     gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
     inner = _inner(large, x, y, replace(large.options.sinkhorn, tol=large.tolerance))
     start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
-    done = descend(gradient, start, model, epsilon, inner, large.options, callback, history=history, by_value=loose)
+    arguments = gradient, start, model, epsilon, inner, large.options, watch
+    done = watch.stage(f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
+    history.go_on_from(done.history)
     if complete:
         cost = gradient(done.coupling, p).taken(x.cells.label, y.cells.label)
     else:

@@ -62,12 +62,14 @@ def run_large(
 ) -> Outcome:
     """Solve the task with O((N + K) r) memory."""
     began, options = time.perf_counter(), task.options
-    rung = first_rung(task, task.epsilon, task.callback)
-    large = rung.large
-    climbed = climb(rung, task.callback)
+    watch = task.watch
+    rung = first_rung(task, task.epsilon, watch)
+    large, history = rung.large, rung.ended.history
+    climbed = watch.stage("climb", lambda: climb(rung, watch))
+    history.go_on_from(climbed.history)
     moved = 0.0
     if task.tol is not None:
-        climbed, moved = _refined(task, large, climbed, task.tol, rung.ended.history)
+        climbed, moved = _refined(task, large, climbed, task.tol, history)
     climbed_at = time.perf_counter()
     finished = finish_tiles(large, climbed)
     dual = column_dual(climbed.cost, climbed.g - climbed.score.column, large.q, task.epsilon)
@@ -84,7 +86,7 @@ def run_large(
         moved=moved,
         n_iter=climbed.n_iter,
         n_iter_sinkhorn=climbed.n_iter_sinkhorn,
-        history=rung.ended.history,
+        history=history,
         objective=value,
         values=values,
         certificate=certificate,
@@ -108,7 +110,7 @@ def _refined(task: Task, large: Large, climbed: Climbed, tol: float, history: Hi
     start = _start(climbed, epsilon)
     options = tightened(task.options, tol, relaxation_for(start.coupling(), model))
     inner = StreamedInner(kernels.streamed, kernels.tiled, model, options.sinkhorn, 0.0)
-    done = refined(quadratic, start, model, inner, options, task.callback, history)
+    done = refined(quadratic, start, model, inner, options, task.watch, history)
     score = factored_score(done.cost, large.p, large.q, epsilon, tol, wide=True)
     return replace(
         climbed,
@@ -215,7 +217,7 @@ def _usual_moved(A: Tensor, B: Tensor, size: int) -> float:
 
 def _status(climbed: Climbed, finished: FinishedTiles, options: GWOptions) -> Status:
     reached = finished.residual <= options.ladder.marginal_tol
-    return climbed.status if reached else Status.MARGINALS
+    return climbed.status if reached or climbed.status is Status.CANCELLED else Status.MARGINALS
 
 
 def _strain(climbed: Climbed, options: GWOptions) -> str | None:

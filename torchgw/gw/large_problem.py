@@ -17,7 +17,8 @@ from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import TILE
 from torchgw.options import GWOptions
 from torchgw.spaces.hierarchy import Cells, bisect
-from torchgw.types import Callback, Coupling, DistanceProvider
+from torchgw.types import Coupling, DistanceProvider
+from torchgw.watch import Watch
 
 STORED_CELLS = 4096
 
@@ -37,7 +38,8 @@ class Task:
 
     ``model`` is on the device to use; ``exact`` says that the exact gradient runs where a plan is stored, and that all
     distances of a space may be computed where it has no factors; ``init`` is a plan (N, K), or matching pairs (m, 2) of
-    integers, or None. ``tol``, where it is given, is what the fixed point is solved to in the end.
+    integers, or None; ``watch`` follows the solve. ``tol``, where it is given, is what the fixed point is solved to in
+    the end.
     """
 
     spaces: tuple[DistanceProvider, DistanceProvider]
@@ -48,7 +50,7 @@ class Task:
     kernels: Kernels
     options: GWOptions
     generator: torch.Generator
-    callback: Callback | None
+    watch: Watch
     tol: float | None = None
 
 

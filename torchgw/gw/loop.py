@@ -16,6 +16,7 @@ from torch import Tensor
 from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.gw.gradient import Gradient
+from torchgw.gw.memory import memory_of, recall
 from torchgw.gw.model import Model
 from torchgw.gw.start import Start
 from torchgw.gw.stopping import Plateau, observe, verdict
@@ -25,7 +26,8 @@ from torchgw.options import GWOptions
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
 from torchgw.status import History, Status
-from torchgw.types import Callback, Progress
+from torchgw.types import Progress
+from torchgw.watch import Watch
 
 LOOP_TOLERANCE = 10.0
 
@@ -51,7 +53,7 @@ def solve(
     epsilon: float,
     kernel: Kernel,
     options: GWOptions,
-    callback: Callback | None,
+    watch: Watch,
 ) -> Solution:
     """Run the loop from ``start``, in its dtype, with a gradient of the model's objective.
 
@@ -66,7 +68,17 @@ def solve(
     plan, plateau, history, status = PlanWatch(score), Plateau(), History(), Status.MAX_ITER
     coupling, f, g, iteration, n_inner = start.coupling(), start.f, start.g, 0, 0
     old_epsilon = start.epsilon or epsilon_at(0, epsilon, annealing)
+    before = watch.restored()
+    if before is not None:
+        coupling, f, g, old_epsilon, iteration, n_inner, plateau, plan.last, memory, entries = before
+        history.go_on_from(entries)
+        recall(gradient, memory)
+    began, first = began - history.seconds, iteration
     while iteration < stopping.max_iter:
+        where = coupling, f, g, old_epsilon, iteration, n_inner, plateau, plan.last
+        if iteration > first and watch.pause(lambda: (*where, memory_of(gradient), history)):  # noqa: B023 - called at once
+            status = Status.CANCELLED
+            break
         now = annealed(iteration, epsilon, start.epsilon, annealing)
         raw = gradient(coupling, row)
         cost, row_term, column_term = raw.centred()
@@ -96,14 +108,14 @@ def solve(
         change, overlap, rows, columns = plan.look(score, state)
         expected = cost.expectation(overlap * (now * LN2 / 2), rows, columns)
         value, moved, residual = torch.stack((expected, change, state.residual)).tolist()
-        record(history, callback, iteration, stopping.max_iter, value, residual, now, began)
+        record(history, watch, iteration, stopping.max_iter, value, residual, now, began)
         if now == epsilon and (start.epsilon is not None or iteration > annealing.n_iter):
             plateau = observe(plateau, value, stopping)
             ended = verdict(iteration, plateau, moved / stopping.check_every, stopping)
             if ended is not None:
                 status = ended
                 break
-    return Solution(raw, f, g, now, status, iteration, n_inner, history)
+    return Solution(raw, f, g, old_epsilon, status, iteration, n_inner, history)
 
 
 class PlanWatch:
@@ -138,7 +150,7 @@ def _coupling(
 
 def record(
     history: History,
-    callback: Callback | None,
+    watch: Watch,
     iteration: int,
     max_iter: int,
     cost: float,
@@ -146,21 +158,20 @@ def record(
     epsilon: float,
     began: float,
 ) -> None:
-    """Add one check to the history and tell the callback."""
+    """Add one check to the history and tell whoever watches."""
     elapsed = time.perf_counter() - began
     history.iteration.append(iteration)
     history.cost.append(cost)
     history.marginal_error.append(marginal_error)
     history.epsilon.append(epsilon)
     history.elapsed.append(elapsed)
-    if callback is not None:
-        callback(
-            Progress(
-                iteration=iteration,
-                max_iter=max_iter,
-                cost=cost,
-                marginal_error=marginal_error,
-                epsilon=epsilon,
-                elapsed=elapsed,
-            )
+    watch.tell(
+        Progress(
+            iteration=iteration,
+            max_iter=max_iter,
+            cost=cost,
+            marginal_error=marginal_error,
+            epsilon=epsilon,
+            elapsed=elapsed,
         )
+    )

@@ -38,7 +38,8 @@ from torchgw.marginals import Balanced
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors
 from torchgw.status import History, Status
-from torchgw.types import Callback, DistanceProvider
+from torchgw.types import DistanceProvider
+from torchgw.watch import Watch
 
 FIRST_STEP, GROWTH, SHRINK = 0.03, 1.2, 0.5
 LARGEST_EXPONENT = 100.0
@@ -78,7 +79,7 @@ def solve_low_rank(
     *,
     starts: Sequence[LowRankFactors] | None = None,
     marginals: object = Balanced(),
-    callback: Callback | None = None,
+    watch: Watch | None = None,
 ) -> LowRankSolve:
     """Minimise the Gromov-Wasserstein objective over couplings of rank ``options.rank``.
 
@@ -119,7 +120,7 @@ def solve_low_rank(
         for start in starts
     ]
     best = _best(descents)
-    best.run(options.max_iter, callback)
+    best.run(options.max_iter, Watch() if watch is None else watch)
     return best.result(p, q)
 
 
@@ -128,7 +129,7 @@ def _best(descents: list[_Descent]) -> _Descent:
     most = SCREENING
     while len(descents) > 1:
         for descent in descents:
-            descent.run(min(most, descent.options.max_iter), None)
+            descent.run(min(most, descent.options.max_iter), Watch())
         descents = sorted(descents, key=lambda descent: descent.point.objective)[: (len(descents) + 1) // 2]
         most *= 2
     return descents[0]
@@ -255,13 +256,22 @@ class _Descent:
         factors, self.residual, self.n_sweeps = self._project(self.start.logarithms())
         self.point = self.problem.at(factors)
 
-    def run(self, max_iter: int, callback: Callback | None) -> None:
+    def run(self, max_iter: int, watch: Watch) -> None:
         """Up to ``max_iter`` iterations in all."""
-        began = time.perf_counter() - (self.history.elapsed[-1] if self.history.elapsed else 0.0)
+        before = watch.restored()
+        if before is not None:
+            factors, self.step, self.status, self.change, self.n_sweeps, self.residual, entries = before
+            self.history.go_on_from(entries)
+            self.point = self.problem.at(factors)
+        began = time.perf_counter() - self.history.seconds
         while self.status is Status.MAX_ITER and len(self.history.cost) < max_iter:
+            where = self.point.factors, self.step, self.status, self.change, self.n_sweeps, self.residual
+            if watch.pause(lambda: (*where, self.history)):  # noqa: B023 - called at once
+                self.status = Status.CANCELLED
+                break
             residual = self._advance()
             iteration, most = len(self.history.cost) + 1, self.options.max_iter
-            record(self.history, callback, iteration, most, self.point.value, residual, self.problem.epsilon, began)
+            record(self.history, watch, iteration, most, self.point.value, residual, self.problem.epsilon, began)
             if self.change <= self.options.tol:
                 self.status = Status.SETTLED
 

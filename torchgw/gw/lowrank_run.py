@@ -23,13 +23,12 @@ def run_low_rank(
     """Solve the task with O((N + K) r) memory; without entropy the search takes a little."""
     began, options, generator = time.perf_counter(), task.options, task.generator
     (p, q), epsilon = task.model.masses, task.epsilon
-    rung = first_rung(task, epsilon or SEARCH_EPSILON, None)
+    rung = first_rung(task, epsilon or SEARCH_EPSILON, task.watch.silent())
     wide = tuple(space.to(p.device, torch.float64) for space in task.spaces)
     labels = rung.x.cells.label, rung.y.cells.label
     start = warm_start(wide[0], labels, rung.ended.plan, p, q, options.low_rank, generator)
-    done = solve_low_rank(
-        wide[0], wide[1], p, q, epsilon, options.low_rank, generator, starts=[start], callback=task.callback
-    )
+    arguments = wide[0], wide[1], p, q, epsilon, options.low_rank, generator
+    done = task.watch.stage("descent", lambda: solve_low_rank(*arguments, starts=[start], watch=task.watch))
     solved = time.perf_counter()
     coupling = done.coupling
     F, G = rung.large.x.control.F, rung.large.y.control.F

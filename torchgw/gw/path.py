@@ -21,6 +21,7 @@ from torchgw.couplings import BlockCoupling
 from torchgw.evidence import entropy_and_margin
 from torchgw.gw.align import gw_align
 from torchgw.result import GWResult
+from torchgw.status import Status
 from torchgw.types import AmbiguityWarning, Array, ConvergenceWarning
 
 HIGHEST, SOFT, SHARP, LOWEST = 10.0, 3e-2, 3e-4, 1e-5
@@ -124,15 +125,21 @@ def epsilon_path(
         raise ValueError("epsilons and perplexities must not both be given, got both; either gives the other")
     if "epsilon" in kwargs:
         raise TypeError(f"epsilon must be given as epsilons=[...], got epsilon={kwargs['epsilon']!r}")
+    if kwargs.get("checkpoint") is not None:
+        raise TypeError("checkpoint is of one solve: epsilon_path has none; take one gw_align for each epsilon")
     solver, points = _Solver(X, Y, kwargs), list[_Point]()
     if perplexities is not None:
         size = Y.size if hasattr(Y, "rows") else (*np.shape(Y), math.inf)[0]
         for target in _falling("perplexities", perplexities, apart=2 * TOLERANCE, least=1.0, most=size):
             points += _at_perplexity(solver, target, points[-1] if points else None)
+            if _cancelled(points):
+                break
     else:
         default = np.geomspace(SOFT, SHARP, validate.integer("n_points", n_points, least=1))
         for epsilon in _falling("epsilons", default if epsilons is None else epsilons):
             points.append(solver(epsilon, points[-1] if points else None))
+            if _cancelled(points):
+                break
     recommended, reason = _recommend(points)
     first = solver.first
     if first and first.ambiguous and first.rival:
@@ -286,7 +293,7 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
             place = math.log(SOFT)
         point = solver(math.exp(place), above or (tried[-1] if tried else None))
         tried.append(point)
-        if abs(point.perplexity / target - 1) <= TOLERANCE:
+        if abs(point.perplexity / target - 1) <= TOLERANCE or _cancelled([point]):
             return [point]
         above = point if point.perplexity > target else above
     found = [*tried, above] if above else tried
@@ -295,6 +302,11 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
     text = f"perplexity {target:g} was not met: the plan jumps past it, and {nearest.perplexity:.4g} is nearest"
     warnings.warn(text if own else f"{text}, that of the point before", ConvergenceWarning, stacklevel=3)
     return [nearest] if own else []
+
+
+def _cancelled(points: list[_Point]) -> bool:
+    """Whether somebody asked for an end during the last solve."""
+    return bool(points) and points[-1].result.status is Status.CANCELLED
 
 
 def _out_of_reach(solver: _Solver, target: float, last: _Point) -> ValueError:

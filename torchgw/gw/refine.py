@@ -29,7 +29,7 @@ from torchgw.kernels import LOG2E
 from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.sinkhorn.implicit import Response
 from torchgw.status import History, Status
-from torchgw.types import Callback
+from torchgw.watch import Watch
 
 SATURATED = 1e-6
 LANCZOS_STEPS = 30
@@ -48,15 +48,15 @@ def refined(
     model: Model,
     inner: Inner,
     options: GWOptions,
-    callback: Callback | None = None,
+    watch: Watch,
     history: History | None = None,
 ) -> Descent:
     """The fixed point near float64 potentials of the model's own epsilon, with options from `tightened`."""
     stored = options.strategy != "streaming"
     if model.marginals.free_mass and not stored:  # its cost is no linear function of a plan that is not stored
         gradient = gradient_of(model, quadratic)
-        return descend(gradient, start, model, model.epsilon, inner, options, callback, history=history)
-    return _newton(quadratic, start, model, inner, options, callback, history, stored)
+        return descend(gradient, start, model, model.epsilon, inner, options, watch, history=history)
+    return _newton(quadratic, start, model, inner, options, watch, history, stored)
 
 
 def _newton(
@@ -65,12 +65,12 @@ def _newton(
     model: Model,
     inner: Inner,
     options: GWOptions,
-    callback: Callback | None,
+    watch: Watch,
     history: History | None,
     stored: bool,
 ) -> Descent:
     history = History() if history is None else history
-    began = time.perf_counter() - (history.elapsed[-1] if history.elapsed else 0.0)
+    began = time.perf_counter() - history.seconds
     whole = stored and model.marginals.free_mass
     gradient, tol = gradient_of(model, quadratic), options.sinkhorn.tol
     assert start.cost is not None
@@ -89,11 +89,12 @@ def _newton(
         if model.alpha == 0:  # the cost does not depend on the plan
             left = 0.0
         value = history.cost[-1] if history.cost else float("nan")
-        record(
-            history, callback, len(history.iteration) + 1, options.stopping.max_iter, value, left, model.epsilon, began
-        )
+        record(history, watch, len(history.iteration) + 1, options.stopping.max_iter, value, left, model.epsilon, began)
         if left <= SETTLED * tol or (left <= STALLED and left > HALVED * last):
             status = Status.SETTLED
+            break
+        if watch.stopped:
+            status = Status.CANCELLED
             break
         if n_iter == options.stopping.max_iter:  # potentials and cost that belong together are returned
             break

@@ -34,7 +34,7 @@ from torchgw.options import GWOptions
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.spaces import PrecomputedDistances
 from torchgw.status import History, Status
-from torchgw.types import Callback, DistanceProvider
+from torchgw.types import DistanceProvider
 
 ROUNDING_SLACK = 2.0
 SHARP_START = 2.5e-4
@@ -43,6 +43,7 @@ SHARP_RATIO = 0.5
 SHARP_STEPS = 4
 SHARP_PROGRESS = 1e-3
 SHARP_BASINS_PAIRS = 10_000
+LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 Refinement: TypeAlias = "tuple[ExactGradient | None, float | None]"
 
@@ -83,15 +84,24 @@ def run(task: Task) -> Outcome:
     gradient = make_gradient(source, target, model, exact, options, task.generator)
     kernel = task.kernels.stored
     problem = Problem(
-        source, target, gradient, model, epsilon or SHARP_START, epsilon == 0, kernel, options, task.generator
+        source,
+        target,
+        gradient,
+        model,
+        epsilon or SHARP_START,
+        epsilon == 0,
+        kernel,
+        options,
+        task.generator,
+        task.watch,
     )
     candidates, reference = where_to_start(problem, task.init)
     searched = time.perf_counter()
     if epsilon == 0:
-        solver = partial(solve_sharply, problem, ExactGradient(wide[0], wide[1], p, q), task.callback)
+        solver = partial(solve_sharply, problem, ExactGradient(wide[0], wide[1], p, q))
     else:
         wider = None if task.tol is None else ExactGradient(wide[0], wide[1], p, q, model.loss)
-        solver = partial(solve_smoothly, problem, task.callback, refinement=(wider, task.tol))
+        solver = partial(solve_smoothly, problem, refinement=(wider, task.tol))
     ended, candidates = solve_contenders(problem, candidates, solver)
     solved = time.perf_counter()
     value, values, certificate = certify_stored(
@@ -138,7 +148,11 @@ def solve_contenders(
     tied = [c for c in others if c.level == best.level == "full" and c.energy <= NEAR_TIE * best.energy + TINY]
     small = problem.sharp and len(problem.p) * len(problem.q) <= SHARP_BASINS_PAIRS
     contenders = [best, *(others if small else tied[:1])]
-    ends = [solver(candidate.start) for candidate in contenders]
+    ends: list[Ended] = []
+    for position, candidate in enumerate(contenders):
+        if position == 0 or not problem.watch.stopped:
+            ends.append(problem.stage(f"solve-{position}", partial(solver, candidate.start)))
+    contenders = contenders[: len(ends)]
     if len(ends) == 1 and not others:
         return ends[0], candidates
     settled = [
@@ -174,6 +188,10 @@ def make_gradient(
 
 def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:
     """What the user gave, else what the coarse stage found, the best first, else the product plan."""
+    return problem.stage("search", partial(_start, problem, init))
+
+
+def _start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:
     log_p, log_q = (mass.log2() for mass in problem.masses)
     if init is None and problem.options.coarse is not None:
         return find_basins(problem, problem.options.coarse)
@@ -184,26 +202,28 @@ def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidat
     else:
         start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.model)
     if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
-        model, inner = problem.model, problem.inner
-        solved = descend(problem.gradient, start, model, problem.epsilon, inner, problem.options, max_iter=1)
+        model, inner, watch = problem.model, problem.inner, problem.watch.aside()
+        solved = descend(problem.gradient, start, model, problem.epsilon, inner, problem.options, watch, max_iter=1)
         start = solved.start()
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
 
 
-def solve_smoothly(
-    problem: Problem, callback: Callback | None, start: Start, refinement: Refinement = (None, None)
-) -> Ended:
+def solve_smoothly(problem: Problem, start: Start, refinement: Refinement = (None, None)) -> Ended:
     """The entropic optimum at ``problem.epsilon``, or its fixed point, for which float64 distances and a tolerance are
     given."""
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernel
+    watch = problem.watch
     if problem.exact:
-        solution = descend(problem.gradient, start, model, epsilon, problem.inner, options, callback).released()
+        solution = descend(problem.gradient, start, model, epsilon, problem.inner, options, watch).released()
     else:
-        solution = solve(problem.gradient, start, model, epsilon, kernel, options, callback)
+        solution = solve(problem.gradient, start, model, epsilon, kernel, options, watch)
     (quadratic, tol), moved = refinement, 0.0
     if quadratic is not None and tol is not None:
-        solution, options, moved = _refined(problem, solution, quadratic, tol, callback)
-    last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, options.sinkhorn)
+        solution, options, moved = _refined(problem, solution, quadratic, tol)
+    inner = options.sinkhorn
+    if watch.stopped:  # rounding makes any plan feasible
+        inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
+    last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, inner)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
     energy = solution.history.cost[-1]
@@ -218,7 +238,7 @@ def solve_smoothly(
         moved=moved,
         residual=last.residual,
         energy=energy,
-        status=solution.status if settled else Status.MARGINALS,
+        status=solution.status if settled or solution.status is Status.CANCELLED else Status.MARGINALS,
         strain=strained(solution.cost, epsilon, options),
         n_iter=solution.n_iter,
         n_iter_sinkhorn=solution.n_iter_sinkhorn + last.n_iter,
@@ -227,7 +247,7 @@ def solve_smoothly(
 
 
 def _refined(
-    problem: Problem, solution: Solution, quadratic: ExactGradient, tol: float, callback: Callback | None
+    problem: Problem, solution: Solution, quadratic: ExactGradient, tol: float
 ) -> tuple[Solution, GWOptions, float]:
     """The fixed point near a solution, the options that it was solved with, and how far it still moved."""
     model, epsilon = problem.model, problem.epsilon
@@ -235,7 +255,7 @@ def _refined(
     relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), model)
     options = tightened(problem.options, tol, relaxation)
     inner = StoredInner(problem.kernel, model, options.sinkhorn)
-    found = refined(quadratic, start, model, inner, options, callback, solution.history)
+    found = refined(quadratic, start, model, inner, options, problem.watch, solution.history)
     done = found.released()
     counts = solution.n_iter + done.n_iter, solution.n_iter_sinkhorn + done.n_iter_sinkhorn
     return replace(done, n_iter=counts[0], n_iter_sinkhorn=counts[1]), options, found.moved
@@ -249,18 +269,19 @@ def strained(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | No
     return unsafe(reach(A, B), A.shape[1])
 
 
-def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | None, start: Start) -> Ended:
+def solve_sharply(problem: Problem, wide: ExactGradient, start: Start) -> Ended:
     """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients."""
     p, q, epsilon, limit = problem.p, problem.q, problem.epsilon, problem.options.stopping.max_iter
-    now = _annealed(problem, start, epsilon, callback, History())
-    while epsilon > SHARP_END and now.n_iter < limit:
+    now, step = _annealed(problem, start, epsilon, History(), 0), 1
+    while epsilon > SHARP_END and now.n_iter < limit and not problem.watch.stopped:
         before, epsilon = now.history.cost[-1], epsilon * SHARP_RATIO
-        now = now.followed_by(_annealed(problem, now.start(), epsilon, callback, now.history))
+        now = now.followed_by(_annealed(problem, now.start(), epsilon, now.history, step))
+        step += 1
         if now.history.cost[-1] > (1 - SHARP_PROGRESS) * before:
             break
     plan = feasible(now.plan.to(torch.float64), p, q)
     dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
-    sharp = conditional_gradient(wide, plan, p, q, dual, now.history, max(limit - now.n_iter, 1), callback)
+    sharp = conditional_gradient(wide, plan, p, q, dual, now.history, problem.watch, max(limit - now.n_iter, 1))
     return Ended(
         plan=sharp.plan,
         coupling=DenseCoupling(sharp.plan),
@@ -278,17 +299,9 @@ def solve_sharply(problem: Problem, wide: ExactGradient, callback: Callback | No
     )
 
 
-def _annealed(problem: Problem, start: Start, epsilon: float, callback: Callback | None, history: History) -> Descent:
+def _annealed(problem: Problem, start: Start, epsilon: float, history: History, step: int) -> Descent:
     """A few iterations at one epsilon of the sharp end's ladder."""
     steps = min(SHARP_STEPS, problem.options.stopping.max_iter - len(history.iteration))
-    return descend(
-        problem.gradient,
-        start,
-        problem.model,
-        epsilon,
-        problem.inner,
-        problem.options,
-        callback,
-        max_iter=steps,
-        history=history,
-    )
+    arguments = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch
+    whole = partial(descend, *arguments, max_iter=steps, history=history)
+    return problem.watch.stage(f"anneal-{step}", whole)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ from torchgw.gw.gradient import ExactGradient, Gradient
 from torchgw.gw.inner import StoredInner
 from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage
 from torchgw.gw.lift import Solved, lift
+from torchgw.gw.memory import memory_of, recall
 from torchgw.gw.model import Model
 from torchgw.gw.model_gradient import ModelGradient, gradient_of
 from torchgw.gw.objective import sampled_objective
@@ -34,8 +37,11 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.options import CoarseOptions, GWOptions
 from torchgw.spaces import PrecomputedDistances
 from torchgw.types import DistanceProvider
+from torchgw.watch import Watch
 
 logger = logging.getLogger("torchgw")
+
+Result = TypeVar("Result")
 
 RUNG = 500
 RUNG_PAYS = 2
@@ -67,6 +73,13 @@ class Problem:
     kernel: Kernel
     options: GWOptions
     generator: torch.Generator
+    watch: Watch = field(default_factory=Watch)
+
+    def stage(self, name: str, compute: Callable[[], Result]) -> Result:
+        """The result of a stage, see `torchgw.watch`; what the gradient remembers is kept with it."""
+        result, memory = self.watch.stage(name, lambda: (compute(), memory_of(self.gradient)))
+        recall(self.gradient, memory)
+        return result
 
     @property
     def p(self) -> Tensor:
@@ -238,7 +251,8 @@ class _Rung:
 
 
 def _descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
-    return descend(problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, max_iter=steps)
+    inner, watch = problem.inner, problem.watch.aside()
+    return descend(problem.gradient, start, problem.model, epsilon, inner, problem.options, watch, max_iter=steps)
 
 
 def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candidate:

@@ -27,7 +27,8 @@ from torchgw.gw.loop import record
 from torchgw.kernels import LN2
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.status import History, Status
-from torchgw.types import Array, Callback
+from torchgw.types import Array
+from torchgw.watch import Watch
 
 logger = logging.getLogger("torchgw")
 
@@ -136,22 +137,31 @@ def conditional_gradient(
     q: Tensor,
     dual: Tensor,
     history: History,
+    watch: Watch,
     max_iter: int = 100,
-    callback: Callback | None = None,
 ) -> Sharp:
     """From a feasible plan, in float64, to a stationary one.
 
     ``dual`` (K,) are column potentials of the linearised problem, in units of cost. O(N K) memory; one linear program
     and one gradient for each step.
     """
-    began = time.perf_counter() - (history.elapsed[-1] if history.elapsed else 0.0)
     rows, columns = p > 0, q > 0
     masses = [side[used].cpu().numpy() for side, used in ((p, rows), (q, columns))]
     potential = dual[columns].cpu().numpy()
     whole, most = slice(0, len(p)), len(history.iteration) + max_iter
-    C = gradient(DenseCoupling(plan), p).rows(whole)
-    value, gap, status, step = float((C * plan).sum()), float("inf"), Status.MAX_ITER, 0
+    status, before = Status.MAX_ITER, watch.restored()
+    if before is None:
+        C = gradient(DenseCoupling(plan), p).rows(whole)
+        value, gap, step = float((C * plan).sum()), float("inf"), 0
+    else:
+        plan, C, potential, value, gap, step, entries = before
+        history.go_on_from(entries)
+    began = time.perf_counter() - history.seconds
     while step < max_iter:
+        where = plan, C, potential, value, gap, step
+        if watch.pause(lambda: (*where, history)):  # noqa: B023 - called at once
+            status = Status.CANCELLED
+            break
         try:
             small, potential = transport(C[rows][:, columns].cpu().numpy(), masses[0], masses[1], potential)
         except TransportError as error:
@@ -163,7 +173,7 @@ def conditional_gradient(
         direction = feasible(vertex, p, q) - plan
         slope = float((C * direction).sum())
         gap = max(-2 * slope, 0.0)
-        record(history, callback, len(history.iteration) + 1, most, value, 0.0, 0.0, began)
+        record(history, watch, len(history.iteration) + 1, most, value, 0.0, 0.0, began)
         if gap <= STATIONARY * value or value <= torch.finfo(p.dtype).eps:
             status = Status.STATIONARY
             break

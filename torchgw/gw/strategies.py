@@ -17,7 +17,8 @@ from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.options import GWOptions
 from torchgw.spaces.known import Known
-from torchgw.types import Callback, DistanceProvider, OutOfMemoryWarning, Progress
+from torchgw.types import DistanceProvider, OutOfMemoryWarning
+from torchgw.watch import Watch
 
 EXPECTED_RANK = 32
 
@@ -38,28 +39,24 @@ def solved_where_it_fits(
     strategy: str,
     options: GWOptions,
     generator: torch.Generator,
-    callback: Callback | None,
-    solve: Callable[[str, Callback | None], Outcome],
+    watch: Watch,
+    solve: Callable[[str], Outcome],
 ) -> tuple[str, Outcome]:
     """The outcome of the strategy; of streaming where the device runs out of memory and the choice was ours.
 
     The second attempt begins with the generator as the first one found it. What the callback raises passes through.
     """
-    raised: list[BaseException] = []
-
-    def watched(progress: Progress) -> object:
-        assert callback is not None
-        try:
-            return callback(progress)
-        except BaseException as error:
-            raised.append(error)
-            raise
-
     state = generator.get_state()
     try:
-        return strategy, solve(strategy, None if callback is None else watched)
+        with watch.within(strategy):
+            return strategy, solve(strategy)
     except (MemoryError, RuntimeError) as error:
-        if raised or options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
+        if (
+            watch.raised is not None
+            or options.strategy != "auto"
+            or strategy == "streaming"
+            or not out_of_memory(error)
+        ):
             raise
         message = str(error).partition("\n")[0]
     warnings.warn(
@@ -69,7 +66,8 @@ def solved_where_it_fits(
         stacklevel=3,
     )
     generator.set_state(state)
-    return "streaming", solve("streaming", callback)
+    with watch.within("streaming"):
+        return "streaming", solve("streaming")
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -30,6 +30,10 @@ class RowCache:
         """Share of the rows asked for that were there, in [0, 1]; 0 before the first call."""
         return self.hits / max(self.hits + self.misses, 1)
 
+    def __getstate__(self) -> dict[str, object]:
+        """All but the rows, which are searched again when they are needed."""
+        return vars(self) | {"_rows": OrderedDict()}
+
     def get(self, index: Array, compute: Callable[[Array], Array]) -> Array:
         """Rows for ``index`` (M,), repeats allowed; ``compute`` is called once for those not held."""
         wanted = np.unique(index)

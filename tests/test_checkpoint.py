@@ -1,0 +1,393 @@
+"""Ending a solve early, killing it, and going on: the result is that of a solve that was left alone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+
+from tests.problems import ROLL, SPIRAL
+from torchgw import (
+    Checkpoint,
+    ConvergenceWarning,
+    EuclideanDistances,
+    FeatureCost,
+    GWOptions,
+    GWResult,
+    Implicit,
+    LadderOptions,
+    LowRankOptions,
+    Partial,
+    Progress,
+    SamplingOptions,
+    Status,
+    StoppingOptions,
+    Supervision,
+    Unbalanced,
+    datasets,
+    epsilon_path,
+    gw_align,
+    resume,
+)
+from torchgw.gw.checkpoints import CODEC
+from torchgw.spaces.graph import neighbour_graph
+
+BRIEF = GWOptions(stopping=StoppingOptions(max_iter=6))
+CASES: dict[str, dict[str, Any]] = {
+    "exact gradient": {},
+    "sampled gradient": {"options": GWOptions(gradient="sampled", stopping=StoppingOptions(max_iter=12))},
+    "averaged samples of matrices": {
+        "X": cdist(SPIRAL, SPIRAL),
+        "Y": cdist(ROLL, ROLL),
+        "options": GWOptions(
+            gradient="sampled",
+            coarse=None,
+            sampling=SamplingOptions(cost_ema=0.3),
+            stopping=StoppingOptions(max_iter=9, check_every=2),
+        ),
+    },
+    "no entropy": {"epsilon": 0},
+    "streaming": {
+        "X": datasets.make_spiral(700)[0],
+        "Y": datasets.make_swiss_roll(800, random_state=1)[0],
+        "options": GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=32, marginal_tol=5e-4)),
+    },
+    "low rank": {
+        "distances": "landmark",
+        "epsilon": 0,
+        "options": GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=4, max_iter=8)),
+    },
+    "unbalanced": {"marginals": Unbalanced(0.05, 0.05), "options": BRIEF},
+    "partial, masses": {"marginals": Partial(0.8), "p": np.full(len(SPIRAL), 1 / len(SPIRAL)), "options": BRIEF},
+    "features": {"cost": FeatureCost(SPIRAL, ROLL[:, :2]), "alpha": 0.7},
+    "stored cost": {"cost": np.random.default_rng(0).random((len(SPIRAL), len(ROLL)))},
+    "rules": {"supervision": Supervision(pairs=[(0, 3)], forbidden=[(5, 5)], strength=0.1)},
+    "given start": {"init": np.arange(len(SPIRAL)), "options": GWOptions(gradient="sampled")},
+    "graph": {"X": neighbour_graph(SPIRAL, 5)},
+}
+
+
+class Killed(BaseException):
+    """Stands for a signal that nothing survives."""
+
+
+def align(arguments: dict[str, Any], **more: Any) -> GWResult:
+    given = {"X": SPIRAL, "Y": ROLL, "random_state": 0} | arguments | more
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return gw_align(given.pop("X"), given.pop("Y"), **given)
+
+
+def quietly(path: Path, **more: Any) -> GWResult:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return resume(path, **more)
+
+
+def assert_same(one: GWResult, other: GWResult) -> None:
+    """Not a bit differs but for times."""
+    for name, tensor in one.coupling.tensors().items():  # type: ignore[attr-defined]
+        assert torch.equal(tensor, other.coupling.tensors()[name]), name  # type: ignore[attr-defined]
+    for name in ("value", "value_quad", "value_linear", "marginal_error", "status", "n_iter", "n_iter_sinkhorn"):
+        assert repr(getattr(one, name)) == repr(getattr(other, name)), name
+    assert repr(one.certificate) == repr(other.certificate)
+    assert [basin.energy for basin in one.basins] == [basin.energy for basin in other.basins]
+    for name in ("iteration", "cost", "marginal_error", "epsilon"):
+        assert getattr(one.history, name) == getattr(other.history, name)
+    assert [rung.cells for rung in one.ladder] == [rung.cells for rung in other.ladder]
+
+
+LOOPS = ("exact gradient", "sampled gradient", "no entropy", "streaming", "low rank")
+Whole = tuple[GWResult, int]
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Whole]:
+    return {}
+
+
+def left_alone(name: str, whole: dict[str, Whole]) -> Whole:
+    """The result of a case, and how often its callback is called."""
+    if name not in whole:
+        heard: list[Progress] = []
+        whole[name] = align(CASES[name], callback=heard.append), len(heard)
+    return whole[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_killed_solve_goes_on_to_the_same_bits(name: str, tmp_path: Path, whole: dict[str, Whole]) -> None:
+    expected, calls = left_alone(name, whole)
+    for at in {(calls + 1) // 2, calls} if name in LOOPS else {(calls + 1) // 2}:
+        folder, heard = tmp_path / f"at{at}", [0]
+
+        def kill(_: Progress, at: int = at, heard: list[int] = heard) -> None:
+            heard[0] += 1
+            if heard[0] == at:
+                raise Killed
+
+        with pytest.raises(Killed):
+            align(CASES[name], callback=kill, checkpoint=Checkpoint(folder, every=0))
+        again: list[Progress] = []
+        assert_same(quietly(folder, callback=again.append), expected)
+        assert len(again) <= calls - at + 2  # what was done is not done again, but for the check that was cut
+    assert_same(quietly(folder), expected)  # and once more, from what is finished
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_cancelled_solve_returns_its_best_and_goes_on(name: str, tmp_path: Path, whole: dict[str, Whole]) -> None:
+    expected, calls = left_alone(name, whole)
+    heard = [0]
+
+    def enough(_: Progress) -> bool:
+        heard[0] += 1
+        return heard[0] >= calls // 2
+
+    folder = tmp_path / "kept"
+    cut = align(CASES[name], callback=enough, checkpoint=folder)
+    assert cut.status is Status.CANCELLED
+    assert not cut.converged
+    assert cut.marginal_error < 1e-6
+    assert_same(quietly(folder), expected)
+
+
+def test_raising_stop_iteration_ends_with_a_warning_and_a_feasible_plan() -> None:
+    def enough(_: Progress) -> None:
+        raise StopIteration
+
+    with pytest.warns(ConvergenceWarning, match="ended from outside"):
+        result = gw_align(SPIRAL, ROLL, callback=enough, random_state=0)
+    assert result.status is Status.CANCELLED
+    assert result.marginal_error < 1e-12
+
+
+def test_an_interrupt_returns_the_best_so_far_and_the_second_one_gives_up() -> None:
+    def interrupt(_: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        align({}, callback=lambda told: (interrupt(told), interrupt(told)))
+    assert align({}, callback=interrupt).status is Status.CANCELLED
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_solve_in_another_thread_leaves_the_handler_alone() -> None:
+    seen: list[Any] = []
+    work = threading.Thread(target=lambda: align({}, callback=lambda _: seen.append(signal.getsignal(signal.SIGINT))))
+    before = signal.getsignal(signal.SIGINT)
+    work.start()
+    work.join()
+    assert set(seen) == {before}
+
+
+def test_a_cancelled_path_ends_where_it_was() -> None:
+    heard = [0]
+
+    def enough(told: Progress) -> bool:
+        return told.epsilon < 4e-3
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = epsilon_path(SPIRAL, ROLL, epsilons=[1e-2, 5e-3, 2e-3, 1e-3], callback=enough, random_state=0)
+    assert [result.status is Status.CANCELLED for result in path.results] == [False, False, True]
+    assert path.recommended < 2
+    assert heard == [0]
+    with pytest.raises(TypeError, match="checkpoint is of one solve"):
+        epsilon_path(SPIRAL, ROLL, checkpoint="somewhere")
+
+
+def test_half_a_file_is_never_read(tmp_path: Path) -> None:
+    expected = align({})
+    align({}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
+    for file in list((tmp_path / "kept").glob("*.pt")):
+        (tmp_path / "kept" / (file.name + ".part")).write_bytes(file.read_bytes()[:50])
+    assert_same(quietly(tmp_path / "kept"), expected)
+
+
+def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchgw.gw import align as module
+    from torchgw.gw import run
+
+    expected = align({}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("was run again")
+
+    monkeypatch.setattr(module, "make_providers", fail)
+    monkeypatch.setattr(run, "find_basins", fail)
+    monkeypatch.setattr(run, "descend", fail)
+    assert_same(quietly(tmp_path / "kept"), expected)
+
+
+def test_providers_are_given_once_more(tmp_path: Path) -> None:
+    X, Y = EuclideanDistances(SPIRAL), EuclideanDistances(ROLL)
+    expected = align({"X": X, "Y": Y}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
+    assert_same(quietly(tmp_path / "kept", X=X, Y=Y), expected)
+    with pytest.raises(ValueError, match=r"Y of the checkpoint .* is a distance provider.*give it"):
+        resume(tmp_path / "kept", X=X)
+    align({}, checkpoint=tmp_path / "other")
+    with pytest.raises(ValueError, match=r"X of the checkpoint .* is in it; leave it out"):
+        resume(tmp_path / "other", X=SPIRAL)
+
+
+REFUSED = [
+    ({"checkpoint": 3}, TypeError, "path must be the name of a folder"),
+    ({"checkpoint": "no/such/folder"}, ValueError, "make no/such first"),
+    ({"checkpoint": "taken"}, ValueError, r"torchgw.resume\('taken'\) goes on"),
+    ({"checkpoint": "file"}, ValueError, "not there yet"),
+    ({"checkpoint": "new", "gradient_mode": Implicit()}, ValueError, "checkpoint must be None with a gradient_mode"),
+]
+
+
+@pytest.mark.parametrize(("more", "kind", "message"), REFUSED)
+def test_a_checkpoint_that_cannot_be_made_is_refused_at_once(
+    more: dict[str, Any], kind: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "something").touch()
+    (tmp_path / "file").touch()
+    with pytest.raises(kind, match=message):
+        gw_align(SPIRAL, ROLL, **more)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_interval_of_a_checkpoint_is_checked() -> None:
+    with pytest.raises(ValueError, match="every must be a finite number >= 0"):
+        Checkpoint("kept", every=-1)
+
+
+def test_what_a_file_cannot_hold_is_named_before_the_solve(tmp_path: Path) -> None:
+    from torchgw import SeparableLoss
+
+    def half(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    loss = SeparableLoss(half, half, half, half, "own")
+    with pytest.raises(TypeError, match="checkpoint cannot hold this call: an object of class SeparableLoss"):
+        gw_align(SPIRAL, ROLL, options=GWOptions(loss=loss), checkpoint=tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+class Payload:
+    """Would make a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (open, (self.path, "w"))
+
+
+def test_foreign_folders_and_hostile_files_are_refused_unrun(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="folder of a checkpoint"):
+        resume(tmp_path)
+    bad, ran = tmp_path / "call.pt", tmp_path / "ran"
+    contents = [b"", b"no file of torch", pickle.dumps(Payload(str(ran)))]
+    for content in contents:
+        bad.write_bytes(content)
+        with pytest.raises(ValueError, match="cannot be read as a part of a checkpoint"):
+            resume(tmp_path)
+    torch.save({"format": 1, "value": Payload(str(ran))}, bad)
+    with pytest.raises(ValueError, match="cannot be read as a part of a checkpoint"):
+        resume(tmp_path)
+    torch.save({"format": 99}, bad)
+    with pytest.raises(ValueError, match="not of a checkpoint that this version"):
+        resume(tmp_path)
+    torch.save({"format": 1, "every": 0.0, "random": None, "value": {"kind:": "os.system"}}, bad)
+    with pytest.raises(ValueError, match=r"known classes only, got 'os\.system'"):
+        resume(tmp_path)
+    assert not ran.exists()
+
+
+def test_the_codec_gives_back_what_it_was_given() -> None:
+    value = {
+        "numbers": (1, 2.5, True, None, "text", float("inf")),
+        3: [np.arange(4)[::-1], np.float32(2.0), torch.float32, torch.device("cpu")],
+        "nested": ({"a": torch.ones(2)},),
+        "status": Status.SETTLED,
+        "options": GWOptions(low_rank=LowRankOptions(rank=3)),
+    }
+    found = CODEC.decode(CODEC.encode(value))
+    assert found["numbers"] == value["numbers"]
+    np.testing.assert_array_equal(found[3][0], [3, 2, 1, 0])
+    assert found[3][2:] == [torch.float32, torch.device("cpu")]
+    assert torch.equal(found["nested"][0]["a"], torch.ones(2))
+    assert found["status"] is Status.SETTLED
+    assert found["options"] == value["options"]
+    with pytest.raises(TypeError, match="Path cannot be kept"):
+        CODEC.encode(Path("x"))
+
+
+SCRIPT = """
+    import sys, torch, torchgw
+    X, _ = torchgw.datasets.make_spiral({n})
+    Y, _ = torchgw.datasets.make_swiss_roll({k}, random_state=1)
+    torch.set_num_threads({threads})
+    print("begin", flush=True)
+    if sys.argv[1] == "resume":
+        result = torchgw.resume({folder!r})
+    else:
+        kept = torchgw.Checkpoint({folder!r}, every=0) if sys.argv[1] == "kept" else None
+        result = torchgw.gw_align(X, Y, random_state=0, checkpoint=kept, options={options})
+    result.save(sys.argv[2])
+"""
+
+
+def killed_and_resumed(tmp_path: Path, n: int, k: int, options: str, kills: int) -> tuple[GWResult, GWResult, int]:
+    """A solve left alone, one killed at random moments and resumed, and how often it was killed before its end."""
+    folder, results = str(tmp_path / "kept"), [tmp_path / "whole.npz", tmp_path / "resumed.npz"]
+    script = textwrap.dedent(SCRIPT).format(n=n, k=k, folder=folder, options=options, threads=torch.get_num_threads())
+
+    def start(mode: str, out: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "ignore", "-c", script, mode, str(out)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begin\n"
+        return process
+
+    began = time.monotonic()
+    assert start("whole", results[0]).wait() == 0
+    lasts, draw, killed = time.monotonic() - began, random.Random(), 0
+    for _ in range(kills):
+        started = (Path(folder) / "call.pt").exists()
+        process = start("resume" if started else "kept", results[1])
+        time.sleep(draw.uniform(0.1, 0.6) * lasts)
+        killed += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    started = (Path(folder) / "call.pt").exists()
+    assert start("resume" if started else "kept", results[1]).wait() == 0
+    return GWResult.load(results[0]), GWResult.load(results[1]), killed
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_process_killed_at_a_random_moment_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole, resumed, _ = killed_and_resumed(tmp_path, 500, 550, "torchgw.GWOptions(gradient='sampled')", 1)
+    assert_same(resumed, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("strategy", ["auto", "dense"])
+def test_five_thousand_points_killed_three_times_end_the_same(strategy: str, tmp_path: Path) -> None:
+    whole, resumed, killed = killed_and_resumed(tmp_path, 5000, 6000, f"torchgw.GWOptions(strategy={strategy!r})", 3)
+    assert killed > 0
+    assert_same(resumed, whole)

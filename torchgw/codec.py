@@ -1,0 +1,112 @@
+"""Objects as containers of tensors and numbers, and back, for the classes of a list.
+
+What this makes is read again by ``torch.load(weights_only=True)``: a file can name a class of the list and give its
+members, and nothing else; no code of a file runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KIND = "kind:"
+PLAIN = (bool, int, float, str)
+
+
+class Codec:
+    """Knows the classes whose objects may be written, by their names."""
+
+    def __init__(self, classes: Iterable[type[Any]]) -> None:
+        self.classes = {_name(kind): kind for kind in classes}
+
+    def encode(self, value: Any) -> Any:
+        """The object as dictionaries, lists, tensors, strings and numbers.
+
+        Raises
+        ------
+        TypeError
+            For an object of a class that is not known.
+        """
+        if isinstance(value, Tensor):
+            return value.detach()
+        if value is None or type(value) in PLAIN:
+            return value
+        if isinstance(value, list):
+            return [self.encode(entry) for entry in value]
+        if isinstance(value, Mapping):
+            return {KIND: "dict", "items": [[self.encode(key), self.encode(entry)] for key, entry in value.items()]}
+        if isinstance(value, torch.dtype | torch.device):
+            return {KIND: type(value).__name__, "name": str(value).removeprefix("torch.")}
+        if isinstance(value, np.ndarray | np.generic):
+            return self._array(np.asarray(value))
+        if hasattr(value, "tocsr") and hasattr(value, "nnz"):
+            return self._graph(value.tocsr())
+        return self._object(value)
+
+    def decode(self, plain: Any) -> Any:
+        """The object that `encode` was given."""
+        if isinstance(plain, list):
+            return [self.decode(entry) for entry in plain]
+        if not isinstance(plain, dict):
+            return plain
+        kind = plain[KIND]
+        if kind == "dict":
+            return {self.decode(key): self.decode(entry) for key, entry in plain["items"]}
+        if kind == "tuple":
+            return tuple(self.decode(plain["items"]))
+        if kind == "device":
+            return torch.device(plain["name"])
+        if kind == "dtype":
+            return getattr(torch, plain["name"])
+        if kind == "array":
+            return plain["values"].numpy()
+        if kind == "graph":
+            from scipy.sparse import csr_matrix
+
+            parts = tuple(plain[name].numpy() for name in ("data", "indices", "indptr"))
+            return csr_matrix(parts, shape=tuple(plain["shape"]))
+        if kind not in self.classes:
+            raise ValueError(f"a file must name known classes only, got {kind!r}")
+        return self._made(self.classes[kind], plain)
+
+    def _array(self, values: Any) -> dict[str, Any]:
+        if values.dtype.kind not in "fiub":
+            raise TypeError(f"arrays of numbers can be kept, got dtype {values.dtype}")
+        # Tensors have no strides that run backwards, and no byte order but the machine's.
+        return {KIND: "array", "values": torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("=")))}
+
+    def _graph(self, graph: Any) -> dict[str, Any]:
+        parts = {name: torch.from_numpy(np.array(getattr(graph, name))) for name in ("data", "indices", "indptr")}
+        return {KIND: "graph", "shape": list(graph.shape)} | parts
+
+    def _object(self, value: Any) -> dict[str, Any]:
+        kind = type(value)
+        if kind is tuple:
+            return {KIND: "tuple", "items": self.encode(list(value))}
+        if self.classes.get(_name(kind)) is not kind:
+            raise TypeError(f"an object of class {kind.__name__} cannot be kept in a file")
+        if isinstance(value, Enum):
+            return {KIND: _name(kind), "name": value.name}
+        if isinstance(value, tuple):
+            return {KIND: _name(kind), "items": self.encode(list(value))}
+        state = value.__getstate__() if "__getstate__" in vars(kind) else vars(value)
+        return {KIND: _name(kind), "members": {name: self.encode(member) for name, member in state.items()}}
+
+    def _made(self, kind: type[Any], plain: dict[str, Any]) -> Any:
+        if issubclass(kind, Enum):
+            return kind[plain["name"]]
+        if issubclass(kind, tuple):
+            return kind(*self.decode(plain["items"]))
+        made = object.__new__(kind)
+        # Frozen dataclasses too: their members were checked when they were first made.
+        vars(made).update({name: self.decode(member) for name, member in plain["members"].items()})
+        return made
+
+
+def _name(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

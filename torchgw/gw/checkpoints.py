@@ -1,0 +1,118 @@
+"""What a checkpoint of `gw_align` knows: the classes that its files may name, and how a call is written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.checkpoint import Checkpoint, Folder, begin
+from torchgw.codec import Codec
+from torchgw.costs import FactoredCost
+from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.evidence import Basin, Rung
+from torchgw.features import FeatureCost
+from torchgw.gw.anchors import Anchors
+from torchgw.gw.cells import CellSpace
+from torchgw.gw.coarse import CoarseBasin
+from torchgw.gw.damping import Mixture
+from torchgw.gw.descent import Descent
+from torchgw.gw.gradient import Sample
+from torchgw.gw.inner import Linear
+from torchgw.gw.ladder import Climbed, Step
+from torchgw.gw.landmarks import Landmarks
+from torchgw.gw.loop import Solution
+from torchgw.gw.lowrank import LowRankSolve
+from torchgw.gw.prepare import is_graph
+from torchgw.gw.run import Ended
+from torchgw.gw.score import FactoredScore
+from torchgw.gw.search import Candidate
+from torchgw.gw.start import Start
+from torchgw.gw.stopping import Plateau
+from torchgw.lowrank_coupling import LowRankCoupling
+from torchgw.options import GWOptions
+from torchgw.result import GWResult
+from torchgw.sinkhorn.lowrank import LowRankFactors
+from torchgw.sinkhorn.sides import Side
+from torchgw.spaces import (
+    DijkstraDistances,
+    EuclideanDistances,
+    FactoredDistances,
+    LandmarkDistances,
+    PrecomputedDistances,
+)
+from torchgw.spaces.cache import RowCache
+from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.hierarchy import Cells
+from torchgw.status import History, Status
+from torchgw.storage import GROUPS, MARGINALS
+from torchgw.supervision import Supervision
+from torchgw.tiled import TiledCoupling
+from torchgw.types import Callback
+from torchgw.watch import Watch
+
+ARGUMENTS = (GWOptions, *GROUPS.values(), *MARGINALS.values(), FeatureCost, Supervision)
+SPACES = (DijkstraDistances, EuclideanDistances, FactoredDistances, LandmarkDistances, PrecomputedDistances)
+COUPLINGS = (DenseCoupling, LowRankCoupling, PotentialCoupling, TiledCoupling)
+STAGES = (Candidate, Climbed, Descent, Ended, LowRankSolve, Solution, Step)
+PARTS = (
+    *(Anchors, Basin, Cells, CellSpace, CoarseBasin, FactoredCost, FactoredScore, GraphReport, History, Landmarks),
+    *(Linear, LowRankFactors, Mixture, Plateau, RowCache, Rung, Sample, Side, Start, Status),
+)
+CODEC = Codec((*ARGUMENTS, *SPACES, *COUPLINGS, *STAGES, *PARTS))
+
+
+@dataclass(frozen=True)
+class Continued(Checkpoint):
+    """A checkpoint that is there and goes on, and the random state that its solve began with."""
+
+    random: Tensor | None = None
+
+
+def followed(
+    callback: Callback | None,
+    checkpoint: str | PathLike[str] | Checkpoint | None,
+    call: dict[str, Any],
+    generator: torch.Generator,
+) -> Watch:
+    """Who follows a solve with these arguments.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For a checkpoint that cannot be made, and arguments that it cannot hold.
+    """
+    if checkpoint is None:
+        return Watch(callback)
+    if isinstance(checkpoint, Continued):
+        assert checkpoint.random is not None
+        generator.set_state(checkpoint.random)
+        return Watch(callback, Folder(checkpoint, CODEC, generator))
+    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    try:
+        return Watch(callback, begin(checkpoint, CODEC, kept(call), generator))
+    except TypeError as error:
+        raise TypeError(f"checkpoint cannot hold this call: {error}") from error
+
+
+def kept(call: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as they are written down; spaces that are providers are named in "again", to be given once more."""
+    if isinstance(call["init"], GWResult):
+        call = call | {"init": call["init"].plan}
+    again = [name for name in "XY" if is_provider(call[name])]
+    spaces = {name: None if name in again else _numbers(call[name]) for name in "XY"}
+    return call | spaces | {"again": again}
+
+
+def is_provider(space: Any) -> bool:
+    """Whether a space brings its own distances."""
+    return hasattr(space, "rows")
+
+
+def _numbers(space: Any) -> Any:
+    """Points, a matrix or a graph as something that files hold."""
+    return space if space is None or isinstance(space, Tensor) or is_graph(space) else np.asarray(space)
