@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.sparse import save_npz
+from scipy.sparse import csc_matrix, csr_matrix, save_npz
 
 from tests.problems import ROLL, ROLL_ANGLE, SPIRAL
 from torchgw import GWResult, SpaceOptions, StoppingOptions, cli, io
-from torchgw.progress import ProgressBar
+from torchgw.cli import align as command
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.types import Progress
 
 
 def write_inputs(folder: Path) -> tuple[str, str]:
@@ -36,24 +36,19 @@ def test_every_format_is_read_alike(tmp_path: Path) -> None:
     assert io.read_space("X", tmp_path / "graph.npz").shape == (90, 90)
 
 
-def test_cells_are_read_from_their_principal_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cells:
-        obsm = {"X_pca": ROLL}  # noqa: RUF012
-        X = SPIRAL
-
-    class Module:
-        @staticmethod
-        def read_h5ad(_: Path) -> Cells:
-            return Cells()
-
-    (tmp_path / "cells.h5ad").touch()
-    monkeypatch.setitem(sys.modules, "anndata", Module)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(io.read_space("X", tmp_path / "cells.h5ad"), ROLL)
-    monkeypatch.setattr(Cells, "obsm", {})
-    np.testing.assert_array_equal(io.read_space("X", tmp_path / "cells.h5ad"), SPIRAL)
-    monkeypatch.setitem(sys.modules, "anndata", None)
-    with pytest.raises(ValueError, match="anndata is not installed"):
-        io.read_space("X", tmp_path / "cells.h5ad")
+@pytest.mark.parametrize("storage", [np.asarray, csr_matrix, csc_matrix])
+def test_cells_are_read_from_their_principal_components(
+    storage: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anndata = pytest.importorskip("anndata")
+    path = tmp_path / "cells.h5ad"
+    anndata.AnnData(storage(SPIRAL), obsm={"X_pca": storage(ROLL[:90]), "X_umap": ROLL[:90]}).write_h5ad(path)
+    np.testing.assert_array_equal(io.read_space("X", path), ROLL[:90])
+    anndata.AnnData(storage(SPIRAL), obsm={"X_umap": ROLL[:90]}).write_h5ad(path)
+    np.testing.assert_array_equal(io.read_space("X", path), SPIRAL)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ValueError, match="h5py is not installed; pip install anndata"):
+        io.read_space("X", path)
 
 
 def test_the_command_writes_what_the_library_computes(
@@ -144,7 +139,11 @@ def test_several_arrays_without_a_known_name_are_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (["-o", "out.csv"], "output must be a .npz"),
+        (["-o", "out.txt"], "output must be a .npz or .csv or .h5ad"),
+        (["-o", "out.h5ad"], "is for two .h5ad files"),
+        (["-o", "out.npz", "--labels", "kind"], "need an .h5ad output"),
+        (["-o", "out.npz", "--partial", "0.5", "--unbalanced", "1"], "not allowed with"),
+        (["-o", "out.npz", "--max-memory", "0"], "max-memory"),
         (["-o", "no/such/folder/out.npz"], "folder that is not there"),
         (["-o", "out.npz", "--epsilon", "-1"], "epsilon"),
         (["-o", "out.npz", "--epsilon", "tiny"], "epsilon"),
@@ -184,33 +183,5 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, tmp_path
         raise KeyboardInterrupt
 
     source, target = write_inputs(tmp_path)
-    monkeypatch.setattr(cli, "gw_align", interrupt)
+    monkeypatch.setattr(command, "gw_align", interrupt)
     assert cli.main(["align", source, target, "-o", str(tmp_path / "out.npz")]) == 130
-
-
-class Terminal:
-    """A stream that says it is a terminal and keeps what was written."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None: ...
-
-
-def test_the_progress_bar_rewrites_one_line_on_a_terminal() -> None:
-    stream: Any = Terminal()
-    bar = ProgressBar("solve", stream)
-    for i in (50, 100):
-        bar(Progress(iteration=i, max_iter=100, cost=0.25, marginal_error=1e-3, epsilon=1e-3, elapsed=1.0))
-    bar.close()
-    assert "\n" not in stream.text
-    assert stream.text.count("\r") == 4
-    assert "solve [############............] 50/100  cost 0.25000" in stream.text
-    assert "[########################] 100/100" in stream.text

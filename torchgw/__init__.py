@@ -25,6 +25,7 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
+from torchgw.progress import ProgressBar, ProgressLog
 from torchgw.result import GWResult
 from torchgw.spaces import (
     DijkstraDistances,
@@ -82,6 +83,8 @@ __all__ = [
     "PrecisionWarning",
     "PrecomputedDistances",
     "Progress",
+    "ProgressBar",
+    "ProgressLog",
     "Rung",
     "SamplingOptions",
     "SemiRelaxed",

@@ -80,14 +80,15 @@ def table(runs: list[Run]) -> str:
 
 
 def run_all(device: str | None, watch: Callable[[str], Any]) -> list[Run]:
-    """Every run of the demo; ``watch(label)`` gives each its progress bar, closed afterwards."""
+    """Every run of the demo; ``watch(label)`` gives each its progress bar, closed afterwards, or None."""
     runs = []
     for n, k, provider in RUNS:
         bar = watch(f"{n} x {k} {provider}")
         try:
             runs.append(align_once(n, k, provider, device, bar))
         finally:
-            bar.close()
+            if bar is not None:
+                bar.close()
     return runs
 
 

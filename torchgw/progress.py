@@ -1,39 +1,98 @@
-"""A one-line progress bar for terminals, fed by the solver's callback."""
+"""Callbacks for people: a tqdm bar in terminals and notebooks, and lines in a log."""
 
 from __future__ import annotations
 
-import shutil
+import logging
 import sys
-from typing import TextIO
+from types import TracebackType
+from typing import Any
 
-from torchgw.types import Progress
+from torchgw import validate
+from torchgw.types import Callback, Progress
 
-BAR = 24
+logger = logging.getLogger("torchgw")
 
 
 class ProgressBar:
-    """Rewrites one line of ``stream`` at every check; writes nothing when it is not a terminal."""
+    """A tqdm bar, in a terminal or a notebook, whichever it is shown in; give it as ``callback=``.
 
-    def __init__(self, label: str = "", stream: TextIO | None = None) -> None:
-        self.label = label
-        self.stream = sys.stderr if stream is None else stream
-        self.active = self.stream.isatty()
+    Parameters
+    ----------
+    label : what stands before the bar.
+    leave : whether the last state stays when the bar is closed.
+    tqdm : other keywords of tqdm's, like ``file`` or ``mininterval``.
+
+    Raises
+    ------
+    ImportError
+        When tqdm is not installed.
+
+    Examples
+    --------
+    >>> import torchgw
+    >>> X, _ = torchgw.datasets.make_spiral(100)
+    >>> with torchgw.ProgressBar("align", disable=True) as bar:
+    ...     result = torchgw.gw_align(X, X, random_state=0, callback=bar)
+    """
+
+    def __init__(self, label: str = "", *, leave: bool = True, **tqdm: Any) -> None:
+        try:
+            from tqdm.auto import tqdm as make
+        except ImportError as error:
+            raise ImportError("a progress bar needs tqdm; pip install tqdm") from error
+        self.bar = make(desc=label or None, leave=leave, **tqdm)
 
     def __call__(self, progress: Progress) -> None:
-        if not self.active:
-            return
-        filled = round(BAR * progress.iteration / progress.max_iter)
-        line = (
-            f"{self.label} [{'#' * filled}{'.' * (BAR - filled)}] {progress.iteration}/{progress.max_iter}"
-            f"  cost {progress.cost:.5f}  marginals {progress.marginal_error:.0e}  eps {progress.epsilon:.1e}"
-            f"  {progress.elapsed:.1f} s"
+        bar = self.bar
+        bar.total = progress.max_iter
+        bar.set_postfix_str(
+            f"cost {progress.cost:.5f}, marginals {progress.marginal_error:.0e}, epsilon {progress.epsilon:.1e}",
+            refresh=False,
         )
-        width = shutil.get_terminal_size().columns - 1
-        self.stream.write("\r" + line[:width].ljust(width))
-        self.stream.flush()
+        bar.update(progress.iteration - bar.n)
 
     def close(self) -> None:
-        """Clear the line."""
-        if self.active:
-            self.stream.write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
-            self.stream.flush()
+        """Show the last state, or take the bar away."""
+        self.bar.close()
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ProgressLog:
+    """A line in the log "torchgw" at most every ``every`` seconds; give it as ``callback=``.
+
+    Parameters
+    ----------
+    every : seconds between two lines.
+    level : of the lines, like ``logging.INFO``.
+    """
+
+    def __init__(self, every: float = 10.0, level: int = logging.INFO) -> None:
+        self.every = validate.real("every", every, least=0.0)
+        self.level = validate.integer("level", level, least=0)
+        self.last = -float("inf")
+
+    def __call__(self, progress: Progress) -> None:
+        if 0 <= progress.elapsed - self.last < self.every:
+            return
+        self.last = progress.elapsed
+        logger.log(
+            self.level,
+            "iteration %d of at most %d: cost %.6g, marginal error %.1e, epsilon %.2e, %.1f s",
+            *(progress.iteration, progress.max_iter, progress.cost, progress.marginal_error, progress.epsilon),
+            progress.elapsed,
+        )
+
+
+def bar_on_terminal(label: str) -> Callback | None:
+    """A bar that goes away when it is closed, if somebody looks and tqdm is installed."""
+    try:
+        return ProgressBar(label, leave=False) if sys.stderr.isatty() else None
+    except ImportError:
+        return None

@@ -1,0 +1,71 @@
+"""The ``torchgw`` command: see `torchgw.cli.parser` for what it offers.
+
+Exit codes: 0 done; 1 an error of torchgw itself, with a traceback; 2 refused, because of input, options or memory, with
+one line on stderr that says what and why; 130 interrupted. A warning does not change the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torchgw.cli.align import Interrupted, run_align, run_resume
+from torchgw.cli.estimate import run_estimate
+from torchgw.cli.info import run_info
+from torchgw.cli.pairwise import run_pairwise
+from torchgw.cli.parser import build_parser
+from torchgw.cli.show import run_completion, run_demo
+from torchgw.types import TorchGWWarning
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {
+    "align": run_align,
+    "resume": run_resume,
+    "pairwise": run_pairwise,
+    "estimate": run_estimate,
+    "info": run_info,
+    "demo": run_demo,
+    "completion": run_completion,
+}
+REFUSALS = (ValueError, TypeError, MemoryError, ArithmeticError, OSError, ImportError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = build_parser().parse_args(arguments)
+    if options.verbose:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="torchgw: %(message)s", force=True)
+    said: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", TorchGWWarning)
+        warnings.showwarning = lambda message, *_, **__: said.append(" ".join(str(message).split()))
+        code, found, last = _outcome(options)
+    for warning in said:
+        print(f"torchgw: warning: {warning}", file=sys.stderr)
+    if last:
+        print(f"torchgw: {last}", file=sys.stderr)
+    if found and options.json:
+        print(json.dumps(found | {"warnings": said} if isinstance(found, dict) else found, indent=2))
+    elif isinstance(found, str):
+        print(found)
+    return code
+
+
+def _outcome(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, str]:
+    """The exit code, what the command found, and the last line for stderr."""
+    try:
+        return 0, COMMANDS[options.command](options), ""
+    except Interrupted as ended:
+        return 130, ended.found, f"interrupted: {ended}"
+    except KeyboardInterrupt:
+        return 130, "", "interrupted"
+    except REFUSALS as error:
+        return 2, "", f"error: {' '.join(str(error).split())}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""``torchgw align`` and ``torchgw resume``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchgw.cli.output import check_output, described, write_matching, write_whole
+from torchgw.gw.align import gw_align
+from torchgw.gw.resume import resume
+from torchgw.io import read_space
+from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
+from torchgw.options import (
+    GWOptions,
+    LadderOptions,
+    LowRankOptions,
+    SamplingOptions,
+    SpaceOptions,
+    StoppingOptions,
+)
+from torchgw.progress import bar_on_terminal
+from torchgw.result import GWResult
+from torchgw.status import Status
+
+GIB = 2**30
+
+
+class Interrupted(Exception):  # noqa: N818 - it is how a command ends, not an error
+    """The best so far was written; ``found`` describes it."""
+
+    def __init__(self, message: str, found: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.found = found
+
+
+def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Read, align, write."""
+    cells = arguments.output.suffix == ".h5ad"
+    check_output(arguments.output, ".npz", ".csv", ".h5ad")
+    files = arguments.source, arguments.target
+    if cells and any(file.suffix != ".h5ad" for file in files):
+        raise ValueError(f"output {arguments.output} is for two .h5ad files, got {files[0]} and {files[1]}")
+    if not cells and (arguments.labels or arguments.use_rep or arguments.keep_plan):
+        raise ValueError(f"--labels, --use-rep and --keep-plan need an .h5ad output, got {arguments.output}")
+    keywords = keywords_of(arguments)
+    if cells:
+        return _align_cells(arguments, keywords)
+    limit = keywords["options"].max_memory
+    source, target = (read_space(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
+    result = _followed("align", files, lambda bar: gw_align(source, target, callback=bar, **keywords))
+    return written(result, arguments.output)
+
+
+def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Go on with a checkpoint, write."""
+    check_output(arguments.output, ".npz", ".csv")
+    result = _followed("resume", None, lambda bar: resume(arguments.checkpoint, callback=bar))
+    return written(result, arguments.output)
+
+
+def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `gw_align` that the options stand for."""
+    options = GWOptions(
+        spaces=SpaceOptions(k=arguments.k, n_landmarks=arguments.landmarks),
+        sampling=SamplingOptions(n_anchors=arguments.anchors),
+        stopping=StoppingOptions(max_iter=arguments.max_iter),
+        strategy=arguments.strategy,
+        ladder=LadderOptions(marginal_tol=arguments.marginal_tol),
+        low_rank=LowRankOptions(rank=arguments.rank),
+        mixed_precision=not arguments.double,
+        max_memory=memory_of(arguments),
+    )
+    return {
+        "distances": arguments.distances,
+        "epsilon": arguments.epsilon,
+        "marginals": _marginals(arguments),
+        "options": options,
+        "device": arguments.device,
+        "backend": arguments.backend,
+        "random_state": arguments.seed,
+        "checkpoint": arguments.checkpoint,
+    }
+
+
+def memory_of(arguments: argparse.Namespace) -> int:
+    """Bytes that one dense object may take."""
+    if not arguments.max_memory > 0:
+        raise ValueError(f"--max-memory must be a number of GiB > 0, got {arguments.max_memory:g}")
+    return int(arguments.max_memory * GIB)
+
+
+def written(result: GWResult, path: Path) -> dict[str, Any]:
+    """Write the result in the format of the path, and describe it; raises where the solve was interrupted."""
+    save = result.save if path.suffix == ".npz" else lambda aside: write_matching(result, aside)
+    write_whole(save, path)
+    return ended(result, path)
+
+
+def ended(result: GWResult, path: Path) -> dict[str, Any]:
+    """Describe a result that was written; raises where the solve was interrupted."""
+    found = described(result, path)
+    if result.status is Status.CANCELLED:
+        raise Interrupted(f"the best so far is in {path}", found)
+    if sys.stderr.isatty():
+        n, k = result.shape
+        print(
+            f"{n} x {k}: GW {result.value:.6g}, marginal error {result.marginal_error:.1e}, "
+            f"{result.status.name.lower()} after {result.n_iter} iterations; written to {path}",
+            file=sys.stderr,
+        )
+    return found
+
+
+def _marginals(arguments: argparse.Namespace) -> Marginals:
+    if arguments.semi_relaxed is not None:
+        return SemiRelaxed(arguments.semi_relaxed, "y")
+    if arguments.unbalanced is not None:
+        return Unbalanced(arguments.unbalanced, arguments.unbalanced)
+    return Balanced() if arguments.partial is None else Partial(arguments.partial)
+
+
+def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Align two files of cells; what is carried is written with the source's."""
+    from torchgw import anndata
+
+    source, target = (
+        anndata.read(name, file, keywords["options"].max_memory, backed=name == "target")
+        for name, file in (("source", arguments.source), ("target", arguments.target))
+    )
+    more = {"use_rep": arguments.use_rep, "labels": arguments.labels, "plan": arguments.keep_plan}
+    solve = lambda bar: anndata.align(source, target, **more, callback=bar, **keywords)  # noqa: E731
+    result = _followed("align", (arguments.source, arguments.target), solve)
+    write_whole(source.write_h5ad, arguments.output)
+    return ended(result, arguments.output)
+
+
+def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[[Any], GWResult]) -> GWResult:
+    """Solve under a progress bar; warnings come after it, and errors name the files."""
+    bar: Any = bar_on_terminal(label)
+    with warnings.catch_warnings(record=True) as given:
+        try:
+            result = solve(bar)
+        except (ValueError, TypeError) as error:
+            named = f" (X is {files[0]}, Y is {files[1]})" if files else ""
+            raise ValueError(f"{error}{named}") from error
+        finally:
+            if bar is not None:
+                bar.close()
+    for warning in given:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return result

@@ -1,0 +1,98 @@
+"""``torchgw info``: versions, devices and backends, and why each is or is not available."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from torchgw._version import __version__
+from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
+from torchgw.kernels.dispatch import Request
+
+NEEDED = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
+OPTIONAL = {
+    "anndata": "files of cells",
+    "tqdm": "progress bars",
+    "matplotlib": "pictures",
+    "shtab": "shell completion",
+    "dask": "clusters, through joblib",
+    "ray": "clusters, through joblib",
+}
+FAMILIES = {"dense": softmin_dense, "streaming": softmin_stream, "tiles": softmin_tiles}
+SHAPE = (1024, 1024)
+
+
+def run_info(arguments: argparse.Namespace) -> dict[str, Any] | str:
+    """Everything as a table, or as JSON."""
+    found = information()
+    return found if arguments.json else as_text(found)
+
+
+def information() -> dict[str, Any]:
+    """What is here; for what is not, the reason."""
+    return {
+        "torchgw": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: _version(name) or "not installed" for name in NEEDED},
+        "optional": {name: _version(name) or f"not installed ({use})" for name, use in OPTIONAL.items()},
+        "devices": devices(),
+        "backends": {str(device): backends(device) for device in _usable()},
+    }
+
+
+def devices() -> dict[str, str]:
+    """Each kind of device, or why there is none."""
+    found = {"cpu": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads in use"}
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            found[f"cuda:{index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    else:
+        built = torch.version.cuda or torch.version.hip
+        found["cuda"] = "not available: " + (
+            "no GPU or driver found" if built else "this build of torch is for CPUs only; install one for your GPU"
+        )
+    return found
+
+
+def backends(device: torch.device) -> dict[str, dict[str, str]]:
+    """For each family of kernels and each implementation: "taken", "available", or why it is not."""
+    found: dict[str, dict[str, str]] = {}
+    for name, family in FAMILIES.items():
+        request = Request(device, torch.float32, SHAPE, rank=0 if name == "dense" else 32)
+        chosen = family.choose("auto", request).name
+        found[name] = {
+            one.name: "taken" if one.name == chosen else one.unable(request) or one.unwise(request) or "available"
+            for one in family.FAMILY
+        }
+    return found
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """Aligned lines."""
+    lines = [f"torchgw {found['torchgw']}, Python {found['python']}, {found['system']}"]
+    for title in ("packages", "optional", "devices"):
+        lines += ["", title, *(f"  {name:<12}  {text}" for name, text in found[title].items())]
+    for device, families in found["backends"].items():
+        lines += ["", f"backends on {device}"]
+        for family, names in families.items():
+            lines += [f"  {family:<10}  {name:<8}  {text}" for name, text in names.items()]
+    return "\n".join(lines)
+
+
+def _usable() -> list[torch.device]:
+    cuda = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [torch.device("cpu"), *cuda]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

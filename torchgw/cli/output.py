@@ -1,0 +1,77 @@
+"""What commands write: files that are whole or not there, and what a result says of itself as JSON."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchgw.result import GWResult
+
+
+def check_output(path: Path, *suffixes: str) -> None:
+    """Refuse, before the solve, a place that the result could not be written to."""
+    if path.suffix not in suffixes:
+        raise ValueError(f"output must be a {' or '.join(suffixes)} file, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"output {path} lies in a folder that is not there; make {path.parent} first")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"output {path} cannot be written to")
+
+
+def write_whole(write: Callable[[Path], object], path: Path) -> None:
+    """Write aside, then rename, so that a reader never sees half a file."""
+    aside = path.with_name(f"{path.stem}.part{path.suffix}")
+    try:
+        write(aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_matching(result: GWResult, path: Path) -> None:
+    """A table of the source's points, the best target of each, and the share of its mass that goes there."""
+    (mass, best), given = result.top_k(1), result.marginal(1)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(("source", "target", "share"))
+        for i, (part, target, whole) in enumerate(zip(mass[:, 0], best[:, 0], given, strict=True)):
+            table.writerow((i, int(target), f"{float(part) / float(whole):.6g}" if whole > 0 else "nan"))
+
+
+def described(result: GWResult, path: Path) -> dict[str, Any]:
+    """What the result says of itself, in types of JSON."""
+    certificate = result.certificate
+    found = {
+        "output": str(path),
+        "shape": list(result.shape),
+        "value": result.value,
+        "value_quad": result.value_quad,
+        "value_linear": result.value_linear,
+        "value_error": result.value_error,
+        "lower_bound": certificate.lower_bound,
+        "stationarity": certificate.stationarity,
+        "marginal_error": result.marginal_error,
+        "marginal_residual": result.marginal_residual,
+        "status": result.status.name.lower(),
+        "converged": result.converged,
+        "ambiguous": result.ambiguous,
+        "basins": [basin.energy for basin in result.basins],
+        "n_iter": result.n_iter,
+        "n_iter_sinkhorn": result.n_iter_sinkhorn,
+        "strategy": result.strategy,
+        "gradient": result.gradient,
+        "backend": result.backend,
+        "scales": list(result.scales),
+        "epsilon": result.epsilon,
+        "seconds": result.timings,
+    }
+    return {name: finite(value) for name, value in found.items()}
+
+
+def finite(value: Any) -> Any:
+    """None for what JSON has no number for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
