@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from torchgw import Status
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -77,6 +80,15 @@ def test_the_blocks_about_gradients_run() -> None:
     assert left["report"].trusted
     assert left["grown"] > left["result"].loss.item()
     assert left["free"] == pytest.approx(left["result"].loss.item(), rel=1e-6)
+
+
+def test_the_blocks_about_long_runs_run() -> None:
+    handlers = list(logging.getLogger().handlers)
+    left = run_blocks(DOCS / "running.md")
+    assert left["early"].status is Status.CANCELLED
+    assert torch.equal(left["again"].plan, left["whole"].plan)
+    assert torch.equal(left["result"].plan, left["whole"].plan)
+    assert logging.getLogger().handlers == handlers
 
 
 def test_a_block_that_fails_names_its_line(tmp_path: Path) -> None:

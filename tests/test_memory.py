@@ -69,6 +69,7 @@ print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.slow
 def test_fused_costs_and_relaxed_marginals_store_no_pairs_either() -> None:
     """20000 x 20000: a float32 matrix of all pairs alone would take 1.6e9 bytes."""
     done = subprocess.run([sys.executable, "-c", FUSED], capture_output=True, text=True, check=False)

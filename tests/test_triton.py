@@ -30,6 +30,11 @@ def test_the_kernels_compute_what_the_oracle_does() -> None:
     run("interpret.py", "not slow", TRITON_INTERPRET="1")
 
 
+@pytest.mark.slow
+def test_the_kernels_compute_it_at_larger_sizes_too() -> None:
+    run("interpret.py", "slow", TRITON_INTERPRET="1")
+
+
 def test_the_kernels_compile_for_every_target() -> None:
     run("ahead_of_time.py", "not slow")
 

@@ -1,5 +1,10 @@
 """Gromov-Wasserstein alignment of point clouds, graphs and metric spaces."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torchgw import datasets
 from torchgw._version import __version__
 from torchgw.checkpoint import Checkpoint
@@ -49,6 +54,22 @@ from torchgw.types import (
     TorchGWWarning,
 )
 
+if TYPE_CHECKING:
+    from torchgw import anndata
+    from torchgw.embedding import JointEmbedding, joint_embedding
+    from torchgw.estimator import GromovWasserstein
+    from torchgw.pairwise import PairwiseResult, gw_neighbours, gw_pairwise
+
+# What needs scikit-learn, pandas or joblib is imported when it is first asked for.
+LATER = {
+    "GromovWasserstein": "torchgw.estimator",
+    "JointEmbedding": "torchgw.embedding",
+    "PairwiseResult": "torchgw.pairwise",
+    "gw_neighbours": "torchgw.pairwise",
+    "gw_pairwise": "torchgw.pairwise",
+    "joint_embedding": "torchgw.embedding",
+}
+
 __all__ = [
     "AmbiguityWarning",
     "AnnealingOptions",
@@ -72,13 +93,16 @@ __all__ = [
     "GradientReport",
     "GradientWarning",
     "GraphWarning",
+    "GromovWasserstein",
     "HeatDistances",
     "History",
     "Implicit",
+    "JointEmbedding",
     "LadderOptions",
     "LandmarkDistances",
     "LowRankOptions",
     "OutOfMemoryWarning",
+    "PairwiseResult",
     "Partial",
     "PrecisionWarning",
     "PrecomputedDistances",
@@ -99,10 +123,26 @@ __all__ = [
     "Unbalanced",
     "Unrolled",
     "__version__",
+    "anndata",
     "datasets",
     "epsilon_path",
     "estimate",
     "gw_align",
     "gw_loss",
+    "gw_neighbours",
+    "gw_pairwise",
+    "joint_embedding",
     "resume",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "anndata":
+        return import_module("torchgw.anndata")
+    if name in LATER:
+        return getattr(import_module(LATER[name]), name)
+    raise AttributeError(f"module 'torchgw' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

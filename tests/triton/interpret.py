@@ -99,9 +99,18 @@ def test_absorbing() -> None:
     cases.absorbs(STREAM, (A, B), wide(score)[0], "cpu")
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "rank", "dtype"),
+    [(1, 1, 1, torch.float32), (65, 63, 20, torch.float32), (7, 150, 65, torch.float64)],
+)
+def test_transport(n: int, k: int, rank: int, dtype: torch.dtype) -> None:
+    cases.transports(TRANSPORT, "cpu", n, k, rank, dtype)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k", "rank"), [(1, 1, 1), (65, 63, 20), (30, 150, 65)])
-def test_transport(n: int, k: int, rank: int, dtype: torch.dtype) -> None:
+def test_transport_of_larger_sizes(n: int, k: int, rank: int, dtype: torch.dtype) -> None:
     cases.transports(TRANSPORT, "cpu", n, k, rank, dtype)
 
 
