@@ -77,6 +77,11 @@ CASES: dict[str, dict[str, Any]] = {
     "stored cost": {"cost": np.random.default_rng(0).random((len(SPIRAL), len(ROLL)))},
     "rules": {"supervision": Supervision(pairs=[(0, 3)], forbidden=[(5, 5)], strength=0.1)},
     "given start": {"init": np.arange(len(SPIRAL)), "options": GWOptions(gradient="sampled")},
+    "searched distances": {
+        "distances": "dijkstra",
+        "options": GWOptions(gradient="sampled", stopping=StoppingOptions(max_iter=6)),
+    },
+    "straight distances": {"distances": "euclidean", "options": BRIEF},
     "graph": {"X": neighbour_graph(SPIRAL, 5)},
 }
 

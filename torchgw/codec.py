@@ -103,8 +103,11 @@ class Codec:
         if issubclass(kind, tuple):
             return kind(*self.decode(plain["items"]))
         made = object.__new__(kind)
-        # Frozen dataclasses too: their members were checked when they were first made.
-        vars(made).update({name: self.decode(member) for name, member in plain["members"].items()})
+        members = {name: self.decode(member) for name, member in plain["members"].items()}
+        if "__setstate__" in vars(kind):
+            made.__setstate__(members)
+        else:  # frozen dataclasses too: their members were checked when they were first made
+            vars(made).update(members)
         return made
 
 

@@ -32,7 +32,11 @@ class RowCache:
 
     def __getstate__(self) -> dict[str, object]:
         """All but the rows, which are searched again when they are needed."""
-        return vars(self) | {"_rows": OrderedDict()}
+        return {name: value for name, value in vars(self).items() if name != "_rows"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._rows = OrderedDict()
 
     def get(self, index: Array, compute: Callable[[Array], Array]) -> Array:
         """Rows for ``index`` (M,), repeats allowed; ``compute`` is called once for those not held."""
