@@ -375,6 +375,18 @@ def test_a_converged_result_says_how_it_was_reached() -> None:
     assert history.elapsed == sorted(history.elapsed)
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
+@pytest.mark.parametrize("distances", [("dijkstra", "euclidean"), ("euclidean", "dijkstra")])
+def test_a_second_basin_is_sampled_as_well_as_the_first(distances: tuple[str, str]) -> None:
+    # Lifted potentials may stand for plans of a million times the mass; two basins tie here, so both are solved.
+    exact, sampled = (
+        gw_align(SPIRAL, ROLL, distances=distances, options=GWOptions(gradient=gradient), random_state=0)
+        for gradient in ("exact", "sampled")
+    )
+    assert len(sampled.basins) > 1
+    assert sampled.value <= 1.01 * exact.value
+
+
 def test_the_callback_hears_every_check_and_may_end_the_solve() -> None:
     heard: list[Progress] = []
     result = short(

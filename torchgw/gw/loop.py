@@ -64,6 +64,7 @@ def solve(
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
     row = model.p.to(start.f.dtype)
     log_p = model.logs[0].to(row.dtype)
+    start = start.with_rows(log_p) if model.fixed else start
     score = row.new_empty(len(model.p), len(model.q))
     plan, plateau, history, status = PlanWatch(score), Plateau(), History(), Status.MAX_ITER
     coupling, f, g, iteration, n_inner = start.coupling(), start.f, start.g, 0, 0

@@ -11,6 +11,9 @@ from torchgw.gw.model_gradient import ModelGradient
 Memory: TypeAlias = "tuple[Anchors | None, list[Sample]] | None"
 
 
+NOTHING: Memory = (None, [])
+
+
 def memory_of(gradient: Gradient) -> Memory:
     """What `recall` needs to make the next call of the gradient what it would have been; None for an exact one."""
     inner = _quadratic(gradient)

@@ -22,6 +22,7 @@ from torchgw.gw.inner import StoredInner
 from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.large_problem import Task
 from torchgw.gw.loop import Solution, solve
+from torchgw.gw.memory import NOTHING, recall
 from torchgw.gw.model import Model
 from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.outcome import Outcome
@@ -151,6 +152,8 @@ def solve_contenders(
     ends: list[Ended] = []
     for position, candidate in enumerate(contenders):
         if position == 0 or not problem.watch.stopped:
+            if position:  # anchors of another basin
+                recall(problem.gradient, NOTHING)
             ends.append(problem.stage(f"solve-{position}", partial(solver, candidate.start)))
     contenders = contenders[: len(ends)]
     if len(ends) == 1 and not others:

@@ -129,8 +129,7 @@ class Candidate:
 
 def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
     """Every basin that was found, the best first, and landmarks of the target to compare matchings by."""
-    p, q = problem.masses
-    first = (_outermost(problem, 0), _outermost(problem, 1))
+    (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
     )
@@ -251,15 +250,15 @@ class _Rung:
 
 
 def _descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
-    inner, watch = problem.inner, problem.watch.aside()
-    return descend(problem.gradient, start, problem.model, epsilon, inner, problem.options, watch, max_iter=steps)
+    given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
+    return descend(*given, max_iter=steps)
 
 
 def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candidate:
     """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there."""
     if not problem.exact:
-        coupling = candidate.start.coupling()
-        return replace(candidate, energy=sampled_energy(problem, coupling), level="full")
+        start = candidate.start.with_rows(problem.masses[0].log2()) if problem.model.fixed else candidate.start
+        return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full")
     done = _descended(problem, candidate.start, epsilon, FULL_STEPS)
     energy = max(done.history.cost[-1], 0.0)
     return replace(candidate, start=done.start(), energy=energy, level="full", matching=done.plan.argmax(1))
@@ -309,7 +308,7 @@ def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass:
 def _distinct(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> list[Candidate]:
     """Candidates whose matchings differ, near ones first, then lowest first; counts of those merged are added."""
     kept: list[Candidate] = []
-    sound = [c for c in candidates if c.energy < float("inf")] or candidates[:1]
+    sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
     for candidate in sorted(sound, key=lambda c: (not c.near, c.energy)):
         for position, other in enumerate(kept):
             if _apart(reference, other.matching, candidate.matching, mass) <= APART:

@@ -12,6 +12,7 @@ from torchgw.gw.anchors import Anchors
 from torchgw.gw.gradient import Gradient, sampled_cost
 from torchgw.gw.model import Model
 from torchgw.kernels import LOG2E
+from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.types import DistanceProvider
 
 
@@ -33,6 +34,16 @@ class Start:
         if self.cost is None or self.epsilon is None:
             return PotentialCoupling(self.f.new_zeros(len(self.f), 1), self.g.new_zeros(len(self.g), 1), self.f, self.g)
         return coupling_of(self.cost, self.f, self.g, self.epsilon)
+
+    def with_rows(self, log_p: Tensor) -> Start:
+        """The start with the row sums p (N,), given as base-2 logarithms: potentials lifted one by one can stand for
+        plans of any mass, from which no anchors should be drawn. As it is without a cost, or with a stored part."""
+        if self.cost is None or self.epsilon is None or self.cost.extra is not None:
+            return self
+        centred, row, column = self.cost.centred()
+        unit = 2 * LOG2E / self.epsilon
+        f = log_p - softmin(*centred.balanced_score(self.epsilon), self.g + unit * column, 1)
+        return Start(self.cost, f - unit * row, self.g, self.epsilon)
 
 
 def coupling_of(cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float) -> PotentialCoupling | DenseCoupling:
