@@ -91,3 +91,10 @@ def test_tensors_come_back_as_tensors() -> None:
     result = gw_align(torch.from_numpy(X[OLD_X]), torch.from_numpy(Y[OLD_Y]), distances="landmark", random_state=0)
     found = result.unseen(torch.from_numpy(X[NEW_X])).argmax()
     assert isinstance(found, torch.Tensor)
+
+
+def test_new_points_are_not_joined_across_short_cuts_that_the_graph_left_out() -> None:
+    (X, _), (Y, _) = make_spiral(96), make_swiss_roll(140, random_state=1)
+    result = gw_align(X, Y, random_state=0)
+    placed, again = result.pull(Y), result.unseen(X + 1e-13).pull(Y)
+    assert float(np.linalg.norm(again - placed, axis=1).max()) < 1e-2 * float(np.std(Y))

@@ -34,7 +34,7 @@ def make_generator(random_state: object, device: torch.device) -> torch.Generato
     """
     validate.random_state("random_state", random_state)
     if random_state is None:
-        seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1)
+        seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0]) >> 1
     elif isinstance(random_state, torch.Generator):
         drawn = torch.randint(2**62, (1,), generator=random_state, device=random_state.device)
         seed = int(drawn)

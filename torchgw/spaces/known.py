@@ -22,6 +22,7 @@ from torchgw.spaces.neighbours import nearest_to
 from torchgw.types import Array, DistanceProvider
 
 NEW_ELEMENTS = 2**24
+FAR = 4.0  # times the way by the new point
 
 
 @dataclass(frozen=True)
@@ -63,5 +64,9 @@ class Known:
         for start in range(0, len(points), step):
             where = slice(start, start + step)
             first = torch.from_numpy(length[where]) / self.space.scale
-            found[where] = (rows[:, torch.from_numpy(neighbour[where])] + first).amin(2).T
+            beyond = rows[:, torch.from_numpy(neighbour[where])]
+            # Neighbours that are far from the nearest one along the graph lie on another part of it.
+            apart = (beyond - beyond[:, :, :1]).abs().amax(0)
+            short_cut = apart > FAR * (first + first[:, :1])
+            found[where] = (beyond + torch.where(short_cut, torch.inf, first)).amin(2).T
         return found
