@@ -19,6 +19,7 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.gw import path as module
 from torchgw.gw.path import EpsilonPath, epsilon_path
 from torchgw.marginals import SemiRelaxed
+from torchgw.status import Status
 
 X, ANGLE_X = make_spiral(120, noise=0.01)
 Y, ANGLE_Y = make_swiss_roll(150, noise=0.01, random_state=1)
@@ -178,7 +179,7 @@ class Jumping:
     def __call__(self, epsilon: float, before: Any) -> Any:
         perplexity = 100 * math.sqrt(epsilon) / (1 if epsilon > 1e-2 else 20) + 1
         self.seen.append((math.log(epsilon), math.log(perplexity)))
-        return SimpleNamespace(perplexity=perplexity, result=SimpleNamespace(epsilon=epsilon))
+        return SimpleNamespace(perplexity=perplexity, result=SimpleNamespace(status=Status.SETTLED, epsilon=epsilon))
 
 
 def test_a_jump_of_the_plan_is_told() -> None:
