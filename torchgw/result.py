@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, fields
 from os import PathLike
+from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import validate
+from torchgw import guards, validate
 from torchgw.couplings import BlockCoupling, DenseCoupling
 from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, Rung, entropy_and_margin
 from torchgw.kernels import LN2
@@ -246,17 +245,28 @@ class GWResult(Readable):
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> GWResult:
+    def load(cls, path: str | PathLike[str], max_memory: int | None = None) -> GWResult:
         """Read a result that `save` wrote, onto the CPU.
+
+        Parameters
+        ----------
+        path : the file. Nothing in it is run.
+        max_memory : bytes that one of its arrays may take, by default that of `GWOptions`; all together, twice as much.
 
         Raises
         ------
         ValueError
-            When the file is not such a result.
+            When the file is not such a result, or declares more.
+        OSError
+            When there is no such file, or it cannot be opened.
         """
+        limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
+        if Path(path).exists() and not guards.is_regular(Path(path)):
+            raise ValueError(f"path must name a file written by GWResult.save, {path} is no regular file")
+        with open(path, "rb"):  # what is not there or not ours to read says so itself
+            pass
         try:
-            with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            return cls(**unpack(arrays))
-        except (KeyError, TypeError, ValueError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
-            raise ValueError(f"path must name a file written by GWResult.save, {path} is not one ({error})") from error
+            return cls(**unpack(guards.read_arrays(Path(path), limit)))
+        except Exception as error:  # what reads broken files raises errors of every kind
+            reason = guards.one_line(error)
+            raise ValueError(f"path must name a file written by GWResult.save, {path} is not one ({reason})") from error

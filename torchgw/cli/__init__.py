@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torchgw: {last}", file=sys.stderr)
     if found and options.json:
         print(json.dumps(found | {"warnings": said} if isinstance(found, dict) else found, indent=2))
-    elif isinstance(found, str):
+    elif isinstance(found, str) and found:
         print(found)
     return code
 
