@@ -14,6 +14,7 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from scipy.spatial.distance import cdist
 from tests.problems import ROLL, SPIRAL
 from torchgw import (
     Checkpoint,
+    CheckpointWarning,
+    CoarseOptions,
     ConvergenceWarning,
     EuclideanDistances,
     FeatureCost,
@@ -201,8 +204,6 @@ def test_a_solve_in_another_thread_leaves_the_handler_alone() -> None:
 
 
 def test_a_cancelled_path_ends_where_it_was() -> None:
-    heard = [0]
-
     def enough(told: Progress) -> bool:
         return told.epsilon < 4e-3
 
@@ -211,7 +212,6 @@ def test_a_cancelled_path_ends_where_it_was() -> None:
         path = epsilon_path(SPIRAL, ROLL, epsilons=[1e-2, 5e-3, 2e-3, 1e-3], callback=enough, random_state=0)
     assert [result.status is Status.CANCELLED for result in path.results] == [False, False, True]
     assert path.recommended < 2
-    assert heard == [0]
     with pytest.raises(TypeError, match="checkpoint is of one solve"):
         epsilon_path(SPIRAL, ROLL, checkpoint="somewhere")
 
@@ -243,6 +243,8 @@ def test_providers_are_given_once_more(tmp_path: Path) -> None:
     X, Y = EuclideanDistances(SPIRAL), EuclideanDistances(ROLL)
     expected = align({"X": X, "Y": Y}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
     assert_same(quietly(tmp_path / "kept", X=X, Y=Y), expected)
+    with pytest.raises(ValueError, match="Y must be the provider that the solve began with"):
+        resume(tmp_path / "kept", X=X, Y=EuclideanDistances(2 * ROLL))
     with pytest.raises(ValueError, match=r"Y of the checkpoint .* is a distance provider.*give it"):
         resume(tmp_path / "kept", X=X)
     align({}, checkpoint=tmp_path / "other")
@@ -284,7 +286,7 @@ def test_what_a_file_cannot_hold_is_named_before_the_solve(tmp_path: Path) -> No
         return x / 2
 
     loss = SeparableLoss(half, half, half, half, "own")
-    with pytest.raises(TypeError, match="checkpoint cannot hold this call: an object of class SeparableLoss"):
+    with pytest.raises(TypeError, match="checkpoint cannot hold options: an object of class SeparableLoss"):
         gw_align(SPIRAL, ROLL, options=GWOptions(loss=loss), checkpoint=tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
@@ -314,10 +316,139 @@ def test_foreign_folders_and_hostile_files_are_refused_unrun(tmp_path: Path) -> 
     torch.save({"format": 99}, bad)
     with pytest.raises(ValueError, match="not of a checkpoint that this version"):
         resume(tmp_path)
-    torch.save({"format": 1, "every": 0.0, "random": None, "value": {"kind:": "os.system"}}, bad)
-    with pytest.raises(ValueError, match=r"known classes only, got 'os\.system'"):
+    parts = {name: torch.tensor(numbers) for name, numbers in (("data", [1.0]), ("indices", [99]), ("indptr", [0, 1]))}
+    values: list[tuple[Any, str]] = [
+        ({"kind:": "os.system"}, r"known classes only, got 'os\.system'"),
+        ({"kind:": "dtype", "name": "_import_dotted_name"}, "dtypes of torch, got '_import_dotted_name'"),
+        ({"kind:": "graph", "shape": [1, 1]} | parts, "indices must be < 1"),
+        ({"no kind": 3}, "KeyError"),
+        ({"kind:": "dict", "items": [["X", 3]]}, "holds no call"),
+    ]
+    for value, message in values:
+        torch.save({"format": 1, "every": 0.0, "random": None, "made": {}, "value": value}, bad)
+        with pytest.raises(ValueError, match=message):
+            quietly(tmp_path)
+    with ZipFile(bad, "w", ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"0" * 10**6)
+    with pytest.raises(ValueError, match="are compressed"):
         resume(tmp_path)
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("coarse", [None, pytest.param(CoarseOptions(), marks=pytest.mark.slow)])
+def test_a_solve_cancelled_at_any_check_goes_on_to_the_same_bits(coarse: CoarseOptions | None, tmp_path: Path) -> None:
+    small = {"X": SPIRAL[::3], "Y": ROLL[::3], "epsilon": 0, "options": GWOptions(coarse=coarse)}
+    told: list[Progress] = []
+    expected = align(small, callback=told.append)
+    for at in range(1, len(told) + 1):
+        heard: list[int] = []
+
+        def enough(_: Progress, at: int = at, heard: list[int] = heard) -> bool:
+            heard.append(1)
+            return len(heard) == at
+
+        cut = align(small, callback=enough, checkpoint=Checkpoint(tmp_path / str(at), every=1000))
+        assert cut.status is Status.CANCELLED
+        assert_same(quietly(tmp_path / str(at)), expected)
+
+
+def test_a_stop_before_the_first_check_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchgw.gw import run
+
+    def interrupted(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return find_basins(*given)
+
+    find_basins = run.find_basins
+    monkeypatch.setattr(run, "find_basins", interrupted)
+    result = align({"options": GWOptions(gradient="sampled", stopping=StoppingOptions(check_every=5))})
+    assert result.status is Status.CANCELLED
+    assert result.history.iteration == [5]
+
+
+@pytest.mark.parametrize("answer", [True, np.True_])
+def test_a_stop_at_the_last_check_is_told_too(answer: Any) -> None:
+    calls: list[int] = []
+    whole = align({}, callback=lambda _: calls.append(1))
+    cut = align({}, callback=lambda told: answer if told.iteration == len(calls) else False)
+    assert cut.status is Status.CANCELLED
+    assert torch.equal(cut.plan, whole.plan)
+
+
+def test_numbers_and_tables_of_other_libraries_are_kept(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    given = {
+        "p": pandas.Series(np.full(len(SPIRAL), 1 / len(SPIRAL))),
+        "cost": (pandas.DataFrame(SPIRAL), ROLL[:, :2]),
+        "alpha": np.float64(0.5),
+        "epsilon": np.float32(1e-2),
+    }
+    expected = align(given, checkpoint=Checkpoint(tmp_path / "kept", every=0))
+    assert_same(quietly(tmp_path / "kept"), expected)
+
+
+def test_what_was_written_is_not_lost_to_what_takes_no_time(tmp_path: Path) -> None:
+    expected = align({})
+    align({}, callback=lambda told: told.iteration == 3, checkpoint=tmp_path / "kept")
+    assert (tmp_path / "kept" / "dense.solve-0.loop.pt").exists()
+    assert_same(quietly(tmp_path / "kept"), expected)
+    again: list[Progress] = []
+    assert_same(quietly(tmp_path / "kept", callback=again.append), expected)
+    assert not again
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_solve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, save = align({}), torch.save
+
+    def full(plain: dict[str, Any], file: Any) -> None:
+        if "call" not in Path(file.name).name:
+            raise OSError(28, "No space left on device")
+        save(plain, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.warns(CheckpointWarning, match="No space left on device"):
+        result = gw_align(SPIRAL, ROLL, random_state=0, checkpoint=Checkpoint(tmp_path / "kept", every=0))
+    assert_same(result, expected)
+
+    def fuller(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fuller)
+    with pytest.raises(OSError, match="No space left"):
+        gw_align(SPIRAL, ROLL, checkpoint=tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]  # nothing half-made
+
+
+HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print(1, flush=True)
+input()
+"""
+
+
+def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    align({}, checkpoint=tmp_path / "kept")
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "kept" / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ValueError, match="is written by another process"):
+            resume(tmp_path / "kept")
+        other.kill()
+
+
+def test_other_threads_are_told(tmp_path: Path) -> None:
+    align({}, checkpoint=tmp_path / "kept")
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        with pytest.warns(CheckpointWarning, match=f"'threads': {before}.*'threads': {before + 1}"):
+            resume(tmp_path / "kept")
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_codec_gives_back_what_it_was_given() -> None:
@@ -366,8 +497,8 @@ def killed_and_resumed(tmp_path: Path, n: int, k: int, options: str, kills: int)
         assert process.stdout.readline() == "begin\n"
         return process
 
-    began = time.monotonic()
-    assert start("whole", results[0]).wait() == 0
+    process, began = start("whole", results[0]), time.monotonic()
+    assert process.wait() == 0
     lasts, draw, killed = time.monotonic() - began, random.Random(), 0
     for _ in range(kills):
         started = (Path(folder) / "call.pt").exists()
@@ -385,7 +516,8 @@ def killed_and_resumed(tmp_path: Path, n: int, k: int, options: str, kills: int)
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_process_killed_at_a_random_moment_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    whole, resumed, _ = killed_and_resumed(tmp_path, 500, 550, "torchgw.GWOptions(gradient='sampled')", 1)
+    whole, resumed, killed = killed_and_resumed(tmp_path, 500, 550, "torchgw.GWOptions(gradient='sampled')", 1)
+    assert killed == 1
     assert_same(resumed, whole)
 
 

@@ -44,6 +44,7 @@ from torchgw.status import History, Status
 from torchgw.supervision import Supervision
 from torchgw.types import (
     AmbiguityWarning,
+    CheckpointWarning,
     ConvergenceWarning,
     GradientWarning,
     GraphWarning,
@@ -77,6 +78,7 @@ __all__ = [
     "Basin",
     "Certificate",
     "Checkpoint",
+    "CheckpointWarning",
     "CoarseOptions",
     "Confidence",
     "ConvergenceWarning",

@@ -13,19 +13,25 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import shutil
+import tempfile
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
-from zipfile import BadZipFile, is_zipfile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
 
 from torchgw import validate
+from torchgw._version import __version__
 from torchgw.codec import Codec
+from torchgw.types import CheckpointWarning
 
 logger = logging.getLogger("torchgw")
 
@@ -63,13 +69,18 @@ class Checkpoint:
 
 
 class Folder:
-    """The journal of one solve, in the folder of a checkpoint; see `torchgw.watch.Journal`."""
+    """The journal of one solve, in the folder of a checkpoint; see `torchgw.watch.Journal`. One process at a time."""
 
     def __init__(self, checkpoint: Checkpoint, codec: Codec, generator: torch.Generator) -> None:
         self.folder, self.every = Path(checkpoint.path), checkpoint.every
         self.codec, self.generator = codec, generator
         self.stages: list[str] = []
         self.written = time.monotonic()
+        lock = locked(self.folder)
+        if lock is not None:
+            weakref.finalize(self, os.close, lock)
+        for left in self.folder.glob("*.part"):  # of a process that was killed
+            left.unlink()
 
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
@@ -87,11 +98,11 @@ class Folder:
                 return found
             began = time.monotonic()
             result = compute()
-            if keep():
-                if time.monotonic() - began >= min(SHORT, self.every):
-                    self._write(file, result)
-                for inner in self.folder.glob(file.stem + ".*.pt"):
-                    inner.unlink()
+            parts = list(self.folder.glob(file.stem + ".*.pt"))
+            # What took no time is computed again, unless a part of it that was written would be lost.
+            if keep() and (parts or time.monotonic() - began >= min(SHORT, self.every)) and self._write(file, result):
+                for part in parts:
+                    part.unlink()
             return result
 
     def restored(self) -> Any:
@@ -107,46 +118,71 @@ class Folder:
 
     def _read(self, file: Path) -> Any:
         plain = read(file)
-        self.generator.set_state(plain["random"])
+        with naming(file):
+            self.generator.set_state(plain["random"])
+            value = self.codec.decode(plain["value"])
         logger.info("checkpoint: going on with %s", file)
-        return self.codec.decode(plain["value"])
+        return value
 
-    def _write(self, file: Path, value: Any) -> None:
-        write(file, {"random": self.generator.get_state(), "value": self.codec.encode(value)})
+    def _write(self, file: Path, value: Any) -> bool:
+        """Whether the value is in the file now. A disk that is full is no reason to lose a solve."""
         self.written = time.monotonic()
+        try:
+            write(file, {"random": self.generator.get_state(), "value": self.codec.encode(value)})
+        except (OSError, RuntimeError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"{file} was not written ({reason}); the solve goes on", CheckpointWarning, stacklevel=2)
+            return False
+        return True
 
 
-def begin(checkpoint: Checkpoint, codec: Codec, call: dict[str, Any], generator: torch.Generator) -> Folder:
-    """A new folder with the call in it.
+def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Generator) -> Folder:
+    """A new folder with the call, which is encoded, in it.
 
     Raises
     ------
     ValueError
         For a folder that is there already, or cannot be made.
-    TypeError
-        For an argument that cannot be kept.
     """
     folder = Path(checkpoint.path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(
-            f"checkpoint must name a folder that is not there yet, got {folder}; torchgw.resume({str(folder)!r}) goes "
-            f"on with what it holds, or remove it"
-        )
+        raise ValueError(_taken(folder))
     if not folder.absolute().parent.is_dir():
         raise ValueError(f"checkpoint {folder} lies in a folder that is not there; make {folder.parent} first")
-    plain = {"format": FORMAT, "every": checkpoint.every, "random": generator.get_state(), "value": codec.encode(call)}
-    folder.mkdir(exist_ok=True)
-    write(folder / f"{CALL}.pt", plain)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
+    try:
+        made = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
+        plain = {"format": FORMAT, "every": checkpoint.every, "random": generator.get_state(), "value": call}
+        write(aside / f"{CALL}.pt", plain | {"made": made})
+        aside.chmod(0o755)
+        try:
+            aside.replace(folder)  # whole or not there, and only one of two that begin at once
+        except OSError as error:
+            raise ValueError(_taken(folder)) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return Folder(checkpoint, codec, generator)
 
 
-def reopened(path: str | PathLike[str], codec: Codec) -> tuple[dict[str, Any], float, torch.Tensor]:
+def _taken(folder: Path) -> str:
+    return (
+        f"checkpoint must name a folder that is not there yet, got {folder}; torchgw.resume({str(folder)!r}) goes on "
+        f"with what it holds, or remove it"
+    )
+
+
+def reopened(path: str | PathLike[str], codec: Codec) -> tuple[Any, float, torch.Tensor]:
     """The call of a folder, how often it was written, and the random state that it began with.
 
     Raises
     ------
     ValueError
         When it is not the folder of a checkpoint.
+
+    Warns
+    -----
+    CheckpointWarning
+        When it was begun by other versions, or with another number of threads: bits may differ.
     """
     file = Path(path) / f"{CALL}.pt"
     if not file.is_file():
@@ -154,7 +190,39 @@ def reopened(path: str | PathLike[str], codec: Codec) -> tuple[dict[str, Any], f
     plain = read(file)
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError(f"{file} is not of a checkpoint that this version of torchgw reads")
-    return codec.decode(plain["value"]), plain["every"], plain["random"]
+    with naming(file):
+        call, every, random, made = codec.decode(plain["value"]), plain["every"], plain["random"], plain["made"]
+    now = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
+    if made != now:
+        warnings.warn(f"{path} was begun with {made}, and goes on with {now}", CheckpointWarning, stacklevel=3)
+    return call, every, random
+
+
+def locked(folder: Path) -> int | None:
+    """The descriptor of a file that this process alone holds while it is open, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise ValueError(f"checkpoint {folder} is written by another process; wait for it, or end it") from None
+    except OSError as error:
+        logger.info("checkpoint: %s cannot be locked (%s)", folder, error)
+    return file
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """What goes wrong in this context is the file's fault."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{file} cannot be read as a part of a checkpoint: {reason}") from error
 
 
 def write(file: Path, plain: dict[str, Any]) -> None:
@@ -171,17 +239,21 @@ def write(file: Path, plain: dict[str, Any]) -> None:
 
 
 def read(file: Path) -> Any:
-    """What `write` wrote. Nothing that a file brings is run.
+    """What `write` wrote. Nothing that a file brings is run, and nothing in it is larger than it is.
 
     Raises
     ------
     ValueError
         When the file is something else.
     """
-    if not is_zipfile(file):  # older formats of torch.load are for trusted files
-        raise ValueError(f"{file} cannot be read as a part of a checkpoint: it is no archive of tensors")
-    try:
-        return torch.load(file, weights_only=True)
-    except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError, BadZipFile) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{file} cannot be read as a part of a checkpoint: {reason}") from error
+    with naming(file):
+        try:
+            with file.open("rb") as opened, ZipFile(opened) as archive:
+                opened.seek(0)
+                if opened.read(4) != b"PK\x03\x04":  # older formats of torch.load are for trusted files
+                    raise ValueError("it is no archive of tensors")
+                if any(member.compress_type != ZIP_STORED for member in archive.infolist()):
+                    raise ValueError("its members are compressed, as torch never does")
+            return torch.load(file, weights_only=True)
+        except (BadZipFile, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(error) from error

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw import guards
+
 KIND = "kind:"
 PLAIN = (bool, int, float, str)
 
@@ -42,8 +44,10 @@ class Codec:
             return {KIND: "dict", "items": [[self.encode(key), self.encode(entry)] for key, entry in value.items()]}
         if isinstance(value, torch.dtype | torch.device):
             return {KIND: type(value).__name__, "name": str(value).removeprefix("torch.")}
-        if isinstance(value, np.ndarray | np.generic):
-            return self._array(np.asarray(value))
+        if isinstance(value, np.generic):
+            return self.encode(value.item())
+        if isinstance(value, np.ndarray):
+            return self._array(value)
         if hasattr(value, "tocsr") and hasattr(value, "nnz"):
             return self._graph(value.tocsr())
         return self._object(value)
@@ -62,14 +66,13 @@ class Codec:
         if kind == "device":
             return torch.device(plain["name"])
         if kind == "dtype":
-            return getattr(torch, plain["name"])
+            return _dtype(plain["name"])
         if kind == "array":
             return plain["values"].numpy()
         if kind == "graph":
-            from scipy.sparse import csr_matrix
-
-            parts = tuple(plain[name].numpy() for name in ("data", "indices", "indptr"))
-            return csr_matrix(parts, shape=tuple(plain["shape"]))
+            n, k = plain["shape"]
+            parts = {name: plain[name].numpy() for name in ("data", "indices", "indptr")}
+            return guards.sparse_matrix("csr", parts, (int(n), int(k)))
         if kind not in self.classes:
             raise ValueError(f"a file must name known classes only, got {kind!r}")
         return self._made(self.classes[kind], plain)
@@ -88,6 +91,8 @@ class Codec:
         kind = type(value)
         if kind is tuple:
             return {KIND: "tuple", "items": self.encode(list(value))}
+        if self.classes.get(_name(kind)) is not kind and hasattr(value, "__array__"):  # a table, say
+            return self._array(np.asarray(value))
         if self.classes.get(_name(kind)) is not kind:
             raise TypeError(f"an object of class {kind.__name__} cannot be kept in a file")
         if isinstance(value, Enum):
@@ -109,6 +114,13 @@ class Codec:
         else:  # frozen dataclasses too: their members were checked when they were first made
             vars(made).update(members)
         return made
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"a file must name dtypes of torch, got {name!r}")
+    return found
 
 
 def _name(kind: type[Any]) -> str:

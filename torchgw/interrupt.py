@@ -25,13 +25,18 @@ def stopped_by_interrupt(watch: Watch) -> Iterator[None]:
         yield
         return
 
+    pressed = False
+
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
         watch.stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        logger.warning("interrupted: ending with the best so far; interrupt again to give it up")
 
     signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if pressed:  # not in the handler, which may have come while a line was being written
+            logger.warning("interrupted: this is the best so far")

@@ -18,8 +18,8 @@ class Status(Enum):
         "take epsilon=0 instead of a tiny one"
     )
     CANCELLED = (
-        "it was ended from outside before the cost had settled, and this is the best so far; torchgw.resume goes on "
-        "with it where gw_align was given a checkpoint"
+        "it was ended from outside, and this is the best so far; torchgw.resume goes on with it where gw_align was "
+        "given a checkpoint"
     )
     MARGINALS = (
         "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass; "

@@ -34,6 +34,10 @@ class OutOfMemoryWarning(TorchGWWarning):
     """A strategy did not fit the device's memory, and another one ran instead."""
 
 
+class CheckpointWarning(TorchGWWarning):
+    """A checkpoint could not be written, or goes on where bits may differ; the solve goes on."""
+
+
 class SupervisionWarning(TorchGWWarning):
     """A constraint cannot hold for all the mass that has to move."""
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from torchgw.types import Callback, Progress
 
 Result = TypeVar("Result")
@@ -33,8 +35,8 @@ class Journal(Protocol):
 
 
 class Signal:
-    """Whether somebody asked for an end, and whether a loop has ended for it: from then on nothing is written down,
-    because what follows is not what a whole solve would do."""
+    """Whether somebody asked for an end, and whether anything was left out for it: from then on nothing is written
+    down, because what follows is not what a whole solve would do."""
 
     stopped = False
     obeyed = False
@@ -48,7 +50,7 @@ class Watch:
     ) -> None:
         self.callback, self.journal = callback, journal
         self.signal = Signal() if signal is None else signal
-        self.raised: BaseException | None = None
+        self.raised = False
 
     @property
     def stopped(self) -> bool:
@@ -72,13 +74,14 @@ class Watch:
         if self.callback is None:
             return
         try:
-            if self.callback(progress) is True:
-                self.stop()
+            answer = self.callback(progress)
         except StopIteration:
-            self.stop()
-        except BaseException as error:
-            self.raised = error
+            answer = True
+        except BaseException:
+            self.raised = True
             raise
+        if isinstance(answer, bool | np.bool_) and answer:
+            self.stop()
 
     def within(self, name: str) -> AbstractContextManager[None]:
         """Stages in this context are parts of another one, which is not kept itself."""
@@ -96,7 +99,14 @@ class Watch:
 
     def pause(self, state: Callable[[], Any]) -> bool:
         """Whether the loop should end before its next iteration, from which ``state`` goes on."""
+        stopped = self.stopped
         if self.journal is not None and not self.signal.obeyed:
-            self.journal.offer(state, self.stopped)
-        self.signal.obeyed = self.stopped
-        return self.stopped
+            self.journal.offer(state, stopped)
+        self.signal.obeyed = self.signal.obeyed or stopped
+        return stopped
+
+    def cut(self) -> bool:
+        """Whether to leave out what a whole solve would do next."""
+        stopped = self.stopped
+        self.signal.obeyed = self.signal.obeyed or stopped
+        return stopped

@@ -47,6 +47,7 @@ from torchgw.marginals import Balanced, Marginals
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.rounding import off
+from torchgw.status import Status
 from torchgw.supervision import Supervision
 from torchgw.types import (
     Array,
@@ -280,7 +281,7 @@ def gw_align(
         basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in found.basins),
         gradient=found.gradient,
         gradient_passed_over="" if found.gradient == "exact" else against or passed_over(strategy, options),
-        status=found.status,
+        status=Status.CANCELLED if watch.stopped else found.status,
         n_iter=found.n_iter,
         n_iter_sinkhorn=found.n_iter_sinkhorn,
         history=replace(found.history, cost=[cost * mass**2 for cost in found.history.cost]),

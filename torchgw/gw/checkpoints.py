@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw.checkpoint import Checkpoint, Folder, begin
-from torchgw.codec import Codec
+from torchgw.codec import KIND, Codec
 from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.evidence import Basin, Rung
@@ -27,7 +26,6 @@ from torchgw.gw.ladder import Climbed, Step
 from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.loop import Solution
 from torchgw.gw.lowrank import LowRankSolve
-from torchgw.gw.prepare import is_graph
 from torchgw.gw.run import Ended
 from torchgw.gw.score import FactoredScore
 from torchgw.gw.search import Candidate
@@ -93,19 +91,29 @@ def followed(
         generator.set_state(checkpoint.random)
         return Watch(callback, Folder(checkpoint, CODEC, generator))
     checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-    try:
-        return Watch(callback, begin(checkpoint, CODEC, kept(call), generator))
-    except TypeError as error:
-        raise TypeError(f"checkpoint cannot hold this call: {error}") from error
+    return Watch(callback, begin(checkpoint, CODEC, kept(call), generator))
 
 
-def kept(call: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as they are written down; spaces that are providers are named in "again", to be given once more."""
+def kept(call: dict[str, Any]) -> Any:
+    """Arguments as they are written down, encoded. Of spaces that are providers it is their looks, see `looks_of`.
+
+    Raises
+    ------
+    TypeError
+        For an argument that files cannot hold, by name.
+    """
     if isinstance(call["init"], GWResult):
         call = call | {"init": call["init"].plan}
-    again = [name for name in "XY" if is_provider(call[name])]
-    spaces = {name: None if name in again else _numbers(call[name]) for name in "XY"}
-    return call | spaces | {"again": again}
+    again = {name: looks_of(call[name]) for name in "XY" if is_provider(call[name])}
+    items = [[name, _encoded(name, value)] for name, value in (call | dict.fromkeys(again)).items()]
+    return {KIND: "dict", "items": [*items, ["again", CODEC.encode(again)]]}
+
+
+def _encoded(name: str, value: Any) -> Any:
+    try:
+        return CODEC.encode(value)
+    except TypeError as error:
+        raise TypeError(f"checkpoint cannot hold {name}: {error}") from error
 
 
 def is_provider(space: Any) -> bool:
@@ -113,6 +121,6 @@ def is_provider(space: Any) -> bool:
     return hasattr(space, "rows")
 
 
-def _numbers(space: Any) -> Any:
-    """Points, a matrix or a graph as something that files hold."""
-    return space if space is None or isinstance(space, Tensor) or is_graph(space) else np.asarray(space)
+def looks_of(space: Any) -> tuple[int, float, Tensor]:
+    """What a provider is known by when it is given again: its size, its scale, and its first row."""
+    return space.size, float(space.scale), space.rows(torch.tensor([0]))[0].cpu()

@@ -77,7 +77,8 @@ def solve(
     began, first = began - history.seconds, iteration
     while iteration < stopping.max_iter:
         where = coupling, f, g, old_epsilon, iteration, n_inner, plateau, plan.last
-        if iteration > first and watch.pause(lambda: (*where, memory_of(gradient), history)):  # noqa: B023 - called at once
+        begun = iteration > first and bool(history.cost)
+        if begun and watch.pause(lambda: (*where, memory_of(gradient), history)):  # noqa: B023 - called at once
             status = Status.CANCELLED
             break
         now = annealed(iteration, epsilon, start.epsilon, annealing)

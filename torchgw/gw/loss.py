@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchgw.gradients.modes import Envelope, GradientMode
 from torchgw.gw.align import gw_align
+from torchgw.status import Status
 
 
 def gw_loss(
@@ -58,4 +59,7 @@ def gw_loss(
     """
     if gradient_mode is None:
         raise TypeError("gradient_mode must be Envelope(), Implicit() or Unrolled(), got None; in gw_align it may be")
-    return gw_align(X, Y, gradient_mode=gradient_mode, **arguments).loss
+    result = gw_align(X, Y, gradient_mode=gradient_mode, **arguments)
+    if result.status is Status.CANCELLED and arguments.get("callback") is None:
+        raise KeyboardInterrupt  # nobody sees the status of a loss
+    return result.loss

@@ -93,7 +93,7 @@ def _newton(
         if left <= SETTLED * tol or (left <= STALLED and left > HALVED * last):
             status = Status.SETTLED
             break
-        if watch.stopped:
+        if watch.cut():
             status = Status.CANCELLED
             break
         if n_iter == options.stopping.max_iter:  # potentials and cost that belong together are returned

@@ -5,9 +5,13 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from torchgw import validate
 from torchgw.checkpoint import reopened
 from torchgw.gw.align import gw_align
-from torchgw.gw.checkpoints import CODEC, Continued
+from torchgw.gw.checkpoints import CODEC, Continued, looks_of
 from torchgw.result import GWResult
 from torchgw.types import Callback
 
@@ -34,10 +38,25 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
     Files of a checkpoint hold numbers and names of known classes. Nothing in them is run.
     """
     call, every, random = reopened(path, CODEC)
-    again = call.pop("again")
+    if not isinstance(call, dict) or not isinstance(again := call.pop("again", None), dict):
+        raise ValueError(f"{path} holds no call of gw_align")
     for name, space in (("X", X), ("Y", Y)):
-        if (space is None) == (name in again):
-            what = "a distance provider, which a checkpoint does not hold: give it" if name in again else "in it"
-            raise ValueError(f"{name} of the checkpoint {path} is {what}{'' if name in again else '; leave it out'}")
-        call[name] = space if name in again else call[name]
+        if space is None and name in again:
+            raise ValueError(
+                f"{name} of the checkpoint {path} is a distance provider, which files do not hold: give it"
+            )
+        if space is not None and name not in again:
+            raise ValueError(f"{name} of the checkpoint {path} is in it; leave it out")
+        if name in again:
+            check_looks(name, space, again[name])
+            call[name] = space
     return gw_align(**call, checkpoint=Continued(path, every, random), callback=callback)
+
+
+def check_looks(name: str, space: Any, looks: tuple[int, float, Tensor]) -> None:
+    """Refuse a provider that is another one than the solve began with."""
+    size, scale, row = looks
+    validate.provider(name, space)
+    now = looks_of(space)
+    if now[:2] != (size, scale) or not torch.allclose(now[2].double(), row.double()):
+        raise ValueError(f"{name} must be the provider that the solve began with: other size, scale or distances")

@@ -151,7 +151,7 @@ def solve_contenders(
     contenders = [best, *(others if small else tied[:1])]
     ends: list[Ended] = []
     for position, candidate in enumerate(contenders):
-        if position == 0 or not problem.watch.stopped:
+        if position == 0 or not problem.watch.cut():
             if position:  # anchors of another basin
                 recall(problem.gradient, NOTHING)
             ends.append(problem.stage(f"solve-{position}", partial(solver, candidate.start)))
@@ -224,7 +224,7 @@ def solve_smoothly(problem: Problem, start: Start, refinement: Refinement = (Non
     if quadratic is not None and tol is not None:
         solution, options, moved = _refined(problem, solution, quadratic, tol)
     inner = options.sinkhorn
-    if watch.stopped:  # rounding makes any plan feasible
+    if watch.cut():  # rounding makes any plan feasible
         inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
     last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, inner)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
@@ -276,7 +276,7 @@ def solve_sharply(problem: Problem, wide: ExactGradient, start: Start) -> Ended:
     """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients."""
     p, q, epsilon, limit = problem.p, problem.q, problem.epsilon, problem.options.stopping.max_iter
     now, step = _annealed(problem, start, epsilon, History(), 0), 1
-    while epsilon > SHARP_END and now.n_iter < limit and not problem.watch.stopped:
+    while epsilon > SHARP_END and now.n_iter < limit and not problem.watch.cut():
         before, epsilon = now.history.cost[-1], epsilon * SHARP_RATIO
         now = now.followed_by(_annealed(problem, now.start(), epsilon, now.history, step))
         step += 1

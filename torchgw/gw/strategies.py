@@ -51,12 +51,7 @@ def solved_where_it_fits(
         with watch.within(strategy):
             return strategy, solve(strategy)
     except (MemoryError, RuntimeError) as error:
-        if (
-            watch.raised is not None
-            or options.strategy != "auto"
-            or strategy == "streaming"
-            or not out_of_memory(error)
-        ):
+        if watch.raised or options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
     warnings.warn(
