@@ -613,3 +613,52 @@ def test_the_page_about_cells_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     left = run_blocks(Path(__file__).parent.parent / "docs" / "anndata.md")
     assert accuracy(left["atac"]) > 0.9
+
+
+def test_labels_that_would_share_a_column_are_refused(given: tuple[Any, Any]) -> None:
+    a, b = (cell.copy() for cell in given)
+    b.obs["match"] = b.obs["cell_type"]
+    b.obs["time_confidence"] = b.obs["cell_type_confidence"] = b.obs["time"]
+    pairs = [
+        (["match"], r"got 'match' and the match of each cell, both of which would be a.obs\['torchgw_match'\]"),
+        (["cell_type", "cell_type_confidence"], "'cell_type_confidence' and the confidence of 'cell_type'"),
+        (["cell_type_confidence", "cell_type"], "'cell_type' and label 'cell_type_confidence'"),
+    ]
+    for labels, message in pairs:
+        with pytest.raises(ValueError, match=message):
+            cells.align(a, b, labels=labels)
+    assert set(a.obs) == set(given[0].obs)
+    with pytest.raises(ValueError, match="k must be smaller"):  # numbers have no confidence
+        cells.align(a, b, labels=["time", "time_confidence"], options=GWOptions(spaces=SpaceOptions(k=99)))
+
+
+@pytest.mark.parametrize("kind", ["none", "dense", "sparse"])
+def test_the_command_takes_an_x_over_the_limit(
+    kind: str, given: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = anndata.AnnData(
+        {"none": None, "dense": np.ones((60, 5000)), "sparse": sparse.random(60, 5000, 0.9, "csc", rng=0)}[kind],
+        obs=given[0].obs,
+        obsm={"X_pca": given[0].obsm["X_pca"]},
+        uns={"about": {"year": 2024}},
+    )
+    a.obsp["near"] = sparse.eye(60, format="csr")
+    source, target, out = (tmp_path / f"{name}.h5ad" for name in ("a", "b", "out"))
+    a.write_h5ad(source)
+    given[1].write_h5ad(target)
+    before, watch = source.read_bytes(), Watch(monkeypatch)
+    flags = ["--labels", "cell_type", "--epsilon", "5e-3", "--max-memory", "0.001"]
+    assert cli.main(["align", str(source), str(target), "-o", str(out), *flags]) == 0
+    assert not {"/X", "/X/data"} & watch.read
+    assert source.read_bytes() == before
+    back = anndata.read_h5ad(out)
+    assert accuracy(back) > 0.5
+    assert list(back.obs_names) == list(a.obs_names)
+    assert back.uns["about"]["year"] == 2024
+    assert back.uns["torchgw"]["value"] > 0
+    assert {"X_pca", "X_torchgw"} <= set(back.obsm)
+    assert_equal(back.obsp["near"], a.obsp["near"])
+    if kind == "none":
+        assert back.X is None
+    else:
+        assert_equal(back.X, a.X)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,21 @@ import numpy as np
 import pytest
 
 from tests.problems import ROLL, SPIRAL
-from torchgw import GWResult, Partial, Progress, SemiRelaxed, Unbalanced, __version__, cli, estimate
+from torchgw import (
+    GWResult,
+    Partial,
+    Progress,
+    SemiRelaxed,
+    TorchGWWarning,
+    Unbalanced,
+    __version__,
+    cli,
+    demo,
+    estimate,
+)
 from torchgw.cli import align as command
+from torchgw.cli import show
+from torchgw.cli.output import check_output, write_whole
 from torchgw.cli.parser import SHELLS, build_parser
 
 
@@ -176,3 +190,99 @@ def test_verbose_says_what_happens(files: tuple[str, str], tmp_path: Path) -> No
     assert "torchgw: backend eager" in done.stderr
     assert "torchgw: coarse stage" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("module", ["torchgw", "torchgw.cli"])
+def test_the_command_runs_as_a_module(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"torchgw {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["completion", "bash"]])
+def test_a_reader_that_leaves_ends_the_command_quietly(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "torchgw", *arguments]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (cli.UNREAD, "")
+
+
+@pytest.mark.parametrize("name", ["estimate", "demo"])
+def test_options_that_nobody_reads_are_not_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = ["5", "5"] if name == "estimate" else []
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([name, *numbers, "--backend", "eager"])
+    assert "unrecognized arguments: --backend" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_ends_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "RUNS", ((60, 70, "precomputed"), (60, 70, "dijkstra")))
+    labels: list[str] = []
+    monkeypatch.setattr(show, "bar_on_terminal", lambda label: labels.append(label) or Interrupting())
+    assert cli.main(["demo", "-o", str(tmp_path / "demo.png")]) == 130
+    assert labels == ["60 x 70 precomputed"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_cells_are_not_kept_in_a_checkpoint_that_would_lose_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [str(tmp_path / f"{name}.h5ad") for name in ("a", "b", "out")]
+    kept = str(tmp_path / "kept")
+    assert cli.main(["align", *names[:2], "-o", names[2], "--checkpoint", kept]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("torchgw: error: --checkpoint needs an .npz or .csv output")
+    assert error.count("\n") == 1
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["resume", "--help"])
+    assert "h5ad" not in capsys.readouterr().out
+
+
+def test_the_folder_of_the_output_must_be_writable_and_not_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.npz"
+    out.touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda place, _: Path(place) != out)
+        check_output(out, ".npz")
+        patched.setattr(os, "access", lambda place, _: Path(place) != tmp_path)
+        with pytest.raises(ValueError, match=r"out.npz cannot be written: no file can be made in"):
+            check_output(out, ".npz")
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(ValueError, match=r"folder.npz is a folder"):
+        check_output(tmp_path / "folder.npz", ".npz")
+
+
+def test_what_is_written_aside_touches_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "out.part.csv").write_text("mine")
+    seen: list[Path] = []
+
+    def fail(aside: Path) -> None:
+        seen.append(aside)
+        aside.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(fail, tmp_path / "out.csv")
+    assert seen[0].suffix == ".csv"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.part.csv"]
+    write_whole(lambda aside: aside.write_text("whole"), tmp_path / "out.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.part.csv"]
+    assert (tmp_path / "out.part.csv").read_text() == "mine"
+    assert (tmp_path / "out.csv").stat().st_mode == (tmp_path / "out.part.csv").stat().st_mode
+
+
+def test_warnings_before_an_error_are_given_first(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        warnings.warn("look here", TorchGWWarning, stacklevel=1)
+        raise ValueError("no")
+
+    monkeypatch.setattr(command, "gw_align", fail)
+    assert cli.main(["align", *files, "-o", str(tmp_path / "out.npz")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "torchgw: warning: look here"
+    assert lines[1].startswith("torchgw: error: no (X is")

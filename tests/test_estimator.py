@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from sklearn.datasets import load_wine
 from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import r2_score
-from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -32,6 +34,7 @@ from torchgw import (
     GWOptions,
     LadderOptions,
     LowRankOptions,
+    ProgressBar,
     SamplingOptions,
     Supervision,
     Unbalanced,
@@ -39,6 +42,7 @@ from torchgw import (
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.estimator import GromovWasserstein
+from torchgw.status import Status
 
 QUICK = GWOptions(coarse=None)
 FEW_STARTS = GWOptions(coarse=CoarseOptions(n_starts=4))
@@ -285,13 +289,17 @@ def test_every_kind_of_generator_is_taken(kind: Any) -> None:
 @pytest.mark.parametrize("distances", ["landmark", "dijkstra", "precomputed", "euclidean"])
 @pytest.mark.parametrize("options", [QUICK, STREAMING], ids=["dense", "streaming"])
 def test_a_fit_survives_pickling(distances: str, options: GWOptions) -> None:
-    done = made(distances=distances, options=options, epsilon=1e-2).fit(X[:40], ROLL[:50])
+    space, target, rows, columns = X[:40], ROLL[:50], X[:60], ROLL + 1e-3
+    if distances == "precomputed":
+        rows, columns = (cdist(new, old) for new, old in ((rows, space), (columns, target)))
+        space, target = cdist(space, space), cdist(target, target)
+    done = made(distances=distances, options=options, epsilon=1e-2).fit(space, target)
     file = io.BytesIO()
     joblib.dump(done, file)
     file.seek(0)
     for restored in (pickle.loads(pickle.dumps(done)), joblib.load(file)):
-        np.testing.assert_array_equal(restored.transform(X[:60]), done.transform(X[:60]))
-        np.testing.assert_array_equal(restored.inverse_transform(ROLL + 1e-3), done.inverse_transform(ROLL + 1e-3))
+        np.testing.assert_array_equal(restored.transform(rows), done.transform(rows))
+        np.testing.assert_array_equal(restored.inverse_transform(columns), done.inverse_transform(columns))
         assert restored.value_ == done.value_
 
 
@@ -415,3 +423,46 @@ def test_the_blocks_of_its_document_run() -> None:
     left = run_blocks(path)
     assert left["accuracy"] > 0.9
     assert left["search"].best_params_["gw__epsilon"] < 1e-2
+
+
+def test_distances_are_split_by_rows_and_columns_and_nothing_else_is_taken_for_them() -> None:
+    space = np.random.default_rng(0).normal(size=(60, 3)) * [3, 2, 1]
+    far = cdist(space, space)
+    settings = {"options": FEW_STARTS, "epsilon": 2e-3}
+    cv = KFold(2, shuffle=True, random_state=0)
+    found = cross_val_score(made(distances=("precomputed", "euclidean"), **settings), far, space, cv=cv)
+    assert found.min() > 0.5
+    for X, y, name in ((far[:30], far[:30, :30], "X"), (far[:30, :30], far[:30], "y")):
+        with pytest.raises(ValueError, match=rf"^{name} must be a square matrix .*precomputed', got \(30, 60\)"):
+            made(distances="precomputed").fit(X, y)
+    with pytest.raises(ValueError, match="y must be a square matrix of distances"):
+        cross_val_score(made(distances="precomputed"), far, far, cv=cv, error_score="raise")
+
+
+class Pressing:
+    """Presses Ctrl-C at a check."""
+
+    def __call__(self, *_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+def test_an_interrupt_ends_a_fit_unless_a_callback_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = made(callback=Pressing()).fit(X[:30], ROLL[:35])
+    assert done.result_.status is Status.CANCELLED
+    monkeypatch.setattr(
+        "torchgw.estimator.gw_align", lambda *given, **more: gw_align(*given, **more | {"callback": Pressing()})
+    )
+    with pytest.raises(KeyboardInterrupt):
+        made().fit(X[:30], ROLL[:35])
+
+
+def test_an_estimator_with_a_progress_bar_is_cloned_and_pickled() -> None:
+    pytest.importorskip("tqdm")
+    stream = io.StringIO()
+    with ProgressBar(file=stream) as bar:
+        copied = clone(made(callback=bar, options=QUICK, epsilon=2e-2))
+        assert copied.callback is bar
+        restored = pickle.loads(pickle.dumps(copied.fit(X[:30], ROLL[:35])))
+    np.testing.assert_array_equal(restored.transform(X[:30]), copied.transform(X[:30]))
+    restored.fit(X[:30], ROLL[:35])

@@ -21,6 +21,7 @@ from scipy import sparse
 
 from tests.problems import ROLL
 from torchgw import GWResult, cli
+from torchgw import anndata as cell_files
 from torchgw.io import read_space
 from torchgw.spaces.graph import neighbour_graph
 
@@ -643,3 +644,59 @@ def test_no_part_of_a_result_is_unpickled(part: str, tmp_path: Path, result: GWR
     with pytest.raises(ValueError, match="path must name a file written by GWResult"):
         GWResult.load(tmp_path / "bad.npz")
     assert not (tmp_path / SENTINEL).exists()
+
+
+LONG = 2**20
+
+
+def shared(h5py: Any, file: Any) -> None:
+    file.create_dataset("uns/text", data=["x" * LONG] + ["y"] * 99, dtype=h5py.string_dtype())
+
+
+def unwritten(h5py: Any, file: Any) -> None:
+    file.create_dataset("uns/text", (2000,), h5py.string_dtype(), fillvalue="x" * 30_000)
+
+
+def in_chunks(h5py: Any, file: Any) -> None:
+    text = file.create_dataset("uns/text", (100,), h5py.string_dtype(), chunks=(1,))
+    text[0] = "x" * LONG
+    place = text.id.read_direct_chunk((0,))[1]
+    for i in range(1, 100):
+        text.id.write_direct_chunk((i,), place)
+
+
+def in_records(h5py: Any, file: Any) -> None:
+    word = h5py.string_dtype()
+    file.create_dataset("uns/text", data=np.array([("x" * LONG, "a")] * 20, [("one", word), ("two", word)]))
+
+
+@pytest.mark.parametrize("make", [shared, unwritten, in_chunks, in_records])
+@pytest.mark.parametrize("backed", [False, True])
+def test_texts_count_at_every_place_that_has_them(make: Callable[..., None], backed: bool, tmp_path: Path) -> None:
+    h5py, anndata = pytest.importorskip("h5py"), pytest.importorskip("anndata")
+    path = tmp_path / "cells.h5ad"
+    anndata.AnnData(ROLL, obs={"kind": ["a"] * len(ROLL)}).write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        make(h5py, file)
+        start = file["uns/text"].id.get_offset()
+    if make is shared:
+        whole = bytearray(path.read_bytes())
+        whole[start : start + 1600] = whole[start : start + 16] * 100
+        path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"what it holds would take .* over the limit"):
+        cell_files.read("cells", path, 10 * LONG, backed=backed)
+
+
+@pytest.mark.parametrize("settings", [{}, {"compression": "gzip"}, {"compression": "lzf"}])
+def test_texts_are_measured_by_their_lengths(settings: dict[str, Any], tmp_path: Path) -> None:
+    anndata = pytest.importorskip("anndata")
+    path = tmp_path / "cells.h5ad"
+    names = [f"a cell with a long name {i}" for i in range(len(ROLL))]
+    word = np.array([("a", "b")] * 3, [("one", "O"), ("two", "O")])
+    cells = anndata.AnnData(np.zeros((len(ROLL), 1)), obs={"name": names}, uns={"record": word, "word": "text"})
+    cells.obs_names = names
+    cells.write_h5ad(path, convert_strings_to_categoricals=False, **settings)
+    needed = 2 * sum(map(len, names))
+    with pytest.raises(ValueError, match="what it holds would take"):
+        cell_files.read("cells", path, needed, backed=True)
+    cell_files.read("cells", path, 2 * needed, backed=True).file.close()

@@ -24,7 +24,7 @@ LAYERS = {
     "supervision": 2,
     "datasets": 0,
     "checkpoint": 0.3,
-    "codec": 0,
+    "codec": 0.2,
     "watch": 0.3,
     "interrupt": 0.4,
     "kernels": 1,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
+import pickle
 import sys
 
 import pytest
@@ -76,3 +78,15 @@ def test_the_log_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> No
     assert "iteration 3 of at most 100: cost 0.25, marginal error 1.0e-03" in caplog.messages[1]
     with pytest.raises(ValueError, match="every must be"):
         ProgressLog(every=-1)
+
+
+def test_a_copy_is_the_bar_itself_and_a_restored_one_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Terminal()
+    with ProgressBar("solve", file=stream, mininterval=0, ncols=120) as bar:
+        assert copy.deepcopy(bar) is bar
+        restored = pickle.loads(pickle.dumps(bar))
+        before = stream.getvalue()
+        restored(told(50))
+        restored.close()
+        assert stream.getvalue() == before
+    assert capsys.readouterr() == ("", "")

@@ -69,8 +69,9 @@ def align(
     Raises
     ------
     ValueError, TypeError, MemoryError
-        Before the solve and before anything is written, for what `gw_align` refuses, absent keys, names of cells that
-        are not unique, and a view of a backed ``a``. After it, only where ``plan`` asks for more than a large plan has.
+        Before the solve and before anything is written, for what `gw_align` refuses, absent keys, labels that would be
+        written to one column, names of cells that are not unique, and a view of a backed ``a``. After it, only where
+        ``plan`` asks for more than a large plan has.
     ImportError
         Without anndata.
 
@@ -97,6 +98,7 @@ def align(
     taken = representations(a, b, use_rep)
     X, Y = (points_of(side, cells, rep, limit) for side, cells, rep in zip("ab", (a, b), taken, strict=True))
     told = [encoded(name, b, limit) for name in names]
+    _check_columns(key_added, {name: categories is not None for name, (_, categories) in zip(names, told, strict=True)})
     width = Y.shape[1] + sum(columns.shape[1] for columns, _ in told)
     advice = "carry fewer labels, or coordinates of fewer dimensions"
     validate.memory("what b tells of all cells", 8 * max(len(X), len(Y)) * width, limit, advice)
@@ -198,6 +200,42 @@ def read(name: str, path: str | PathLike[str], max_memory: int | None = None, *,
     except Exception as error:  # what reads broken files raises errors of every kind
         reason = guards.one_line(error) or type(error).__name__
         raise ValueError(f"{name}: {shown} cannot be read: {reason}") from error
+
+
+def write(cells: Any, path: str | PathLike[str]) -> None:
+    """Write cells of a backed file with what was added to them, without loading X: `AnnData.write_h5ad` would.
+
+    ``obs``, ``var``, ``obsm`` and ``uns`` are those in memory; everything else is copied from the file, chunk by chunk.
+    The file itself is left as it is.
+
+    Parameters
+    ----------
+    cells : what `read` returns with ``backed``.
+    path : an .h5ad file other than that of ``cells``.
+    """
+    anndata = library()
+    import h5py
+
+    ours = {"obs": cells.obs, "var": cells.var, "obsm": dict(cells.obsm), "uns": cells.uns}
+    anndata.AnnData(**ours).write_h5ad(path)
+    with h5py.File(path, "r+") as written, h5py.File(cells.filename, "r") as given:
+        for name in set(given) - set(ours):
+            if name in written:
+                del written[name]
+            given.copy(name, written)
+
+
+def _check_columns(key: str, labels: dict[str, bool]) -> None:
+    """Refuse labels that would be written to one column of ``a.obs``; those that are no numbers bring a confidence."""
+    taken = {f"{key}_match": "the match of each cell"}
+    for name, has_confidence in labels.items():
+        for column in (f"{key}_{name}", f"{key}_{name}_confidence")[: 1 + has_confidence]:
+            if column in taken:
+                raise ValueError(
+                    f"labels must go to columns of their own, got {name!r} and {taken[column]}, both of which would be "
+                    f"a.obs[{column!r}]; rename the column of b.obs"
+                )
+            taken[column] = f"label {name!r}" if column == f"{key}_{name}" else f"the confidence of {name!r}"
 
 
 def _names(labels: str | Sequence[str] | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,19 +76,6 @@ def table(runs: list[Run]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
-def run_all(device: str | None, watch: Callable[[str], Any]) -> list[Run]:
-    """Every run of the demo; ``watch(label)`` gives each its progress bar, closed afterwards, or None."""
-    runs = []
-    for n, k, provider in RUNS:
-        bar = watch(f"{n} x {k} {provider}")
-        try:
-            runs.append(align_once(n, k, provider, device, bar))
-        finally:
-            if bar is not None:
-                bar.close()
-    return runs
 
 
 def draw(runs: list[Run], path: Path) -> None:

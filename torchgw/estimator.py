@@ -23,8 +23,10 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from torchgw import validate
 from torchgw.gw.align import Cost, gw_align
+from torchgw.gw.prepare import check_distances
 from torchgw.marginals import Balanced, Marginals
 from torchgw.options import GWOptions
+from torchgw.status import Status
 from torchgw.supervision import Supervision
 from torchgw.types import Array, Callback, RandomState
 
@@ -50,9 +52,10 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     Parameters
     ----------
-    distances, alpha, epsilon, device, backend, callback : as in `torchgw.gw_align`. Arrays are points, unless they are
-        square and ``distances`` is "auto" or "precomputed": then they are matrices of distances, and the rows that are
-        transformed are distances to all points of `fit`.
+    distances, alpha, epsilon, device, backend, callback : as in `torchgw.gw_align`, but that "precomputed" takes square
+        matrices of distances alone, no points; the rows that are transformed are then distances to all points of
+        `fit`, and scikit-learn splits X by rows and columns. Under "auto" square arrays are such matrices where they
+        can be, and all others points.
     marginals : `Balanced` and so on; None is ``Balanced()``.
     options : None is ``GWOptions()``.
     random_state : int, torch.Generator, numpy.random.Generator or numpy.random.RandomState; the same seed gives the
@@ -125,19 +128,28 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         cost : linear cost, see `torchgw.gw_align`; ``alpha`` weighs it.
         supervision : known and forbidden pairs, labels and masks.
 
-        Errors, all of them before any work, warnings, and cost are those of `torchgw.gw_align`. Returns self.
+        Errors, all of them before any work, warnings, and cost are those of `torchgw.gw_align`. Ctrl-C raises
+        KeyboardInterrupt, so that a search ends with it; with a ``callback`` the best so far is kept. Returns self.
         """
         if y is None:
             name = type(self).__name__
             raise ValueError(f"{name} requires y to be passed, but the target y is None; give its points (K, E) as y")
         source = validate_data(self, X, copy=True, ensure_min_samples=2, **NUMBERS)
         target = _target_points("y", y, copy=True, ensure_min_samples=2)
+        for name, space, kind in zip("Xy", (source, target), check_distances(self.distances), strict=True):
+            if kind == "precomputed" and space.shape[0] != space.shape[1]:
+                raise ValueError(
+                    f"{name} must be a square matrix of distances with distances='precomputed', got {space.shape}; "
+                    f"if its rows are points, pass distances='dijkstra' or 'landmark'"
+                )
         settings = self.get_params(deep=False) | {
             "marginals": Balanced() if self.marginals is None else self.marginals,
             "options": GWOptions() if self.options is None else self.options,
             "random_state": _seed(self.random_state),
         }
         result = gw_align(source, target, p=p, q=q, cost=cost, supervision=supervision, **settings)
+        if result.status is Status.CANCELLED and self.callback is None:
+            raise KeyboardInterrupt
         self._points = source, target
         self._n_features_out = target.shape[1]
         self._target_names = _names(y)
@@ -221,11 +233,17 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
+        tags.input_tags.pairwise = self._is_pairwise()
         return tags
 
     def _more_tags(self) -> dict[str, bool]:
         """The same for scikit-learn below 1.6."""
-        return {"requires_y": True}
+        return {"requires_y": True, "pairwise": self._is_pairwise()}
+
+    def _is_pairwise(self) -> bool:
+        """Whether X is a matrix of distances, by the parameters alone, which are not checked yet."""
+        given = self.distances[:1] if isinstance(self.distances, tuple) else (self.distances,)
+        return given == ("precomputed",)
 
     def _rows(self, name: str, X: Any, side: int) -> Array:
         """Points (m, .) like those of ``side`` in `fit`."""

@@ -33,15 +33,14 @@ KINDS = {
     "M": "dates",
     "m": "time spans",
     "c": "complex numbers",
-    "S": "text",
-    "U": "text",
+    **dict.fromkeys(TEXT, "text"),
 }
 BLOCK = 2**20
-MOST_MEMBERS = 1000
-MOST_CHUNKS = 2**20
+MOST_MEMBERS, MOST_CHUNKS = 1000, 2**20
 SMALL_CHUNK = 2**24
 HARMLESS = 2**26
 DEFLATE, SHUFFLE, CHECKSUM, LZF = 1, 2, 3, 32000
+REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])  # how HDF5 stores a text's place
 EXPANSION = {DEFLATE: 1032, LZF: 128}  # the most bytes that one stored byte can become
 
 
@@ -213,11 +212,11 @@ def member_of(group: Any, name: str) -> Any:
 
 def check_tree(file: Any, limit: int, apart: str = "") -> None:
     """Refuse an HDF5 file whose arrays together, but for what is below ``apart``, would take more than ``limit`` bytes,
-    lie in other files, or unpack to more than they declare. Texts count by their places, not their lengths.
+    lie in other files, or unpack to more than they declare. Texts count by places and lengths, attributes not at all.
     """
     import h5py
 
-    groups, seen, total = [file], set(), 0
+    groups, seen, texts, total = [file], set(), [], 0
     while groups:
         group = groups.pop()
         for name in group.id:
@@ -229,8 +228,52 @@ def check_tree(file: Any, limit: int, apart: str = "") -> None:
                 check_dataset(found, found.name, limit)
                 aside = apart and (found.name == f"/{apart}" or found.name.startswith(f"/{apart}/"))
                 total += 0 if aside else found.nbytes
+                texts += [found] if found.dtype.hasobject and address not in seen and not aside else []
             seen.add(address)
     fits("what it holds", total // 8, limit)
+    fits("what it holds", (total + sum(_text_bytes(found, limit) for found in texts)) // 8, limit)
+
+
+def _text_bytes(found: Any, limit: int) -> int:
+    """Bytes of all texts and lists of a dataset, never holding more than ``limit`` of them, whatever places share."""
+    if (stored := _references(found)) is not None:
+        return int(stored["length"].sum(dtype=np.uint64))
+    step = max(1, limit // (Path(found.file.filename).stat().st_size * max(1, found.dtype.itemsize // 8)))
+    starts = [slice(start, start + step) for start in range(0, (found.shape or (1,))[-1], step)]
+    parts = ((*row, start) if found.ndim else () for row in np.ndindex(found.shape[:-1]) for start in starts)
+    return sum(_held(np.asarray(found[part], found.dtype)) for part in parts)
+
+
+def _held(values: Array) -> int:
+    """Bytes of the texts and lists in an array that was read."""
+    if values.dtype.names:
+        return sum(_held(values[name]) for name in values.dtype.names)
+    found = list(values.flat) if values.dtype.kind == "O" else []
+    lists = sum(each.nbytes + _held(each) for each in found if isinstance(each, np.ndarray))
+    return lists + sum(len(each) for each in found if isinstance(each, str | bytes))
+
+
+def _references(found: Any) -> Array | None:
+    """What a dataset of texts has at its places, read without the texts; None where it is not stored so plainly."""
+    import h5py
+
+    text, settings, whole = h5py.check_string_dtype(found.dtype), found.id.get_create_plist(), found.file.id
+    odd = whole.get_create_plist().get_userblock() or whole.get_create_plist().get_sizes() != (8, 8)
+    if text is None or odd or settings.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED:
+        return None
+    if found.chunks is None:
+        start = found.id.get_offset()
+        read = np.fromfile(found.file.filename, REFERENCE, found.size if start else 0, offset=start or 0)
+        return read if len(read) == found.size else None
+    masks: dict[Any, int] = {}
+    if found.id.chunk_iter(lambda chunk: masks.setdefault(chunk.chunk_offset, chunk.filter_mask) or None):
+        return None  # some are not packed, as small ones are
+    how = {key: getattr(found, key) for key in ("chunks", "compression", "shuffle")}
+    with h5py.File("references", "w", driver="core", backing_store=False) as memory:
+        copy = memory.create_dataset("x", found.shape, REFERENCE, **how)
+        for start in masks:
+            copy.id.write_direct_chunk(start, found.id.read_direct_chunk(start)[1])
+        return np.asarray(copy[()])
 
 
 def read_dataset(found: Any, what: str, limit: int, kinds: str = NUMBERS) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,9 @@ logger = logging.getLogger("torchgw")
 
 class ProgressBar:
     """A tqdm bar, in a terminal or a notebook, whichever it is shown in; give it as ``callback=``.
+
+    A deep copy is the bar itself, so that clones of an estimator share it. One restored from a pickle shows nothing:
+    the terminal does not go along, as into other processes.
 
     Parameters
     ----------
@@ -50,6 +54,12 @@ class ProgressBar:
             refresh=False,
         )
         bar.update(progress.iteration - bar.n)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> ProgressBar:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), disable=True), ()
 
     def close(self) -> None:
         """Show the last state, or take the bar away."""

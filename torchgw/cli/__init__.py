@@ -1,7 +1,8 @@
 """The ``torchgw`` command: see `torchgw.cli.parser` for what it offers.
 
 Exit codes: 0 done; 1 an error of torchgw itself, with a traceback; 2 refused, because of input, options or memory, with
-one line on stderr that says what and why; 130 interrupted. A warning does not change the exit code.
+one line on stderr that says what and why; 130 interrupted; 141 nobody reads what is printed. A warning does not change
+the exit code.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -34,8 +36,23 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {
 REFUSALS = (ValueError, TypeError, MemoryError, ArithmeticError, OSError, ImportError)
 
 
+UNREAD = 141  # as of a program that SIGPIPE ends
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        return UNREAD
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Parse, run, and print what was found."""
     options = build_parser().parse_args(arguments)
     if options.verbose:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="torchgw: %(message)s", force=True)
@@ -63,9 +80,7 @@ def _outcome(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, st
         return 130, ended.found, f"interrupted: {ended}"
     except KeyboardInterrupt:
         return 130, "", "interrupted"
+    except BrokenPipeError:
+        raise
     except REFUSALS as error:
         return 2, "", f"error: {' '.join(str(error).split())}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

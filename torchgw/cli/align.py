@@ -46,6 +46,10 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"output {arguments.output} is for two .h5ad files, got {files[0]} and {files[1]}")
     if not cells and (arguments.labels or arguments.use_rep or arguments.keep_plan):
         raise ValueError(f"--labels, --use-rep and --keep-plan need an .h5ad output, got {arguments.output}")
+    if cells and arguments.checkpoint is not None:
+        raise ValueError(
+            "--checkpoint needs an .npz or .csv output: `torchgw resume` writes no .h5ad, so labels would go"
+        )
     keywords = keywords_of(arguments)
     if cells:
         return _align_cells(arguments, keywords)
@@ -128,28 +132,32 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
     from torchgw import anndata
 
     source, target = (
-        anndata.read(name, file, keywords["options"].max_memory, backed=name == "target")
+        anndata.read(name, file, keywords["options"].max_memory, backed=True)
         for name, file in (("source", arguments.source), ("target", arguments.target))
     )
     more = {"use_rep": arguments.use_rep, "labels": arguments.labels, "plan": arguments.keep_plan}
     solve = lambda bar: anndata.align(source, target, **more, callback=bar, **keywords)  # noqa: E731
-    result = _followed("align", (arguments.source, arguments.target), solve)
-    write_whole(source.write_h5ad, arguments.output)
+    try:
+        result = _followed("align", (arguments.source, arguments.target), solve)
+        write_whole(lambda aside: anndata.write(source, aside), arguments.output)
+    finally:
+        source.file.close()
+        target.file.close()
     return ended(result, arguments.output)
 
 
 def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[[Any], GWResult]) -> GWResult:
-    """Solve under a progress bar; warnings come after it, and errors name the files."""
+    """Solve under a progress bar; warnings come after it, also before an error, and errors name the files."""
     bar: Any = bar_on_terminal(label)
-    with warnings.catch_warnings(record=True) as given:
-        try:
-            result = solve(bar)
-        except (ValueError, TypeError) as error:
-            named = f" (X is {files[0]}, Y is {files[1]})" if files else ""
-            raise ValueError(f"{error}{named}") from error
-        finally:
-            if bar is not None:
-                bar.close()
-    for warning in given:
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return result
+    given: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as given:
+            return solve(bar)
+    except (ValueError, TypeError) as error:
+        named = f" (X is {files[0]}, Y is {files[1]})" if files else ""
+        raise ValueError(f"{error}{named}") from error
+    finally:
+        if bar is not None:
+            bar.close()
+        for warning in given:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

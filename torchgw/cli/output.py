@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torchgw.result import GWResult
@@ -18,18 +19,18 @@ def check_output(path: Path, *suffixes: str) -> None:
         raise ValueError(f"output must be a {' or '.join(suffixes)} file, got {path}")
     if not path.parent.is_dir():
         raise ValueError(f"output {path} lies in a folder that is not there; make {path.parent} first")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"output {path} cannot be written to")
+    if path.is_dir():
+        raise ValueError(f"output {path} is a folder; name a file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"output {path} cannot be written: no file can be made in {path.parent}")
 
 
 def write_whole(write: Callable[[Path], object], path: Path) -> None:
     """Write aside, then rename, so that a reader never sees half a file."""
-    aside = path.with_name(f"{path.stem}.part{path.suffix}")
-    try:
+    with TemporaryDirectory(prefix=".torchgw-", dir=path.parent) as folder:
+        aside = Path(folder) / path.name
         write(aside)
         aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def write_matching(result: GWResult, path: Path) -> None:

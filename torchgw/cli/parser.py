@@ -22,6 +22,8 @@ from torchgw.options import (
 
 SHELLS = ("bash", "zsh", "tcsh")
 KINDS = ", ".join(SUFFIXES)
+TABLES = "result to write: .npz, everything; .csv, the matching"
+KEPT = "keep the solve here, for `torchgw resume`; not with an .h5ad output"
 CODES = "exit codes: 0 done, 2 refused (one line says why), 130 interrupted, 1 an error of torchgw itself"
 
 
@@ -45,19 +47,19 @@ def build_parser() -> Parser:
     _align(commands)
     resume = _command(commands, "resume", "go on with an alignment that was killed or interrupted")
     resume.add_argument("checkpoint", type=Path, help="the folder that `align --checkpoint` made")
-    _output(resume)
+    _output(resume, TABLES)
     _pairwise(commands)
     estimate = _command(commands, "estimate", "memory and time of an alignment, and how it would be solved")
     estimate.add_argument("source", help=f"a number of points, or a file ({KINDS})")
     estimate.add_argument("target", help="the same for the other space")
     estimate.add_argument("--epsilon", type=float, default=1e-3, help="default: %(default)s")
     estimate.add_argument("--rank", type=int, default=LowRankOptions().rank, help="default: %(default)s")
-    _device(estimate)
+    _device(estimate, backend=False)
     _memory(estimate)
     _command(commands, "info", "versions, devices and backends, and why each is or is not available")
     show = _command(commands, "demo", "align a spiral with a Swiss roll and draw the result")
     show.add_argument("-o", "--output", type=Path, default=Path("demo.png"), help="picture (default: %(default)s)")
-    _device(show)
+    _device(show, backend=False)
     completion = _command(commands, "completion", "print a script that completes this command in your shell")
     completion.add_argument("shell", choices=SHELLS)
     return parser
@@ -76,7 +78,7 @@ def _align(commands: Any) -> None:
     align = _command(commands, "align", "align two files and write matching, potentials, value and options")
     align.add_argument("source", type=Path, help=f"points, square distance matrix or sparse graph ({KINDS})")
     align.add_argument("target", type=Path, help="the same for the other space")
-    _output(align)
+    _output(align, f"{TABLES}; .h5ad, the source's cells with what was carried")
     _distances(align)
     align.add_argument("--epsilon", type=float, default=1e-3, help="entropy, 0 for none (default: %(default)s)")
     models = align.add_mutually_exclusive_group()
@@ -91,7 +93,7 @@ def _align(commands: Any) -> None:
     align.add_argument("--marginal-tol", type=float, default=LadderOptions().marginal_tol, help="default: %(default)s")
     align.add_argument("--rank", type=int, default=LowRankOptions().rank, help="of low-rank plans (%(default)s)")
     align.add_argument("--double", action="store_true", help="iterate in float64")
-    align.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="keep the solve here, for `torchgw resume`")
+    align.add_argument("--checkpoint", type=Path, metavar="FOLDER", help=KEPT)
     cells = align.add_argument_group("cells (.h5ad on both sides and as the output)")
     cells.add_argument("--use-rep", metavar="KEY", help="key of obsm, or X (default: X_pca where both have it)")
     cells.add_argument("--labels", nargs="+", metavar="COLUMN", help="columns of the target's obs to carry over")
@@ -111,13 +113,8 @@ def _pairwise(commands: Any) -> None:
     _memory(pairwise)
 
 
-def _output(parser: Parser) -> None:
-    parser.add_argument(
-        *("-o", "--output"),
-        type=Path,
-        required=True,
-        help="result to write: .npz, everything; .csv, the matching; .h5ad, the source's cells with what was carried",
-    )
+def _output(parser: Parser, text: str) -> None:
+    parser.add_argument("-o", "--output", type=Path, required=True, help=text)
 
 
 def _distances(parser: Parser) -> None:

@@ -1,0 +1,7 @@
+"""``python -m torchgw.cli`` is the ``torchgw`` command."""
+
+import sys
+
+from torchgw.cli import main
+
+sys.exit(main())
