@@ -1,0 +1,222 @@
+"""A batch of pairs, solved from the product plan and a dozen guesses to sharp plans.
+
+    cells                     first guesses and the product plan of every pair, annealed from the temperature at which
+      |                       that loses its stability; the lowest distinct basins go on
+      v
+    more cells, all points    plans and potentials lifted when the temperature resolves what cells blur, annealed
+      |                       further; the lowest basin is kept
+      v
+    polished                  see `torchgw.pairwise.polish`
+
+Pairs of equal shapes run together, in chunks that fit a cache or a device. On a CPU with one thread the bits of a pair's
+plan depend on nothing but its two spaces.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw.pairwise.annealing import LOG2E, Effort, Pairs, Plans, anneal
+from torchgw.pairwise.guesses import guesses, n_guesses
+from torchgw.pairwise.polish import Polished, finish, indifferent
+from torchgw.pairwise.space import Level, Space
+
+CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**26}
+SMALLEST_CRITICAL = 1e-12
+SAME_PLAN = 0.4
+ENTROPY_SHARE = 0.12
+LEAST_VALUE = 1e-2
+RESOLVED = 0.4
+SMALL, STEPS_AT_ONCE = 64**2, 4
+
+
+class Stage(NamedTuple):
+    """How fast a stage cools, in how many steps at least, and its iterations at each."""
+
+    fall: float
+    least: int
+    effort: Effort
+
+
+# Temperatures of the search are in units of the critical one; the product plan begins hotter than the guesses.
+HOT, PRODUCT_HOT, SEARCH_END, SEARCH_STEPS, SEARCH_EFFORT, SEARCHED = 0.5, 1.0, 0.1, 6, Effort(4), 3
+STAGES = (Stage(1.4, 3, Effort(4, 10)), Stage(1.8, 0, Effort(4, 8)), Stage(1.8, 2, Effort(4, 8)))
+
+Sides = tuple[Space, Space]
+
+
+@dataclass(frozen=True)
+class Basin:
+    """A plan (n, k) of one pair at a resolution, with its potentials (n,), (k,), temperature and energy."""
+
+    pair: int
+    plan: Tensor
+    f: Tensor
+    g: Tensor
+    epsilon: float
+    energy: float
+
+
+def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> list[Polished]:
+    """A plan for each pair of spaces, in their order; first spaces at least as large as the second ones."""
+    with torch.inference_mode():
+        critical = [2 * x.critical * y.critical for x, y in sides]
+        flat = [c <= SMALLEST_CRITICAL * (x.squared + y.squared) for c, (x, y) in zip(critical, sides, strict=True)]
+        found = {pair: indifferent(*sides[pair]) for pair in range(len(sides)) if flat[pair]}
+        work = [pair for pair in range(len(sides)) if not flat[pair]]
+        basins: list[Basin] = []
+        copies = n_guesses(sides[0][0]) + 1
+        shapes = [_shape(both, 0) for both in sides]
+        for chunk in _chunks(work, lambda pair: shapes[pair], lambda pair: copies * math.prod(shapes[pair]), device):
+            basins += _search([sides[pair] for pair in chunk], chunk, [critical[pair] for pair in chunk], device)
+        for number in range(1, len(STAGES)):
+            basins = _lowest(_descend(basins, sides, critical, number, device))
+        for done in _descend(basins, sides, critical, len(STAGES), device):
+            plans = torch.stack([basin.plan for basin in done]).to("cpu", torch.float64)
+            units = torch.tensor([basin.epsilon / LOG2E for basin in done], dtype=torch.float64)
+            duals = torch.stack([basin.g for basin in done]).to("cpu", torch.float64) * units[:, None]
+            polished = finish([sides[basin.pair] for basin in done], plans, duals, tol)
+            found.update(zip([basin.pair for basin in done], polished, strict=True))
+    return [found[pair] for pair in range(len(sides))]
+
+
+def _shape(sides: Sides, number: int) -> tuple[int, int]:
+    """Sizes of a level of both spaces, filled up."""
+    x, y = (len(side.levels[number].mass) for side in sides)
+    return x, y
+
+
+def _chunks(
+    items: Iterable[int], key: Callable[[int], object], elements: Callable[[int], int], device: torch.device
+) -> Iterator[list[int]]:
+    """Items of equal keys together, as many as fit."""
+    groups: dict[object, list[int]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    for group in groups.values():
+        many = max(CHUNK_ELEMENTS.get(device.type, 2**17) // elements(group[0]), 1)
+        yield from (group[start : start + many] for start in range(0, len(group), many))
+
+
+def _together(levels: Sequence[tuple[Level, Level]], device: torch.device) -> Pairs:
+    """The problems of several pairs as one."""
+    DX, DY = (torch.stack([pair[side].distances for pair in levels]).to(device) for side in (0, 1))
+    p, q = (torch.stack([pair[side].mass for pair in levels])[:, None].to(device) for side in (0, 1))
+    return Pairs(DX, DY, p, q)
+
+
+def _search(sides: list[Sides], names: list[int], critical: list[float], device: torch.device) -> list[Basin]:
+    """The lowest distinct basins of pairs between their coarsest cells."""
+    one = _together([(x.levels[0], y.levels[0]) for x, y in sides], device)
+    first = guesses(one, sides, device)
+    B, copies = len(sides), len(first) // len(sides)
+    pairs = Pairs(*(part.repeat(copies, 1, 1) for part in (one.DX, one.DY, one.p, one.q)))
+    unit = torch.tensor(critical, device=device).repeat(copies)
+    hot = torch.full((copies, B), HOT, device=device)
+    hot[0] = PRODUCT_HOT
+    start = Plans(first, torch.zeros_like(pairs.p), torch.zeros_like(pairs.q), unit[:, None, None])
+    plans = anneal(pairs, start, _falling(hot.flatten() * unit, SEARCH_END * unit, SEARCH_STEPS), SEARCH_EFFORT)
+    energy = pairs.energies(plans.T).view(copies, B)
+    basins = []
+    for rank in _distinct(plans.T.view(copies, B, -1), energy):
+        for column, guess in enumerate(rank.tolist()):
+            if guess >= 0:
+                row = guess * B + column
+                state = plans.T[row], plans.f[row, 0], plans.g[row, 0], float(plans.epsilon[row])
+                basins.append(Basin(names[column], *state, float(energy[guess, column])))
+    return basins
+
+
+def _distinct(plans: Tensor, energy: Tensor) -> Iterator[Tensor]:
+    """The guess of lowest energy (S, B) for each pair, (B,), and the next ones that differ by more than `SAME_PLAN` of
+    their mass from those before; -1 where there is none. Plans (S, B, n k)."""
+    left, pair = torch.nan_to_num(energy, nan=torch.inf), torch.arange(energy.shape[1], device=energy.device)
+    for _ in range(SEARCHED):
+        lowest, guess = left.min(0)
+        yield torch.where(lowest < torch.inf, guess, -1)
+        apart = (plans - plans[guess, pair]).abs_().sum(-1)
+        left = left.masked_fill(apart <= SAME_PLAN, torch.inf)
+
+
+def _falling(first: Tensor, last: Tensor, steps: int) -> Tensor:
+    """Geometric sequences from ``first`` (B,) to ``last`` (B,), (steps, B)."""
+    share = torch.linspace(0, 1, steps, device=first.device)[:, None]
+    return first * (last / first) ** share
+
+
+def _end(basin: Basin, sides: Sides, critical: float, number: int) -> tuple[float, int]:
+    """The last temperature of a stage, and the steps to it.
+
+    Cells serve down to where they blur the problem; all points down to where entropy is a small share of the value.
+    Steps of small problems are rounded up: there it counts how many pairs go together.
+    """
+    x, y = sides
+    stage, largest = STAGES[number - 1], math.log(max(min(x.size, y.size), 2))
+    value = max(x.squared + y.squared + basin.energy, LEAST_VALUE * critical)
+    end = ENTROPY_SHARE * value / (2 * largest)
+    if number < len(STAGES):
+        blur = sum(side.levels[number].spread / side.critical for side in sides)
+        end = max(end, RESOLVED * blur * critical)
+    end = min(end, basin.epsilon)
+    steps = max(math.ceil(math.log(basin.epsilon / end) / math.log(stage.fall) - 1e-6), stage.least)
+    if math.prod(_shape(sides, number)) <= SMALL:
+        steps = -(-steps // STEPS_AT_ONCE) * STEPS_AT_ONCE
+    return end, steps
+
+
+def _descend(
+    basins: list[Basin], sides: Sequence[Sides], critical: list[float], number: int, device: torch.device
+) -> Iterator[list[Basin]]:
+    """Basins lifted to the resolution of a stage and annealed to its last temperature."""
+    ends = [_end(basin, sides[basin.pair], critical[basin.pair], number) for basin in basins]
+    keys = [(*_shape(sides[basin.pair], number), steps) for basin, (_, steps) in zip(basins, ends, strict=True)]
+    for chunk in _chunks(range(len(basins)), lambda i: keys[i], lambda i: math.prod(keys[i][:2]), device):
+        taken = [basins[i] for i in chunk]
+        levels = [(sides[basin.pair][0].levels[number], sides[basin.pair][1].levels[number]) for basin in taken]
+        pairs, plans = _together(levels, device), _lifted(taken, levels, device)
+        last, steps = torch.tensor([ends[i][0] for i in chunk], device=device), keys[chunk[0]][2]
+        if steps:
+            temperatures = _falling(plans.epsilon.flatten(), last, steps + 1)[1:]
+            plans = anneal(pairs, plans, temperatures, STAGES[number - 1].effort)
+        energy, epsilon = pairs.energies(plans.T).tolist(), plans.epsilon.flatten().tolist()
+        states = zip(plans.T, plans.f[:, 0], plans.g[:, 0], epsilon, energy, strict=True)
+        yield [Basin(basin.pair, *state) for basin, state in zip(taken, states, strict=True)]
+
+
+def _lifted(basins: list[Basin], levels: Sequence[tuple[Level, Level]], device: torch.device) -> Plans:
+    """Plans and potentials of cells, spread over the cells within them."""
+    rows, columns = (torch.stack([pair[side].parent for pair in levels]).to(device) for side in (0, 1))
+    shares = [torch.stack([pair[side].share for pair in levels]).to(device) for side in (0, 1)]
+    coarse = _stacked([basin.plan for basin in basins])
+    plan = coarse.gather(1, rows[:, :, None].expand(-1, -1, coarse.shape[2]))
+    plan = plan.gather(2, columns[:, None].expand(-1, plan.shape[1], -1))
+    plan = plan.mul_(shares[0][:, :, None]).mul_(shares[1][:, None])
+    f = _stacked([basin.f for basin in basins]).gather(1, rows)[:, None]
+    g = _stacked([basin.g for basin in basins]).gather(1, columns)[:, None]
+    return Plans(plan, f, g, torch.tensor([basin.epsilon for basin in basins], device=device)[:, None, None])
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """Tensors of different sizes as one, filled up with zeros."""
+    size = [max(lengths) for lengths in zip(*(part.shape for part in parts), strict=True)]
+    found = parts[0].new_zeros(len(parts), *size)
+    for row, part in zip(found, parts, strict=True):
+        row[tuple(slice(0, length) for length in part.shape)] = part
+    return found
+
+
+def _lowest(basins: Iterator[list[Basin]]) -> list[Basin]:
+    """The basin of lowest energy of each pair."""
+    best: dict[int, Basin] = {}
+    for basin in itertools.chain.from_iterable(basins):
+        # An energy that is not a number loses every comparison but the first.
+        if basin.pair not in best or basin.energy < best[basin.pair].energy or math.isnan(best[basin.pair].energy):
+            best[basin.pair] = basin
+    return [best[pair] for pair in sorted(best)]

@@ -1,0 +1,94 @@
+"""A small linear program through HiGHS with little around it.
+
+`scipy.optimize.linprog` spends three to five milliseconds on checks and conversions, which is more than HiGHS takes for
+the programs of this package. So HiGHS is called through its own Python bindings where they are found: those of the
+package highspy, or the copy that SciPy brings. The copy is not part of SciPy's interface; it is used only where a first
+program comes out right, and `linprog` otherwise, which solves the same program with the same method.
+
+Source: Q. Huangfu, J. Hall, "Parallelizing the dual revised simplex method", 2018.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import csc_array
+
+from torchgw.types import Array
+
+logger = logging.getLogger("torchgw")
+
+BINDINGS = ("highspy._core", "scipy.optimize._highspy._core")
+
+
+class NotSolved(ArithmeticError):
+    """HiGHS did not end at an optimum."""
+
+
+def transport_program(cost: Array, row: Array, column: Array, masses: Array) -> tuple[Array, Array]:
+    """x (m,) >= 0 of least cost (m,) whose sums over equal ``row`` and over equal ``column`` are ``masses`` (n + k,).
+
+    Returns x and the dual potentials (n + k,). ``column`` counts on from the rows: n <= column < n + k.
+
+    Raises
+    ------
+    NotSolved
+        When HiGHS gives up.
+    """
+    ends = np.stack((row, column), 1).ravel().astype(np.int32)
+    core = bindings()
+    return _by_linprog(cost, ends, masses) if core is None else _directly(core, cost, ends, masses)
+
+
+@functools.cache
+def bindings() -> Any:
+    """HiGHS's own bindings, or None where there are none that work as expected."""
+    for name in BINDINGS:
+        try:
+            core = import_module(name)
+            x, potentials = _directly(core, np.array([1.0, 3.0, 2.0, 1.0]), *_TINY)
+            if np.allclose(x, [1, 0, 1, 2]) and np.allclose(potentials[[0, 0, 1, 1]] + potentials[[2, 3, 2, 3]], _PRICES):
+                return core
+        except Exception as error:  # whatever a private module may do in another version
+            logger.debug("HiGHS through %s: %r", name, error)
+    return None
+
+
+_TINY = np.array([0, 2, 0, 3, 1, 2, 1, 3], dtype=np.int32), np.array([1.0, 3.0, 2.0, 2.0])
+_PRICES = [1.0, 0.0, 2.0, 1.0]
+
+
+def _directly(core: Any, cost: Array, ends: Array, masses: Array) -> tuple[Array, Array]:
+    count = len(cost)
+    program = core.HighsLp()
+    program.num_col_ = program.a_matrix_.num_col_ = count
+    program.num_row_ = program.a_matrix_.num_row_ = len(masses)
+    program.a_matrix_.format_ = core.MatrixFormat.kColwise
+    program.a_matrix_.start_ = np.arange(0, 2 * count + 1, 2, dtype=np.int32)
+    program.a_matrix_.index_, program.a_matrix_.value_ = ends, np.ones(2 * count)
+    program.col_cost_, program.col_lower_, program.col_upper_ = cost, np.zeros(count), np.full(count, np.inf)
+    program.row_lower_ = program.row_upper_ = masses
+    options = core.HighsOptions()
+    options.output_flag, options.presolve, options.solver = False, "off", "simplex"
+    highs = core._Highs()
+    highs.passOptions(options)
+    highs.passModel(program)
+    highs.run()
+    if highs.getModelStatus() != core.HighsModelStatus.kOptimal:
+        raise NotSolved(highs.modelStatusToString(highs.getModelStatus()))
+    solution = highs.getSolution()
+    return np.array(solution.col_value), np.array(solution.row_dual)
+
+
+def _by_linprog(cost: Array, ends: Array, masses: Array) -> tuple[Array, Array]:
+    count = len(cost)
+    sums = csc_array((np.ones(2 * count), ends, np.arange(0, 2 * count + 1, 2)), shape=(len(masses), count))
+    found = linprog(cost, A_eq=sums, b_eq=masses, method="highs-ds", options={"presolve": False})
+    if found.status != 0:
+        raise NotSolved(found.message)
+    return found.x, found.eqlin.marginals
