@@ -59,15 +59,11 @@ if TYPE_CHECKING:
     from torchgw import anndata
     from torchgw.embedding import JointEmbedding, joint_embedding
     from torchgw.estimator import GromovWasserstein
-    from torchgw.pairwise import PairwiseResult, gw_neighbours, gw_pairwise
 
 # What needs scikit-learn, pandas or joblib is imported when it is first asked for.
 LATER = {
     "GromovWasserstein": "torchgw.estimator",
     "JointEmbedding": "torchgw.embedding",
-    "PairwiseResult": "torchgw.pairwise",
-    "gw_neighbours": "torchgw.pairwise",
-    "gw_pairwise": "torchgw.pairwise",
     "joint_embedding": "torchgw.embedding",
 }
 
@@ -104,7 +100,6 @@ __all__ = [
     "LandmarkDistances",
     "LowRankOptions",
     "OutOfMemoryWarning",
-    "PairwiseResult",
     "Partial",
     "PrecisionWarning",
     "PrecomputedDistances",
@@ -131,8 +126,6 @@ __all__ = [
     "estimate",
     "gw_align",
     "gw_loss",
-    "gw_neighbours",
-    "gw_pairwise",
     "joint_embedding",
     "resume",
 ]
