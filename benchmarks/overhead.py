@@ -52,7 +52,7 @@ PARTS = {
         "as_pair", "check_alpha", "check_cost", "check_distances", "check_init", "check_space", "pick_device", "suited",
         "tensors_of",
     ),
-    "planning": ("choose_strategy", "dense_bytes", "estimate", "refuse", "why_not_exact"),
+    "planning": ("choose_strategy", "estimate", "check_room", "followed"),
     "choice of kernels": ("choose_kernels",),
     "masses, model and generator": ("make_generator", "make_model"),
     "result object and warnings": (

@@ -32,8 +32,8 @@ CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**26}
 SMALLEST_CRITICAL = 1e-12
 SAME_PLAN = 0.4
 ENTROPY_SHARE = 0.12
-LEAST_VALUE = 1e-2
-RESOLVED = 0.4
+LEAST_VALUE = 2e-2
+RESOLVED = 0.8
 SMALL, STEPS_AT_ONCE = 64**2, 4
 
 
@@ -45,8 +45,8 @@ class Stage(NamedTuple):
     effort: Effort
 
 
-# Temperatures of the search are in units of the critical one; the product plan begins hotter than the guesses.
-HOT, PRODUCT_HOT, SEARCH_END, SEARCH_STEPS, SEARCH_EFFORT, SEARCHED = 0.5, 1.0, 0.1, 6, Effort(4), 3
+# Distances are over their critical ones here, so the product plan stops being stable at a temperature of 2.
+HOT, PRODUCT_HOT, SEARCH_END, SEARCH_STEPS, SEARCH_EFFORT, SEARCHED = 1.0, 2.0, 0.2, 6, Effort(4), 3
 STAGES = (Stage(1.4, 3, Effort(4, 10)), Stage(1.8, 0, Effort(4, 8)), Stage(1.8, 2, Effort(4, 8)))
 
 Sides = tuple[Space, Space]
@@ -67,22 +67,22 @@ class Basin:
 def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> list[Polished]:
     """A plan for each pair of spaces, in their order; first spaces at least as large as the second ones."""
     with torch.inference_mode():
-        critical = [2 * x.critical * y.critical for x, y in sides]
-        flat = [c <= SMALLEST_CRITICAL * (x.squared + y.squared) for c, (x, y) in zip(critical, sides, strict=True)]
+        flat = [x.critical * y.critical <= SMALLEST_CRITICAL * (x.squared + y.squared) for x, y in sides]
         found = {pair: indifferent(*sides[pair]) for pair in range(len(sides)) if flat[pair]}
         work = [pair for pair in range(len(sides)) if not flat[pair]]
         basins: list[Basin] = []
         copies = n_guesses(sides[0][0]) + 1
         shapes = [_shape(both, 0) for both in sides]
         for chunk in _chunks(work, lambda pair: shapes[pair], lambda pair: copies * math.prod(shapes[pair]), device):
-            basins += _search([sides[pair] for pair in chunk], chunk, [critical[pair] for pair in chunk], device)
+            basins += _search([sides[pair] for pair in chunk], chunk, device)
         for number in range(1, len(STAGES)):
-            basins = _lowest(_descend(basins, sides, critical, number, device))
-        for done in _descend(basins, sides, critical, len(STAGES), device):
+            basins = _lowest(_descend(basins, sides, number, device))
+        for done in _descend(basins, sides, len(STAGES), device):
             plans = torch.stack([basin.plan for basin in done]).to("cpu", torch.float64)
-            units = torch.tensor([basin.epsilon / LOG2E for basin in done], dtype=torch.float64)
-            duals = torch.stack([basin.g for basin in done]).to("cpu", torch.float64) * units[:, None]
-            polished = finish([sides[basin.pair] for basin in done], plans, duals, tol)
+            both = [sides[basin.pair] for basin in done]
+            units = [basin.epsilon / LOG2E * x.critical * y.critical for basin, (x, y) in zip(done, both, strict=True)]
+            duals = torch.stack([basin.g for basin in done]).to("cpu", torch.float64) * torch.tensor(units)[:, None]
+            polished = finish(both, plans, duals, tol)
             found.update(zip([basin.pair for basin in done], polished, strict=True))
     return [found[pair] for pair in range(len(sides))]
 
@@ -112,17 +112,17 @@ def _together(levels: Sequence[tuple[Level, Level]], device: torch.device) -> Pa
     return Pairs(DX, DY, p, q)
 
 
-def _search(sides: list[Sides], names: list[int], critical: list[float], device: torch.device) -> list[Basin]:
+def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[Basin]:
     """The lowest distinct basins of pairs between their coarsest cells."""
     one = _together([(x.levels[0], y.levels[0]) for x, y in sides], device)
     first = guesses(one, sides, device)
     B, copies = len(sides), len(first) // len(sides)
     pairs = Pairs(*(part.repeat(copies, 1, 1) for part in (one.DX, one.DY, one.p, one.q)))
-    unit = torch.tensor(critical, device=device).repeat(copies)
     hot = torch.full((copies, B), HOT, device=device)
     hot[0] = PRODUCT_HOT
-    start = Plans(first, torch.zeros_like(pairs.p), torch.zeros_like(pairs.q), unit[:, None, None])
-    plans = anneal(pairs, start, _falling(hot.flatten() * unit, SEARCH_END * unit, SEARCH_STEPS), SEARCH_EFFORT)
+    temperatures = _falling(hot.flatten(), torch.full_like(hot, SEARCH_END).flatten(), SEARCH_STEPS)
+    start = Plans(first, torch.zeros_like(pairs.p), torch.zeros_like(pairs.q), temperatures[0, :, None, None])
+    plans = anneal(pairs, start, temperatures, SEARCH_EFFORT)
     energy = pairs.energies(plans.T).view(copies, B)
     basins = []
     for rank in _distinct(plans.T.view(copies, B, -1), energy):
@@ -151,7 +151,7 @@ def _falling(first: Tensor, last: Tensor, steps: int) -> Tensor:
     return first * (last / first) ** share
 
 
-def _end(basin: Basin, sides: Sides, critical: float, number: int) -> tuple[float, int]:
+def _end(basin: Basin, sides: Sides, number: int) -> tuple[float, int]:
     """The last temperature of a stage, and the steps to it.
 
     Cells serve down to where they blur the problem; all points down to where entropy is a small share of the value.
@@ -159,11 +159,10 @@ def _end(basin: Basin, sides: Sides, critical: float, number: int) -> tuple[floa
     """
     x, y = sides
     stage, largest = STAGES[number - 1], math.log(max(min(x.size, y.size), 2))
-    value = max(x.squared + y.squared + basin.energy, LEAST_VALUE * critical)
+    value = max((x.squared + y.squared) / (x.critical * y.critical) + basin.energy, LEAST_VALUE)
     end = ENTROPY_SHARE * value / (2 * largest)
     if number < len(STAGES):
-        blur = sum(side.levels[number].spread / side.critical for side in sides)
-        end = max(end, RESOLVED * blur * critical)
+        end = max(end, RESOLVED * sum(side.levels[number].spread for side in sides))
     end = min(end, basin.epsilon)
     steps = max(math.ceil(math.log(basin.epsilon / end) / math.log(stage.fall) - 1e-6), stage.least)
     if math.prod(_shape(sides, number)) <= SMALL:
@@ -172,10 +171,10 @@ def _end(basin: Basin, sides: Sides, critical: float, number: int) -> tuple[floa
 
 
 def _descend(
-    basins: list[Basin], sides: Sequence[Sides], critical: list[float], number: int, device: torch.device
+    basins: list[Basin], sides: Sequence[Sides], number: int, device: torch.device
 ) -> Iterator[list[Basin]]:
     """Basins lifted to the resolution of a stage and annealed to its last temperature."""
-    ends = [_end(basin, sides[basin.pair], critical[basin.pair], number) for basin in basins]
+    ends = [_end(basin, sides[basin.pair], number) for basin in basins]
     keys = [(*_shape(sides[basin.pair], number), steps) for basin, (_, steps) in zip(basins, ends, strict=True)]
     for chunk in _chunks(range(len(basins)), lambda i: keys[i], lambda i: math.prod(keys[i][:2]), device):
         taken = [basins[i] for i in chunk]

@@ -44,7 +44,7 @@ class Polished:
 
 
 def indifferent(x: Space, y: Space) -> Polished:
-    """The product plan, for pairs in which all plans are equally good: all distances of one of the spaces are equal."""
+    """The product plan, for pairs in which all plans are equally good: the points of one of the spaces coincide."""
     p, q = torch.from_numpy(x.mass), torch.from_numpy(y.mass)
     plan = p[:, None] * q
     moved = torch.from_numpy(x.distances) @ plan @ torch.from_numpy(y.distances)

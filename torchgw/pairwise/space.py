@@ -14,6 +14,7 @@ distances and the metric approach to object matching", 2011 (distributions of di
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,11 +36,11 @@ ANCHORS = (2, 3, 4, 2, 3)
 
 @dataclass(frozen=True)
 class Level:
-    """A resolution: distances (n, n), masses (n,), and for each cell the cell of the level before it that it lies in,
-    (n,), and its share of that one's mass, (n,).
+    """A resolution: distances (n, n) over the critical one, masses (n,), and for each cell the cell of the level before
+    that it lies in, (n,), and its share of that one's mass, (n,).
 
     ``size`` is n before it was filled up; ``spread`` how far distances from a point to cells are from those of its own
-    cell, their root mean square.
+    cell, their root mean square over the critical distance.
     """
 
     size: int
@@ -60,8 +61,8 @@ class Space:
     levels : resolutions, coarsest first; the last has all points.
     features : of the coarsest cells, (n, .) each; matching by any of them is a first guess.
     squared : mean squared distance.
-    critical : temperature scale, the largest eigenvalue of the centred distances: at an epsilon of twice the product of
-        both spaces' the product plan stops being stable.
+    critical : the largest eigenvalue of the centred distances. At an epsilon of twice the product of both spaces' ones
+        the product plan stops being stable.
     """
 
     distances: Array
@@ -87,65 +88,68 @@ def prepare(distances: Array, mass: Array, seed: int) -> Space:
     support = np.flatnonzero(mass > 0)
     D = np.ascontiguousarray(distances[np.ix_(support, support)])
     p = mass[support] / mass[support].sum()
-    levels = _ladder(D, p)
-    coarse = levels[0]
-    rows = slice(0, coarse.size)
-    coarse_D, coarse_p = coarse.distances[rows, rows].to(torch.float64), coarse.mass[rows].to(torch.float64)
-    coarse_p = coarse_p / coarse_p.sum()
+    cells = _ladder(D, p)
+    coarse_D, coarse_p = torch.from_numpy(cells[0].distances), torch.from_numpy(cells[0].mass)
     values, vectors = _modes(coarse_D, coarse_p)
+    critical = float(values[0].abs()) if len(p) > 1 else 0.0
     features = _features(coarse_D, coarse_p, values, vectors, seed)
+    levels = tuple(_level(each, critical or 1.0) for each in cells)
     return Space(
         distances=D,
         mass=p,
         support=support,
         total=len(mass),
         levels=levels,
-        features=tuple(_filled(feature.to(torch.float32), len(coarse.mass)) for feature in features),
+        features=tuple(_filled(feature / (critical or 1.0), len(levels[0].mass)) for feature in features),
         squared=float(p @ np.square(D) @ p),
-        critical=float(values[0].abs()) if len(p) > 1 else 0.0,
+        critical=critical,
     )
 
 
-def _ladder(D: Array, p: Array) -> tuple[Level, ...]:
+class Cells(NamedTuple):
+    """A resolution as `Level` has it, in float64, unscaled, and not filled up."""
+
+    distances: Array
+    mass: Array
+    parent: Array
+    share: Array
+    spread: float
+
+
+def _ladder(D: Array, p: Array) -> list[Cells]:
     """All resolutions, each nested in the one before."""
     n = len(p)
     tree = linkage(squareform(D, checks=False), "ward") if n > WORTHWHILE * CELLS[0] else None
-    levels, before = [], np.zeros(n, dtype=np.int64)
+    found, before = [], np.zeros(n, dtype=np.int64)
     for cells in (*CELLS, n):
         whole = tree is None or n <= WORTHWHILE * cells
         label = np.arange(n) if whole else fcluster(tree, cells, "maxclust").astype(np.int64) - 1
-        count = int(label.max()) + 1
-        m = np.bincount(label, p, count)
-        parent = np.zeros(count, dtype=np.int64)
+        m = np.bincount(label, p)
+        parent = np.zeros(len(m), dtype=np.int64)
         parent[label] = before
-        weights = np.zeros((n, count))
+        weights = np.zeros((n, len(m)))
         weights[np.arange(n), label] = p / m[label]
         to_cells = D if whole else D @ weights
         between = D if whole else weights.T @ to_cells
         spread = float(np.sqrt(p @ np.square(to_cells - between[label]) @ m))
-        share = m / np.bincount(parent, m)[parent]
-        levels.append(_level(between, m, parent, share, spread))
+        found.append(Cells(between, m, parent, m / np.bincount(parent, m)[parent], spread))
         before = label
-    return tuple(levels)
+    return found
 
 
-def _level(D: Array, mass: Array, parent: Array, share: Array, spread: float) -> Level:
-    n = len(mass)
+def _level(cells: Cells, critical: float) -> Level:
+    """In float32, filled up to a multiple of 16."""
+    n = len(cells.mass)
     size = -(-n // MULTIPLE) * MULTIPLE
-    distances = torch.zeros(size, size)
-    distances[:n, :n] = torch.from_numpy(D)
-    filled = torch.full((size,), NO_MASS)
-    filled[:n] = torch.from_numpy(mass)
-    return Level(n, spread, distances, filled, _filled(torch.from_numpy(parent), size), _filled(_single(share), size))
-
-
-def _single(values: Array) -> Tensor:
-    return torch.from_numpy(values).to(torch.float32)
+    distances, mass = torch.zeros(size, size), torch.full((size,), NO_MASS)
+    distances[:n, :n], mass[:n] = torch.from_numpy(cells.distances / critical), torch.from_numpy(cells.mass)
+    parent, share = (_filled(torch.from_numpy(part), size) for part in (cells.parent, cells.share))
+    return Level(n, cells.spread / critical, distances, mass, parent.to(torch.int64), share)
 
 
 def _filled(values: Tensor, size: int) -> Tensor:
-    """Rows of zeros added up to ``size``."""
-    found = values.new_zeros(size, *values.shape[1:])
+    """In float32, with rows of zeros added up to ``size``."""
+    found = torch.zeros(size, *values.shape[1:])
     found[: len(values)] = values
     return found
 
