@@ -1,6 +1,6 @@
 """Entropic plans of a batch of pairs, annealed together: one linearisation of each at every temperature.
 
-At temperature e the plan is T = 2^(S + f + g) pq with the score S = (2 / e) D_X T' D_Y log2(e) of the plan T' before it.
+At temperature e the plan is T = 2^(S + f + g) pq with the score S = (2 / e) D_X T' D_Y log2(e) of the plan T' before.
 The potentials, in units of cost, move smoothly with the temperature, so each solve starts from their extrapolation; a
 few plain Sinkhorn iterations on the stored kernel and some over-relaxed ones then come close enough to its solution.
 
@@ -106,4 +106,3 @@ def scalings(kernel: Tensor, turned: Tensor, p: Tensor, q: Tensor, effort: Effor
     good = (torch.isfinite(u) & (u > 0)).all(-1, keepdim=True) & (torch.isfinite(v) & (v > 0)).all(-1, keepdim=True)
     v = torch.where(good, v, safe)
     return torch.where(good, u, p / torch.bmm(v, turned, out=x)), v
-

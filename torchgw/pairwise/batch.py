@@ -8,8 +8,8 @@
       v
     polished                  see `torchgw.pairwise.polish`
 
-Pairs of equal shapes run together, in chunks that fit a cache or a device. On a CPU with one thread the bits of a pair's
-plan depend on nothing but its two spaces.
+Pairs of equal shapes run together, in chunks that fit a cache or a device. On a CPU with one thread the bits of a
+pair's plan depend on nothing but its two spaces.
 """
 
 from __future__ import annotations
@@ -170,9 +170,7 @@ def _end(basin: Basin, sides: Sides, number: int) -> tuple[float, int]:
     return end, steps
 
 
-def _descend(
-    basins: list[Basin], sides: Sequence[Sides], number: int, device: torch.device
-) -> Iterator[list[Basin]]:
+def _descend(basins: list[Basin], sides: Sequence[Sides], number: int, device: torch.device) -> Iterator[list[Basin]]:
     """Basins lifted to the resolution of a stage and annealed to its last temperature."""
     ends = [_end(basin, sides[basin.pair], number) for basin in basins]
     keys = [(*_shape(sides[basin.pair], number), steps) for basin, (_, steps) in zip(basins, ends, strict=True)]

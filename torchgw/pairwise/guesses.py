@@ -23,7 +23,7 @@ EFFORT = Effort(10)
 
 def n_guesses(space: Space) -> int:
     """Guesses of a pair, without the product plan."""
-    return len(space.features) - 1 + 2**N_MODES
+    return len(space.features) - 1 + (1 << N_MODES)
 
 
 def guesses(pairs: Pairs, sides: Sequence[tuple[Space, Space]], device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
-"""From an entropic plan to one whose marginals are exact, whose value is exact, and which no plan nearby betters much.
+"""From an entropic plan to one with exact marginals and an exact value, which no plan nearby betters much.
 
-The plan is rounded onto the marginals, and its value computed in float64. Dual potentials bound its Frank-Wolfe gap: with
+The plan is rounded onto the marginals, its value computed in float64. Dual potentials bound its Frank-Wolfe gap: with
 C = -2 D_X T D_Y and any potentials b, made consistent by a_i = min_j (C_ij - b_j), b_j = min_i (C_ij - a_i),
 
     value(T) - value(S) <= gap to first order,   gap = 2 (<C, T> - p . a - q . b).
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.pairwise.highs import NotSolved
+from torchgw.gw.sharp import TransportError
 from torchgw.pairwise.space import Space
 from torchgw.pairwise.vertex import vertex
 from torchgw.sinkhorn.scaling import feasible
@@ -101,7 +101,7 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
             break
         try:
             better, potentials = vertex(C.numpy(), x.mass, y.mass, [other.numpy() for other in duals])
-        except NotSolved:
+        except TransportError:
             break
         other, duals = torch.from_numpy(better), [dual, torch.from_numpy(potentials)]
         slope = float((C * other).sum()) + 2 * product

@@ -172,5 +172,5 @@ def _features(D: Tensor, p: Tensor, values: Tensor, vectors: Tensor, seed: int) 
     modes[:, :count] = vectors[:, :count] * values[:count].abs().sqrt()
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.multinomial(p, sum(ANCHORS), replacement=True, generator=generator)
-    anchors = [D[:, index] for index in drawn.split(list(ANCHORS))]
+    anchors = [D[:, index] for index in torch.split(drawn, list(ANCHORS))]
     return [quantiles(D, p, N_QUANTILES), (D @ p)[:, None], modes, *anchors]

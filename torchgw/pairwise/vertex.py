@@ -1,4 +1,4 @@
-"""A vertex of the transport polytope that is optimal, or nearly so, for a linear cost: small problems, as many as pairs.
+"""A vertex of the transport polytope that is optimal, or nearly so, for a linear cost.
 
 `torchgw.gw.sharp.transport` prices its solution against all entries. Here a vertex among the few entries of smallest
 reduced cost will do, since a conditional-gradient step needs a good direction and not the best, and its gap is bounded
@@ -31,14 +31,14 @@ def vertex(C: Array, p: Array, q: Array, duals: Sequence[Array]) -> tuple[Array,
 
     Raises
     ------
-    torchgw.pairwise.highs.NotSolved
+    torchgw.gw.sharp.TransportError
         When HiGHS gives up.
     """
     if len(p) == len(q) and np.ptp(p) == 0 == np.ptp(q):
         plan = np.zeros_like(C)
         plan[linear_sum_assignment(C)] = p[0]
         return plan, duals[0]
-    n, k = C.shape
+    n = len(p)
     mask = _staircase(p, q)
     for dual in reversed(duals):
         reduced = C - dual

@@ -1,0 +1,231 @@
+"""`gw_pairwise`: distances between all pairs of many spaces."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchgw import validate
+from torchgw._version import __version__
+from torchgw.gw.prepare import pick_device
+from torchgw.kernels.sampling import make_generator
+from torchgw.options import GWOptions
+from torchgw.pairwise.inputs import Inputs, read_spaces
+from torchgw.pairwise.result import PairwiseResult
+from torchgw.pairwise.status import PairStatus
+from torchgw.pairwise.store import Store
+from torchgw.pairwise.tasks import LARGEST, Maker
+from torchgw.pairwise.tiles import Pair, n_pairs, position
+from torchgw.pairwise.work import Solved, closing, outcomes
+from torchgw.types import Array, Callback, ConvergenceWarning, Progress, RandomState
+from torchgw.watch import Watch
+
+logger = logging.getLogger("torchgw")
+
+KEEP = ("values", "matchings")
+
+
+def gw_pairwise(
+    spaces: Sequence[Any],
+    *,
+    masses: Sequence[Any] | None = None,
+    distances: str = "auto",
+    scale: str = "common",
+    tol: float = 1e-2,
+    keep: str = "values",
+    options: GWOptions = GWOptions(),  # noqa: B008 - frozen, so one instance serves every call
+    n_jobs: int | None = None,
+    device: str | torch.device | None = None,
+    store: str | PathLike[str] | None = None,
+    callback: Callback | None = None,
+    random_state: RandomState = None,
+) -> PairwiseResult:
+    """Gromov-Wasserstein distances, without entropy, between all pairs of n spaces of a few to some hundred points.
+
+    Each is sqrt(min_T sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j') over plans T with the masses of both spaces as
+    marginals, at the lowest plan found: up to the search a metric between spaces, without the factor 1/2 of Memoli's
+    definition. Pairs are solved in batches from a dozen starts each.
+
+    Parameters
+    ----------
+    spaces : two or more of: points (N, D), any real dtype; square distance matrices (N, N); SciPy sparse graphs of edge
+        lengths; distance providers. Of any sizes, one point included. Distances are found once for each.
+    masses : one entry for each space, (N_i,) non-negative or None, which is uniform; scaled to sum 1.
+    distances : how they come from points and graphs, as in `torchgw.gw_align`: "auto" (all shortest paths on the
+        k-nearest-neighbour graph; a square symmetric array is taken for distances), "euclidean", "landmark",
+        "precomputed", "dijkstra".
+    scale : "common": distances in the units of the data, so that sizes count. "own": each space's distances are divided
+        by its largest one, so that shapes alone count.
+    tol : a pair is settled when to first order no plan nearby lowers its value by more than this share. 1e-2 is within
+        0.2 % of the local optimum on average; smaller ones take more transport problems.
+    keep : "values", or "matchings" for the strongest match of each point in every pair as well, 4 (N_i + N_j) bytes.
+    options : of these ``spaces`` counts, but for its scale, and ``max_memory``. Spaces of more than 1000 points are
+        aligned by `torchgw.gw_align`, pair by pair, with all of them.
+    n_jobs : None solves in this process, with a thread for each of torch's (within a `joblib.parallel_config`, as that
+        says). A number distributes batches over joblib's workers, whose start costs seconds; -1 takes all cores. With
+        joblib's backends "dask" or "ray" these are on other machines too.
+    device : of the batches: "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
+    store : path of a file that keeps finished pairs. After an end of any kind, a kill included, the same call goes on
+        from there and returns the same bits as an undisturbed one.
+    callback : called after every batch with a `Progress`: ``iteration`` pairs done of ``max_iter``, ``cost`` their mean
+        value, ``marginal_error`` the worst so far. Returning True, or raising StopIteration, ends the call; pairs not
+        done are NaN.
+    random_state : of some of the starts: int, torch.Generator or numpy.random.Generator. None takes fresh entropy, or
+        what the store was begun with.
+
+    Returns
+    -------
+    PairwiseResult
+
+    Raises
+    ------
+    ValueError, TypeError
+        For input that cannot be used, naming the entry like ``spaces[3]``, before any work; and for a store that is
+        damaged, is something else, or belongs to another call.
+    MemoryError
+        When the distances of all spaces would exceed ``options.max_memory``, before any work.
+    RuntimeError
+        When another process has the store open.
+    KeyboardInterrupt
+        On Ctrl-C, after the batches at work; what is done is in the store.
+
+    Warns
+    -----
+    ConvergenceWarning
+        When pairs are not settled, or failed.
+    GraphWarning
+        When a graph had to be stitched, or infinite distances were replaced.
+
+    Notes
+    -----
+    O(N^2 log N) once for each space. O(N K (N + K)) for each of some dozen annealing steps of a pair, and about one
+    transport problem. A pair's bits depend on its two spaces alone, on one machine's CPU, not on the other pairs, on
+    ``n_jobs``, or on the order of things.
+
+    References
+    ----------
+    F. Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011.
+    T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with application on
+    graphs", 2019.
+
+    Examples
+    --------
+    >>> import torchgw
+    >>> spaces = [torchgw.datasets.make_spiral(n, random_state=n)[0] for n in (40, 50, 60)]
+    >>> torchgw.gw_pairwise(spaces, random_state=0).square().shape
+    (3, 3)
+    """
+    began = time.perf_counter()
+    validate.instance("options", options, GWOptions)
+    validate.real("tol", tol, above=0.0, most=1.0)
+    validate.choice("keep", keep, KEEP)
+    if n_jobs is not None:
+        validate.integer("n_jobs", n_jobs, least=-1)
+        if n_jobs == 0:
+            raise ValueError("n_jobs must be -1, a positive number or None, got 0")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
+    if store is not None and not isinstance(store, str | PathLike):
+        raise TypeError(f"store must be a path or None, got {type(store).__name__}")
+    where = pick_device(device, tuple(spaces) if isinstance(spaces, list | tuple) else ())
+    seed = int(torch.randint(2**62, (1,), generator=make_generator(random_state, torch.device("cpu"))))
+    inputs = read_spaces(spaces, masses, distances, scale, options, least=2)
+    logger.info("distances of %d spaces in %.2f s", len(inputs.sizes), time.perf_counter() - began)
+    fingerprint = _fingerprint(inputs, tol, keep, options)
+    with Store(store, fingerprint, seed, random_state is not None) if store is not None else nullcontext() as kept:
+        collected = _Collected(inputs, keep == "matchings", callback, began)
+        if kept is not None:
+            seed = kept.seed
+            collected.take(kept.finished(), stored=True)
+        n = len(inputs.sizes)
+        missing = [pair for pair in _all_pairs(n) if pair not in collected.done]
+        tasks = Maker(inputs, tol, where, keep == "matchings", options, seed).tasks(missing)
+        if not collected.watch.stopped:
+            with closing(outcomes(tasks, n_jobs)) as results:
+                for solved in results:
+                    if kept is not None:
+                        kept.add(solved)
+                    collected.take(solved)
+                    if collected.watch.stopped:
+                        break
+    result = collected.result()
+    warn_of(result.status)
+    return result
+
+
+def _all_pairs(n: int) -> Iterator[Pair]:
+    return ((i, j) for i in range(n) for j in range(i + 1, n))
+
+
+def _fingerprint(inputs: Inputs, tol: float, keep: str, options: GWOptions) -> dict[str, str]:
+    """What a store must agree with, by name."""
+    large = {**asdict(options), "loss": str(options.loss), "max_memory": None}
+    found = {"spaces, masses or scale": inputs.digest(), "tol": repr(tol), "keep": keep, "version": __version__}
+    found["options"] = json.dumps(large, sort_keys=True, default=str) if max(inputs.sizes) > LARGEST else ""
+    return found
+
+
+class _Collected:
+    """Pairs as they come, told to whoever listens."""
+
+    def __init__(self, inputs: Inputs, matchings: bool, callback: Callback | None, began: float) -> None:
+        self.n, self.began, self.watch = len(inputs.sizes), began, Watch(callback)
+        m = n_pairs(self.n)
+        self.values, self.gaps = np.full(m, np.nan), np.full(m, np.nan)
+        self.status = np.full(m, PairStatus.PENDING, dtype=np.int8)
+        self.scales, self.unit, self.worst = np.array(inputs.scales), inputs.unit, 0.0
+        self.done: set[Pair] = set()
+        self.matchings: dict[Pair, tuple[Array, Array]] | None = {} if matchings else None
+        self.n_stored = 0
+
+    def take(self, found: Sequence[Solved], stored: bool = False) -> None:
+        """Take pairs in, and say so."""
+        for each in found:
+            i, j = each.pair
+            at = position(i, j, self.n)
+            self.values[at] = each.value * self.unit**2
+            self.gaps[at], self.status[at] = each.gap, each.status
+            self.worst = max(self.worst, each.marginal_error)
+            if self.matchings is not None and each.matching is not None:
+                self.matchings[each.pair] = each.matching
+        self.done |= {each.pair for each in found}
+        self.n_stored += len(found) if stored else 0
+        if found:
+            done = self.values[self.status != PairStatus.PENDING]
+            mean = float(np.nanmean(done)) if np.isfinite(done).any() else float("nan")
+            counts = {"iteration": len(self.done), "max_iter": len(self.values)}
+            elapsed = time.perf_counter() - self.began
+            self.watch.tell(Progress(**counts, cost=mean, marginal_error=self.worst, epsilon=0.0, elapsed=elapsed))
+
+    def result(self) -> PairwiseResult:
+        """What there is now."""
+        return PairwiseResult(
+            values=self.values,
+            gaps=self.gaps,
+            status=self.status,
+            n_spaces=self.n,
+            scales=self.scales,
+            n_solved=len(self.done) - self.n_stored,
+            n_stored=self.n_stored,
+            seconds=time.perf_counter() - self.began,
+            matchings=self.matchings,
+        )
+
+
+def warn_of(status: Iterable[int], stacklevel: int = 3) -> None:
+    """Say how many pairs are not what was asked for."""
+    codes = [PairStatus(int(code)) for code in status]
+    for code in (PairStatus.UNSETTLED, PairStatus.FAILED):
+        if count := codes.count(code):
+            text = f"{count} of {len(codes)} pairs are {code.name.lower()}: {code.text}"
+            warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)

@@ -1,0 +1,142 @@
+"""From a list of spaces to the distance matrices and masses of all of them, refused before anything long starts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchgw import validate
+from torchgw.gw.prepare import DISTANCES, check_space, is_graph
+from torchgw.options import GWOptions
+from torchgw.spaces import EuclideanDistances, LandmarkDistances, PrecomputedDistances
+from torchgw.spaces.graph import build_graph
+from torchgw.types import Array, DistanceProvider
+
+COPIES = 4  # of a distance matrix: raw, scaled, and in float32 at the resolutions of the ladder
+SCALES = ("common", "own")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Scaled distances (N_i, N_i), masses (N_i,), the divisors of the raw distances, one for each space, and what
+    distances between spaces are multiplied by: the divisor that they share, or 1."""
+
+    distances: list[Array]
+    masses: list[Array]
+    scales: list[float]
+    unit: float
+
+    @property
+    def sizes(self) -> list[int]:
+        """Points that have mass."""
+        return [int((mass > 0).sum()) for mass in self.masses]
+
+    def digest(self) -> str:
+        """A hash of everything that values depend on."""
+        found = hashlib.sha256()
+        for D, mass, scale in zip(self.distances, self.masses, self.scales, strict=True):
+            for part in (np.array([len(mass), scale]), D, mass):
+                found.update(np.ascontiguousarray(part, dtype=np.float64).tobytes())
+        return found.hexdigest()
+
+
+def read_spaces(
+    spaces: object, masses: object, distances: str, scale: str, options: GWOptions, least: int, name: str = "spaces"
+) -> Inputs:
+    """Validated spaces and masses as `Inputs`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Naming the entry, like ``spaces[3]``.
+    MemoryError
+        When all distance matrices together exceed ``options.max_memory``.
+    """
+    entries = _list(name, spaces, least)
+    validate.choice("distances", distances, DISTANCES)
+    validate.choice("scale", scale, SCALES)
+    if options.spaces.scale is not None:
+        raise ValueError(f"options.spaces.scale must be None here, got {options.spaces.scale!r}; use scale=")
+    names = [f"{name}[{i}]" for i in range(len(entries))]
+    checked = [_checked(each, space, distances, options) for each, space in zip(names, entries, strict=True)]
+    sizes = [_size(space) for space, _ in checked]
+    given = [None] * len(entries) if masses is None else _list("masses", masses, len(entries), len(entries))
+    mass = [validate.masses(f"masses[{i}]", m, n, "N") for i, (m, n) in enumerate(zip(given, sizes, strict=True))]
+    needed = COPIES * sum(8 * n**2 for n in sizes)
+    validate.memory("distances within all spaces", needed, options.max_memory, "use fewer or smaller spaces")
+    raw = _matrices(names, checked, options)
+    largest = [float(D.max()) or 1.0 for D in raw]
+    scales = [max(D.max() for D in raw) or 1.0] * len(raw) if scale == "common" else largest
+    scales = [float(divisor) for divisor in scales]
+    scaled = [D / divisor for D, divisor in zip(raw, scales, strict=True)]
+    return Inputs(scaled, [m / m.sum() for m in mass], scales, scales[0] if scale == "common" else 1.0)
+
+
+def _list(name: str, value: object, least: int, exactly: int | None = None) -> list[Any]:
+    if isinstance(value, str | bytes | dict) or not isinstance(value, Sequence):
+        hint = "; for a stack of them, list(array)" if hasattr(value, "shape") else ""
+        raise TypeError(f"{name} must be a list, got {type(value).__name__}{hint}")
+    if exactly is not None and len(value) != exactly:
+        raise ValueError(f"{name} must have one entry for each of {exactly} spaces, got {len(value)}")
+    if len(value) < least:
+        raise ValueError(f"{name} must hold at least {least} spaces, got {len(value)}")
+    return list(value)
+
+
+def _checked(name: str, space: Any, distances: str, options: GWOptions) -> tuple[Any, str]:
+    """The validated space and the kind of its distances; "point" where there is only one."""
+    shape = _shape(space)
+    if getattr(space, "size", None) == 1 and hasattr(space, "rows"):
+        return np.zeros((1, 1)), "point"
+    if shape[:1] == (1,) and not hasattr(space, "rows"):
+        return (np.zeros((1, 1)) if is_graph(space) else validate.points(name, space, least=1)), "point"
+    return check_space(name, space, distances, options.spaces)
+
+
+def _shape(space: Any) -> tuple[int, ...]:
+    try:
+        return tuple(np.shape(space))
+    except ValueError:  # ragged; validation names it
+        return ()
+
+
+def _size(space: Any) -> int:
+    return int(space.size) if hasattr(space, "rows") else int(space.shape[0])
+
+
+def _matrices(names: list[str], checked: list[tuple[Any, str]], options: GWOptions) -> list[Array]:
+    """Raw distances (N, N) of each space; all searches of all graphs share one pool of processes where that pays."""
+    found: dict[int, Array] = {}
+    graphs: dict[int, Any] = {}
+    for i, (name, (space, kind)) in enumerate(zip(names, checked, strict=True)):
+        if kind == "point":
+            found[i] = np.zeros((1, 1))
+        elif kind in ("provider", "matrix", "euclidean"):
+            found[i] = _raw(space if kind == "provider" else _provider(name, space, kind))
+        else:
+            graph = space if is_graph(space) else build_graph(space, options.spaces.k, name)[0]
+            if kind == "landmark":
+                found[i] = _raw(LandmarkDistances(graph, options.spaces.n_landmarks, name=name))
+            else:
+                graphs[i] = graph
+    paths = PrecomputedDistances.from_graphs(list(graphs.values()), [names[i] for i in graphs])
+    found.update(zip(graphs, [_raw(space) for space in paths], strict=True))
+    return [found[i] for i in range(len(names))]
+
+
+def _provider(name: str, space: Any, kind: str) -> DistanceProvider:
+    return PrecomputedDistances(space, name=name) if kind == "matrix" else EuclideanDistances(space, name=name)
+
+
+def _raw(space: DistanceProvider) -> Array:
+    """All distances in the units of the data, symmetric, with a zero diagonal."""
+    everything = PrecomputedDistances.of(space.to(torch.device("cpu"), torch.float64), torch.device("cpu"))
+    D: Array = everything.matrix.numpy() * float(space.scale)
+    D = np.maximum((D + D.T) / 2, 0.0)  # factored distances may be slightly negative
+    np.fill_diagonal(D, 0.0)
+    return D

@@ -1,0 +1,95 @@
+"""What a solve of all pairs returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from torchgw import validate
+from torchgw.pairwise.status import PairStatus
+from torchgw.pairwise.tiles import Pair, position
+from torchgw.types import Array
+
+
+@dataclass(frozen=True, repr=False)
+class PairwiseResult:
+    """Gromov-Wasserstein distances between all pairs of n spaces.
+
+    Vectors of pairs (m,), m = n (n - 1) / 2, are in the order of SciPy's condensed distance matrices: (0, 1), (0, 2),
+    ..., (0, n - 1), (1, 2), ... Pairs that were not solved are NaN.
+
+    Attributes
+    ----------
+    condensed : (m,) distances, the square roots of ``values``; for `scipy.cluster.hierarchy.linkage`.
+    values : (m,) objectives sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j' at the plans found, in squared units of the data
+        (of scaled distances with ``scale="own"``): what POT's ``gromov_wasserstein2`` returns. Each belongs to a plan
+        with exact marginals, so it is an upper bound on the minimum.
+    gaps : (m,) first-order bounds on how far plans nearby could lower a value, over the value.
+    status : (m,) codes, see `PairStatus`.
+    n_spaces : n.
+    scales : (n,) what each space's distances were divided by within the solve.
+    n_solved, n_stored : pairs that this call solved, and that it found in its store.
+    seconds : time of the call.
+    """
+
+    values: Array
+    gaps: Array
+    status: Array
+    n_spaces: int
+    scales: Array
+    n_solved: int
+    n_stored: int
+    seconds: float
+    matchings: Mapping[Pair, tuple[Array, Array]] | None = field(default=None, compare=False)
+
+    @property
+    def condensed(self) -> Array:
+        """(m,) distances, the square roots of ``values``."""
+        found: Array = np.sqrt(self.values)
+        return found
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pairs were solved."""
+        return bool((self.status != PairStatus.PENDING).all())
+
+    @property
+    def converged(self) -> bool:
+        """Whether all pairs are settled."""
+        return bool((self.status == PairStatus.SETTLED).all())
+
+    def square(self) -> Array:
+        """(n, n) distances with a zero diagonal, for ``metric="precomputed"`` of scikit-learn."""
+        found = np.zeros((self.n_spaces, self.n_spaces))
+        found[np.triu_indices(self.n_spaces, 1)] = self.condensed
+        return found + found.T
+
+    def pair(self, i: int, j: int) -> int:
+        """Where the vectors of pairs have spaces i and j."""
+        i, j = (validate.integer(name, k, least=0, most=self.n_spaces - 1) for name, k in (("i", i), ("j", j)))
+        if i == j:
+            raise ValueError(f"i and j must differ, got {i} twice")
+        return position(min(i, j), max(i, j), self.n_spaces)
+
+    def matching(self, i: int, j: int) -> Array:
+        """(N_i,) for each point of space i the index in space j that it sends most mass to; -1 for points without mass.
+
+        Raises
+        ------
+        ValueError
+            Without ``keep="matchings"``, or where the pair was not solved.
+        """
+        self.pair(i, j)
+        if self.matchings is None:
+            raise ValueError("matchings were not kept; use gw_pairwise(..., keep='matchings')")
+        both = self.matchings.get((min(i, j), max(i, j)))
+        if both is None:
+            raise ValueError(f"the pair ({i}, {j}) was not solved: {PairStatus(int(self.status[self.pair(i, j)]))}")
+        return both[0] if i < j else both[1]
+
+    def __repr__(self) -> str:
+        counts = [f"{int((self.status == code).sum())} {code.name.lower()}" for code in PairStatus]
+        kinds = ", ".join(text for text in counts if not text.startswith("0 "))
+        return f"PairwiseResult({self.n_spaces} spaces, {len(self.values)} pairs: {kinds}, {self.seconds:.1f} s)"
