@@ -24,6 +24,7 @@ from torchgw.types import Array
 
 logger = logging.getLogger("torchgw")
 
+DEVEX, COLUMNWISE, MINIMISE = 1, 1, 1
 BINDINGS = ("highspy._core", "scipy.optimize._highspy._core")
 
 
@@ -63,19 +64,26 @@ def _imported(name: str) -> Any:
 
 def _directly(core: Any, cost: Array, ends: Array, masses: Array) -> tuple[Array, Array]:
     count = len(cost)
-    program = core.HighsLp()
-    program.num_col_ = program.a_matrix_.num_col_ = count
-    program.num_row_ = program.a_matrix_.num_row_ = len(masses)
-    program.a_matrix_.format_ = core.MatrixFormat.kColwise
-    program.a_matrix_.start_ = np.arange(0, 2 * count + 1, 2, dtype=np.int32)
-    program.a_matrix_.index_, program.a_matrix_.value_ = ends, np.ones(2 * count)
-    program.col_cost_, program.col_lower_, program.col_upper_ = cost, np.zeros(count), np.full(count, np.inf)
-    program.row_lower_ = program.row_upper_ = masses
     options = core.HighsOptions()
     options.output_flag, options.presolve, options.solver = False, "off", "simplex"
+    options.simplex_dual_edge_weight_strategy = DEVEX
     highs = core._Highs()
     highs.passOptions(options)
-    highs.passModel(program)
+    columns = cost, np.zeros(count), np.full(count, np.inf)
+    sums = np.arange(0, 2 * count, 2, dtype=np.int32), ends, np.ones(2 * count)
+    highs.passModel(
+        count,
+        len(masses),
+        2 * count,
+        COLUMNWISE,
+        MINIMISE,
+        0.0,
+        *columns,
+        masses,
+        masses,
+        *sums,
+        np.zeros(count, np.int32),
+    )
     highs.run()
     if highs.getModelStatus() != core.HighsModelStatus.kOptimal:
         raise TransportError(highs.modelStatusToString(highs.getModelStatus()))
