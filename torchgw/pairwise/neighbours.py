@@ -8,6 +8,7 @@ distances are those that solving all pairs gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from torchgw.pairwise.inputs import read_spaces
 from torchgw.pairwise.status import PairStatus
 from torchgw.pairwise.tasks import Maker
 from torchgw.pairwise.tiles import Pair
-from torchgw.pairwise.work import closing, outcomes
+from torchgw.pairwise.work import outcomes
 from torchgw.types import Array, RandomState
 
 AT_ONCE = 2

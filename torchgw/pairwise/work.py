@@ -1,17 +1,16 @@
 """What is done with one tile of pairs, here or in another process, and who does it.
 
-In this process there is a thread for each of torch's, each with one: the operations of a batch are too short to be
-divided, and so their bits do not depend on the number of threads. Under joblib the tiles go to its workers, on this
-machine or, with Dask's or Ray's backend, on others.
+Torch has one thread meanwhile: the operations of a batch are too short to be divided, and so their bits do not depend on
+the number of threads. In this process tiles are solved one after the other. Threads would win little, since HiGHS holds
+the interpreter's lock; under joblib tiles go to its workers, on this machine or, with Dask's or Ray's backend, on others.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +28,8 @@ from torchgw.pairwise.tiles import Pair
 from torchgw.spaces import PrecomputedDistances
 from torchgw.status import Status
 from torchgw.types import Array
+
+ONE_AT_A_TIME = threading.Lock()  # filters of warnings belong to the process
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Task:
 def solve(task: Task) -> list[Solved]:
     """All pairs of a task, in their order."""
     if torch.get_num_threads() != 1 and not task.large:
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # `outcomes` sets it back where the user's own code goes on
     sides = [(task.spaces[i], task.spaces[j]) for i, j in task.pairs]
     turned = [x.size < y.size for x, y in sides]
     sides = [(y, x) if turn else (x, y) for (x, y), turn in zip(sides, turned, strict=True)]
@@ -93,7 +94,7 @@ def _strongest(plan: Tensor, x: Space, y: Space) -> Array:
 def _aligned(x: Space, y: Space, task: Task) -> Polished:
     """Two large spaces by `gw_align` without entropy."""
     providers = [PrecomputedDistances.stored_matrix(torch.from_numpy(space.distances), 1.0) for space in (x, y)]
-    with warnings.catch_warnings():
+    with ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the status is told instead
         found = gw_align(
             *providers,
@@ -111,29 +112,18 @@ def _aligned(x: Space, y: Space, task: Task) -> Polished:
     return Polished(found.plan.cpu(), float(found.value), float(gap), float(found.marginal_error))
 
 
-def outcomes(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[Solved]]:
+def outcomes(tasks: Sequence[Task], n_jobs: int | None) -> Generator[list[Solved], None, None]:
     """Results of tasks as they come, in no order. Closing the iterator gives up what has not begun."""
-    small, large = ([task for task in tasks if task.large is kind] for kind in (False, True))
     threads = torch.get_num_threads()
     try:
         if n_jobs is not None or _joblib_is_asked():
-            yield from _by_joblib(list(tasks), n_jobs)
+            yield from _by_joblib(tasks, n_jobs)
             return
-        workers = min(threads if all(task.device.type == "cpu" for task in small) else 1, len(small))
-        yield from _in_threads(small, workers) if workers > 1 else map(solve, small)
-        torch.set_num_threads(threads)
-        yield from map(solve, large)
+        for task in tasks:
+            torch.set_num_threads(threads)
+            yield solve(task)
     finally:
         torch.set_num_threads(threads)
-
-
-def _in_threads(tasks: Sequence[Task], workers: int) -> Iterator[list[Solved]]:
-    pool = ThreadPoolExecutor(workers, "torchgw-pairwise", torch.set_num_threads, (1,))
-    try:
-        for done in as_completed([pool.submit(solve, task) for task in tasks]):
-            yield done.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _joblib_is_asked() -> bool:
@@ -156,16 +146,6 @@ def _by_joblib(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[Solve
     results: Any = parallel(delayed(solve)(task) for task in tasks)
     try:
         yield from results
-    finally:
-        if hasattr(results, "close"):
-            results.close()
-
-
-@contextmanager
-def closing(results: Iterator[list[Solved]]) -> Iterator[Iterator[list[Solved]]]:
-    """Give up what has not begun on every way out."""
-    try:
-        yield results
     finally:
         if hasattr(results, "close"):
             results.close()
