@@ -59,11 +59,15 @@ if TYPE_CHECKING:
     from torchgw import anndata
     from torchgw.embedding import JointEmbedding, joint_embedding
     from torchgw.estimator import GromovWasserstein
+    from torchgw.pairwise import PairwiseResult, gw_neighbours, gw_pairwise
 
 # What needs scikit-learn, pandas or joblib is imported when it is first asked for.
 LATER = {
     "GromovWasserstein": "torchgw.estimator",
     "JointEmbedding": "torchgw.embedding",
+    "PairwiseResult": "torchgw.pairwise",
+    "gw_neighbours": "torchgw.pairwise",
+    "gw_pairwise": "torchgw.pairwise",
     "joint_embedding": "torchgw.embedding",
 }
 
@@ -100,6 +104,7 @@ __all__ = [
     "LandmarkDistances",
     "LowRankOptions",
     "OutOfMemoryWarning",
+    "PairwiseResult",
     "Partial",
     "PrecisionWarning",
     "PrecomputedDistances",
@@ -126,6 +131,8 @@ __all__ = [
     "estimate",
     "gw_align",
     "gw_loss",
+    "gw_neighbours",
+    "gw_pairwise",
     "joint_embedding",
     "resume",
 ]

@@ -19,6 +19,7 @@ from typing import Any
 from torchgw.cli.align import Interrupted, run_align, run_resume
 from torchgw.cli.estimate import run_estimate
 from torchgw.cli.info import run_info
+from torchgw.cli.pairwise import run_pairwise
 from torchgw.cli.parser import build_parser
 from torchgw.cli.show import run_completion, run_demo
 from torchgw.types import TorchGWWarning
@@ -26,6 +27,7 @@ from torchgw.types import TorchGWWarning
 COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {
     "align": run_align,
     "resume": run_resume,
+    "pairwise": run_pairwise,
     "estimate": run_estimate,
     "info": run_info,
     "demo": run_demo,

@@ -48,6 +48,7 @@ def build_parser() -> Parser:
     resume = _command(commands, "resume", "go on with an alignment that was killed or interrupted")
     resume.add_argument("checkpoint", type=Path, help="the folder that `align --checkpoint` made")
     _output(resume, TABLES)
+    _pairwise(commands)
     estimate = _command(commands, "estimate", "memory and time of an alignment, and how it would be solved")
     estimate.add_argument("source", help=f"a number of points, or a file ({KINDS})")
     estimate.add_argument("target", help="the same for the other space")
@@ -99,6 +100,17 @@ def _align(commands: Any) -> None:
     cells.add_argument("--keep-plan", type=float, metavar="MASS", help="store the plan's largest entries, like 0.99")
     _device(align)
     _memory(align)
+
+
+def _pairwise(commands: Any) -> None:
+    pairwise = _command(commands, "pairwise", "Gromov-Wasserstein distances between all pairs of files")
+    pairwise.add_argument("spaces", type=Path, nargs="+", help=f"two files or more ({KINDS})")
+    pairwise.add_argument("-o", "--output", type=Path, required=True, help="distances to write: .npz, or .csv")
+    _distances(pairwise)
+    pairwise.add_argument("--store", type=Path, help="a file for finished pairs, from which a later call goes on")
+    pairwise.add_argument("--jobs", type=int, help="processes (default: one, with batches of pairs)")
+    _device(pairwise, backend=False)
+    _memory(pairwise)
 
 
 def _output(parser: Parser, text: str) -> None:

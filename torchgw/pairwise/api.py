@@ -71,9 +71,9 @@ def gw_pairwise(
     keep : "values", or "matchings" for the strongest match of each point in every pair as well, 4 (N_i + N_j) bytes.
     options : of these ``spaces`` counts, but for its scale, and ``max_memory``. Spaces of more than 1000 points are
         aligned by `torchgw.gw_align`, pair by pair, with all of them.
-    n_jobs : None solves in this process, on one core (within a `joblib.parallel_config`, as that says). A number
-        distributes batches over joblib's workers, whose start costs seconds; -1 takes all cores. With joblib's backends
-        "dask" or "ray" these are on other machines too.
+    n_jobs : None solves in this process, with a thread for each of torch's (within a `joblib.parallel_config`, as that
+        says). A number distributes batches over joblib's workers, whose start costs seconds; -1 takes all cores. With
+        joblib's backends "dask" or "ray" these are on other machines too.
     device : of the batches: "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
     store : path of a file that keeps finished pairs. After an end of any kind, a kill included, the same call goes on
         from there and returns the same bits as an undisturbed one.

@@ -1,0 +1,65 @@
+"""``torchgw pairwise``: distances between all pairs of files."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchgw.cli.align import memory_of
+from torchgw.cli.output import check_output, finite, write_whole
+from torchgw.io import read_space
+from torchgw.options import GWOptions
+from torchgw.progress import bar_on_terminal
+
+if TYPE_CHECKING:
+    from torchgw.pairwise import PairwiseResult
+
+
+def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Read, compare, write."""
+    from torchgw.pairwise import gw_pairwise
+
+    check_output(arguments.output, ".npz", ".csv")
+    limit = memory_of(arguments)
+    names = [str(file) for file in arguments.spaces]
+    spaces = [read_space(f"space {i}", file, limit) for i, file in enumerate(arguments.spaces)]
+    bar: Any = bar_on_terminal("pairs")
+    try:
+        found = gw_pairwise(
+            spaces,
+            distances=arguments.distances,
+            options=GWOptions(max_memory=limit),
+            n_jobs=arguments.jobs,
+            device=arguments.device,
+            store=arguments.store,
+            callback=bar,
+            random_state=arguments.seed,
+        )
+    finally:
+        if bar is not None:
+            bar.close()
+    save = save_arrays if arguments.output.suffix == ".npz" else save_table
+    write_whole(lambda aside: save(aside, names, found), arguments.output)
+    return {
+        "output": str(arguments.output),
+        "spaces": names,
+        "distances": [finite(value) for value in found.condensed.tolist()],
+    }
+
+
+def save_arrays(path: Path, names: list[str], found: PairwiseResult) -> None:
+    """``distances`` (n (n - 1) / 2,) in SciPy's order of pairs, ``square`` (n, n), ``names`` (n,)."""
+    with path.open("wb") as file:
+        np.savez_compressed(file, distances=found.condensed, square=found.square(), names=np.array(names))
+
+
+def save_table(path: Path, names: list[str], found: PairwiseResult) -> None:
+    """The square matrix under a header of names."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(names)
+        table.writerows(found.square().tolist())
