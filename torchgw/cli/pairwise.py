@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchgw.cli.align import memory_of
+from torchgw.cli.align import Interrupted, memory_of
 from torchgw.cli.output import check_output, finite, write_whole
 from torchgw.io import read_space
 from torchgw.options import GWOptions
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
     """Read, compare, write."""
-    from torchgw.pairwise import gw_pairwise
+    from torchgw.pairwise import PairStatus, gw_pairwise
 
     check_output(arguments.output, ".npz", ".csv")
     limit = memory_of(arguments)
@@ -44,11 +44,19 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
             bar.close()
     save = save_arrays if arguments.output.suffix == ".npz" else save_table
     write_whole(lambda aside: save(aside, names, found), arguments.output)
-    return {
+    described = {
         "output": str(arguments.output),
         "spaces": names,
         "distances": [finite(value) for value in found.condensed.tolist()],
+        "status": [PairStatus(int(code)).name.lower() for code in found.status],
+        "solved": found.n_solved,
+        "stored": found.n_stored,
+        "seconds": found.seconds,
     }
+    if not found.complete:
+        more = f"; the same command goes on from {arguments.store}" if arguments.store else ""
+        raise Interrupted(f"the pairs done so far are in {arguments.output}, the others are nan{more}", described)
+    return described
 
 
 def save_arrays(path: Path, names: list[str], found: PairwiseResult) -> None:

@@ -18,6 +18,7 @@ import torch
 from torchgw import validate
 from torchgw._version import __version__
 from torchgw.gw.prepare import pick_device
+from torchgw.interrupt import stopped_by_interrupt
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs, read_spaces
@@ -78,8 +79,8 @@ def gw_pairwise(
     store : path of a file that keeps finished pairs. After an end of any kind, a kill included, the same call goes on
         from there and returns the same bits as an undisturbed one.
     callback : called after every batch with a `Progress`: ``iteration`` pairs done of ``max_iter``, ``cost`` their mean
-        value, ``marginal_error`` the worst so far. Returning True, or raising StopIteration, ends the call; pairs not
-        done are NaN.
+        value, ``marginal_error`` the worst so far. Returning True, or raising StopIteration, ends the call after the
+        batches at work, and so does Ctrl-C; pairs not done are NaN, their status PENDING. A second Ctrl-C raises.
     random_state : of some of the starts: int, torch.Generator or numpy.random.Generator. None takes fresh entropy, or
         what the store was begun with.
 
@@ -96,13 +97,11 @@ def gw_pairwise(
         When the distances of all spaces would exceed ``options.max_memory``, before any work.
     RuntimeError
         When another process has the store open.
-    KeyboardInterrupt
-        On Ctrl-C, after the batches at work; what is done is in the store.
 
     Warns
     -----
     ConvergenceWarning
-        When pairs are not settled, or failed.
+        When pairs are not settled, failed, or were not solved because the call was ended.
     GraphWarning
         When a graph had to be stitched, or infinite distances were replaced.
 
@@ -151,7 +150,7 @@ def gw_pairwise(
         missing = [pair for pair in _all_pairs(n) if pair not in collected.done]
         tasks = Maker(inputs, tol, where, keep == "matchings", options, seed).tasks(missing)
         if not collected.watch.stopped:
-            with closing(outcomes(tasks, n_jobs)) as results:
+            with stopped_by_interrupt(collected.watch), closing(outcomes(tasks, n_jobs)) as results:
                 for solved in results:
                     if kept is not None:
                         kept.add(solved)
@@ -225,7 +224,7 @@ class _Collected:
 def warn_of(status: Iterable[int], stacklevel: int = 3) -> None:
     """Say how many pairs are not what was asked for."""
     codes = [PairStatus(int(code)) for code in status]
-    for code in (PairStatus.UNSETTLED, PairStatus.FAILED):
+    for code in (PairStatus.PENDING, PairStatus.UNSETTLED, PairStatus.FAILED):
         if count := codes.count(code):
             text = f"{count} of {len(codes)} pairs are {code.name.lower()}: {code.text}"
             warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)

@@ -57,7 +57,7 @@ def read_spaces(
     MemoryError
         When all distance matrices together exceed ``options.max_memory``.
     """
-    entries = _list(name, spaces, least)
+    entries = as_list(name, spaces, least)
     validate.choice("distances", distances, DISTANCES)
     validate.choice("scale", scale, SCALES)
     if options.spaces.scale is not None:
@@ -65,7 +65,7 @@ def read_spaces(
     names = [f"{name}[{i}]" for i in range(len(entries))]
     checked = [_checked(each, space, distances, options) for each, space in zip(names, entries, strict=True)]
     sizes = [_size(space) for space, _ in checked]
-    given = [None] * len(entries) if masses is None else _list("masses", masses, len(entries), len(entries))
+    given = [None] * len(entries) if masses is None else as_list("masses", masses, len(entries), len(entries))
     mass = [validate.masses(f"masses[{i}]", m, n, "N") for i, (m, n) in enumerate(zip(given, sizes, strict=True))]
     needed = COPIES * sum(8 * n**2 for n in sizes)
     validate.memory("distances within all spaces", needed, options.max_memory, "use fewer or smaller spaces")
@@ -77,7 +77,8 @@ def read_spaces(
     return Inputs(scaled, [m / m.sum() for m in mass], scales, scales[0] if scale == "common" else 1.0)
 
 
-def _list(name: str, value: object, least: int, exactly: int | None = None) -> list[Any]:
+def as_list(name: str, value: object, least: int, exactly: int | None = None) -> list[Any]:
+    """The entries, at least so many of them, or as many as there are spaces."""
     if isinstance(value, str | bytes | dict) or not isinstance(value, Sequence):
         hint = "; for a stack of them, list(array)" if hasattr(value, "shape") else ""
         raise TypeError(f"{name} must be a list, got {type(value).__name__}{hint}")

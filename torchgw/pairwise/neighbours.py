@@ -21,7 +21,7 @@ from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.api import warn_of
 from torchgw.pairwise.bounds import lower_bounds, signatures
-from torchgw.pairwise.inputs import read_spaces
+from torchgw.pairwise.inputs import as_list, read_spaces
 from torchgw.pairwise.status import PairStatus
 from torchgw.pairwise.tasks import Maker
 from torchgw.pairwise.tiles import Pair
@@ -106,11 +106,10 @@ def gw_neighbours(
     validate.real("tol", tol, above=0.0, most=1.0)
     where = pick_device(device, tuple(spaces) if isinstance(spaces, list | tuple) else ())
     seed = int(torch.randint(2**62, (1,), generator=make_generator(random_state, torch.device("cpu"))))
-    k = validate.integer("n_neighbours", n_neighbours, least=1)
-    inputs = read_spaces(spaces, masses, distances, scale, options, least=2)
-    n = len(inputs.sizes)
-    validate.integer("n_neighbours", k, least=1, most=n - 1)
+    n = len(as_list("spaces", spaces, 2))
+    k = validate.integer("n_neighbours", n_neighbours, least=1, most=n - 1)
     asked = _places(queries, n)
+    inputs = read_spaces(spaces, masses, distances, scale, options, least=2)
     made = [signatures(D, mass) for D, mass in zip(inputs.distances, inputs.masses, strict=True)]
     bounds = lower_bounds([made[i] for i in asked], made)
     values: dict[Pair, float] = {}
@@ -125,7 +124,7 @@ def gw_neighbours(
     pairs = len({_pair(i, j) for i in asked for j in range(n) if i != j})
     nearest = [_nearest(i, n, values)[:k] for i in asked]
     indices = np.array([[j for _, j in row] for row in nearest])
-    found = inputs.unit * np.sqrt(np.array([[value for value, _ in row] for row in nearest]))
+    found = np.sqrt(np.array([[value for value, _ in row] for row in nearest]) * inputs.unit**2)
     return Neighbours(indices, found, pairs, len(values), pairs - len(values))
 
 

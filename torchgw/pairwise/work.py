@@ -1,7 +1,7 @@
 """What is done with one tile of pairs, here or in another process, and who does it.
 
 In this process there is a thread for each of torch's, each with one: the operations of a batch are too short to be
-divided, and so their bits do not depend on the number of threads. Two threads are 1.2 to 1.8 times as fast as one, since
+divided, and so their bits do not depend on the number of threads. Two threads are 1.2 to 1.8 times as fast as one, for
 HiGHS holds the interpreter's lock. Under joblib tiles go to its workers, on this machine or, with Dask's or Ray's
 backend, on others.
 """

@@ -1,0 +1,353 @@
+"""All pairs of many spaces: values against oracles, exactness, independence of everything but the two spaces."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import cdist, squareform
+from sklearn.cluster import AgglomerativeClustering
+
+from tests.problems import ROLL, SPIRAL, gw_by_enumeration, random_distances, random_masses
+from torchgw import (
+    ConvergenceWarning,
+    EuclideanDistances,
+    GWOptions,
+    PairwiseResult,
+    Progress,
+    SpaceOptions,
+    TorchGWWarning,
+    gw_align,
+    gw_neighbours,
+    gw_pairwise,
+)
+from torchgw.pairwise import PairStatus, batch, tasks
+from torchgw.pairwise.bounds import lower_bounds, signatures
+from torchgw.pairwise.space import prepare
+from torchgw.pairwise.tiles import position, tiles
+from torchgw.spaces.graph import neighbour_graph
+
+CPU = torch.device("cpu")
+
+
+def shape(kind: int, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Points on a segment, a circle, or in two balls; turned at random."""
+    t = rng.uniform(size=n)
+    if kind == 0:
+        x = np.stack((2 * t, np.zeros(n), np.zeros(n)), 1)
+    elif kind == 1:
+        x = np.stack((np.cos(2 * np.pi * t), np.sin(2 * np.pi * t), np.zeros(n)), 1)
+    else:
+        x = 0.2 * rng.normal(size=(n, 3)) + np.where(t < 0.5, -1.0, 1.0)[:, None] * np.array([1.0, 0, 0])
+    turned = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    return (x + 0.01 * rng.normal(size=(n, 3))) @ turned
+
+
+SIZES = (17, 90, 41, 64, 120, 33)
+KINDS = (0, 1, 2, 0, 1, 2)
+CLOUDS = [shape(kind, n, np.random.default_rng(n)) for kind, n in zip(KINDS, SIZES, strict=True)]
+MATRICES = [cdist(x, x) for x in CLOUDS]
+
+
+def pairwise(spaces: Any, **keywords: Any) -> PairwiseResult:
+    return gw_pairwise(spaces, **{"random_state": 0, "distances": "euclidean", **keywords})
+
+
+@pytest.fixture(scope="module")
+def found() -> PairwiseResult:
+    return pairwise(CLOUDS, keep="matchings")
+
+
+def test_plans_have_exact_marginals_and_values_are_theirs() -> None:
+    rng = np.random.default_rng(0)
+    for n, k in ((9, 9), (12, 7), (45, 38), (100, 70)):
+        DX, DY = random_distances(n, rng), random_distances(k, rng)
+        p, q = (random_masses(n, rng), random_masses(k, rng)) if n != 9 else (np.full(9, 1 / 9), np.full(9, 1 / 9))
+        (solved,) = batch.solve_batch([(prepare(DX, p, 0), prepare(DY, q, 0))], 1e-2, CPU)
+        T = solved.plan.numpy()
+        assert T.min() >= 0
+        np.testing.assert_allclose(T.sum(1), p, atol=1e-13)
+        np.testing.assert_allclose(T.sum(0), q, atol=1e-13)
+        if n < 40:
+            value = gw_by_enumeration(DX, DY, T)
+        else:
+            value = p @ DX**2 @ p + q @ DY**2 @ q - 2 * np.sum(DX @ T @ DY * T)
+        assert solved.value == pytest.approx(value, rel=1e-10)
+
+
+def test_the_best_matching_of_a_few_points_is_mostly_found() -> None:
+    """Of all 720; a gap of tol is all that is promised, and tol bounds what it costs."""
+    shares: dict[float, list[float]] = {1e-9: [], 1e-2: []}
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        DX, DY = random_distances(6, rng), random_distances(6, rng)
+        best = min(np.square(DX - DY[np.ix_(order, order)]).mean() for order in itertools.permutations(range(6)))
+        for tol, found in shares.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                found.append(pairwise([DX, DY], distances="precomputed", tol=tol).values[0] / best)
+    assert np.mean(np.array(shares[1e-9]) <= 1 + 1e-9) >= 0.9
+    assert max(shares[1e-9]) <= 1.02
+    assert np.mean(shares[1e-2]) <= 1.005
+
+
+def test_turned_and_shuffled_copies_are_at_no_distance() -> None:
+    rng = np.random.default_rng(3)
+    for x in CLOUDS:
+        copy = (x @ np.linalg.qr(rng.normal(size=(3, 3)))[0])[rng.permutation(len(x))]
+        own = pairwise([x, copy], scale="own")
+        assert own.values[0] < 1e-10, len(x)
+        assert own.converged
+
+
+def test_values_are_no_worse_than_those_of_single_solves(found: PairwiseResult) -> None:
+    pairs, single = list(itertools.combinations((0, 2, 3, 5), 2)), []
+    unscaled = GWOptions(spaces=SpaceOptions(scale=1.0))
+    for i, j in pairs:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TorchGWWarning)
+            solved = gw_align(CLOUDS[i], CLOUDS[j], distances="euclidean", epsilon=0, random_state=0, options=unscaled)
+        assert solved.scales == (1.0, 1.0)
+        single.append(solved.value)
+    values = np.array([found.values[found.pair(*pair)] for pair in pairs])
+    assert values.mean() <= 1.01 * np.mean(single)
+    assert (values <= 1.05 * np.array(single)).all()
+
+
+def test_a_point_is_as_far_as_the_other_space_is_wide() -> None:
+    rng = np.random.default_rng(1)
+    D, mass = random_distances(30, rng), random_masses(30, rng)
+    one, same = np.zeros((1, 1)), np.zeros((4, 4))
+    spread = mass @ D**2 @ mass
+    result = gw_pairwise([one, D, same], masses=[None, mass, None], distances="precomputed", random_state=0)
+    np.testing.assert_allclose(result.values, [spread, 0.0, spread], rtol=1e-12, atol=1e-15)
+    assert result.converged
+    np.testing.assert_array_equal(gw_pairwise([np.zeros((1, 2)), np.ones((1, 5))]).condensed, [0.0])
+
+
+def test_points_without_mass_are_as_if_they_were_not_there() -> None:
+    rng = np.random.default_rng(2)
+    D, mass = random_distances(40, rng), random_masses(40, rng)
+    kept = np.flatnonzero(rng.uniform(size=40) < 0.7)
+    sparse = np.zeros(40)
+    sparse[kept] = mass[kept]
+    D[0, 1] = D[1, 0] = D.max()  # shared by both calls: the unit is the largest distance
+    sparse[:2], kept = 0.1, np.union1d(kept, [0, 1])
+    both = [
+        gw_pairwise([MATRICES[2], left], masses=[None, own], distances="precomputed", random_state=0, keep="matchings")
+        for left, own in ((D, sparse), (D[np.ix_(kept, kept)], sparse[kept]))
+    ]
+    assert both[0].values[0] == both[1].values[0]
+    matching = both[0].matching(1, 0)
+    np.testing.assert_array_equal(matching[kept], both[1].matching(1, 0))
+    assert (np.delete(matching, kept) == -1).all()
+    assert np.isin(both[0].matching(0, 1), kept).all()
+
+
+def test_bits_depend_on_the_two_spaces_alone(found: PairwiseResult) -> None:
+    """Not on the other pairs, the number of threads or of processes."""
+    largest = int(np.argmax([D.max() for D in MATRICES]))
+    for i, j in ((0, 3), (2, 5), (1, 3)):
+        alone = pairwise([CLOUDS[k] for k in (i, j, largest)])
+        assert alone.values[0] == found.values[found.pair(i, j)]
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            np.testing.assert_array_equal(pairwise(CLOUDS).values, found.values)
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    np.testing.assert_array_equal(pairwise(CLOUDS, n_jobs=2).values, found.values)
+
+
+def test_units_are_those_of_the_data_and_own_scales_leave_shapes() -> None:
+    three, seven = CLOUDS[:3], [7 * x for x in CLOUDS[:3]]
+    np.testing.assert_allclose(pairwise(seven).condensed, 7 * pairwise(three).condensed, rtol=1e-6)
+    own = pairwise([three[0], 5 * three[1], 0.1 * three[2]], scale="own")
+    np.testing.assert_allclose(own.condensed, pairwise(three, scale="own").condensed, rtol=1e-6)
+    np.testing.assert_allclose(own.scales, [MATRICES[0].max(), 5 * MATRICES[1].max(), 0.1 * MATRICES[2].max()])
+
+
+def test_points_matrices_providers_and_tensors_are_the_same_spaces(found: PairwiseResult) -> None:
+    mixed = [MATRICES[0], torch.from_numpy(MATRICES[1]), EuclideanDistances(CLOUDS[2]), *MATRICES[3:]]
+    result = gw_pairwise(mixed, distances="auto", random_state=0)
+    np.testing.assert_allclose(result.values, found.values, rtol=1e-6)
+    joined = [SPIRAL, ROLL]
+    by_graph = gw_pairwise([neighbour_graph(x, 5) for x in joined], random_state=0)
+    by_points = gw_pairwise(joined, options=GWOptions(spaces=SpaceOptions(k=5)), random_state=0)
+    np.testing.assert_allclose(by_graph.values, by_points.values, rtol=1e-9)
+    assert by_graph.values[0] != pytest.approx(pairwise(joined).values[0], rel=0.05)
+
+
+def test_the_condensed_vector_is_what_scipy_and_scikit_learn_take(found: PairwiseResult) -> None:
+    n = len(CLOUDS)
+    assert found.complete
+    assert found.converged
+    np.testing.assert_array_equal(found.square(), squareform(found.condensed))
+    assert [found.pair(i, j) for i, j in itertools.combinations(range(n), 2)] == list(range(n * (n - 1) // 2))
+    assert found.pair(3, 1) == found.pair(1, 3) == position(1, 3, n)
+    labels = fcluster(linkage(found.condensed, "average"), 3, "maxclust")
+    assert len(set(zip(labels, KINDS, strict=True))) == 3
+    merged = AgglomerativeClustering(3, metric="precomputed", linkage="average").fit_predict(found.square())
+    assert len(set(zip(merged, KINDS, strict=True))) == 3
+    assert "6 spaces, 15 pairs: 15 settled" in repr(found)
+
+
+def test_matchings_of_a_shuffled_copy_are_the_shuffle() -> None:
+    order = np.random.default_rng(4).permutation(SIZES[2])
+    # The copy is larger than none and smaller than none; the third space turns the pair round.
+    result = pairwise([CLOUDS[2], CLOUDS[2][order], CLOUDS[1]], keep="matchings")
+    np.testing.assert_array_equal(result.matching(0, 1), np.argsort(order))
+    np.testing.assert_array_equal(result.matching(1, 0), order)
+    assert result.matching(0, 2).shape == (SIZES[2],)
+    assert result.matching(2, 0).shape == (SIZES[1],)
+    with pytest.raises(ValueError, match="i and j must differ, got 1 twice"):
+        result.matching(1, 1)
+    with pytest.raises(ValueError, match="matchings were not kept"):
+        pairwise(CLOUDS[:2]).matching(0, 1)
+
+
+def test_large_spaces_are_aligned_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "LARGEST", 40)
+    result = pairwise([CLOUDS[k] for k in (0, 2, 5)], keep="matchings", scale="own")
+    expected = pairwise([CLOUDS[k] for k in (0, 5, 2)], scale="own")
+    assert result.status.tolist() == [PairStatus.SETTLED] * 3
+    assert result.values[1] == expected.values[0]  # of small spaces
+    np.testing.assert_allclose(result.values[[0, 2]], expected.values[1:], rtol=0.02)
+    assert result.matching(0, 1).shape == (SIZES[0],)
+
+
+def test_callbacks_hear_of_batches_and_end_the_call() -> None:
+    heard: list[Progress] = []
+    pairwise(CLOUDS, callback=heard.append)
+    assert [told.iteration for told in heard] == sorted({told.iteration for told in heard})
+    assert heard[-1].iteration == heard[-1].max_iter == 15
+    assert heard[-1].marginal_error < 1e-12
+    many = [CLOUDS[i % 6] for i in range(14)]
+    with pytest.warns(ConvergenceWarning, match="pairs are pending: not solved yet"):
+        cut = pairwise(many, callback=lambda told: told.iteration > 3)
+    assert not cut.complete
+    assert 3 < cut.n_solved < len(cut.values)
+    assert np.isfinite(cut.values).sum() == cut.n_solved
+    np.testing.assert_array_equal(np.isnan(cut.values), cut.status == PairStatus.PENDING)
+
+
+def test_an_interrupt_returns_what_is_done_and_the_second_one_gives_up() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    many = [CLOUDS[i % 6] for i in range(14)]
+
+    def press(_: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.warns(ConvergenceWarning, match="pending"):
+        cut = pairwise(many, callback=press)
+    assert 0 < cut.n_solved < len(cut.values)
+    with pytest.raises(KeyboardInterrupt):
+        pairwise(many, callback=lambda told: (press(told), press(told)))
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_pairs_that_are_not_settled_or_fail_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    loose, strict = pairwise(CLOUDS[1:4]), pairwise(CLOUDS[1:4], tol=1e-6)
+    assert (loose.gaps <= 1e-2).all()
+    assert (strict.gaps <= 1e-6).all()
+    assert (strict.values <= loose.values * (1 + 1e-9)).all()
+    monkeypatch.setattr("torchgw.pairwise.polish.MOST_STEPS", 0)
+    with pytest.warns(ConvergenceWarning, match="3 of 3 pairs are unsettled"):
+        assert not pairwise(CLOUDS[1:4], tol=1e-6).converged
+    monkeypatch.setattr("torchgw.pairwise.polish.feasible", lambda plans, p, q: torch.full_like(plans, torch.nan))
+    with pytest.warns(ConvergenceWarning, match=r"1 of 1 pairs are failed: no finite value was found"):
+        failed = pairwise(CLOUDS[1:3])
+    assert np.isnan(failed.values[0])
+    assert failed.status[0] == PairStatus.FAILED
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"spaces": [MATRICES[0]]}, ValueError, "spaces must hold at least 2 spaces, got 1"),
+    ({"spaces": np.zeros((3, 4, 4))}, TypeError, r"spaces must be a list, got ndarray; for a stack of them, list"),
+    ({"spaces": [CLOUDS[0], np.zeros((4, 3, 2))]}, ValueError, r"spaces\[1\]"),
+    ({"spaces": [CLOUDS[0], np.full((5, 2), np.nan)]}, ValueError, r"spaces\[1\]"),
+    ({"spaces": [CLOUDS[0], np.zeros((0, 2))]}, ValueError, r"spaces\[1\]"),
+    ({"spaces": [CLOUDS[0], "cloud.npy"]}, TypeError, r"spaces\[1\]"),
+    ({"masses": [None, np.ones(3)]}, ValueError, r"masses\[1\] must have shape \(N,\) = \(41,\), got \(3,\)"),
+    ({"masses": [None]}, ValueError, "masses must have one entry for each of 2 spaces, got 1"),
+    ({"masses": [None, -np.ones(41)]}, ValueError, r"masses\[1\]"),
+    ({"distances": "manhattan"}, ValueError, "distances must be one of"),
+    ({"scale": "mine"}, ValueError, "scale must be one of"),
+    ({"keep": "plans"}, ValueError, "keep must be one of"),
+    ({"tol": 0.0}, ValueError, "tol"),
+    ({"tol": 2.0}, ValueError, "tol"),
+    ({"n_jobs": 0}, ValueError, "n_jobs must be -1, a positive number or None, got 0"),
+    ({"n_jobs": -2}, ValueError, "n_jobs"),
+    ({"callback": 3}, TypeError, "callback must be callable or None, got int"),
+    ({"store": 3}, TypeError, "store must be a path or None, got int"),
+    ({"options": {}}, TypeError, "options"),
+    ({"options": GWOptions(spaces=SpaceOptions(scale=1.0))}, ValueError, r"options.spaces.scale must be None here"),
+    ({"options": GWOptions(max_memory=1000)}, MemoryError, "distances within all spaces"),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "text"), BAD)
+def test_bad_input_is_refused_before_any_work(
+    given: dict[str, Any], error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchgw.pairwise.tasks.prepare", None)
+    with pytest.raises(error, match=text):
+        pairwise(**{"spaces": [CLOUDS[0], CLOUDS[2]], **given})
+
+
+def test_tiles_hold_every_pair_once_whatever_is_wanted() -> None:
+    rng = np.random.default_rng(5)
+    sizes = rng.integers(1, 400, size=23).tolist()
+    every = list(itertools.combinations(range(23), 2))
+    assert sorted(itertools.chain.from_iterable(tiles(sizes, every))) == every
+    some = every[::7]
+    whole = {pair: at for at, tile in enumerate(tiles(sizes, every)) for pair in tile}
+    for tile in tiles(sizes, some):
+        assert len({whole[pair] for pair in tile}) == 1
+    assert sorted(itertools.chain.from_iterable(tiles(sizes, some))) == some
+
+
+def test_bounds_are_below_the_values(found: PairwiseResult) -> None:
+    made = [signatures(D, np.full(len(D), 1 / len(D))) for D in MATRICES]
+    bounds = lower_bounds(made, made)
+    rows, columns = np.triu_indices(len(MATRICES), 1)
+    assert (bounds[rows, columns] <= found.values).all()
+    assert (bounds[rows, columns] > 0.1 * found.values).any()
+    np.testing.assert_array_equal(np.diag(bounds), 0.0)
+
+
+def test_neighbours_are_those_of_all_pairs_and_few_pairs_are_solved() -> None:
+    rng = np.random.default_rng(6)
+    spaces = [shape(i % 3, int(rng.integers(20, 50)), rng) * (1 + (i % 4)) for i in range(24)]
+    square = pairwise(spaces).square()
+    np.fill_diagonal(square, np.inf)
+    for k, queries in ((1, None), (3, None), (4, [5, 0])):
+        nearest = gw_neighbours(spaces, k, queries=queries, distances="euclidean", random_state=0)
+        rows = square if queries is None else square[queries]
+        np.testing.assert_array_equal(nearest.indices, np.argsort(rows, 1, kind="stable")[:, :k])
+        np.testing.assert_array_equal(nearest.distances, np.sort(rows, 1)[:, :k])
+        assert nearest.n_solved + nearest.n_pruned == nearest.n_pairs
+        assert nearest.n_pruned > 0.4 * nearest.n_pairs
+    with pytest.raises(ValueError, match="n_neighbours"):
+        gw_neighbours(spaces, 24)
+    with pytest.raises(ValueError, match=r"queries\[1\]"):
+        gw_neighbours(spaces, 1, queries=[0, 24])
+    with pytest.raises(ValueError, match="queries must name at least one space"):
+        gw_neighbours(spaces, 1, queries=[])
+
+
+@pytest.mark.gpu
+def test_values_on_a_gpu_are_close(found: PairwiseResult) -> None:
+    result = pairwise(CLOUDS, device="cuda")
+    np.testing.assert_allclose(result.values, found.values, rtol=0.05)
+    assert abs(result.values.mean() / found.values.mean() - 1) < 0.01
+    assert result.converged

@@ -1,0 +1,312 @@
+"""All pairs again: the store after a kill, files that are none of ours, the command, clusters."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.problems import ROLL, SPIRAL
+from torchgw import ConvergenceWarning, PairwiseResult, Progress, cli, datasets, gw_pairwise
+from torchgw.cli import pairwise as command
+from torchgw.pairwise import work
+from torchgw.pairwise.work import Solved, Task
+
+SPACES = [datasets.make_spiral(n, random_state=n)[0] for n in (40, 190, 85, 160, 65, 180, 95, 170, 58, 200)]
+N_PAIRS = 45
+CHILD = """
+    import os, signal, sys
+    import torchgw
+
+    spaces = [torchgw.datasets.make_spiral(n, random_state=n)[0] for n in (40, 190, 85, 160, 65, 180, 95, 170, 58, 200)]
+
+    def told(progress):
+        if progress.iteration >= int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        print(progress.iteration, flush=True)
+
+    torchgw.gw_pairwise(spaces, store=sys.argv[1], callback=told, keep="matchings", random_state=0)
+"""
+
+
+def pairwise(**keywords: Any) -> PairwiseResult:
+    return gw_pairwise(SPACES, **{"keep": "matchings", "random_state": 0, **keywords})
+
+
+@pytest.fixture(scope="module")
+def whole() -> PairwiseResult:
+    return pairwise()
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """The pairs that are solved in this process, in no order."""
+    seen: list[tuple[int, int]] = []
+    solve = work.solve
+
+    def counting(task: Task) -> list[Solved]:
+        seen.extend(task.pairs)
+        return solve(task)
+
+    monkeypatch.setattr(work, "solve", counting)
+    return seen
+
+
+def kept_pairs(path: Path) -> list[tuple[int, int]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("SELECT i, j FROM pairs ORDER BY i, j").fetchall()
+    finally:
+        connection.close()
+
+
+def assert_same(found: PairwiseResult, whole: PairwiseResult) -> None:
+    for name in ("values", "gaps", "status", "scales"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+    for i in range(found.n_spaces):
+        for j in set(range(found.n_spaces)) - {i}:
+            np.testing.assert_array_equal(found.matching(i, j), whole.matching(i, j))
+
+
+def start(path: Path, pairs: int) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", textwrap.dedent(CHILD), str(path), str(pairs)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def test_after_a_kill_nothing_is_lost_and_nothing_done_twice(
+    tmp_path: Path, whole: PairwiseResult, counted: list[tuple[int, int]]
+) -> None:
+    path = tmp_path / "pairs.sqlite"
+    child = start(path, N_PAIRS // 2)
+    told = [int(line) for line in child.communicate()[0].split()]
+    assert child.returncode == -signal.SIGKILL
+    before = kept_pairs(path)
+    assert len(set(before)) >= N_PAIRS // 2 > max(told, default=0)
+    assert len(before) < N_PAIRS
+    result = pairwise(store=path)
+    assert_same(result, whole)
+    assert (result.n_stored, result.n_solved) == (len(before), N_PAIRS - len(before))
+    assert sorted(counted + before) == kept_pairs(path)
+    assert len(set(counted) | set(before)) == len(counted) + len(before) == N_PAIRS
+    counted.clear()
+    again = pairwise(store=path)
+    assert_same(again, whole)
+    assert counted == []
+    assert (again.n_stored, again.n_solved) == (N_PAIRS, 0)
+
+
+@pytest.mark.slow
+def test_kills_at_any_moment_leave_whole_batches(tmp_path: Path, whole: PairwiseResult) -> None:
+    rng = np.random.default_rng()
+    path = tmp_path / "pairs.sqlite"
+    for _ in range(6):
+        child = start(path, N_PAIRS + 1)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(rng.uniform(0, 0.15))
+        child.kill()
+        child.communicate()
+    stored = kept_pairs(path)
+    result = pairwise(store=path)
+    assert result.n_stored == len(stored) > 0
+    assert_same(result, whole)
+
+
+def test_a_call_that_is_ended_or_fails_goes_on_too(tmp_path: Path, whole: PairwiseResult) -> None:
+    path = tmp_path / "pairs.sqlite"
+    with pytest.warns(ConvergenceWarning, match="pending"):
+        cut = pairwise(store=path, callback=lambda told: told.iteration > 5)
+    assert 0 < cut.n_solved < N_PAIRS
+    pair = np.argwhere(np.isnan(cut.square()))[0]
+    with pytest.raises(ValueError, match="was not solved: pending"):
+        cut.matching(*pair)
+
+    def fail(told: Progress) -> None:
+        if told.iteration > cut.n_solved:
+            raise RuntimeError("out of ink")
+
+    with pytest.raises(RuntimeError, match="out of ink"):
+        pairwise(store=path, callback=fail)
+    assert len(kept_pairs(path)) > cut.n_solved
+    result = pairwise(store=path, random_state=None)  # its own seed is in the file
+    assert_same(result, whole)
+    assert result.n_stored > cut.n_solved
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"keep": "values"}, "with other keep;"),
+        ({"tol": 0.05}, "with other tol;"),
+        ({"random_state": 1}, "with other random_state;"),
+        ({"scale": "own", "tol": 0.05}, "with other spaces, masses or scale, tol;"),
+        ({"masses": [*[None] * 9, np.arange(200)]}, "with other spaces, masses or scale;"),
+        ({"distances": "euclidean"}, "with other spaces, masses or scale;"),
+    ],
+)
+def test_stores_of_other_calls_are_refused_and_left_alone(
+    given: dict[str, Any], text: str, tmp_path: Path, one_batch: bytes
+) -> None:
+    path = tmp_path / "pairs.sqlite"
+    path.write_bytes(one_batch)
+    with pytest.raises(ValueError, match=f"belongs to another call, {text} give another path, or delete the file"):
+        pairwise(store=path, **given)
+    assert path.read_bytes() == one_batch
+
+
+@pytest.fixture(scope="module")
+def one_batch(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A store that has a few pairs."""
+    path = tmp_path_factory.mktemp("stores") / "pairs.sqlite"
+    with pytest.warns(ConvergenceWarning, match="pending"):
+        pairwise(store=path, callback=lambda _: True)
+    return path.read_bytes()
+
+
+def test_files_that_are_no_stores_are_refused_and_left_alone(tmp_path: Path, one_batch: bytes) -> None:
+    path = tmp_path / "pairs.sqlite"
+    rng = np.random.default_rng(0)
+    scrambled = bytearray(one_batch)
+    scrambled[4096:] = rng.integers(0, 256, len(scrambled) - 4096, dtype=np.uint8).tobytes()
+    for content in (b"distances,between,spaces\n" * 300, one_batch[: len(one_batch) // 2], bytes(scrambled)):
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"store .*pairs.sqlite (is not a file of pairs|is damaged|cannot be used)"
+        ):
+            pairwise(store=path)
+        assert path.read_bytes() == content
+    path.unlink()
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE pairs (i INTEGER)")
+    other.close()
+    with pytest.raises(ValueError, match="is an SQLite file of something else"):
+        pairwise(store=path)
+    with pytest.raises(ValueError, match="store must be the path of a file, but .* is a folder"):
+        pairwise(store=tmp_path)
+    with pytest.raises(ValueError, match="needs a folder"):
+        pairwise(store=tmp_path / "nowhere" / "pairs.sqlite")
+
+
+def test_one_process_at_a_time_has_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.sqlite"
+    refused: list[str] = []
+
+    def second(_: Progress) -> bool:
+        with pytest.raises(RuntimeError) as error:
+            pairwise(store=path)
+        refused.append(str(error.value))
+        return True
+
+    with pytest.warns(ConvergenceWarning, match="pending"):
+        pairwise(store=path, callback=second)
+    assert "is in use by another process; wait for it" in refused[0]
+
+
+@pytest.mark.slow
+def test_a_cluster_of_two_workers_finds_the_same(tmp_path: Path, whole: PairwiseResult) -> None:
+    distributed = pytest.importorskip("distributed")
+    from joblib import parallel_config
+
+    folder = str(tmp_path)
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, local_directory=folder
+    )
+    with cluster, distributed.Client(cluster) as client:
+        client.wait_for_workers(2)
+        with parallel_config(backend="dask"):
+            result = pairwise(store=tmp_path / "pairs.sqlite")
+        at_work = client.run(lambda: sum(name.startswith("torchgw.pairwise") for name in sys.modules))
+    assert len(at_work) == 2
+    assert all(at_work.values())
+    assert_same(result, whole)
+    assert len(kept_pairs(tmp_path / "pairs.sqlite")) == N_PAIRS
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    for name, points in (("spiral", SPIRAL), ("roll", ROLL), ("copy", SPIRAL[::-1])):
+        np.save(tmp_path / f"{name}.npy", points)
+    return [str(tmp_path / f"{name}.npy") for name in ("spiral", "roll", "copy")]
+
+
+def test_the_command_writes_what_the_library_finds(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = gw_pairwise([SPIRAL, ROLL, SPIRAL[::-1]], random_state=0)
+    table, arrays, store = tmp_path / "out.csv", tmp_path / "out.npz", tmp_path / "pairs.sqlite"
+    assert cli.main(["pairwise", *files, "-o", str(table), "--store", str(store), "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["distances"] == expected.condensed.tolist()
+    assert described["status"] == ["settled"] * 3
+    assert (described["solved"], described["stored"]) == (3, 0)
+    rows = list(csv.reader(table.read_text().splitlines()))
+    assert rows[0] == files
+    np.testing.assert_array_equal(np.array(rows[1:], dtype=float), expected.square())
+    assert cli.main(["pairwise", *files, "-o", str(arrays), "--store", str(store), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stored"] == 3
+    with np.load(arrays) as content:
+        np.testing.assert_array_equal(content["distances"], expected.condensed)
+        np.testing.assert_array_equal(content["square"], expected.square())
+        assert content["names"].tolist() == files
+
+
+def test_an_interrupted_command_writes_what_is_done_and_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, points in enumerate(SPACES):
+        np.save(tmp_path / f"{number}.npy", points)
+    out, store = tmp_path / "out.csv", tmp_path / "pairs.sqlite"
+    arguments = ["pairwise", *(str(tmp_path / f"{n}.npy") for n in range(10)), "-o", str(out), "--store", str(store)]
+    monkeypatch.setattr(command, "bar_on_terminal", lambda _: Interrupting())
+    assert cli.main(arguments) == 130
+    said = capsys.readouterr().err
+    assert f"interrupted: the pairs done so far are in {out}, the others are nan" in said
+    assert f"the same command goes on from {store}" in said
+    assert 0 < np.isnan(np.loadtxt(out, delimiter=",", skiprows=1)).sum() < 90
+    monkeypatch.undo()
+    assert cli.main(arguments) == 0
+    np.testing.assert_array_equal(np.loadtxt(out, delimiter=",", skiprows=1), pairwise().square())
+
+
+class Interrupting:
+    """Presses Ctrl-C at the first batch."""
+
+    def __call__(self, _: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["-o", "out.txt"], "out.txt"),
+        (["-o", "out.csv", "--jobs", "0"], "n_jobs must be"),
+        (["-o", "out.csv", "--store", "no/where.sqlite"], "needs a folder"),
+        (["-o", "out.csv", "--max-memory", "1e-9"], "GiB"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    more: list[str], text: str, files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(files[0]).parent)
+    assert cli.main(["pairwise", *files, *more]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("torchgw: error: ")
+    assert said.count("\n") == 1
+    assert text in said
+    assert cli.main(["pairwise", files[0], "-o", "out.csv"]) == 2
+    assert "spaces must hold at least 2 spaces, got 1" in capsys.readouterr().err
+    assert not Path("out.csv").exists()
