@@ -172,6 +172,21 @@ def against_pot(name: str, spaces: list[Array], folder: Path, threads: int, roun
     }
 
 
+def summary(rows: list[Row]) -> Row:
+    """All problems as one."""
+    theirs, own = (sum(row[name] for row in rows) for name in ("POT seconds", "seconds"))
+    return {
+        "problems": len(rows),
+        "pairs": sum(row["pairs"] for row in rows),
+        "POT seconds": theirs,
+        "seconds": own,
+        "times faster": theirs / own,
+        "least": min(row["times faster"] for row in rows),
+        "over POT's": statistics.fmean(row["over POT's"] for row in rows),
+        "highest": max(row["over POT's"] for row in rows),
+    }
+
+
 def neighbours(spaces: list[Array], k: int) -> Row:
     """What lower bounds save."""
     found = gw_neighbours(spaces, k, random_state=0)
@@ -198,6 +213,7 @@ def run(rounds: int = ROUNDS) -> None:
         tiny = [against_pot("small clouds", spaces, folder, threads, rounds) for spaces in small]
     mixed = [D for family in FAMILIES for D in problem(family, 2, 6, (40, 80))]
     searches = [neighbours(mixed, k) for k in (1, 5)]
-    write("pairwise", rows, small=tiny, neighbours=searches, POT_threads=threads)
-    for part in (rows, tiny, searches):
+    together = [summary(rows)]
+    write("pairwise", rows, summary=together, small=tiny, neighbours=searches, POT_threads=threads)
+    for part in (rows, together, tiny, searches):
         show(part)

@@ -16,7 +16,7 @@ from benchmarks import beside
 from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md")
+DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md", "docs/pairwise.md")
 MARKED = re.compile(r"(<!-- table (\S+)(?: \| (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -91,6 +91,13 @@ def test_the_blocks_about_long_runs_run() -> None:
     assert logging.getLogger().handlers == handlers
 
 
+def test_the_blocks_about_all_pairs_run() -> None:
+    left = run_blocks(DOCS / "pairwise.md")
+    assert set(left["labels"][:3]) == {left["labels"][0]} != set(left["labels"][3:]) == {left["labels"][3]}
+    assert 0 < left["part"].n_solved == left["whole"].n_stored
+    assert left["nearest"].n_pruned > 0
+
+
 def test_a_block_that_fails_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.md"
     path.write_text("# Bad\n\n```python\nx = 1\nx / 0\n```\n")

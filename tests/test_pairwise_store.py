@@ -182,9 +182,7 @@ def test_files_that_are_no_stores_are_refused_and_left_alone(tmp_path: Path, one
     scrambled[4096:] = rng.integers(0, 256, len(scrambled) - 4096, dtype=np.uint8).tobytes()
     for content in (b"distances,between,spaces\n" * 300, one_batch[: len(one_batch) // 2], bytes(scrambled)):
         path.write_bytes(content)
-        with pytest.raises(
-            ValueError, match=r"store .*pairs.sqlite (is not a file of pairs|is damaged|cannot be used)"
-        ):
+        with pytest.raises(ValueError, match=r"store .* (is not a file of pairs|is damaged|cannot be used)"):
             pairwise(store=path)
         assert path.read_bytes() == content
     path.unlink()
@@ -193,7 +191,7 @@ def test_files_that_are_no_stores_are_refused_and_left_alone(tmp_path: Path, one
     other.close()
     with pytest.raises(ValueError, match="is an SQLite file of something else"):
         pairwise(store=path)
-    with pytest.raises(ValueError, match="store must be the path of a file, but .* is a folder"):
+    with pytest.raises(ValueError, match=r"store must be the path of a file, but .* is a folder"):
         pairwise(store=tmp_path)
     with pytest.raises(ValueError, match="needs a folder"):
         pairwise(store=tmp_path / "nowhere" / "pairs.sqlite")

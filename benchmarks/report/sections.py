@@ -144,6 +144,17 @@ def of_rows(results: Results, name: str) -> tuple[list[Plot], list[Table]]:
     return [], [Table("", results[name].rows)]
 
 
+def of_pairwise(results: Results) -> tuple[list[Plot], list[Table]]:
+    """Against POT's loop, and searches."""
+    result = results["pairwise"]
+    return [], [
+        Table("All 45 pairs of ten spaces", result.rows),
+        Table("All together", result.part("summary")),
+        Table("435 pairs of thirty smaller spaces", result.part("small")),
+        Table("Nearest neighbours: pairs that bounds rule out", result.part("neighbours")),
+    ]
+
+
 def of_gpu(results: Results) -> tuple[list[Plot], list[Table]]:
     """Every table of what ran on a GPU."""
     tables = []
@@ -181,6 +192,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "Marginal models and fused costs",
         "Partial, semi-relaxed, unbalanced and fused problems against POT, and a space of which a part is missing.",
         partial(of_rows, name="models"),
+    ),
+    "pairwise": (
+        "All pairs",
+        "Distances between all pairs of ragged spaces, against a plain loop of POT's gromov_wasserstein.",
+        of_pairwise,
     ),
     "kernels": (
         "Kernels",

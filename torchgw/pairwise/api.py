@@ -55,7 +55,7 @@ def gw_pairwise(
 
     Each is sqrt(min_T sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j') over plans T with the masses of both spaces as
     marginals, at the lowest plan found: up to the search a metric between spaces, without the factor 1/2 of Memoli's
-    definition. Pairs are solved in batches from a dozen starts each.
+    definition. Pairs are solved in batches, from sixteen starts each.
 
     Parameters
     ----------
