@@ -26,6 +26,7 @@ from torchgw import (
     SamplingOptions,
     SemiRelaxed,
     SeparableLoss,
+    SinkhornOptions,
     StoppingOptions,
     Supervision,
     Unbalanced,
@@ -34,6 +35,9 @@ from torchgw import (
 from torchgw.couplings import DenseCoupling
 from torchgw.gw.gradient import SampledGradient
 from torchgw.losses import SQUARE
+
+
+LOOSE: dict[str, Any] = {"sinkhorn": SinkhornOptions(), "stopping": StoppingOptions()}
 
 
 def plan(result: GWResult) -> torch.Tensor:
@@ -141,7 +145,7 @@ def test_changing_an_argument_changes_the_result(name: str, strategy: str) -> No
         change = {"cost": replace(given["cost"], **change)}
     if name == "strength":
         given |= {"supervision": Supervision(pairs=[(0, 0)])}
-    one, other = (solved(problem, arguments, strategy=strategy) for arguments in (given, given | change))
+    one, other = (solved(problem, arguments, strategy=strategy, **LOOSE) for arguments in (given, given | change))
     assert distance(one, other) > 1e-4
     assert one.value != other.value
 
@@ -200,7 +204,8 @@ def test_a_certificate_bounds_what_other_plans_could_save(name: str) -> None:
         assert math.isnan(result.certificate.stationarity)
     else:
         problem = replace(problem, epsilon=5e-3)
-        T, S = (plan(result).numpy(), plan(solved(problem, given | {"epsilon": 5e-3})).numpy())
+        other = solved(problem, given | {"epsilon": 5e-3}, **LOOSE)
+        T, S = plan(result).numpy(), plan(other).numpy()
         values = [oracle.objective(problem, T + step * (S - T)).value for step in (0.0, 1e-6)]
         slope = (values[1] - values[0]) / 1e-6
         assert 0 < -slope <= result.certificate.stationarity * (1 + 1e-4)
@@ -319,11 +324,12 @@ def test_masses_that_differ_are_welcome_where_they_may() -> None:
     assert 1.2 < float(streamed.marginal(1).sum()) < 1.8
 
 
+@pytest.mark.parametrize("seeds", [range(3, 6), pytest.param(range(6, 10), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     "marginals", [SemiRelaxed(0.0), SemiRelaxed(1e-300), Partial(0.5), Unbalanced(0.1, 0.1)], ids=str
 )
-def test_a_cloud_and_itself_are_solved_though_the_objective_rounds_to_zero(marginals: Any) -> None:
-    for seed in range(3, 10):
+def test_a_cloud_and_itself_are_solved_though_the_objective_rounds_to_zero(marginals: Any, seeds: range) -> None:
+    for seed in seeds:
         P = 3 * np.random.default_rng(seed).normal(size=(12, 3))
         result = gw_align(P, P, distances="euclidean", epsilon=1e-4, marginals=marginals, random_state=seed)
         assert 0 <= result.certificate.lower_bound <= result.value < 1e-3

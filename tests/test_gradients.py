@@ -44,8 +44,9 @@ ARGUMENTS = {
 }
 N, K = 15, 20
 # Kinds of distances and marginal models meet in few lines of code, so most of their pairs can wait.
+DAILY = dict.fromkeys(ARGUMENTS, ("balanced",)) | {"points": tuple(MODELS), "matrices": ("balanced", "semi-relaxed")}
 CASES = [
-    pytest.param(kind, model, marks=() if kind in ("points", "matrices") or model == "balanced" else pytest.mark.slow)
+    pytest.param(kind, model, marks=() if model in DAILY[kind] else pytest.mark.slow)
     for kind in ARGUMENTS
     for model in MODELS
 ]

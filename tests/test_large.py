@@ -35,6 +35,8 @@ N, K = 500, 600
 X, ANGLE_X = make_spiral(N)
 Y, ANGLE_Y = make_swiss_roll(K, random_state=1)
 CLOUDS = [np.random.default_rng(seed).gamma(1.5, size=(n, 3)) * [1, 2, 4] for seed, n in ((0, N), (1, K))]
+FEW = 200, 250  # for tight solves
+CURVES = make_spiral(FEW[0])[0], make_swiss_roll(FEW[1], random_state=1)[0]
 EPSILON = 2e-2
 TIGHT = {
     "sinkhorn": SinkhornOptions(tol=1e-10, exact_max_iter=3000, final_max_iter=20000),
@@ -62,7 +64,8 @@ def space(kind: str, points: np.ndarray) -> DistanceProvider:
 
 def solved(kinds: tuple[str, str], strategy: str) -> GWResult:
     flat = set(kinds) & {"euclidean", "squared"}
-    x, y = (space(kind, points) for kind, points in zip(kinds, CLOUDS if flat else (X, Y), strict=True))
+    clouds = [points[:count] for points, count in zip(CLOUDS, FEW, strict=True)] if flat else CURVES
+    x, y = (space(kind, points) for kind, points in zip(kinds, clouds, strict=True))
     options = GWOptions(strategy=strategy, ladder=SMALL, **TIGHT)
     return gw_align(x, y, epsilon=EPSILON, options=options, random_state=0)
 
@@ -83,7 +86,8 @@ def solved(kinds: tuple[str, str], strategy: str) -> GWResult:
 def test_streaming_and_dense_agree(kinds: tuple[str, str]) -> None:
     stored, streamed = solved(kinds, "dense"), solved(kinds, "streaming")
     assert (stored.strategy, streamed.strategy) == ("dense", "streaming")
-    assert streamed.ladder[-1].cells == (N, K)
+    assert len(streamed.ladder) > 1
+    assert streamed.ladder[-1].cells == FEW
     assert streamed.value == pytest.approx(stored.value, rel=1e-5)
     one, other = stored.plan, streamed.plan
     assert float((one - other).abs().sum()) < 1e-5

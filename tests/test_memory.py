@@ -17,7 +17,7 @@ import torchgw
 n = 16000
 x, _ = torchgw.datasets.make_spiral(n)
 y, _ = torchgw.datasets.make_swiss_roll(n, random_state=1)
-result = torchgw.gw_align(x, y, random_state=0)
+result = torchgw.gw_align(x, y, random_state=0, options=torchgw.GWOptions(max_memory=10**9))
 assert result.strategy == "streaming"
 result.argmax(), result.argmax(axis=0), result.push(x), result.pull(y), result.top_k(2), result.row(3)
 result.sample(500, random_state=0), result.marginal(0), result.sparsify(0.05), result.confidence()
@@ -29,7 +29,7 @@ low = torchgw.GWOptions(strategy="low-rank", low_rank=torchgw.LowRankOptions(ran
 low = torchgw.gw_align(x, y, epsilon=0, random_state=0, options=low)
 low.argmax(), low.push(x), low.sample(100, random_state=0)
 try:
-    torchgw.gw_align(x, y, random_state=0, options=torchgw.GWOptions(max_memory=10**9)).plan
+    result.plan
 except MemoryError as error:
     assert "argmax" in str(error)
 else:

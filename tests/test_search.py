@@ -208,7 +208,7 @@ def test_points_that_coincide_or_carry_no_mass_go_through_the_search() -> None:
         assert np.isfinite(result.value)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 8))])
 @pytest.mark.parametrize("mixed", [True, False])
 def test_copies_with_few_distances_are_solved_although_their_energies_round_to_zero(seed: int, mixed: bool) -> None:
     rng = np.random.default_rng(seed)

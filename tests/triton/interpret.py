@@ -101,7 +101,7 @@ def test_absorbing() -> None:
 
 @pytest.mark.parametrize(
     ("n", "k", "rank", "dtype"),
-    [(1, 1, 1, torch.float32), (65, 63, 20, torch.float32), (7, 150, 65, torch.float64)],
+    [(1, 1, 1, torch.float32), (65, 63, 20, torch.float32), (7, 70, 65, torch.float64)],
 )
 def test_transport(n: int, k: int, rank: int, dtype: torch.dtype) -> None:
     cases.transports(TRANSPORT, "cpu", n, k, rank, dtype)
@@ -173,9 +173,9 @@ def test_tiles_that_blocks_do_not_divide_are_refused() -> None:
 
 
 @pytest.mark.parametrize("damping", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)])
-@pytest.mark.parametrize("weight", [1.0, 1.4])
+@pytest.mark.parametrize("weight", [pytest.param(1.0, marks=pytest.mark.slow), 1.4])
 def test_relaxed_marginals_give_the_potentials_of_the_eager_kernel(damping: tuple[float, float], weight: float) -> None:
-    cases.relaxed_agree(DENSE, STREAM, damping, weight, n_iter=40)
+    cases.relaxed_agree(DENSE, STREAM, damping, weight, n_iter=20)
 
 
 @pytest.mark.parametrize("gradient", ["exact", "sampled"])

@@ -2,8 +2,8 @@
 
 In this process there is a thread for each of torch's, each with one: the operations of a batch are too short to be
 divided, and so their bits do not depend on the number of threads. Two threads are 1.2 to 1.8 times as fast as one, for
-Python's own work around short operations counts. Under joblib tiles go to its workers, on this machine or, with Dask's or Ray's
-backend, on others.
+Python's own work around short operations counts. Under joblib tiles go to its workers, on this machine or, with
+Dask's or Ray's backend, on others.
 """
 
 from __future__ import annotations
