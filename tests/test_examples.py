@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,10 +42,16 @@ def run_blocks(path: Path) -> dict[str, Any]:
     return left
 
 
+@cache
+def flowed(debiased: bool) -> tuple[ModuleType, Any]:
+    """The example and a short run of it."""
+    flow = example("gradient_flow")
+    return flow, flow.flow(n=100, n_steps=15, debiased=debiased)
+
+
 @pytest.mark.parametrize("debiased", [False, True])
 def test_the_flow_falls_at_every_step(debiased: bool) -> None:
-    flow = example("gradient_flow")
-    done = flow.flow(n=100, n_steps=15, debiased=debiased)
+    flow, done = flowed(debiased)
     assert len(done.clouds) == len(done.loss) == 15
     assert flow.largest_rise(done.loss) < 0
     assert done.loss[-1] < 0.4 * done.loss[0]
@@ -52,7 +59,7 @@ def test_the_flow_falls_at_every_step(debiased: bool) -> None:
 
 
 def test_the_flow_takes_the_size_of_its_target() -> None:
-    done = example("gradient_flow").flow(n=100, n_steps=15)
+    done = flowed(False)[1]
     sizes = [float(torch.pdist(cloud).square().mean()) for cloud in (done.clouds[0], done.clouds[-1], done.target)]
     assert abs(sizes[1] / sizes[2] - 1) < 0.1 < abs(sizes[0] / sizes[2] - 1)
 

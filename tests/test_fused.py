@@ -36,7 +36,6 @@ from torchgw.couplings import DenseCoupling
 from torchgw.gw.gradient import SampledGradient
 from torchgw.losses import SQUARE
 
-
 LOOSE: dict[str, Any] = {"sinkhorn": SinkhornOptions(), "stopping": StoppingOptions()}
 
 
@@ -250,7 +249,7 @@ def test_averaged_costs_have_less_noise(n_control: int) -> None:
 def test_a_result_of_every_model_survives_saving(tmp_path: Path) -> None:
     for i, name in enumerate(MODELS):
         problem, given = posed(name, "features")
-        result = solved(problem, given, loss="square")
+        result = solved(problem, given, loss="square", **LOOSE)
         result.save(tmp_path / f"{i}.npz")
         back = GWResult.load(tmp_path / f"{i}.npz")
         assert back.marginals == result.marginals
@@ -324,7 +323,7 @@ def test_masses_that_differ_are_welcome_where_they_may() -> None:
     assert 1.2 < float(streamed.marginal(1).sum()) < 1.8
 
 
-@pytest.mark.parametrize("seeds", [range(3, 6), pytest.param(range(6, 10), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(3, 5), pytest.param(range(5, 10), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     "marginals", [SemiRelaxed(0.0), SemiRelaxed(1e-300), Partial(0.5), Unbalanced(0.1, 0.1)], ids=str
 )
@@ -361,8 +360,14 @@ def test_plans_that_answer_each_other_are_ended_by_shorter_steps() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
-@pytest.mark.parametrize("n_control", [0, 8])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "n_control"),
+    [
+        pytest.param(name, n, marks=() if n > 0 or name in ("balanced", "unbalanced", "partial") else pytest.mark.slow)
+        for name in MODELS
+        for n in (0, 8)
+    ],
+)
 def test_sampling_with_noise_comes_near_the_plan_without(name: str, n_control: int) -> None:
     """The table's sampled cells have as many landmarks as points, so their control variates leave no noise."""
     problem, given = posed(name, "features")

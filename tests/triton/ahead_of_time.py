@@ -77,6 +77,13 @@ def usual(target: str) -> Iterator[Case]:
     yield from list(tile_launches(F64, "", 50, TILE, 51, target))[1:]
 
 
+def fewest(target: str) -> Iterator[Case]:
+    """A kernel of each family: those with a matrix unit, and the one that is nearest to spilling."""
+    yield from list(dense_launches(F32, 64, 6001))[2:3]
+    yield from [case for case in stream_launches(F32, "tf32x3", 50, target) if case[0].startswith(("stream s", "sam"))]
+    yield from list(tile_launches(F32, "tf32x3", 50, TILE, 51, target))[:1]
+
+
 def all_of_them(target: str) -> Iterator[Case]:
     """The full product of kernel, dtype, arithmetic and kind of size."""
     for dtype in (F32, F64):
@@ -90,9 +97,19 @@ def all_of_them(target: str) -> Iterator[Case]:
                     yield from tile_launches(dtype, dot, rank, size, width, target)
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
+DAILY = ("sm_90", "gfx942")  # a GPU of either maker
+
+
+@pytest.mark.parametrize(
+    "target", [pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in sorted(TARGETS)]
+)
 def test_every_kernel_compiles_well(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(usual, target, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("target", sorted(set(TARGETS) - set(DAILY)))
+def test_a_kernel_of_each_family_compiles_well(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(fewest, target, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
