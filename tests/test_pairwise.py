@@ -6,15 +6,18 @@ import itertools
 import os
 import signal
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.sparse import csr_array
 from scipy.spatial.distance import cdist, squareform
 from sklearn.cluster import AgglomerativeClustering
 
+from benchmarks.pairwise import hops
 from tests.problems import ROLL, SPIRAL, gw_by_enumeration, random_distances, random_masses
 from torchgw import (
     ConvergenceWarning,
@@ -28,8 +31,8 @@ from torchgw import (
     gw_neighbours,
     gw_pairwise,
 )
-from torchgw.pairwise import PairStatus, batch, tasks
-from torchgw.pairwise.bounds import lower_bounds, signatures
+from torchgw.pairwise import PairStatus, batch, inputs, work
+from torchgw.pairwise.bounds import lower_bounds, signature
 from torchgw.pairwise.space import prepare
 from torchgw.pairwise.tiles import position, tiles
 from torchgw.spaces.graph import neighbour_graph
@@ -107,6 +110,58 @@ def test_turned_and_shuffled_copies_are_at_no_distance() -> None:
         assert own.converged
 
 
+def test_spaces_of_one_size_may_change_places() -> None:
+    rng = np.random.default_rng(20)
+    x, y = rng.normal(size=(2, 25, 2))
+    there, back = (pairwise(order, keep="matchings") for order in ([x, y], [y, x]))
+    assert there.values[0] == back.values[0]
+    np.testing.assert_array_equal(there.matching(0, 1), back.matching(1, 0))
+
+
+@pytest.mark.parametrize("sizes", [(120, 120), (120, 90)])
+def test_hop_counts_of_many_ties_are_settled(sizes: tuple[int, int]) -> None:
+    """The exact gap of an optimal vertex counts, not only what potentials can show."""
+    D = [hops(np.random.default_rng(0), n) for n in sizes]
+    order = np.random.default_rng(1).permutation(len(D[1]))
+    result = pairwise([D[0], D[1][np.ix_(order, order)]], distances="precomputed", tol=1e-6)
+    assert result.converged
+
+
+def test_masses_of_any_range_give_plans_with_their_marginals() -> None:
+    """Of a range that float32 cannot have as well."""
+    rng = np.random.default_rng(43)
+    x, y = rng.uniform(-9, 9, (50, 2)), rng.uniform(-9, 9, (40, 2))
+    for masses in (
+        [np.exp(-np.square(z).sum(1) / 2) for z in (x, y)],
+        [10.0 ** rng.uniform(-12, 0, len(z)) for z in (x, y)],
+        [10.0 ** rng.uniform(-60, 0, len(z)) for z in (x, y)],
+    ):
+        result = pairwise([x, y], masses=masses)
+        assert result.marginal_errors[0] < 1e-13
+        assert result.converged
+        p, q = (mass / mass.sum() for mass in masses)
+        assert result.values[0] <= p @ cdist(x, x) ** 2 @ p + q @ cdist(y, y) ** 2 @ q
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+@pytest.mark.parametrize("rest", [1e-4, 1e-6, 1e-9, 1e-14])
+def test_a_space_with_nearly_all_mass_at_one_point_is_found_or_said_not_to_be(rest: float) -> None:
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    mass = np.r_[1.0, np.full(29, rest)]
+    result = pairwise([x, x[::-1]], masses=[mass, mass[::-1]])
+    assert (result.values[0] == 0) == result.converged == (rest > 1e-8)
+
+
+def test_copies_tie_at_exactly_nothing() -> None:
+    result = pairwise([CLOUDS[2]] * 3)
+    np.testing.assert_array_equal(result.condensed, np.zeros(3))
+    near = [MATRICES[3] * (1 + 1e-10 * i) for i in range(6)]
+    square = pairwise(near, distances="precomputed").square()
+    np.fill_diagonal(square, np.inf)
+    nearest = gw_neighbours(near, 2, distances="precomputed", random_state=0)
+    np.testing.assert_array_equal(nearest.indices, np.argsort(square, 1, kind="stable")[:, :2])
+
+
 def test_values_are_no_worse_than_those_of_single_solves(found: PairwiseResult) -> None:
     pairs, single = list(itertools.combinations((0, 2, 3, 5), 2)), []
     unscaled = GWOptions(spaces=SpaceOptions(scale=1.0))
@@ -161,8 +216,12 @@ def test_bits_depend_on_the_two_spaces_alone(found: PairwiseResult) -> None:
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            np.testing.assert_array_equal(pairwise(CLOUDS).values, found.values)
-            assert torch.get_num_threads() == count
+            seen: list[int] = []
+            again = pairwise(CLOUDS, callback=lambda _, seen=seen: seen.append(torch.get_num_threads()))
+            np.testing.assert_array_equal(again.values, found.values)
+            with ThreadPoolExecutor(1) as pool:
+                seen.append(pool.submit(torch.get_num_threads).result())
+            assert {*seen, torch.get_num_threads()} == {count}
     finally:
         torch.set_num_threads(threads)
     np.testing.assert_array_equal(pairwise(CLOUDS, n_jobs=2).values, found.values)
@@ -216,24 +275,33 @@ def test_matchings_of_a_shuffled_copy_are_the_shuffle() -> None:
 
 
 def test_large_spaces_are_aligned_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "LARGEST", 40)
+    monkeypatch.setattr(inputs, "LARGEST", 40)
     result = pairwise([CLOUDS[k] for k in (0, 2, 5)], keep="matchings", scale="own")
     expected = pairwise([CLOUDS[k] for k in (0, 5, 2)], scale="own")
     assert result.status.tolist() == [PairStatus.SETTLED] * 3
     assert result.values[1] == expected.values[0]  # of small spaces
     np.testing.assert_allclose(result.values[[0, 2]], expected.values[1:], rtol=0.02)
     assert result.matching(0, 1).shape == (SIZES[0],)
+    assert (result.gaps <= 1e-2).all()
+    tiny = pairwise([CLOUDS[0] * 1e-9, CLOUDS[2] * 1e-9, np.eye(2)])
+    own = pairwise([CLOUDS[0], CLOUDS[2]])
+    assert tiny.values[0] / 1e-18 == pytest.approx(own.values[0], rel=1e-6)
+    assert tiny.gaps[0] == pytest.approx(own.gaps[0], rel=1e-3, abs=1e-9)
 
 
-def test_callbacks_hear_of_batches_and_end_the_call() -> None:
+def test_callbacks_hear_of_batches_and_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Progress] = []
     pairwise(CLOUDS, callback=heard.append)
     assert [told.iteration for told in heard] == sorted({told.iteration for told in heard})
     assert heard[-1].iteration == heard[-1].max_iter == 15
     assert heard[-1].marginal_error < 1e-12
-    many = [CLOUDS[i % 6] for i in range(14)]
+    many = [CLOUDS[i % 6] for i in range(24)]
+    begun: list[tuple[int, int]] = []
+    solve = work.solve
+    monkeypatch.setattr(work, "solve", lambda task: (begun.extend(task.pairs), solve(task))[1])
     with pytest.warns(ConvergenceWarning, match="pairs are pending: not solved yet"):
         cut = pairwise(many, callback=lambda told: told.iteration > 3)
+    assert cut.n_solved == len(begun)  # what was at work is kept
     assert not cut.complete
     assert 3 < cut.n_solved < len(cut.values)
     assert np.isfinite(cut.values).sum() == cut.n_solved
@@ -242,7 +310,7 @@ def test_callbacks_hear_of_batches_and_end_the_call() -> None:
 
 def test_an_interrupt_returns_what_is_done_and_the_second_one_gives_up() -> None:
     before = signal.getsignal(signal.SIGINT)
-    many = [CLOUDS[i % 6] for i in range(14)]
+    many = [CLOUDS[i % 6] for i in range(24)]
 
     def press(_: Progress) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -287,6 +355,24 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"tol": 2.0}, ValueError, "tol"),
     ({"n_jobs": 0}, ValueError, "n_jobs must be -1, a positive number or None, got 0"),
     ({"n_jobs": -2}, ValueError, "n_jobs"),
+    ({"store": "no/where.sqlite"}, ValueError, "needs a folder"),
+    (
+        {"spaces": [MATRICES[0], np.ones((1, 5))], "distances": "precomputed"},
+        ValueError,
+        r"spaces\[1\] must be \(1, 1\)",
+    ),
+    ({"spaces": [CLOUDS[0], csr_array((1, 3))]}, ValueError, r"spaces\[1\] must be \(1, 1\)"),
+    (
+        {"spaces": [CLOUDS[0] * 1e20, CLOUDS[1] * 1e-60]},
+        ValueError,
+        r"spaces\[1\] has distances up to .*; use scale='own'",
+    ),
+    ({"spaces": [CLOUDS[0] * 1e-90, CLOUDS[1] * 1e-90]}, ValueError, r"spaces\[0\] has distances .*; use other units"),
+    (
+        {"spaces": [CLOUDS[0], np.zeros((1001, 2))], "options": GWOptions(gradient="sampled")},
+        ValueError,
+        r"options.gradient must not be 'sampled'.*spaces\[1\] has 1001 points",
+    ),
     ({"callback": 3}, TypeError, "callback must be callable or None, got int"),
     ({"store": 3}, TypeError, "store must be a path or None, got int"),
     ({"options": {}}, TypeError, "options"),
@@ -317,7 +403,7 @@ def test_tiles_hold_every_pair_once_whatever_is_wanted() -> None:
 
 
 def test_bounds_are_below_the_values(found: PairwiseResult) -> None:
-    made = [signatures(D, np.full(len(D), 1 / len(D))) for D in MATRICES]
+    made = [signature(D, np.full(len(D), 1 / len(D))) for D in MATRICES]
     bounds = lower_bounds(made, made)
     rows, columns = np.triu_indices(len(MATRICES), 1)
     assert (bounds[rows, columns] <= found.values).all()
@@ -337,6 +423,10 @@ def test_neighbours_are_those_of_all_pairs_and_few_pairs_are_solved() -> None:
         np.testing.assert_array_equal(nearest.distances, np.sort(rows, 1)[:, :k])
         assert nearest.n_solved + nearest.n_pruned == nearest.n_pairs
         assert nearest.n_pruned > 0.4 * nearest.n_pairs
+    with pytest.raises(ValueError, match="n_jobs must be"):
+        gw_neighbours(spaces, 2, n_jobs=0)
+    with pytest.raises(TypeError, match="queries must be a list"):
+        gw_neighbours(spaces, 2, queries=3)
     with pytest.raises(ValueError, match="n_neighbours"):
         gw_neighbours(spaces, 24)
     with pytest.raises(ValueError, match=r"queries\[1\]"):

@@ -109,7 +109,7 @@ def test_after_a_kill_nothing_is_lost_and_nothing_done_twice(
 
 @pytest.mark.slow
 def test_kills_at_any_moment_leave_whole_batches(tmp_path: Path, whole: PairwiseResult) -> None:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(0)
     path = tmp_path / "pairs.sqlite"
     for _ in range(6):
         child = start(path, N_PAIRS + 1)
@@ -130,7 +130,7 @@ def test_a_call_that_is_ended_or_fails_goes_on_too(tmp_path: Path, whole: Pairwi
         cut = pairwise(store=path, callback=lambda told: told.iteration > 5)
     assert 0 < cut.n_solved < N_PAIRS
     pair = np.argwhere(np.isnan(cut.square()))[0]
-    with pytest.raises(ValueError, match="was not solved: pending"):
+    with pytest.raises(ValueError, match="has no matching: pending"):
         cut.matching(*pair)
 
     def fail(told: Progress) -> None:
@@ -230,6 +230,38 @@ def test_a_cluster_of_two_workers_finds_the_same(tmp_path: Path, whole: Pairwise
     assert all(at_work.values())
     assert_same(result, whole)
     assert len(kept_pairs(tmp_path / "pairs.sqlite")) == N_PAIRS
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_the_terminal_reaches_workers_and_loses_nothing(tmp_path: Path) -> None:
+    """It goes to all processes of the command, idle workers and busy ones."""
+    for number, points in enumerate(SPACES * 3):
+        np.save(tmp_path / f"{number}.npy", points)
+    out, store = tmp_path / "out.csv", tmp_path / "pairs.sqlite"
+    files = [str(tmp_path / f"{n}.npy") for n in range(30)]
+    command = [
+        sys.executable,
+        "-m",
+        "torchgw",
+        "pairwise",
+        *files,
+        "-o",
+        str(out),
+        "--store",
+        str(store),
+        "--jobs",
+        "2",
+    ]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while child.poll() is None and not (store.exists() and store.stat().st_size > 4 * 4096):
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGINT)
+    said = child.communicate(timeout=120)[1]
+    assert child.returncode == 130, said
+    assert "Traceback" not in said
+    assert f"interrupted: the pairs done so far are in {out}" in said
+    missing = np.isnan(np.loadtxt(out, delimiter=",", skiprows=1)).sum() // 2
+    assert len(kept_pairs(store)) == 30 * 29 // 2 - missing > 0
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
         found = gw_pairwise(
             spaces,
             distances=arguments.distances,
+            scale=arguments.scale,
+            tol=arguments.tol,
             options=GWOptions(max_memory=limit),
             n_jobs=arguments.jobs,
             device=arguments.device,

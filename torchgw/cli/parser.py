@@ -108,6 +108,10 @@ def _pairwise(commands: Any) -> None:
     pairwise.add_argument("-o", "--output", type=Path, required=True, help="distances to write: .npz, or .csv")
     _distances(pairwise)
     pairwise.add_argument("--store", type=Path, help="a file for finished pairs, from which a later call goes on")
+    pairwise.add_argument(
+        "--scale", choices=("common", "own"), default="common", help="common (default): sizes count; own: shapes"
+    )
+    pairwise.add_argument("--tol", type=float, default=1e-2, help="gap over value at which a pair is settled (0.01)")
     pairwise.add_argument("--jobs", type=int, help="processes (default: one, with batches of pairs)")
     _device(pairwise, backend=False)
     _memory(pairwise)

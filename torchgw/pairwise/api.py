@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from os import PathLike
@@ -21,11 +21,11 @@ from torchgw.gw.prepare import pick_device
 from torchgw.interrupt import stopped_by_interrupt
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
-from torchgw.pairwise.inputs import Inputs, read_spaces
+from torchgw.pairwise.inputs import Inputs, check_jobs, read_spaces
 from torchgw.pairwise.result import PairwiseResult
 from torchgw.pairwise.status import PairStatus
-from torchgw.pairwise.store import Store
-from torchgw.pairwise.tasks import LARGEST, Maker
+from torchgw.pairwise.store import Store, check_place
+from torchgw.pairwise.tasks import Maker
 from torchgw.pairwise.tiles import Pair, n_pairs, position
 from torchgw.pairwise.work import Solved, outcomes
 from torchgw.types import Array, Callback, ConvergenceWarning, Progress, RandomState
@@ -76,11 +76,12 @@ def gw_pairwise(
         says). A number distributes batches over joblib's workers, whose start costs seconds; -1 takes all cores. With
         joblib's backends "dask" or "ray" these are on other machines too.
     device : of the batches: "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
-    store : path of a file that keeps finished pairs. After an end of any kind, a kill included, the same call goes on
-        from there and returns the same bits as an undisturbed one.
+    store : path of a file that keeps finished pairs, batch by batch. After an end of any kind, a kill included, the
+        same call goes on from there and returns the same bits as an undisturbed one.
     callback : called after every batch with a `Progress`: ``iteration`` pairs done of ``max_iter``, ``cost`` their mean
-        value, ``marginal_error`` the worst so far. Returning True, or raising StopIteration, ends the call after the
-        batches at work, and so does Ctrl-C; pairs not done are NaN, their status PENDING. A second Ctrl-C raises.
+        value, ``marginal_error`` the worst so far. Returning True, or raising StopIteration, ends the call with
+        the batches at work (processes' ones are lost), and so does Ctrl-C; pairs not done are NaN, their status
+        PENDING. A second Ctrl-C raises.
     random_state : of some of the starts: int, torch.Generator or numpy.random.Generator. None takes fresh entropy, or
         what the store was begun with.
 
@@ -128,19 +129,16 @@ def gw_pairwise(
     validate.instance("options", options, GWOptions)
     validate.real("tol", tol, above=0.0, most=1.0)
     validate.choice("keep", keep, KEEP)
-    if n_jobs is not None:
-        validate.integer("n_jobs", n_jobs, least=-1)
-        if n_jobs == 0:
-            raise ValueError("n_jobs must be -1, a positive number or None, got 0")
+    check_jobs(n_jobs)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
-    if store is not None and not isinstance(store, str | PathLike):
-        raise TypeError(f"store must be a path or None, got {type(store).__name__}")
+    if store is not None:
+        check_place(store)
     where = pick_device(device, tuple(spaces) if isinstance(spaces, list | tuple) else ())
     seed = int(torch.randint(2**62, (1,), generator=make_generator(random_state, torch.device("cpu"))))
     inputs = read_spaces(spaces, masses, distances, scale, options, least=2)
     logger.info("distances of %d spaces in %.2f s", len(inputs.sizes), time.perf_counter() - began)
-    fingerprint = _fingerprint(inputs, tol, keep, options)
+    fingerprint = _fingerprint(inputs, tol, keep, options, where)
     with Store(store, fingerprint, seed, random_state is not None) if store is not None else nullcontext() as kept:
         collected = _Collected(inputs, keep == "matchings", callback, began)
         if kept is not None:
@@ -149,14 +147,12 @@ def gw_pairwise(
         n = len(inputs.sizes)
         missing = [pair for pair in _all_pairs(n) if pair not in collected.done]
         tasks = Maker(inputs, tol, where, keep == "matchings", options, seed).tasks(missing)
-        if not collected.watch.stopped:
-            with stopped_by_interrupt(collected.watch), closing(outcomes(tasks, n_jobs)) as results:
-                for solved in results:
-                    if kept is not None:
-                        kept.add(solved)
-                    collected.take(solved)
-                    if collected.watch.stopped:
-                        break
+        watch = collected.watch
+        with stopped_by_interrupt(watch), closing(outcomes(tasks, n_jobs, lambda: watch.stopped)) as results:
+            for solved in results:
+                if kept is not None:
+                    kept.add(solved)
+                collected.take(solved)
     result = collected.result()
     warn_of(result.status)
     return result
@@ -166,11 +162,13 @@ def _all_pairs(n: int) -> Iterator[Pair]:
     return ((i, j) for i in range(n) for j in range(i + 1, n))
 
 
-def _fingerprint(inputs: Inputs, tol: float, keep: str, options: GWOptions) -> dict[str, str]:
+def _fingerprint(inputs: Inputs, tol: float, keep: str, options: GWOptions, device: torch.device) -> dict[str, str]:
     """What a store must agree with, by name."""
-    large = {**asdict(options), "loss": str(options.loss), "max_memory": None}
-    found = {"spaces, masses or scale": inputs.digest(), "tol": repr(tol), "keep": keep, "version": __version__}
-    found["options"] = json.dumps(large, sort_keys=True, default=str) if max(inputs.sizes) > LARGEST else ""
+    of_large = {**asdict(options), "loss": str(options.loss), "max_memory": None}
+    large = any(map(inputs.large, range(len(inputs.sizes))))
+    found = {"spaces, masses or scale": inputs.digest(), "tol": repr(tol), "keep": keep}
+    found |= {"version": __version__, "device": device.type}
+    found["options"] = json.dumps(of_large, sort_keys=True, default=str) if large else ""
     return found
 
 
@@ -182,7 +180,9 @@ class _Collected:
         m = n_pairs(self.n)
         self.values, self.gaps = np.full(m, np.nan), np.full(m, np.nan)
         self.status = np.full(m, PairStatus.PENDING, dtype=np.int8)
-        self.scales, self.unit, self.worst = np.array(inputs.scales), inputs.unit, 0.0
+        self.errors, self.scales, self.unit = np.full(m, np.nan), np.array(inputs.scales), inputs.unit
+        self.worst = self.sum = 0.0
+        self.finite = 0
         self.done: set[Pair] = set()
         self.matchings: dict[Pair, tuple[Array, Array]] | None = {} if matchings else None
         self.n_stored = 0
@@ -193,15 +193,16 @@ class _Collected:
             i, j = each.pair
             at = position(i, j, self.n)
             self.values[at] = each.value * self.unit**2
-            self.gaps[at], self.status[at] = each.gap, each.status
+            self.gaps[at], self.status[at], self.errors[at] = each.gap, each.status, each.marginal_error
             self.worst = max(self.worst, each.marginal_error)
+            if np.isfinite(each.value):
+                self.sum, self.finite = self.sum + self.values[at], self.finite + 1
             if self.matchings is not None and each.matching is not None:
                 self.matchings[each.pair] = each.matching
         self.done |= {each.pair for each in found}
         self.n_stored += len(found) if stored else 0
-        if found:
-            done = self.values[self.status != PairStatus.PENDING]
-            mean = float(np.nanmean(done)) if np.isfinite(done).any() else float("nan")
+        if found and not self.watch.stopped:
+            mean = self.sum / self.finite if self.finite else float("nan")
             counts = {"iteration": len(self.done), "max_iter": len(self.values)}
             elapsed = time.perf_counter() - self.began
             self.watch.tell(Progress(**counts, cost=mean, marginal_error=self.worst, epsilon=0.0, elapsed=elapsed))
@@ -211,6 +212,7 @@ class _Collected:
         return PairwiseResult(
             values=self.values,
             gaps=self.gaps,
+            marginal_errors=self.errors,
             status=self.status,
             n_spaces=self.n,
             scales=self.scales,
@@ -221,10 +223,10 @@ class _Collected:
         )
 
 
-def warn_of(status: Iterable[int], stacklevel: int = 3) -> None:
+def warn_of(status: Array, stacklevel: int = 3) -> None:
     """Say how many pairs are not what was asked for."""
-    codes = [PairStatus(int(code)) for code in status]
+    counts = np.bincount(status, minlength=len(PairStatus))
     for code in (PairStatus.PENDING, PairStatus.UNSETTLED, PairStatus.FAILED):
-        if count := codes.count(code):
-            text = f"{count} of {len(codes)} pairs are {code.name.lower()}: {code.text}"
+        if counts[code]:
+            text = f"{counts[code]} of {len(status)} pairs are {code.name.lower()}: {code.text}"
             warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)

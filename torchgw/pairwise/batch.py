@@ -25,11 +25,11 @@ from torch import Tensor
 
 from torchgw.pairwise.annealing import LOG2E, Effort, Pairs, Plans, anneal
 from torchgw.pairwise.guesses import guesses, n_guesses
-from torchgw.pairwise.polish import Polished, finish, indifferent
+from torchgw.pairwise.polish import Polished, finish, from_product
 from torchgw.pairwise.space import Level, Space
 
 CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**26}
-SMALLEST_CRITICAL = 1e-12
+SMALLEST_CRITICAL = 1e-14
 SAME_PLAN = 0.4
 ENTROPY_SHARE = 0.12
 LEAST_VALUE = 2e-2
@@ -67,9 +67,8 @@ class Basin:
 def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> list[Polished]:
     """A plan for each pair of spaces, in their order; first spaces at least as large as the second ones."""
     with torch.inference_mode():
-        flat = [x.critical * y.critical <= SMALLEST_CRITICAL * (x.squared + y.squared) for x, y in sides]
-        found = {pair: indifferent(*sides[pair]) for pair in range(len(sides)) if flat[pair]}
-        work = [pair for pair in range(len(sides)) if not flat[pair]]
+        found: dict[int, Polished] = {}
+        work = [pair for pair, both in enumerate(sides) if not any(map(_flat, both))]
         basins: list[Basin] = []
         copies = n_guesses(sides[0][0]) + 1
         shapes = [_shape(both, 0) for both in sides]
@@ -77,14 +76,22 @@ def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> lis
             basins += _search([sides[pair] for pair in chunk], chunk, device)
         for number in range(1, len(STAGES)):
             basins = _lowest(_descend(basins, sides, number, device))
-        for done in _descend(basins, sides, len(STAGES), device):
+        for done in map(_finite, _descend(basins, sides, len(STAGES), device)):
+            if not done:
+                continue
             plans = torch.stack([basin.plan for basin in done]).to("cpu", torch.float64)
             both = [sides[basin.pair] for basin in done]
             units = [basin.epsilon / LOG2E * x.critical * y.critical for basin, (x, y) in zip(done, both, strict=True)]
             duals = torch.stack([basin.g for basin in done]).to("cpu", torch.float64) * torch.tensor(units)[:, None]
             polished = finish(both, plans, duals, tol)
             found.update(zip([basin.pair for basin in done], polished, strict=True))
-    return [found[pair] for pair in range(len(sides))]
+        # Nothing to anneal, or masses of a range that is beyond float32.
+        return [found[pair] if pair in found else from_product(*both, tol) for pair, both in enumerate(sides)]
+
+
+def _flat(space: Space) -> bool:
+    """Whether all points coincide, up to rounding."""
+    return space.critical <= SMALLEST_CRITICAL * math.sqrt(space.squared)
 
 
 def _shape(sides: Sides, number: int) -> tuple[int, int]:
@@ -209,11 +216,14 @@ def _stacked(parts: list[Tensor]) -> Tensor:
     return found
 
 
+def _finite(basins: list[Basin]) -> list[Basin]:
+    return [basin for basin in basins if math.isfinite(basin.energy)]
+
+
 def _lowest(basins: Iterator[list[Basin]]) -> list[Basin]:
-    """The basin of lowest energy of each pair."""
+    """The basin of lowest energy of each pair that has one."""
     best: dict[int, Basin] = {}
-    for basin in itertools.chain.from_iterable(basins):
-        # An energy that is not a number loses every comparison but the first.
-        if basin.pair not in best or basin.energy < best[basin.pair].energy or math.isnan(best[basin.pair].energy):
+    for basin in itertools.chain.from_iterable(map(_finite, basins)):
+        if basin.pair not in best or basin.energy < best[basin.pair].energy:
             best[basin.pair] = basin
     return [best[pair] for pair in sorted(best)]

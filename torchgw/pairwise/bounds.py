@@ -13,6 +13,7 @@ Source: F. Memoli, "Gromov-Wasserstein distances and the metric approach to obje
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,26 +24,38 @@ from torchgw.types import Array
 
 PARTS = 512
 ROUNDING = 1e-9
+ROUNDING_OF_VALUES = 2e-14
 
 
-def signatures(distances: Array, mass: Array) -> tuple[Array, Array]:
-    """Means of the quantile functions of the points' root mean square distances and of all distances, both (512,).
+class Signature(NamedTuple):
+    """Means of the quantile functions of the points' root mean square distances and of all distances, both (512,), and
+    the mean squared distance."""
 
-    O(N^2 log N).
-    """
+    eccentricity: Array
+    every: Array
+    squared: float
+
+
+def signature(distances: Array, mass: Array) -> Signature:
+    """What bounds take from a space. O(N^2 log N)."""
     used = mass > 0
     D, p = torch.from_numpy(distances[np.ix_(used, used)]), torch.from_numpy(mass[used])
     eccentricity = (D.square() @ p).clamp_min(0.0).sqrt()
     every = quantiles(D.reshape(1, -1), (p[:, None] * p).reshape(-1), PARTS)
-    return quantiles(eccentricity[None], p, PARTS)[0].numpy(), every[0].numpy()
+    squared = float(p @ eccentricity.square())
+    return Signature(quantiles(eccentricity[None], p, PARTS)[0].numpy(), every[0].numpy(), squared)
 
 
-def lower_bounds(rows: Sequence[tuple[Array, Array]], columns: Sequence[tuple[Array, Array]]) -> Array:
+def lower_bounds(rows: Sequence[Signature], columns: Sequence[Signature]) -> Array:
     """Values that no plan undercuts, (Q, n), from the signatures of both sides."""
-    parts = [
-        cdist(np.stack([one[kind] for one in rows]), np.stack([one[kind] for one in columns]), "sqeuclidean")
-        for kind in (0, 1)
-    ]
-    found: Array = np.maximum(*parts) / PARTS
-    # Quantiles are sums of up to N^2 rounded numbers.
-    return np.maximum(found * (1 - ROUNDING) - np.finfo(float).tiny, 0.0)
+    found: Array = np.maximum(_apart(rows, columns, "eccentricity"), _apart(rows, columns, "every")) / PARTS
+    # Quantiles are sums of up to N^2 rounded numbers; values that are nothing but rounding count as zero.
+    squared = np.add.outer([one.squared for one in rows], [one.squared for one in columns])
+    return np.maximum(found * (1 - ROUNDING) - ROUNDING_OF_VALUES * squared, 0.0)
+
+
+def _apart(rows: Sequence[Signature], columns: Sequence[Signature], part: str) -> Array:
+    """Squared distances between one part of all signatures."""
+    x, y = (np.stack([getattr(one, part) for one in side]) for side in (rows, columns))
+    found: Array = cdist(x, y, "sqeuclidean")
+    return found

@@ -24,6 +24,7 @@ from torchgw.types import Array
 
 logger = logging.getLogger("torchgw")
 
+FEASIBLE = 1e-10  # the least that HiGHS takes
 DEVEX, COLUMNWISE, MINIMISE = 1, 1, 1
 BINDINGS = ("highspy._core", "scipy.optimize._highspy._core")
 
@@ -67,6 +68,7 @@ def _directly(core: Any, cost: Array, ends: Array, masses: Array) -> tuple[Array
     options = core.HighsOptions()
     options.output_flag, options.presolve, options.solver = False, "off", "simplex"
     options.simplex_dual_edge_weight_strategy = DEVEX
+    options.primal_feasibility_tolerance = FEASIBLE
     highs = core._Highs()
     highs.passOptions(options)
     columns = cost, np.zeros(count), np.full(count, np.inf)
@@ -94,7 +96,8 @@ def _directly(core: Any, cost: Array, ends: Array, masses: Array) -> tuple[Array
 def _by_linprog(cost: Array, ends: Array, masses: Array) -> tuple[Array, Array]:
     count = len(cost)
     sums = csc_array((np.ones(2 * count), ends, np.arange(0, 2 * count + 1, 2)), shape=(len(masses), count))
-    found = linprog(cost, A_eq=sums, b_eq=masses, method="highs-ds", options={"presolve": False})
+    options = {"presolve": False, "primal_feasibility_tolerance": FEASIBLE}
+    found = linprog(cost, A_eq=sums, b_eq=masses, method="highs-ds", options=options)
     if found.status != 0:
         raise TransportError(found.message)
     return found.x, found.eqlin.marginals

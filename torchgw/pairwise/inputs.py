@@ -17,6 +17,8 @@ from torchgw.spaces import EuclideanDistances, LandmarkDistances, PrecomputedDis
 from torchgw.spaces.graph import build_graph
 from torchgw.types import Array, DistanceProvider
 
+LARGEST = 1000  # points of a space whose pairs are solved in batches
+SMALLEST = 1e-70  # of distances, whose squares are still numbers
 COPIES = 4  # of a distance matrix: raw, scaled, and in float32 at the resolutions of the ladder
 SCALES = ("common", "own")
 
@@ -35,6 +37,10 @@ class Inputs:
     def sizes(self) -> list[int]:
         """Points that have mass."""
         return [int((mass > 0).sum()) for mass in self.masses]
+
+    def large(self, i: int) -> bool:
+        """Whether a space is aligned by `gw_align`, pair by pair."""
+        return self.sizes[i] > LARGEST
 
     def digest(self) -> str:
         """A hash of everything that values depend on."""
@@ -65,6 +71,7 @@ def read_spaces(
     names = [f"{name}[{i}]" for i in range(len(entries))]
     checked = [_checked(each, space, distances, options) for each, space in zip(names, entries, strict=True)]
     sizes = [_size(space) for space, _ in checked]
+    _check_large(names, sizes, options)
     given = [None] * len(entries) if masses is None else as_list("masses", masses, len(entries), len(entries))
     mass = [validate.masses(f"masses[{i}]", m, n, "N") for i, (m, n) in enumerate(zip(given, sizes, strict=True))]
     needed = COPIES * sum(8 * n**2 for n in sizes)
@@ -73,8 +80,29 @@ def read_spaces(
     largest = [float(D.max()) or 1.0 for D in raw]
     scales = [max(D.max() for D in raw) or 1.0] * len(raw) if scale == "common" else largest
     scales = [float(divisor) for divisor in scales]
+    for name, own, divisor in zip(names, largest, scales, strict=True):
+        if not SMALLEST <= divisor <= 1 / SMALLEST or own < SMALLEST * divisor:
+            hint = "use scale='own'" if SMALLEST <= own <= 1 / SMALLEST else "use other units"
+            raise ValueError(f"{name} has distances up to {own:g}, out of range beside {divisor:g}; {hint}")
     scaled = [D / divisor for D, divisor in zip(raw, scales, strict=True)]
     return Inputs(scaled, [m / m.sum() for m in mass], scales, scales[0] if scale == "common" else 1.0)
+
+
+def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None:
+    """Options that `gw_align` has no use for without entropy."""
+    for name, size in zip(names, sizes, strict=True):
+        if size > LARGEST and (options.gradient == "sampled" or options.strategy == "streaming"):
+            raise ValueError(
+                f"options.gradient must not be 'sampled', nor options.strategy 'streaming', got {options.gradient!r}, "
+                f"{options.strategy!r}: {name} has {size} points, and spaces of more than {LARGEST} are aligned by "
+                f"gw_align with epsilon=0"
+            )
+
+
+def check_jobs(n_jobs: object) -> None:
+    """Refuse what is no number of jobs."""
+    if n_jobs is not None and validate.integer("n_jobs", n_jobs, least=-1) == 0:
+        raise ValueError("n_jobs must be -1, a positive number or None, got 0")
 
 
 def as_list(name: str, value: object, least: int, exactly: int | None = None) -> list[Any]:
@@ -95,7 +123,11 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> tuple
     if getattr(space, "size", None) == 1 and hasattr(space, "rows"):
         return np.zeros((1, 1)), "point"
     if shape[:1] == (1,) and not hasattr(space, "rows"):
-        return (np.zeros((1, 1)) if is_graph(space) else validate.points(name, space, least=1)), "point"
+        if is_graph(space) or distances == "precomputed":
+            if shape != (1, 1) or space[0, 0] != 0:
+                raise ValueError(f"{name} must be (1, 1) and zero for the distances of one point, got shape {shape}")
+            return np.zeros((1, 1)), "point"
+        return validate.points(name, space, least=1), "point"
     return check_space(name, space, distances, options.spaces)
 
 
@@ -118,7 +150,7 @@ def _matrices(names: list[str], checked: list[tuple[Any, str]], options: GWOptio
         if kind == "point":
             found[i] = np.zeros((1, 1))
         elif kind in ("provider", "matrix", "euclidean"):
-            found[i] = _raw(space if kind == "provider" else _provider(name, space, kind))
+            found[i] = _named(name, space) if kind == "provider" else _raw(_provider(name, space, kind))
         else:
             graph = space if is_graph(space) else build_graph(space, options.spaces.k, name)[0]
             if kind == "landmark":
@@ -132,6 +164,14 @@ def _matrices(names: list[str], checked: list[tuple[Any, str]], options: GWOptio
 
 def _provider(name: str, space: Any, kind: str) -> DistanceProvider:
     return PrecomputedDistances(space, name=name) if kind == "matrix" else EuclideanDistances(space, name=name)
+
+
+def _named(name: str, space: DistanceProvider) -> Array:
+    """The distances of the user's own provider; errors say which it is."""
+    try:
+        return _raw(space)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{name}: {error}") from error
 
 
 def _raw(space: DistanceProvider) -> Array:

@@ -20,8 +20,8 @@ from torchgw.gw.prepare import pick_device
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.api import warn_of
-from torchgw.pairwise.bounds import lower_bounds, signatures
-from torchgw.pairwise.inputs import as_list, read_spaces
+from torchgw.pairwise.bounds import lower_bounds, signature
+from torchgw.pairwise.inputs import as_list, check_jobs, read_spaces
 from torchgw.pairwise.status import PairStatus
 from torchgw.pairwise.tasks import Maker
 from torchgw.pairwise.tiles import Pair
@@ -104,13 +104,14 @@ def gw_neighbours(
     """
     validate.instance("options", options, GWOptions)
     validate.real("tol", tol, above=0.0, most=1.0)
+    check_jobs(n_jobs)
     where = pick_device(device, tuple(spaces) if isinstance(spaces, list | tuple) else ())
     seed = int(torch.randint(2**62, (1,), generator=make_generator(random_state, torch.device("cpu"))))
     n = len(as_list("spaces", spaces, 2))
     k = validate.integer("n_neighbours", n_neighbours, least=1, most=n - 1)
     asked = _places(queries, n)
     inputs = read_spaces(spaces, masses, distances, scale, options, least=2)
-    made = [signatures(D, mass) for D, mass in zip(inputs.distances, inputs.masses, strict=True)]
+    made = [signature(D, mass) for D, mass in zip(inputs.distances, inputs.masses, strict=True)]
     bounds = lower_bounds([made[i] for i in asked], made)
     values: dict[Pair, float] = {}
     status: list[PairStatus] = []
@@ -120,7 +121,7 @@ def gw_neighbours(
             for solved in results:
                 values.update({each.pair: each.value for each in solved})
                 status += [each.status for each in solved]
-    warn_of(status)
+    warn_of(np.array(status))
     pairs = len({_pair(i, j) for i in asked for j in range(n) if i != j})
     nearest = [_nearest(i, n, values)[:k] for i in asked]
     indices = np.array([[j for _, j in row] for row in nearest])
@@ -131,6 +132,8 @@ def gw_neighbours(
 def _places(queries: Sequence[Any] | None, n: int) -> list[int]:
     if queries is None:
         return list(range(n))
+    if not isinstance(queries, Sequence | np.ndarray):
+        raise TypeError(f"queries must be a list of places in spaces, or None, got {type(queries).__name__}")
     found = [validate.integer(f"queries[{at}]", i, least=0, most=n - 1) for at, i in enumerate(queries)]
     if not found:
         raise ValueError("queries must name at least one space, got none")

@@ -15,6 +15,7 @@ R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from torchgw.gw.sharp import TransportError
 from torchgw.pairwise.space import Space
 from torchgw.pairwise.vertex import vertex
 from torchgw.sinkhorn.scaling import feasible
+
+logger = logging.getLogger("torchgw")
 
 MOST_STEPS = 20
 NO_VALUE = 1e-14
@@ -43,12 +46,11 @@ class Polished:
     marginal_error: float
 
 
-def indifferent(x: Space, y: Space) -> Polished:
-    """The product plan, for pairs in which all plans are equally good: the points of one of the spaces coincide."""
-    p, q = torch.from_numpy(x.mass), torch.from_numpy(y.mass)
-    plan = p[:, None] * q
+def from_product(x: Space, y: Space, tol: float) -> Polished:
+    """Polished from the product plan: where the points of one of the spaces coincide, all plans are equally good."""
+    plan = torch.from_numpy(x.mass)[:, None] * torch.from_numpy(y.mass)
     moved = torch.from_numpy(x.distances) @ plan @ torch.from_numpy(y.distances)
-    return Polished(plan, max(x.squared + y.squared - 2 * float((moved * plan).sum()), 0.0), 0.0, _off(plan, p, q))
+    return polish(x, y, plan, moved, torch.zeros(y.size, dtype=torch.float64), tol)
 
 
 def finish(sides: Sequence[tuple[Space, Space]], plans: Tensor, duals: Tensor, tol: float) -> list[Polished]:
@@ -92,7 +94,7 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
     """
     DX, DY, p, q = (torch.from_numpy(part) for part in (x.distances, y.distances, x.mass, y.mass))
     constant = x.squared + y.squared
-    product, duals, idle = float((moved * plan).sum()), [dual], False
+    product, duals, idle, stuck = float((moved * plan).sum()), [dual], False, False
     for step in range(MOST_STEPS + 1):
         value, C = constant - 2 * product, -2 * moved
         bound, dual = max((_dual_bound(C, p, q, dual) for dual in duals), key=lambda found: found[0])
@@ -100,35 +102,39 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
         if gap <= tol * value or value <= NO_VALUE * constant or step == MOST_STEPS:
             break
         try:
-            better, potentials = vertex(C.numpy(), x.mass, y.mass, [other.numpy() for other in duals])
-        except TransportError:
+            # Where a step among few entries wins nothing, all of them are priced.
+            found = vertex(C.numpy(), x.mass, y.mass, [other.numpy() for other in duals], every=idle)
+        except TransportError as error:
+            logger.debug("a transport problem of %d x %d points: %s", x.size, y.size, error)
             break
-        other, duals = torch.from_numpy(better), [dual, torch.from_numpy(potentials)]
-        slope = float((C * other).sum()) + 2 * product
-        if slope >= -NO_SLOPE * constant:
-            # A second look takes the entries that the first one's potentials ask for.
-            if idle:
+        other, duals = feasible(torch.from_numpy(found.plan), p, q), [dual, found.dual]
+        least = float((C * other).sum())
+        slope = least + 2 * product
+        if found.exact:
+            # HiGHS does not see masses that are far smaller than the others; its potentials cannot promise too much.
+            bound = least if found.permuted else _dual_bound(C, p, q, found.dual)[0]
+            gap = min(gap, max(-2 * (2 * product + bound), 0.0))
+            if slope >= -NO_SLOPE * constant or gap <= tol * value or stuck:
                 break
+        elif slope >= -NO_SLOPE * constant:
             idle = True
             continue
         other_moved = DX @ other @ DY
         curvature = -2 * (float((other_moved * other).sum()) - product) - 2 * slope
         length = min(1.0, -slope / curvature) if curvature > 0 else 1.0
         plan, moved = plan + length * (other - plan), moved + length * (other_moved - moved)
-        product, before = float((moved * plan).sum()), value
-        stalled = before - (constant - 2 * product) <= STALLED * tol * before
-        if stalled and idle:
-            value = constant - 2 * product
-            break
-        idle = stalled
+        product = float((moved * plan).sum())
+        idle = value - (constant - 2 * product) <= STALLED * tol * value
+        stuck = idle and found.exact
     return _polished(x, y, plan, value, gap)
 
 
 def _polished(x: Space, y: Space, plan: Tensor, value: float, gap: float) -> Polished:
     """Values that are nothing but rounding are zero, and gaps of nothing are nothing."""
-    real = value > NO_VALUE * (x.squared + y.squared)
     p, q = torch.from_numpy(x.mass), torch.from_numpy(y.mass)
-    return Polished(plan, max(value, 0.0), max(gap, 0.0) / value if real else 0.0, _off(plan, p, q))
+    if value <= NO_VALUE * (x.squared + y.squared):
+        return Polished(plan, 0.0, 0.0, _off(plan, p, q))
+    return Polished(plan, value, max(gap, 0.0) / value, _off(plan, p, q))
 
 
 def _dual_bound(C: Tensor, p: Tensor, q: Tensor, dual: Tensor) -> tuple[float, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from torchgw.pairwise.tiles import Pair, position
 from torchgw.types import Array
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class PairwiseResult:
     """Gromov-Wasserstein distances between all pairs of n spaces.
 
@@ -26,6 +26,7 @@ class PairwiseResult:
     values : (m,) objectives sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j' at the plans found, in squared units of the data
         (of scaled distances with ``scale="own"``): what POT's ``gromov_wasserstein2`` returns. Each belongs to a plan
         with exact marginals, so it is an upper bound on the minimum.
+    marginal_errors : (m,) L1 distances of both marginals from the masses together.
     gaps : (m,) first-order bounds on how far plans nearby could lower a value, over the value.
     status : (m,) codes, see `PairStatus`.
     n_spaces : n.
@@ -35,6 +36,7 @@ class PairwiseResult:
     """
 
     values: Array
+    marginal_errors: Array
     gaps: Array
     status: Array
     n_spaces: int
@@ -42,7 +44,7 @@ class PairwiseResult:
     n_solved: int
     n_stored: int
     seconds: float
-    matchings: Mapping[Pair, tuple[Array, Array]] | None = field(default=None, compare=False)
+    matchings: Mapping[Pair, tuple[Array, Array]] | None = None
 
     @property
     def condensed(self) -> Array:
@@ -79,14 +81,14 @@ class PairwiseResult:
         Raises
         ------
         ValueError
-            Without ``keep="matchings"``, or where the pair was not solved.
+            Without ``keep="matchings"``, or where the pair was not solved or failed.
         """
         self.pair(i, j)
         if self.matchings is None:
             raise ValueError("matchings were not kept; use gw_pairwise(..., keep='matchings')")
         both = self.matchings.get((min(i, j), max(i, j)))
         if both is None:
-            raise ValueError(f"the pair ({i}, {j}) was not solved: {PairStatus(int(self.status[self.pair(i, j)]))}")
+            raise ValueError(f"the pair ({i}, {j}) has no matching: {PairStatus(int(self.status[self.pair(i, j)]))}")
         return both[0] if i < j else both[1]
 
     def __repr__(self) -> str:

@@ -5,7 +5,8 @@ the distance of two cells is the mean distance between their points, so that the
 of the plan between points which spreads each entry over its two cells: coarse problems are the fine one on fewer plans.
 
 Numbers of points are filled up to multiples of 16 with points of no mass. Vectors then begin and end at whole SIMD
-registers, and what a CPU computes for a pair has the same bits whichever pairs share its batch.
+registers, and what a CPU computes for a pair has the same bits whichever pairs share its batch. Products are torch's,
+in a thread that has no others, so that they do not depend on the number of threads either.
 
 Sources: J. Ward, "Hierarchical grouping to optimize an objective function", 1963; F. Memoli, "Gromov-Wasserstein
 distances and the metric approach to object matching", 2011 (distributions of distances).
@@ -13,6 +14,7 @@ distances and the metric approach to object matching", 2011 (distributions of di
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,7 +30,7 @@ from torchgw.types import Array
 CELLS = (32, 80, 144)
 WORTHWHILE = 1.25
 MULTIPLE = 16
-NO_MASS = 1e-30
+NO_MASS, LEAST_MASS = 1e-30, 1e-15  # of points that fill up, and of real ones in float32
 N_QUANTILES = 16
 MODES, N_MODES = 2, 3  # the place of modes among the features
 ANCHORS = (2, 3, 4, 2, 3)
@@ -61,6 +63,7 @@ class Space:
     levels : resolutions, coarsest first; the last has all points.
     features : of the coarsest cells, (n, .) each; matching by any of them is a first guess.
     squared : mean squared distance.
+    digest : a hash of distances and masses.
     critical : the largest eigenvalue of the centred distances. At an epsilon of twice the product of both spaces' ones
         the product plan stops being stable.
     """
@@ -73,6 +76,12 @@ class Space:
     features: tuple[Tensor, ...]
     squared: float
     critical: float
+    digest: bytes
+
+    @property
+    def rank(self) -> tuple[int, bytes]:
+        """An order of spaces that is the same wherever they stand in a list."""
+        return self.size, self.digest
 
     @property
     def size(self) -> int:
@@ -80,14 +89,19 @@ class Space:
         return len(self.mass)
 
 
-def prepare(distances: Array, mass: Array, seed: int) -> Space:
-    """A space of scaled distances (N, N) and masses (N,) of any sum. O(N^2 log N).
+def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Space:
+    """A space of scaled distances (N, N) and masses (N,) of any sum; a ``large`` one has no resolutions. O(N^2 log N).
 
     The same space gives the same result wherever it stands in a list: ``seed`` draws anchors from its own masses.
     """
     support = np.flatnonzero(mass > 0)
     D = np.ascontiguousarray(distances[np.ix_(support, support)])
     p = mass[support] / mass[support].sum()
+    weights = torch.from_numpy(p)
+    squared = float((torch.from_numpy(D).square() @ weights) @ weights)
+    digest = hashlib.sha256(D.tobytes() + p.tobytes()).digest()
+    if large:
+        return Space(D, p, support, len(mass), (), (), squared, 0.0, digest)
     cells = _ladder(D, p)
     coarse_D, coarse_p = torch.from_numpy(cells[0].distances), torch.from_numpy(cells[0].mass)
     values, vectors = _modes(coarse_D, coarse_p)
@@ -101,8 +115,9 @@ def prepare(distances: Array, mass: Array, seed: int) -> Space:
         total=len(mass),
         levels=levels,
         features=tuple(_filled(feature / (critical or 1.0), len(levels[0].mass)) for feature in features),
-        squared=float(p @ np.square(D) @ p),
+        squared=squared,
         critical=critical,
+        digest=digest,
     )
 
 
@@ -127,11 +142,11 @@ def _ladder(D: Array, p: Array) -> list[Cells]:
         m = np.bincount(label, p)
         parent = np.zeros(len(m), dtype=np.int64)
         parent[label] = before
-        weights = np.zeros((n, len(m)))
-        weights[np.arange(n), label] = p / m[label]
-        to_cells = D if whole else D @ weights
-        between = D if whole else weights.T @ to_cells
-        spread = float(np.sqrt(p @ np.square(to_cells - between[label]) @ m))
+        weights = torch.zeros(n, len(m), dtype=torch.float64)
+        weights[torch.arange(n), torch.from_numpy(label)] = torch.from_numpy(p / m[label])
+        to_cells = D if whole else (torch.from_numpy(D) @ weights).numpy()
+        between = D if whole else (weights.T @ torch.from_numpy(to_cells)).numpy()
+        spread = float(np.sqrt((p[:, None] * np.square(to_cells - between[label]) * m).sum()))
         found.append(Cells(between, m, parent, m / np.bincount(parent, m)[parent], spread))
         before = label
     return found
@@ -142,7 +157,8 @@ def _level(cells: Cells, critical: float) -> Level:
     n = len(cells.mass)
     size = -(-n // MULTIPLE) * MULTIPLE
     distances, mass = torch.zeros(size, size), torch.full((size,), NO_MASS)
-    distances[:n, :n], mass[:n] = torch.from_numpy(cells.distances / critical), torch.from_numpy(cells.mass)
+    distances[:n, :n] = torch.from_numpy(cells.distances / critical)
+    mass[:n] = torch.from_numpy(cells.mass).clamp_min(LEAST_MASS)
     parent, share = (_filled(torch.from_numpy(part), size) for part in (cells.parent, cells.share))
     return Level(n, cells.spread / critical, distances, mass, parent.to(torch.int64), share)
 

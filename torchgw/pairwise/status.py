@@ -25,7 +25,7 @@ class PairStatus(IntEnum):
 TEXTS = {
     PairStatus.PENDING: "not solved yet; the same call with the same store goes on",
     PairStatus.SETTLED: "no plan nearby betters this one by more than tol times the value, to first order",
-    PairStatus.UNSETTLED: "steps no longer lower the value although its gap is above tol; it is an upper bound, and "
+    PairStatus.UNSETTLED: "the gap is above tol after the last step; the value is an upper bound, and "
     "gw_align(X, Y, epsilon=0) may find a lower one",
     PairStatus.FAILED: "no finite value was found; gw_align(X, Y) may say why",
 }

@@ -33,6 +33,17 @@ CREATE TABLE pairs (
 INSERT = "INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
+def check_place(path: object) -> Path:
+    """The path, if there may be a file."""
+    if not isinstance(path, str | PathLike):
+        raise TypeError(f"store must be a path or None, got {type(path).__name__}")
+    place = Path(path)
+    if place.is_dir() or not place.parent.is_dir():
+        what = "is a folder" if place.is_dir() else f"needs a folder {place.parent}"
+        raise ValueError(f"store must be the path of a file, but {place} {what}")
+    return place
+
+
 class Store:
     """An open file of pairs, as a context.
 
@@ -52,10 +63,7 @@ class Store:
     """
 
     def __init__(self, path: str | PathLike[str], fingerprint: Mapping[str, str], seed: int, insists: bool) -> None:
-        self.path = Path(path)
-        if self.path.is_dir() or not self.path.parent.is_dir():
-            what = "is a folder" if self.path.is_dir() else f"needs a folder {self.path.parent}"
-            raise ValueError(f"store must be the path of a file, but {self.path} {what}")
+        self.path = check_place(path)
         with self._understood():
             self.connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:

@@ -11,9 +11,7 @@ from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs
 from torchgw.pairwise.space import Space, prepare
 from torchgw.pairwise.tiles import Pair, tiles
-from torchgw.pairwise.work import Task
-
-LARGEST = 1000
+from torchgw.pairwise.work import Task, one_thread_each, torch_threads_restored
 
 
 @dataclass(frozen=True)
@@ -31,16 +29,21 @@ class Maker:
     def tasks(self, wanted: Sequence[Pair]) -> list[Task]:
         """The wanted pairs in tiles, with the spaces that each needs; those of large spaces one by one, last."""
         sizes = self.inputs.sizes
-        large = [pair for pair in wanted if max(sizes[i] for i in pair) > LARGEST]
+        self._prepare(sorted({i for pair in wanted for i in pair} - self.prepared.keys()))
+        large = [pair for pair in wanted if any(map(self.inputs.large, pair))]
         one_by_one = set(large)
         small = tiles(sizes, [pair for pair in wanted if pair not in one_by_one])
         return [self._task(tile, False) for tile in small] + [self._task([pair], True) for pair in large]
 
     def _task(self, pairs: list[Pair], large: bool) -> Task:
-        spaces = {i: self._space(i) for pair in pairs for i in pair}
+        spaces = {i: self.prepared[i] for pair in pairs for i in pair}
         return Task(pairs, spaces, self.tol, self.device, self.matchings, large, self.seed, self.options)
 
+    def _prepare(self, new: Sequence[int]) -> None:
+        """Prepare spaces, each in a thread."""
+        with torch_threads_restored(), one_thread_each(torch.get_num_threads()) as pool:
+            self.prepared.update(zip(new, pool.map(self._space, new), strict=True))
+
     def _space(self, i: int) -> Space:
-        if i not in self.prepared:
-            self.prepared[i] = prepare(self.inputs.distances[i], self.inputs.masses[i], self.seed % 2**32)
-        return self.prepared[i]
+        seed = self.seed % 2**32
+        return prepare(self.inputs.distances[i], self.inputs.masses[i], seed, self.inputs.large(i))

@@ -11,10 +11,14 @@ problems", 1987.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.optimize import linear_sum_assignment
+from torch import Tensor
 
+from torchgw.gw.sharp import transport
 from torchgw.pairwise.highs import transport_program
 from torchgw.types import Array
 
@@ -23,11 +27,20 @@ COST_SCALE = 100.0
 MOST_TIED = 3
 
 
-def vertex(C: Array, p: Array, q: Array, duals: Sequence[Array]) -> tuple[Array, Array]:
-    """A plan (N, K) with marginals p (N,), q (K,) and little cost, and column potentials (K,).
+class Vertex(NamedTuple):
+    """A plan (N, K), column potentials (K,), and whether it is the best of all and a permutation."""
+
+    plan: Array
+    dual: Tensor
+    exact: bool
+    permuted: bool = False
+
+
+def vertex(C: Array, p: Array, q: Array, duals: Sequence[Array], every: bool) -> Vertex:
+    """A plan with marginals p (N,), q (K,) and little cost C (N, K).
 
     ``duals`` are one or more column potentials (K,) to begin with, the best first; entries that are cheap under any of
-    them are candidates.
+    them are candidates. With ``every`` all entries are priced.
 
     Raises
     ------
@@ -37,7 +50,10 @@ def vertex(C: Array, p: Array, q: Array, duals: Sequence[Array]) -> tuple[Array,
     if len(p) == len(q) and np.ptp(p) == 0 == np.ptp(q):
         plan = np.zeros_like(C)
         plan[linear_sum_assignment(C)] = p[0]
-        return plan, duals[0]
+        return Vertex(plan, torch.from_numpy(duals[0]), True, True)
+    if every:
+        plan, dual = transport(C, p, q, duals[0])
+        return Vertex(plan, torch.from_numpy(dual), True)
     n = len(p)
     mask = _staircase(p, q)
     for dual in reversed(duals):
@@ -50,7 +66,7 @@ def vertex(C: Array, p: Array, q: Array, duals: Sequence[Array]) -> tuple[Array,
     x, potentials = transport_program(reduced[row, column] / scale, row, column + n, masses)
     plan = np.zeros_like(C)
     plan[row, column] = x.clip(min=0.0) * p.mean()
-    return plan, duals[0] + scale * potentials[n:]
+    return Vertex(plan, torch.from_numpy(duals[0] + scale * potentials[n:]), False)
 
 
 def _mark_smallest(mask: Array, reduced: Array) -> None:

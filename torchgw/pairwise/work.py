@@ -8,11 +8,13 @@ Dask's or Ray's backend, on others.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import warnings
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +32,8 @@ from torchgw.pairwise.tiles import Pair
 from torchgw.spaces import PrecomputedDistances
 from torchgw.status import Status
 from torchgw.types import Array
+
+logger = logging.getLogger("torchgw")
 
 ONE_AT_A_TIME = threading.Lock()  # filters of warnings belong to the process
 
@@ -66,10 +70,8 @@ class Task:
 
 def solve(task: Task) -> list[Solved]:
     """All pairs of a task, in their order."""
-    if torch.get_num_threads() != 1 and not task.large:
-        torch.set_num_threads(1)  # `outcomes` sets it back where the user's own code goes on
     sides = [(task.spaces[i], task.spaces[j]) for i, j in task.pairs]
-    turned = [x.size < y.size for x, y in sides]
+    turned = [x.rank < y.rank for x, y in sides]
     sides = [(y, x) if turn else (x, y) for (x, y), turn in zip(sides, turned, strict=True)]
     found = [_aligned(x, y, task) for x, y in sides] if task.large else solve_batch(sides, task.tol, task.device)
     every = zip(task.pairs, sides, turned, found, strict=True)
@@ -80,7 +82,7 @@ def _solved(pair: Pair, x: Space, y: Space, turned: bool, found: Polished, task:
     finite = np.isfinite(found.value) and np.isfinite(found.gap)
     status = PairStatus.FAILED if not finite else PairStatus.SETTLED if found.gap <= task.tol else PairStatus.UNSETTLED
     matching = None
-    if task.matchings:
+    if task.matchings and finite:
         forward, backward = _strongest(found.plan, x, y), _strongest(found.plan.T, y, x)
         matching = (backward, forward) if turned else (forward, backward)
     return Solved(pair, found.value if finite else float("nan"), found.gap, found.marginal_error, status, matching)
@@ -94,8 +96,9 @@ def _strongest(plan: Tensor, x: Space, y: Space) -> Array:
 
 
 def _aligned(x: Space, y: Space, task: Task) -> Polished:
-    """Two large spaces by `gw_align` without entropy."""
-    providers = [PrecomputedDistances.stored_matrix(torch.from_numpy(space.distances), 1.0) for space in (x, y)]
+    """Two large spaces by `gw_align` without entropy, in their own units."""
+    unit = max(x.distances.max(), y.distances.max()) or 1.0
+    providers = [PrecomputedDistances.stored_matrix(torch.from_numpy(side.distances / unit), 1.0) for side in (x, y)]
     with ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the status is told instead
         found = gw_align(
@@ -110,33 +113,48 @@ def _aligned(x: Space, y: Space, task: Task) -> Polished:
     if found.status is Status.CANCELLED:
         raise KeyboardInterrupt
     gap = found.certificate.stationarity / found.value if found.value > 0 else 0.0
-    gap = min(gap, task.tol) if found.converged else gap
-    return Polished(found.plan.cpu(), float(found.value), float(gap), float(found.marginal_error))
+    return Polished(found.plan.cpu(), float(found.value) * unit**2, float(gap), float(found.marginal_error))
 
 
-def outcomes(tasks: Sequence[Task], n_jobs: int | None) -> Generator[list[Solved], None, None]:
-    """Results of tasks as they come, in no order. Closing the iterator gives up what has not begun."""
-    threads = torch.get_num_threads()
+def one_thread_each(workers: int) -> ThreadPoolExecutor:
+    """Workers in which torch has one thread. `torch_threads_restored` belongs around them."""
+    return ThreadPoolExecutor(workers, "torchgw-pairwise", torch.set_num_threads, (1,))
+
+
+@contextmanager
+def torch_threads_restored() -> Iterator[None]:
+    """Threads begin with the number of threads that was set last in any other; set that of this one again."""
     try:
-        if n_jobs is not None or _joblib_is_asked():
-            yield from _by_joblib(tasks, n_jobs)
+        yield
+    finally:
+        torch.set_num_threads(torch.get_num_threads())
+
+
+def outcomes(
+    tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], bool] = lambda: False
+) -> Generator[list[Solved], None, None]:
+    """Results of tasks as they come, in no order. Once ``stopped``, or closed, nothing begins any more."""
+    if n_jobs is not None or _joblib_is_asked():
+        yield from _by_joblib(tasks, n_jobs, stopped)
+        return
+    yield from _in_threads([task for task in tasks if not task.large], stopped)
+    for task in (task for task in tasks if task.large):
+        if stopped():
             return
-        batches = [task for task in tasks if not task.large]
-        workers = min(threads, len(batches)) if all(task.device.type == "cpu" for task in batches) else 1
-        yield from _in_threads(batches, workers) if workers > 1 else map(solve, batches)
-        torch.set_num_threads(threads)
-        yield from map(solve, (task for task in tasks if task.large))
-    finally:
-        torch.set_num_threads(threads)
+        yield solve(task)
 
 
-def _in_threads(tasks: Sequence[Task], workers: int) -> Iterator[list[Solved]]:
-    pool = ThreadPoolExecutor(workers, "torchgw-pairwise", torch.set_num_threads, (1,))
-    try:
-        for done in as_completed([pool.submit(solve, task) for task in tasks]):
-            yield done.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _in_threads(tasks: Sequence[Task], stopped: Callable[[], bool]) -> Iterator[list[Solved]]:
+    on_cpu = all(task.device.type == "cpu" for task in tasks)
+    workers = max(min(torch.get_num_threads() if on_cpu else 1, len(tasks)), 1)
+    with torch_threads_restored():
+        pool = one_thread_each(workers)
+        try:
+            begun = [pool.submit(lambda task: [] if stopped() else solve(task), task) for task in tasks]
+            for done in as_completed(begun):
+                yield done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _joblib_is_asked() -> bool:
@@ -149,16 +167,36 @@ def _joblib_is_asked() -> bool:
     return n_jobs not in (None, 1) or DEFAULT_BACKEND not in type(backend).__name__.lower()
 
 
-def _by_joblib(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[Solved]]:
+def _by_joblib(tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], bool]) -> Iterator[list[Solved]]:
     from joblib import Parallel, delayed
 
     try:
         parallel = Parallel(n_jobs=n_jobs, return_as="generator_unordered")
-    except ValueError:  # the backend cannot; then everything comes at the end
+    except ValueError:
+        logger.warning("this backend of joblib returns everything at the end: until then nothing is stored")
         parallel = Parallel(n_jobs=n_jobs)
-    results: Any = parallel(delayed(solve)(task) for task in tasks)
+    results: Any = parallel(delayed(_in_worker)(task) for task in tasks)
     try:
-        yield from results
+        for solved in results:
+            yield solved
+            if stopped():
+                return
+    except BrokenExecutor:  # Ctrl-C in a terminal reaches idle workers too
+        if not stopped():
+            raise
     finally:
         if hasattr(results, "close"):
             results.close()
+
+
+def _in_worker(task: Task) -> list[Solved]:
+    """`solve` in another process; nothing where Ctrl-C in a terminal has reached it."""
+    threads = torch.get_num_threads()
+    try:
+        if not task.large:
+            torch.set_num_threads(1)
+        return solve(task)
+    except KeyboardInterrupt:
+        return []
+    finally:
+        torch.set_num_threads(threads)
