@@ -149,7 +149,7 @@ def test_a_space_with_nearly_all_mass_at_one_point_is_found_or_said_not_to_be(re
     x = np.random.default_rng(0).normal(size=(30, 2))
     mass = np.r_[1.0, np.full(29, rest)]
     result = pairwise([x, x[::-1]], masses=[mass, mass[::-1]])
-    assert (result.values[0] == 0) == result.converged == (rest > 1e-8)
+    assert (result.values[0] == 0) == result.converged >= (rest > 1e-8)
 
 
 def test_copies_tie_at_exactly_nothing() -> None:

@@ -94,7 +94,7 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
     """
     DX, DY, p, q = (torch.from_numpy(part) for part in (x.distances, y.distances, x.mass, y.mass))
     constant = x.squared + y.squared
-    product, duals, idle, stuck = float((moved * plan).sum()), [dual], False, False
+    product, duals, idle, stuck = float((moved * plan).sum()), [dual], 0, False
     for step in range(MOST_STEPS + 1):
         value, C = constant - 2 * product, -2 * moved
         bound, dual = max((_dual_bound(C, p, q, dual) for dual in duals), key=lambda found: found[0])
@@ -102,8 +102,8 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
         if gap <= tol * value or value <= NO_VALUE * constant or step == MOST_STEPS:
             break
         try:
-            # Where a step among few entries wins nothing, all of them are priced.
-            found = vertex(C.numpy(), x.mass, y.mass, [other.numpy() for other in duals], every=idle)
+            # Where steps among few entries win nothing twice, all of them are priced.
+            found = vertex(C.numpy(), x.mass, y.mass, [other.numpy() for other in duals], every=idle > 1)
         except TransportError as error:
             logger.debug("a transport problem of %d x %d points: %s", x.size, y.size, error)
             break
@@ -117,15 +117,15 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
             if slope >= -NO_SLOPE * constant or gap <= tol * value or stuck:
                 break
         elif slope >= -NO_SLOPE * constant:
-            idle = True
+            idle += 1
             continue
         other_moved = DX @ other @ DY
         curvature = -2 * (float((other_moved * other).sum()) - product) - 2 * slope
         length = min(1.0, -slope / curvature) if curvature > 0 else 1.0
         plan, moved = plan + length * (other - plan), moved + length * (other_moved - moved)
         product = float((moved * plan).sum())
-        idle = value - (constant - 2 * product) <= STALLED * tol * value
-        stuck = idle and found.exact
+        stalled = value - (constant - 2 * product) <= STALLED * tol * value
+        idle, stuck = idle + 1 if stalled else 0, stalled and found.exact
     return _polished(x, y, plan, value, gap)
 
 

@@ -18,12 +18,13 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from torchgw.gw.sharp import transport
+from torchgw.gw.sharp import TransportError
 from torchgw.pairwise.highs import transport_program
 from torchgw.types import Array
 
 CANDIDATES = 6
 COST_SCALE = 100.0
+PRICING_TOLERANCE, PRICING_ROUNDS = 1e-6, 20
 MOST_TIED = 3
 
 
@@ -45,15 +46,12 @@ def vertex(C: Array, p: Array, q: Array, duals: Sequence[Array], every: bool) ->
     Raises
     ------
     torchgw.gw.sharp.TransportError
-        When HiGHS gives up.
+        When HiGHS gives up, or pricing does not end.
     """
     if len(p) == len(q) and np.ptp(p) == 0 == np.ptp(q):
         plan = np.zeros_like(C)
         plan[linear_sum_assignment(C)] = p[0]
         return Vertex(plan, torch.from_numpy(duals[0]), True, True)
-    if every:
-        plan, dual = transport(C, p, q, duals[0])
-        return Vertex(plan, torch.from_numpy(dual), True)
     n = len(p)
     mask = _staircase(p, q)
     for dual in reversed(duals):
@@ -61,12 +59,25 @@ def vertex(C: Array, p: Array, q: Array, duals: Sequence[Array], every: bool) ->
         reduced -= reduced.min(1)[:, None]
         _mark_smallest(mask, reduced)
     scale = max(float(reduced.mean()), np.finfo(float).tiny) / COST_SCALE
-    row, column = np.nonzero(mask)
+    reduced /= scale
     masses = np.concatenate((p, q)) / p.mean()  # HiGHS has absolute tolerances: masses near one
-    x, potentials = transport_program(reduced[row, column] / scale, row, column + n, masses)
+    for _ in range(PRICING_ROUNDS):
+        row, column = np.nonzero(mask)
+        x, potentials = transport_program(reduced[row, column], row, column + n, masses)
+        missing = np.zeros_like(mask)
+        if every:
+            price = reduced - potentials[:n, None] - potentials[n:]
+            price[mask] = 0.0
+            _mark_smallest(missing, price)
+            missing &= price < -PRICING_TOLERANCE
+        if not missing.any():
+            break
+        mask |= missing
+    else:
+        raise TransportError(f"the transport problem was not priced out in {PRICING_ROUNDS} rounds")
     plan = np.zeros_like(C)
     plan[row, column] = x.clip(min=0.0) * p.mean()
-    return Vertex(plan, torch.from_numpy(duals[0] + scale * potentials[n:]), False)
+    return Vertex(plan, torch.from_numpy(duals[0] + scale * potentials[n:]), every)
 
 
 def _mark_smallest(mask: Array, reduced: Array) -> None:
