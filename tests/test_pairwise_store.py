@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from joblib import parallel_config, register_parallel_backend
+from joblib.parallel import SequentialBackend
 
 from tests.problems import ROLL, SPIRAL
 from torchgw import ConvergenceWarning, PairwiseResult, Progress, cli, datasets, gw_pairwise
@@ -212,11 +214,31 @@ def test_one_process_at_a_time_has_a_store(tmp_path: Path) -> None:
     assert "is in use by another process; wait for it" in refused[0]
 
 
+class AllAtOnce(SequentialBackend):
+    """As Ray's: no generators."""
+
+    supports_return_generator = False
+
+    def effective_n_jobs(self, n_jobs: int) -> int:
+        return 1
+
+
+def test_backends_that_return_all_at_once_are_given_a_few_at_a_time(
+    tmp_path: Path, whole: PairwiseResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_parallel_backend("all at once", AllAtOnce)
+    monkeypatch.setattr(work, "AT_A_TIME", 2)
+    path = tmp_path / "pairs.sqlite"
+    with parallel_config("all at once"), pytest.warns(ConvergenceWarning, match="pending"):
+        part = pairwise(store=path, callback=lambda _: True)
+    assert 0 < part.n_solved == len(kept_pairs(path)) < N_PAIRS
+    with parallel_config("all at once"):
+        assert_same(pairwise(store=path), whole)
+
+
 @pytest.mark.slow
 def test_a_cluster_of_two_workers_finds_the_same(tmp_path: Path, whole: PairwiseResult) -> None:
     distributed = pytest.importorskip("distributed")
-    from joblib import parallel_config
-
     folder = str(tmp_path)
     cluster = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, local_directory=folder

@@ -8,7 +8,6 @@ Dask's or Ray's backend, on others.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import warnings
@@ -33,8 +32,7 @@ from torchgw.spaces import PrecomputedDistances
 from torchgw.status import Status
 from torchgw.types import Array
 
-logger = logging.getLogger("torchgw")
-
+AT_A_TIME = 4  # tasks for each worker
 ONE_AT_A_TIME = threading.Lock()  # filters of warnings belong to the process
 
 
@@ -168,25 +166,28 @@ def _joblib_is_asked() -> bool:
 
 
 def _by_joblib(tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], bool]) -> Iterator[list[Solved]]:
-    from joblib import Parallel, delayed
+    from joblib import Parallel, delayed, effective_n_jobs
 
+    many = max(len(tasks), 1)
     try:
         parallel = Parallel(n_jobs=n_jobs, return_as="generator_unordered")
-    except ValueError:
-        logger.warning("this backend of joblib returns everything at the end: until then nothing is stored")
-        parallel = Parallel(n_jobs=n_jobs)
-    results: Any = parallel(delayed(_in_worker)(task) for task in tasks)
-    try:
-        for solved in results:
-            yield solved
-            if stopped():
-                return
-    except BrokenExecutor:  # Ctrl-C in a terminal reaches idle workers too
-        if not stopped():
-            raise
-    finally:
-        if hasattr(results, "close"):
-            results.close()
+    except ValueError:  # a backend that returns all at the end, as Ray's: it is given a few at a time
+        parallel, many = Parallel(n_jobs=n_jobs), AT_A_TIME * effective_n_jobs(n_jobs)
+    for start in range(0, len(tasks), many):
+        results: Any = parallel(delayed(_in_worker)(task) for task in tasks[start : start + many])
+        try:
+            for solved in results:
+                yield solved
+                if stopped() and not isinstance(results, list):
+                    return
+        except BrokenExecutor:  # Ctrl-C in a terminal reaches idle workers too
+            if not stopped():
+                raise
+        finally:
+            if hasattr(results, "close"):
+                results.close()
+        if stopped():
+            return
 
 
 def _in_worker(task: Task) -> list[Solved]:
