@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from joblib import parallel_config
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.sparse import csr_array
 from scipy.spatial.distance import cdist, squareform
@@ -222,9 +223,23 @@ def test_bits_depend_on_the_two_spaces_alone(found: PairwiseResult) -> None:
             with ThreadPoolExecutor(1) as pool:
                 seen.append(pool.submit(torch.get_num_threads).result())
             assert {*seen, torch.get_num_threads()} == {count}
+            with parallel_config("threading", n_jobs=2):
+                np.testing.assert_array_equal(pairwise(CLOUDS).values, found.values)
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)
     np.testing.assert_array_equal(pairwise(CLOUDS, n_jobs=2).values, found.values)
+
+
+def test_bits_do_not_depend_on_how_many_pairs_go_together() -> None:
+    """Pairs of one shape share batches; what fills a batch up to whole registers must not show."""
+    rng = np.random.default_rng(7)
+    clouds = [rng.normal(size=(33, 2)) for _ in range(9)]
+    together = pairwise(clouds, scale="own")
+    for i, j in itertools.combinations(range(9), 2):
+        assert pairwise([clouds[i], clouds[j]], scale="own").values[0] == together.values[together.pair(i, j)], (i, j)
+    np.testing.assert_array_equal(pairwise(clouds[::-1], scale="own").square()[::-1, ::-1], together.square())
 
 
 def test_units_are_those_of_the_data_and_own_scales_leave_shapes() -> None:
@@ -283,6 +298,8 @@ def test_large_spaces_are_aligned_one_by_one(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(result.values[[0, 2]], expected.values[1:], rtol=0.02)
     assert result.matching(0, 1).shape == (SIZES[0],)
     assert (result.gaps <= 1e-2).all()
+    assert pairwise([CLOUDS[2], CLOUDS[2][::-1]]).status[0] == PairStatus.SETTLED
+    assert pairwise([CLOUDS[2], CLOUDS[2][::-1]]).condensed[0] == 0
     tiny = pairwise([CLOUDS[0] * 1e-9, CLOUDS[2] * 1e-9, np.eye(2)])
     own = pairwise([CLOUDS[0], CLOUDS[2]])
     assert tiny.values[0] / 1e-18 == pytest.approx(own.values[0], rel=1e-6)
@@ -320,6 +337,8 @@ def test_an_interrupt_returns_what_is_done_and_the_second_one_gives_up() -> None
     assert 0 < cut.n_solved < len(cut.values)
     with pytest.raises(KeyboardInterrupt):
         pairwise(many, callback=lambda told: (press(told), press(told)))
+    with pytest.raises(KeyboardInterrupt):
+        pairwise(many, n_jobs=1, callback=lambda told: (press(told), press(told)))
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -388,6 +407,13 @@ def test_bad_input_is_refused_before_any_work(
     monkeypatch.setattr("torchgw.pairwise.tasks.prepare", None)
     with pytest.raises(error, match=text):
         pairwise(**{"spaces": [CLOUDS[0], CLOUDS[2]], **given})
+
+
+def test_sizes_are_counted_once() -> None:
+    """They are asked for with every pair."""
+    found = inputs.Inputs([np.zeros((2, 2))], [np.array([1.0, 0.0])], [1.0], 1.0)
+    assert found.sizes == [1]
+    assert found.sizes is found.sizes
 
 
 def test_tiles_hold_every_pair_once_whatever_is_wanted() -> None:

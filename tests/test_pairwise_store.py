@@ -106,6 +106,14 @@ def test_after_a_kill_nothing_is_lost_and_nothing_done_twice(
     again = pairwise(store=path)
     assert_same(again, whole)
     assert counted == []
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM pairs WHERE i > 3")
+    connection.close()
+    for n_jobs in (None, 1):
+        with pytest.warns(ConvergenceWarning, match="pending"):
+            pairwise(store=path, n_jobs=n_jobs, callback=lambda _: True)  # stops at what is stored
+    assert counted == []
+    assert_same(pairwise(store=path), whole)
     assert (again.n_stored, again.n_solved) == (N_PAIRS, 0)
 
 

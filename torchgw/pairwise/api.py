@@ -146,8 +146,9 @@ def gw_pairwise(
             collected.take(kept.finished(), stored=True)
         n = len(inputs.sizes)
         missing = [pair for pair in _all_pairs(n) if pair not in collected.done]
-        tasks = Maker(inputs, tol, where, keep == "matchings", options, seed).tasks(missing)
         watch = collected.watch
+        maker = Maker(inputs, tol, where, keep == "matchings", options, seed)
+        tasks = [] if watch.stopped else maker.tasks(missing)
         with stopped_by_interrupt(watch), closing(outcomes(tasks, n_jobs, lambda: watch.stopped)) as results:
             for solved in results:
                 if kept is not None:

@@ -125,9 +125,8 @@ def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[
     first = guesses(one, sides, device)
     B, copies = len(sides), len(first) // len(sides)
     pairs = Pairs(*(part.repeat(copies, 1, 1) for part in (one.DX, one.DY, one.p, one.q)))
-    hot = torch.full((copies, B), HOT, device=device)
-    hot[0] = PRODUCT_HOT
-    temperatures = _falling(hot.flatten(), torch.full_like(hot, SEARCH_END).flatten(), SEARCH_STEPS)
+    hot = [PRODUCT_HOT] * B + [HOT] * (len(first) - B)
+    temperatures = _falling(hot, [SEARCH_END] * len(first), SEARCH_STEPS, device)
     start = Plans(first, torch.zeros_like(pairs.p), torch.zeros_like(pairs.q), temperatures[0, :, None, None])
     plans = anneal(pairs, start, temperatures, SEARCH_EFFORT)
     energy = pairs.energies(plans.T).view(copies, B)
@@ -152,10 +151,13 @@ def _distinct(plans: Tensor, energy: Tensor) -> Iterator[Tensor]:
         left = left.masked_fill(apart <= SAME_PLAN, torch.inf)
 
 
-def _falling(first: Tensor, last: Tensor, steps: int) -> Tensor:
-    """Geometric sequences from ``first`` (B,) to ``last`` (B,), (steps, B)."""
-    share = torch.linspace(0, 1, steps, device=first.device)[:, None]
-    return first * (last / first) ** share
+def _falling(first: Sequence[float], last: Sequence[float], steps: int, device: torch.device) -> Tensor:
+    """Geometric sequences from ``first`` (B,) to ``last`` (B,), (steps, B).
+
+    One by one: torch's powers differ in the last bit between whole SIMD registers and what is left over.
+    """
+    rows = [[a * (b / a) ** (step / (steps - 1)) for a, b in zip(first, last, strict=True)] for step in range(steps)]
+    return torch.tensor(rows, dtype=torch.float32, device=device)
 
 
 def _end(basin: Basin, sides: Sides, number: int) -> tuple[float, int]:
@@ -185,9 +187,9 @@ def _descend(basins: list[Basin], sides: Sequence[Sides], number: int, device: t
         taken = [basins[i] for i in chunk]
         levels = [(sides[basin.pair][0].levels[number], sides[basin.pair][1].levels[number]) for basin in taken]
         pairs, plans = _together(levels, device), _lifted(taken, levels, device)
-        last, steps = torch.tensor([ends[i][0] for i in chunk], device=device), keys[chunk[0]][2]
+        last, steps = [ends[i][0] for i in chunk], keys[chunk[0]][2]
         if steps:
-            temperatures = _falling(plans.epsilon.flatten(), last, steps + 1)[1:]
+            temperatures = _falling([basin.epsilon for basin in taken], last, steps + 1, device)[1:]
             plans = anneal(pairs, plans, temperatures, STAGES[number - 1].effort)
         energy, epsilon = pairs.energies(plans.T).tolist(), plans.epsilon.flatten().tolist()
         states = zip(plans.T, plans.f[:, 0], plans.g[:, 0], epsilon, energy, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class Inputs:
     scales: list[float]
     unit: float
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Points that have mass."""
         return [int((mass > 0).sum()) for mass in self.masses]

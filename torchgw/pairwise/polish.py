@@ -71,7 +71,7 @@ def finish(sides: Sequence[tuple[Space, Space]], plans: Tensor, duals: Tensor, t
         value, gap = constant - 2 * products[row], -4 * products[row] - 2 * bounds[row]
         plan, own = plans[row, : x.size, : y.size], moved[row, : x.size, : y.size]
         if gap <= tol * value or value <= NO_VALUE * constant:
-            found.append(_polished(x, y, plan, value, gap))
+            found.append(polished(x, y, plan, value, gap))
         else:
             found.append(polish(x, y, plan, own, b[row, : y.size], tol))
     return found
@@ -126,11 +126,11 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
         product = float((moved * plan).sum())
         stalled = value - (constant - 2 * product) <= STALLED * tol * value
         idle, stuck = idle + 1 if stalled else 0, stalled and found.exact
-    return _polished(x, y, plan, value, gap)
+    return polished(x, y, plan, value, gap)
 
 
-def _polished(x: Space, y: Space, plan: Tensor, value: float, gap: float) -> Polished:
-    """Values that are nothing but rounding are zero, and gaps of nothing are nothing."""
+def polished(x: Space, y: Space, plan: Tensor, value: float, gap: float) -> Polished:
+    """With the value and the gap of a plan (N, K); those that are nothing but rounding are zero."""
     p, q = torch.from_numpy(x.mass), torch.from_numpy(y.mass)
     if value <= NO_VALUE * (x.squared + y.squared):
         return Polished(plan, 0.0, 0.0, _off(plan, p, q))

@@ -30,9 +30,9 @@ class Maker:
         """The wanted pairs in tiles, with the spaces that each needs; those of large spaces one by one, last."""
         sizes = self.inputs.sizes
         self._prepare(sorted({i for pair in wanted for i in pair} - self.prepared.keys()))
-        large = [pair for pair in wanted if any(map(self.inputs.large, pair))]
-        one_by_one = set(large)
-        small = tiles(sizes, [pair for pair in wanted if pair not in one_by_one])
+        each = [any(map(self.inputs.large, pair)) for pair in wanted]
+        large = [pair for pair, alone in zip(wanted, each, strict=True) if alone]
+        small = tiles(sizes, [pair for pair, alone in zip(wanted, each, strict=True) if not alone])
         return [self._task(tile, False) for tile in small] + [self._task([pair], True) for pair in large]
 
     def _task(self, pairs: list[Pair], large: bool) -> Task:

@@ -8,6 +8,7 @@ Dask's or Ray's backend, on others.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -24,7 +25,7 @@ from torch import Tensor
 from torchgw.gw.align import gw_align
 from torchgw.options import GWOptions
 from torchgw.pairwise.batch import solve_batch
-from torchgw.pairwise.polish import Polished
+from torchgw.pairwise.polish import Polished, polished
 from torchgw.pairwise.space import Space
 from torchgw.pairwise.status import PairStatus
 from torchgw.pairwise.tiles import Pair
@@ -66,12 +67,24 @@ class Task:
     options: GWOptions = field(default_factory=GWOptions)
 
 
-def solve(task: Task) -> list[Solved]:
-    """All pairs of a task, in their order."""
+class Ended(Exception):  # noqa: N818 - somebody asked for it
+    """A pair of large spaces was given up."""
+
+
+def solve(task: Task, stopped: Callable[[], bool] = lambda: False) -> list[Solved]:
+    """All pairs of a task, in their order.
+
+    Raises
+    ------
+    Ended
+        When ``stopped`` within a pair of large spaces, or on Ctrl-C there.
+    """
     sides = [(task.spaces[i], task.spaces[j]) for i, j in task.pairs]
     turned = [x.rank < y.rank for x, y in sides]
     sides = [(y, x) if turn else (x, y) for (x, y), turn in zip(sides, turned, strict=True)]
-    found = [_aligned(x, y, task) for x, y in sides] if task.large else solve_batch(sides, task.tol, task.device)
+    found = (
+        [_aligned(x, y, task, stopped) for x, y in sides] if task.large else solve_batch(sides, task.tol, task.device)
+    )
     every = zip(task.pairs, sides, turned, found, strict=True)
     return [_solved(pair, *both, turn, plan, task) for pair, both, turn, plan in every]
 
@@ -93,7 +106,7 @@ def _strongest(plan: Tensor, x: Space, y: Space) -> Array:
     return found
 
 
-def _aligned(x: Space, y: Space, task: Task) -> Polished:
+def _aligned(x: Space, y: Space, task: Task, stopped: Callable[[], bool]) -> Polished:
     """Two large spaces by `gw_align` without entropy, in their own units."""
     unit = max(x.distances.max(), y.distances.max()) or 1.0
     providers = [PrecomputedDistances.stored_matrix(torch.from_numpy(side.distances / unit), 1.0) for side in (x, y)]
@@ -107,11 +120,11 @@ def _aligned(x: Space, y: Space, task: Task) -> Polished:
             options=task.options,
             device=task.device,
             random_state=task.seed,
+            callback=lambda _: stopped(),
         )
     if found.status is Status.CANCELLED:
-        raise KeyboardInterrupt
-    gap = found.certificate.stationarity / found.value if found.value > 0 else 0.0
-    return Polished(found.plan.cpu(), float(found.value) * unit**2, float(gap), float(found.marginal_error))
+        raise Ended
+    return polished(x, y, found.plan.cpu(), found.value * unit**2, found.certificate.stationarity * unit**2)
 
 
 def one_thread_each(workers: int) -> ThreadPoolExecutor:
@@ -133,13 +146,20 @@ def outcomes(
 ) -> Generator[list[Solved], None, None]:
     """Results of tasks as they come, in no order. Once ``stopped``, or closed, nothing begins any more."""
     if n_jobs is not None or _joblib_is_asked():
-        yield from _by_joblib(tasks, n_jobs, stopped)
+        with torch_threads_restored():
+            yield from _by_joblib(tasks, n_jobs, stopped)
         return
     yield from _in_threads([task for task in tasks if not task.large], stopped)
     for task in (task for task in tasks if task.large):
         if stopped():
             return
-        yield solve(task)
+        try:
+            solved = solve(task, stopped)
+        except Ended:
+            if stopped():
+                return
+            raise KeyboardInterrupt from None
+        yield solved
 
 
 def _in_threads(tasks: Sequence[Task], stopped: Callable[[], bool]) -> Iterator[list[Solved]]:
@@ -174,7 +194,10 @@ def _by_joblib(tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], 
     except ValueError:  # a backend that returns all at the end, as Ray's: it is given a few at a time
         parallel, many = Parallel(n_jobs=n_jobs), AT_A_TIME * effective_n_jobs(n_jobs)
     for start in range(0, len(tasks), many):
-        results: Any = parallel(delayed(_in_worker)(task) for task in tasks[start : start + many])
+        if stopped():
+            return
+        here = os.getpid()
+        results: Any = parallel(delayed(_in_worker)(task, here) for task in tasks[start : start + many])
         try:
             for solved in results:
                 yield solved
@@ -186,18 +209,18 @@ def _by_joblib(tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], 
         finally:
             if hasattr(results, "close"):
                 results.close()
-        if stopped():
-            return
 
 
-def _in_worker(task: Task) -> list[Solved]:
-    """`solve` in another process; nothing where Ctrl-C in a terminal has reached it."""
+def _in_worker(task: Task, caller: int) -> list[Solved]:
+    """`solve` with one thread; nothing where Ctrl-C in a terminal has reached another process than the ``caller``."""
     threads = torch.get_num_threads()
     try:
         if not task.large:
             torch.set_num_threads(1)
         return solve(task)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Ended):
+        if os.getpid() == caller:
+            raise KeyboardInterrupt from None
         return []
     finally:
         torch.set_num_threads(threads)
