@@ -163,7 +163,7 @@ def test_a_call_that_is_ended_or_fails_goes_on_too(tmp_path: Path, whole: Pairwi
         ({"random_state": 1}, "with other random_state;"),
         ({"scale": "own", "tol": 0.05}, "with other spaces, masses or scale, tol;"),
         ({"masses": [*[None] * 9, np.arange(200)]}, "with other spaces, masses or scale;"),
-        ({"distances": "euclidean"}, "with other spaces, masses or scale;"),
+        ({"distances": "dijkstra"}, "with other spaces, masses or scale;"),
     ],
 )
 def test_stores_of_other_calls_are_refused_and_left_alone(
@@ -368,5 +368,8 @@ def test_the_command_refuses_in_one_line(
     assert said.count("\n") == 1
     assert text in said
     assert cli.main(["pairwise", files[0], "-o", "out.csv"]) == 2
-    assert "spaces must hold at least 2 spaces, got 1" in capsys.readouterr().err
+    assert f"pairwise needs two files or more, got {files[0]} alone" in capsys.readouterr().err
+    np.save("nan.npy", np.full((5, 2), np.nan))
+    assert cli.main(["pairwise", *files, "nan.npy", "-o", "out.csv"]) == 2
+    assert "torchgw: error: nan.npy must be finite" in capsys.readouterr().err
     assert not Path("out.csv").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
     from torchgw.pairwise import PairStatus, gw_pairwise
 
     check_output(arguments.output, ".npz", ".csv")
+    if len(arguments.spaces) < 2:
+        raise ValueError(f"pairwise needs two files or more, got {arguments.spaces[0]} alone")
     limit = memory_of(arguments)
     names = [str(file) for file in arguments.spaces]
     spaces = [read_space(f"space {i}", file, limit) for i, file in enumerate(arguments.spaces)]
@@ -41,6 +44,8 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
             callback=bar,
             random_state=arguments.seed,
         )
+    except (ValueError, TypeError) as error:
+        raise ValueError(re.sub(r"spaces\[(\d+)\]", lambda found: names[int(found[1])], str(error))) from error
     finally:
         if bar is not None:
             bar.close()

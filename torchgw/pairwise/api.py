@@ -62,9 +62,10 @@ def gw_pairwise(
     spaces : two or more of: points (N, D), any real dtype; square distance matrices (N, N); SciPy sparse graphs of edge
         lengths; distance providers. Of any sizes, one point included. Distances are found once for each.
     masses : one entry for each space, (N_i,) non-negative or None, which is uniform; scaled to sum 1.
-    distances : how they come from points and graphs, as in `torchgw.gw_align`: "auto" (all shortest paths on the
-        k-nearest-neighbour graph; a square symmetric array is taken for distances), "euclidean", "landmark",
-        "precomputed", "dijkstra".
+    distances : how they come from points and graphs. "auto": straight lines between points, shortest paths in graphs; a
+        square symmetric array is taken for distances. Others as in `torchgw.gw_align`: "dijkstra" and "landmark" join
+        points to k-nearest-neighbour graphs, which wants some hundred points on a curved shape; "euclidean",
+        "precomputed".
     scale : "common": distances in the units of the data, so that sizes count. "own": each space's distances are divided
         by its largest one, so that shapes alone count.
     tol : a pair is settled when to first order no plan nearby lowers its value by more than this share. 1e-2 is within

@@ -129,7 +129,10 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> tuple
                 raise ValueError(f"{name} must be (1, 1) and zero for the distances of one point, got shape {shape}")
             return np.zeros((1, 1)), "point"
         return validate.points(name, space, least=1), "point"
-    return check_space(name, space, distances, options.spaces)
+    checked, kind = check_space(name, space, distances, options.spaces)
+    # Few points seldom carry a neighbour graph: one short cut, or one gap, makes another shape of them.
+    straight = distances == "auto" and kind not in ("provider", "matrix") and not is_graph(space)
+    return checked, "euclidean" if straight else kind
 
 
 def _shape(space: Any) -> tuple[int, ...]:
