@@ -55,14 +55,12 @@ def test_the_models_that_were_measured_are_no_worse_than_their_peers() -> None:
 def test_all_pairs_that_were_measured_are_faster_and_lower_than_a_loop() -> None:
     """But for two problems of twelve, on which the loop is quick: there they are more than three times as fast."""
     stored = json.loads((ROOT / "benchmarks" / "results" / "pairwise.json").read_text())
-    assert len(stored["rows"]) == 12
-    assert all(row["pairs"] == 45 and row["over POT's"] <= 1 for row in stored["rows"])
-    assert [row["spaces"] for row in stored["rows"] if row["times faster"] < 5] == [
-        "clouds in the plane, seed 0",
-        "curves, seed 0",
-    ]
-    assert stored["summary"][0]["least"] > 3
-    assert stored["summary"][0]["times faster"] > 5
+    rows, together = stored["rows"], stored["summary"][0]
+    assert len(rows) == 12
+    assert all(row["pairs"] == 45 and row["over POT's"] <= 1 for row in rows)
+    assert sum(row["times faster"] < 5 for row in rows) == 2
+    assert together["least"] > 3
+    assert together["times faster"] > 5
 
 
 def test_no_file_names_a_path_of_a_machine() -> None:
