@@ -32,7 +32,7 @@ from torchgw import (
     gw_neighbours,
     gw_pairwise,
 )
-from torchgw.pairwise import PairStatus, batch, inputs, work
+from torchgw.pairwise import PairStatus, batch, highs, inputs, work
 from torchgw.pairwise.bounds import lower_bounds, signature
 from torchgw.pairwise.space import prepare
 from torchgw.pairwise.tiles import position, tiles
@@ -240,6 +240,16 @@ def test_bits_do_not_depend_on_how_many_pairs_go_together() -> None:
     for i, j in itertools.combinations(range(9), 2):
         assert pairwise([clouds[i], clouds[j]], scale="own").values[0] == together.values[together.pair(i, j)], (i, j)
     np.testing.assert_array_equal(pairwise(clouds[::-1], scale="own").square()[::-1, ::-1], together.square())
+
+
+def test_linear_programs_are_the_same_without_bindings(found: PairwiseResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert highs.bindings() is not None
+    seen: list[int] = []
+    by_linprog = highs._by_linprog
+    monkeypatch.setattr(highs, "bindings", lambda: None)
+    monkeypatch.setattr(highs, "_by_linprog", lambda cost, *rest: (seen.append(len(cost)), by_linprog(cost, *rest))[1])
+    np.testing.assert_allclose(pairwise(CLOUDS).values, found.values, rtol=0.02)
+    assert seen
 
 
 def test_units_are_those_of_the_data_and_own_scales_leave_shapes() -> None:
