@@ -77,7 +77,7 @@ def transport(C: Array, p: Array, q: Array, dual: Array) -> tuple[Array, Array]:
     reduced -= lowest[:, None]
     scale = max(float(reduced.mean()), np.finfo(float).tiny) / COST_SCALE
     reduced /= scale
-    keys = np.unique(np.concatenate((_smallest(reduced), _staircase(p, q))))
+    keys = np.unique(np.concatenate((_smallest(reduced), staircase(p, q))))
     for _ in range(PRICING_ROUNDS):
         row, column = np.divmod(keys, k)
         entries, every = np.ones(len(keys)), np.arange(len(keys))
@@ -119,7 +119,7 @@ def _smallest(reduced: Array) -> Array:
     return np.concatenate(((np.arange(n)[:, None] * k + in_row).ravel(), (in_column * k + np.arange(k)).ravel()))
 
 
-def _staircase(p: Array, q: Array) -> Array:
+def staircase(p: Array, q: Array) -> Array:
     """Flat positions of the north-west corner plan, which is feasible."""
     ends = np.union1d(np.cumsum(p), np.cumsum(q))
     middle = (np.concatenate(([0.0], ends[:-1])) + ends) / 2

@@ -139,8 +139,12 @@ def gw_pairwise(
     seed = int(torch.randint(2**62, (1,), generator=make_generator(random_state, torch.device("cpu"))))
     inputs = read_spaces(spaces, masses, distances, scale, options, least=2)
     logger.info("distances of %d spaces in %.2f s", len(inputs.sizes), time.perf_counter() - began)
-    fingerprint = _fingerprint(inputs, tol, keep, options, where)
-    with Store(store, fingerprint, seed, random_state is not None) if store is not None else nullcontext() as kept:
+    insists = random_state is not None
+    with (
+        Store(store, _fingerprint(inputs, tol, keep, options, where), seed, insists)
+        if store is not None
+        else nullcontext()
+    ) as kept:
         collected = _Collected(inputs, keep == "matchings", callback, began)
         if kept is not None:
             seed = kept.seed

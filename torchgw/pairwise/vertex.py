@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from torchgw.gw.sharp import TransportError
+from torchgw.gw.sharp import TransportError, staircase
 from torchgw.pairwise.highs import transport_program
 from torchgw.types import Array
 
@@ -53,7 +53,8 @@ def vertex(C: Array, p: Array, q: Array, duals: Sequence[Array], every: bool) ->
         plan[linear_sum_assignment(C)] = p[0]
         return Vertex(plan, torch.from_numpy(duals[0]), True, True)
     n = len(p)
-    mask = _staircase(p, q)
+    mask = np.zeros(C.shape, dtype=bool)
+    mask.reshape(-1)[staircase(p, q)] = True
     for dual in reversed(duals):
         reduced = C - dual
         reduced -= reduced.min(1)[:, None]
@@ -93,17 +94,3 @@ def _mark_smallest(mask: Array, reduced: Array) -> None:
         np.put_along_axis(small, rows, True, 1)
         np.put_along_axis(small, columns, True, 0)
     mask |= small
-
-
-def _staircase(p: Array, q: Array) -> Array:
-    """A mask (N, K) of the north-west corner plan, which is feasible."""
-    n, k = len(p), len(q)
-    mask = np.zeros((n, k), dtype=bool)
-    at_p, at_q = np.cumsum(p), np.cumsum(q)
-    ends = np.union1d(at_p, at_q)
-    middle = (np.concatenate(([0.0], ends[:-1])) + ends) / 2
-    row, column = np.searchsorted(at_p, middle).clip(max=n - 1), np.searchsorted(at_q, middle).clip(max=k - 1)
-    mask[row, column] = True
-    # Where both sums end together up to rounding, both corners are kept.
-    mask[row, (column + 1).clip(max=k - 1)] = mask[(row + 1).clip(max=n - 1), column] = True
-    return mask
