@@ -7,11 +7,23 @@ TRITON ?= $(if $(filter torch==2.13.0,$(TORCH)),triton==3.7.1,triton)
 VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
+DOCS := $(VENV)/.installed-docs
+SITE := docs/_build/html
 
-.PHONY: demo test test-slow test-gpu test-peer coverage check format bench-env bench bench-quick bench-quality bench-scale bench-gpu report clean
+.PHONY: demo docs docs-external test test-slow test-gpu test-peer coverage check format bench-env bench bench-quick bench-quality bench-scale bench-gpu report clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
+
+# The pages, with every example executed and every link within them followed; a warning is an error.
+docs: $(DOCS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs $(SITE)
+	$(BIN)/linkchecker --no-status -f docs/linkchecker.ini $(SITE)/index.html
+	@echo "the documentation is in $(SITE)/index.html"
+
+# The links that leave the pages; needs a network.
+docs-external: $(DOCS)
+	$(BIN)/python -m sphinx -q -b linkcheck -D plot_gallery=0 docs docs/_build/external
 
 # One process for each core: two torch programs with several threads each would slow each other down.
 test: $(DONE)
@@ -84,6 +96,10 @@ bench-gpu: $(DONE)
 	if .venv-$*/bin/python -m pip install -q --log .venv-$*/install.log $($*_needs); then touch $@; \
 	else echo "no $*: its rows will say why; .venv-$*/install.log says more, and the next run tries again"; fi
 
+$(DOCS): $(DONE)
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	touch $@
+
 $(DONE): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q '$(TORCH)'
@@ -92,5 +108,5 @@ $(DONE): pyproject.toml Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage demo.png
+	rm -rf $(VENV) .venv-* build dist docs/_build docs/gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -56,12 +56,12 @@ from torchgw.types import (
 )
 
 if TYPE_CHECKING:
-    from torchgw import anndata
+    from torchgw import anndata, plot
     from torchgw.embedding import JointEmbedding, joint_embedding
     from torchgw.estimator import GromovWasserstein
     from torchgw.pairwise import PairwiseResult, gw_neighbours, gw_pairwise
 
-# What needs scikit-learn, pandas or joblib is imported when it is first asked for.
+# What needs scikit-learn, matplotlib, pandas or joblib is imported when it is first asked for.
 LATER = {
     "GromovWasserstein": "torchgw.estimator",
     "JointEmbedding": "torchgw.embedding",
@@ -134,13 +134,14 @@ __all__ = [
     "gw_neighbours",
     "gw_pairwise",
     "joint_embedding",
+    "plot",
     "resume",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "anndata":
-        return import_module("torchgw.anndata")
+    if name in ("anndata", "plot"):
+        return import_module(f"torchgw.{name}")
     if name in LATER:
         return getattr(import_module(LATER[name]), name)
     raise AttributeError(f"module 'torchgw' has no attribute {name!r}")
