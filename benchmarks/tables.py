@@ -1,7 +1,8 @@
 """Tables of the documents, written from the stored results so that they cannot drift apart.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a result file, NAME:summary its summary,
-"published" what others have published of theirs, with ours beside it.
+"published" what others have published of theirs, with ours beside it, "headline" and "large" the short ones of the
+README.
 ``<!-- table NAME | solver, N, seconds -->`` takes these columns alone.
 """
 
@@ -12,11 +13,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import beside
+from benchmarks import beside, headline
 from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md", "docs/pairwise.md")
+MADE = {"published": beside.rows, "headline": headline.beside_peers, "large": headline.large}
 MARKED = re.compile(r"(<!-- table (\S+)(?: \| (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -24,7 +26,7 @@ def table(name: str, chosen: str | None = None) -> str:
     """One result file as a Markdown table, of all columns or of those ``chosen``."""
     file, _, part = name.partition(":")
     rows: list[dict[str, Any]] = (
-        beside.rows() if name == "published" else json.loads((RESULTS / f"{file}.json").read_text())[part or "rows"]
+        MADE[name]() if name in MADE else json.loads((RESULTS / f"{file}.json").read_text())[part or "rows"]
     )
     if not rows:
         raise ValueError(f"{name} has no rows")

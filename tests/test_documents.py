@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks import tables
+from benchmarks import headline, tables
 
 ROOT = Path(__file__).parent.parent
 
@@ -18,6 +19,39 @@ def test_tables_equal_the_stored_results(name: str) -> None:
     text = (ROOT / name).read_text()
     assert tables.MARKED.search(text)
     assert tables.filled(text) == text, "run `python -m benchmarks tables`"
+
+
+def test_the_readme_states_no_measured_number_outside_its_tables() -> None:
+    measured = re.compile(r"\b\d[\d.,e-]*\s?(?:s|ms|%|x|times|GiB|GB)(?![\w]| \d)")
+    assert measured.search("a third of 8.1 s, 12 % less, 3x faster")
+    prose = re.sub(r"```.*?```", "", tables.MARKED.sub("", (ROOT / "README.md").read_text()), flags=re.DOTALL)
+    assert len(prose) > 1000
+    assert not measured.findall(prose)
+
+
+def test_the_short_tables_show_stored_numbers() -> None:
+    peers = json.loads((ROOT / "benchmarks" / "results" / "peers.json").read_text())["rows"]
+    shown = {row["solver"]: row for row in headline.beside_peers()}
+    ours = next(row for row in peers if row["solver"] == headline.FROM_POINTS and row["N"] == 1000)
+    assert float(shown["**torchgw**"]["1000 x 1200"].split()[0]) == pytest.approx(ours["seconds"], rel=0.05)
+    assert float(shown["**torchgw**"]["rho"]) == pytest.approx(ours["rho"], abs=1e-4)
+    assert shown["**torchgw**, `epsilon=0`"]["4000 x 5000"] == "over the limit"
+    assert [row["points"].partition(" x ")[0] for row in headline.large()] == ["20,000", "100,000", "1,000,000"]
+        "20,000 x 25,000",
+        "100,000 x 120,000",
+        "1,000,000 x 1,000,000",
+    ]
+
+
+def test_links_between_the_documents_lead_somewhere() -> None:
+    """What leads outside of them is not followed; the anchors within are judged where the pages are made."""
+    found = 0
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+            found += 1
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+    assert found > 50
 
 
 def test_every_result_says_where_it_was_measured() -> None:

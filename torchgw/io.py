@@ -15,6 +15,7 @@ from torchgw.options import GWOptions
 from torchgw.types import Array
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".h5ad")
+WITHOUT_INDEX = "(pandas: to_csv(path, index=False))"
 LONGEST_LINE = 2**24
 PARTS = {
     "csr": ("data", "indices", "indptr"),
@@ -105,15 +106,19 @@ def _read_text(path: Path, limit: int) -> Array:
     delimiter = "," if path.suffix == ".csv" else "\t"
     numbers, width, header = array("d"), 0, False
     for at, cells in _rows(path, delimiter, min(LONGEST_LINE, max(limit // 64, 1))):
+        if len(cells) == 1:
+            _check_separator(at, cells[0], path.suffix)
         row = [_number(cell) for cell in cells]
         if not (width or header) and all(number is None for number in row):
             if "" in cells:
                 place = f"column {cells.index('') + 1}"
-                raise ValueError(f"{place} has no name, like an index; leave it out of the file")
+                raise ValueError(f"{place} has no name, like an index; leave it out of the file {WITHOUT_INDEX}")
             header = True
             continue
         if None in row:
-            raise ValueError(f"line {at} holds something that is not a number in column {row.index(None) + 1}")
+            column = row.index(None)
+            hint = f"; if these are names, leave them out of the file {WITHOUT_INDEX}" if column == 0 else ""
+            raise ValueError(f"line {at} holds {cells[column][:20]!r}, not a number in column {column + 1}{hint}")
         width = width or len(row)
         if len(row) != width:
             raise ValueError(f"it must hold rows of equal length, got {width} and, on line {at}, {len(row)}")
@@ -139,6 +144,16 @@ def _rows(path: Path, delimiter: str, longest: int) -> Iterator[tuple[int, list[
                 raise ValueError(f"line {at} is no line of cells: {error}") from None
             if cells:
                 yield at, cells
+
+
+def _check_separator(at: int, cell: str, suffix: str) -> None:
+    """A line of one cell that holds what separates cells elsewhere."""
+    if ";" in cell:
+        raise ValueError(f"line {at} is separated by semicolons; write it with commas, and decimals with points")
+    if "\t" in cell and suffix == ".csv":
+        raise ValueError(f"line {at} is separated by tabs; call the file .tsv")
+    if "," in cell and suffix == ".tsv":
+        raise ValueError(f"line {at} is separated by commas; call the file .csv")
 
 
 def _number(cell: str) -> float | None:

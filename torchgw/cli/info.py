@@ -62,13 +62,16 @@ def devices() -> dict[str, str]:
 
 
 def backends(device: torch.device) -> dict[str, dict[str, str]]:
-    """For each family of kernels and each implementation: "taken", "available", or why it is not."""
+    """For each family of kernels and each implementation: "taken", "available", or why it is not.
+
+    Whether something compiles is tried, in seconds, and only where it would be taken if it did.
+    """
     found: dict[str, dict[str, str]] = {}
     for name, family in FAMILIES.items():
         request = Request(device, torch.float32, SHAPE, rank=0 if name == "dense" else 32)
         chosen = family.choose("auto", request).name
         found[name] = {
-            one.name: "taken" if one.name == chosen else one.unable(request) or one.unwise(request) or "available"
+            one.name: "taken" if one.name == chosen else one.unwise(request) or one.unable(request) or "available"
             for one in family.FAMILY
         }
     return found
