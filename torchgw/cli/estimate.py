@@ -13,6 +13,8 @@ from torchgw.gw.planner import estimate
 from torchgw.io import read_space
 from torchgw.options import GWOptions, LowRankOptions
 
+BESIDES = "these are times of solves; a command takes some seconds besides, to load torch"
+
 
 def run_estimate(arguments: argparse.Namespace) -> dict[str, Any] | str:
     """The forecasts as a table, or as JSON."""
@@ -20,7 +22,7 @@ def run_estimate(arguments: argparse.Namespace) -> dict[str, Any] | str:
     sizes = [_size(name, getattr(arguments, name), options.max_memory) for name in ("source", "target")]
     found = estimate(*sizes, epsilon=arguments.epsilon, options=options, device=arguments.device)
     if not arguments.json:
-        return f"{sizes[0]} x {sizes[1]} {found}"
+        return f"{sizes[0]} x {sizes[1]} {found}\n{BESIDES}"
     forecasts = [{name: finite(value) for name, value in asdict(forecast).items()} for forecast in found.forecasts]
     return {"shape": sizes, "device": found.device, "chosen": found.chosen, "forecasts": forecasts}
 

@@ -45,7 +45,8 @@ class Forecast:
     against: str
 
     def __str__(self) -> str:
-        time = "" if math.isnan(self.seconds) else f", about {self.seconds:.2g} s on two CPU cores"
+        about = f"about {self.seconds:.2g} s" if self.seconds >= 1 else "about a second or less"
+        time = "" if math.isnan(self.seconds) else f", {about} on two CPU cores"
         return f"{self.strategy}: {self.memory / 2**30:.2f} GiB{time}{'; ' + self.against if self.against else ''}"
 
 
