@@ -10,7 +10,7 @@ DONE := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 SITE := docs/_build/html
 
-.PHONY: demo docs docs-external test test-slow test-gpu test-peer coverage check format bench-env bench bench-quick bench-quality bench-scale bench-gpu report clean
+.PHONY: demo docs docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-quality bench-scale bench-gpu report clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -38,6 +38,10 @@ test-gpu: $(DONE)
 test-peer: $(DONE)
 	$(BIN)/python -m pip install -q -e '.[peers]'
 	$(BIN)/python -m pytest -m peer
+
+test-browser: $(DONE)
+	$(BIN)/python -m pip install -q -e '.[browser]'
+	$(BIN)/python -m pytest -m browser
 
 coverage: $(DONE)
 	$(BIN)/python -m pytest --cov --cov-report=term-missing --cov-fail-under=90

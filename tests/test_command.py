@@ -122,6 +122,39 @@ class Interrupting:
     def close(self) -> None: ...
 
 
+def test_known_pairs_decide_between_symmetric_matchings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    along = np.linspace(0, 1, 60)
+    bow = np.c_[along, 1.5 * along * (1 - along)]
+    names = [str(tmp_path / name) for name in ("source.csv", "target.csv", "pairs.csv", "matching.csv")]
+    for name, points in zip(names, (bow, bow[::-1]), strict=False):
+        np.savetxt(name, points, delimiter=",")
+    options = ["-o", names[3], "--distances", "euclidean", "--json"]
+    found = printed(["align", *names[:2], *options], capsys)
+    assert found["ambiguous"]
+    for known, first in (("0,59", 59), ("0,0", 0)):
+        Path(names[2]).write_text(f"source,target,share\n{known},1\n")
+        found = printed(["align", *names[:2], *options, "--pairs", names[2]], capsys)
+        assert not found["ambiguous"]
+        target = np.loadtxt(names[3], delimiter=",", skiprows=1)[:, 1]
+        assert abs(target[0] - first) < 5
+        assert abs(target[-1] - (59 - first)) < 5
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [("0\n1\n", "two columns"), ("0.5,1\n", "row numbers"), ("inf,1\n", "row numbers"), ("0,400\n", "below (90, 110)")],
+)
+def test_pairs_that_are_none_are_refused(
+    table: str, reason: str, files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.csv").write_text(table)
+    out = str(tmp_path / "out.npz")
+    assert cli.main(["align", *files, "-o", out, "--pairs", str(tmp_path / "pairs.csv")]) == 2
+    said = capsys.readouterr().err
+    assert "pairs" in said
+    assert reason in said
+
+
 def test_a_checkpoint_that_is_none_gives_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["resume", str(tmp_path), "-o", str(tmp_path / "out.npz")]) == 2
     assert capsys.readouterr().err.startswith("torchgw: error: path must name the folder of a checkpoint")
@@ -133,7 +166,9 @@ def test_estimates_are_those_of_the_library(files: tuple[str, str], capsys: pyte
     assert found["chosen"] == expected.chosen == "streaming"
     assert [forecast["memory"] for forecast in found["forecasts"]] == [one.memory for one in expected.forecasts]
     assert cli.main(["estimate", *files, "--device", "cpu"]) == 0
-    assert capsys.readouterr().out == f"90 x 110 {estimate(90, 110, device='cpu')}\n"
+    said = capsys.readouterr().out
+    assert said.startswith(f"90 x 110 {estimate(90, 110, device='cpu')}\n")
+    assert "a command takes some seconds besides" in said
     found = printed(["estimate", "5000", "4000", "--max-memory", "0.1", "--device", "cpu", "--json"], capsys)
     assert found["chosen"] == "streaming"
 

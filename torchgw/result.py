@@ -68,6 +68,7 @@ class GWResult(Readable):
     timings : seconds spent in "prepare", "search", "solve" and "finish".
     epsilon, alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it
         had supervision, and that without a strength.
+    numpy_input : whether what is read of the plan comes as NumPy arrays, as the points did.
     known : the two spaces, for `unseen`; not saved.
     differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
     """
@@ -233,6 +234,12 @@ class GWResult(Readable):
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything but the dense plan to an .npz file: arrays and one JSON string, no pickles.
 
+        Parameters
+        ----------
+        path : the file; one that is there is replaced.
+
+        Notes
+        -----
         Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON).
         """
         if not isinstance(self.coupling, BlockCoupling):
@@ -243,6 +250,36 @@ class GWResult(Readable):
         )
         with open(path, "wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+    def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
+        """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is
+        certain, and how the solve went. Needs plotly.
+
+        Parameters
+        ----------
+        path : the file, written whole or not at all.
+        X, Y : points (N, d) and (K, e) to draw, if not those that were aligned; needed for results from files. Two or
+            three coordinates are drawn as they are, of others two principal components; spaces of distances get a
+            layout.
+        labels : (N,) of the source, which colour it and, through the plan, the target. Real numbers are values; others,
+            and integers of up to twenty kinds, are labels. By default colours follow the first coordinate drawn.
+
+        Raises
+        ------
+        ImportError
+            Without plotly.
+        ValueError
+            For points or labels of other numbers than the result's, a result from a file without points, and a folder
+            that is not there.
+
+        Notes
+        -----
+        O(N K) time in blocks of rows. At most 5000 points of a cloud are drawn, a random subset that is always the
+        same; their five best matches are kept, whether those are drawn or not.
+        """
+        from torchgw import report
+
+        report.write(self, Path(path), X, Y, labels)
 
     @classmethod
     def load(cls, path: str | PathLike[str], max_memory: int | None = None) -> GWResult:

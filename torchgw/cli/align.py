@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from torchgw import report
 from torchgw.cli.output import check_output, described, write_matching, write_whole
 from torchgw.gw.align import gw_align
 from torchgw.gw.resume import resume
@@ -25,6 +28,7 @@ from torchgw.options import (
 from torchgw.progress import bar_on_terminal
 from torchgw.result import GWResult
 from torchgw.status import Status
+from torchgw.supervision import Supervision
 
 GIB = 2**30
 
@@ -41,6 +45,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
     """Read, align, write."""
     cells = arguments.output.suffix == ".h5ad"
     check_output(arguments.output, ".npz", ".csv", ".h5ad")
+    check_report(arguments.report)
     files = arguments.source, arguments.target
     if cells and any(file.suffix != ".h5ad" for file in files):
         raise ValueError(f"output {arguments.output} is for two .h5ad files, got {files[0]} and {files[1]}")
@@ -56,14 +61,15 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
     limit = keywords["options"].max_memory
     source, target = (read_space(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
     result = _followed("align", files, lambda bar: gw_align(source, target, callback=bar, **keywords))
-    return written(result, arguments.output)
+    return written(result, arguments.output, arguments.report)
 
 
 def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go on with a checkpoint, write."""
     check_output(arguments.output, ".npz", ".csv")
+    check_report(arguments.report)
     result = _followed("resume", None, lambda bar: resume(arguments.checkpoint, callback=bar))
-    return written(result, arguments.output)
+    return written(result, arguments.output, arguments.report)
 
 
 def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +93,19 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "backend": arguments.backend,
         "random_state": arguments.seed,
         "checkpoint": arguments.checkpoint,
+        "supervision": None if arguments.pairs is None else known_pairs(arguments.pairs, options.max_memory),
     }
+
+
+def known_pairs(path: Path, limit: int) -> Supervision:
+    """Rows of source and target that belong together, counted from 0: the first two columns of a file."""
+    table = read_space("--pairs", path, limit)
+    if not isinstance(table, np.ndarray) or table.shape[1] < 2:
+        raise ValueError(f"--pairs must be a table with two columns, rows of source and target, got {path}")
+    pairs = table[:, :2].astype(np.float64)
+    if not (np.isfinite(pairs).all() and (pairs == np.floor(pairs)).all()):
+        raise ValueError(f"--pairs must begin with two columns of row numbers, counted from 0, got {path}")
+    return Supervision(pairs=pairs.astype(np.int64))
 
 
 def memory_of(arguments: argparse.Namespace) -> int:
@@ -97,16 +115,26 @@ def memory_of(arguments: argparse.Namespace) -> int:
     return int(arguments.max_memory * GIB)
 
 
-def written(result: GWResult, path: Path) -> dict[str, Any]:
+def check_report(page: Path | None) -> None:
+    """Refuse, before the solve, a page that could not be written."""
+    if page is not None:
+        check_output(page, ".html")
+        report.plotly_script()
+
+
+def written(result: GWResult, path: Path, page: Path | None) -> dict[str, Any]:
     """Write the result in the format of the path, and describe it; raises where the solve was interrupted."""
     save = result.save if path.suffix == ".npz" else lambda aside: write_matching(result, aside)
     write_whole(save, path)
-    return ended(result, path)
+    return ended(result, path, page)
 
 
-def ended(result: GWResult, path: Path) -> dict[str, Any]:
-    """Describe a result that was written; raises where the solve was interrupted."""
+def ended(result: GWResult, path: Path, page: Path | None) -> dict[str, Any]:
+    """Describe a result that was written, on a page too if asked; raises where the solve was interrupted."""
     found = described(result, path)
+    if page is not None:
+        result.report(page)
+        found["report"] = str(page)
     if result.status is Status.CANCELLED:
         raise Interrupted(f"the best so far is in {path}", found)
     if sys.stderr.isatty():
@@ -143,7 +171,7 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
     finally:
         source.file.close()
         target.file.close()
-    return ended(result, arguments.output)
+    return ended(result, arguments.output, arguments.report)
 
 
 def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[[Any], GWResult]) -> GWResult:

@@ -19,6 +19,7 @@ OPTIONAL = {
     "anndata": "files of cells",
     "tqdm": "progress bars",
     "matplotlib": "pictures",
+    "plotly": "interactive reports",
     "shtab": "shell completion",
     "dask": "clusters, through joblib",
     "ray": "clusters, through joblib",

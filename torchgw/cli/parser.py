@@ -48,6 +48,7 @@ def build_parser() -> Parser:
     resume = _command(commands, "resume", "go on with an alignment that was killed or interrupted")
     resume.add_argument("checkpoint", type=Path, help="the folder that `align --checkpoint` made")
     _output(resume, TABLES)
+    _report(resume)
     _pairwise(commands)
     estimate = _command(commands, "estimate", "memory and time of an alignment, and how it would be solved")
     estimate.add_argument("source", help=f"a number of points, or a file ({KINDS})")
@@ -79,12 +80,14 @@ def _align(commands: Any) -> None:
     align.add_argument("source", type=Path, help=f"points, square distance matrix or sparse graph ({KINDS})")
     align.add_argument("target", type=Path, help="the same for the other space")
     _output(align, f"{TABLES}; .h5ad, the source's cells with what was carried")
+    _report(align)
     _distances(align)
     align.add_argument("--epsilon", type=float, default=1e-3, help="entropy, 0 for none (default: %(default)s)")
     models = align.add_mutually_exclusive_group()
     models.add_argument("--semi-relaxed", type=float, metavar="RHO", help="the target's masses may give way")
     models.add_argument("--unbalanced", type=float, metavar="RHO", help="masses of both may give way")
     models.add_argument("--partial", type=float, metavar="MASS", help="only this share of the mass moves")
+    align.add_argument("--pairs", type=Path, metavar="TABLE", help="known matches: rows of both, from 0")
     align.add_argument("--anchors", type=int, default=sampling.n_anchors, help="default: %(default)s")
     align.add_argument("-k", type=int, default=spaces.k, help="neighbours in the graph (default: chosen from the data)")
     align.add_argument("--landmarks", type=int, default=spaces.n_landmarks, help="default: %(default)s")
@@ -119,6 +122,10 @@ def _pairwise(commands: Any) -> None:
 
 def _output(parser: Parser, text: str) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help=text)
+
+
+def _report(parser: Parser) -> None:
+    parser.add_argument("--report", type=Path, metavar="PAGE", help="an interactive .html page to write too")
 
 
 def _distances(parser: Parser) -> None:

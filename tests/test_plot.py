@@ -1,0 +1,474 @@
+"""Pictures of a result: what they say, and that they look as they did."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from tests.problems import ROLL, ROLL_ANGLE, SPIRAL, SPIRAL_ANGLE
+from torchgw import (
+    Envelope,
+    GWOptions,
+    GWResult,
+    History,
+    LowRankOptions,
+    Partial,
+    SemiRelaxed,
+    SpaceOptions,
+    Status,
+    gw_align,
+    plot,
+)
+from torchgw.couplings import DenseCoupling
+from torchgw.plot import cloud, mass, values
+
+IMAGES = Path(__file__).parent / "images"
+LABELS = np.array(["a", "b", "c"])[(SPIRAL_ANGLE // 3.01).astype(int)]
+TARGET_LABELS = np.array(["u", "v", "w"])[(ROLL_ANGLE // 3.01).astype(int)]
+UPRIGHT = np.column_stack((ROLL[:, 0], np.linspace(0, 1, len(ROLL)), ROLL[:, 1]))
+SIDE = 80  # pixels of an image that is compared
+ALIKE = 0.9  # least likeness to the stored image
+
+
+def plane() -> Axes:
+    return Figure(figsize=(4, 3), dpi=60, layout="constrained").add_subplot()
+
+
+def solid() -> Any:
+    return Figure(figsize=(4, 3), dpi=60, layout="constrained").add_subplot(projection="3d")
+
+
+def pixels(ax: Axes) -> np.ndarray:
+    """The figure (SIDE, SIDE, 3), averaged over what falls into each pixel."""
+    canvas = FigureCanvasAgg(ax.get_figure())  # type: ignore[arg-type]
+    canvas.draw()
+    found = np.asarray(canvas.buffer_rgba())[..., :3].astype(float)
+    for axis in (0, 1):
+        edges = np.arange(SIDE) * found.shape[axis] // SIDE
+        counts = np.diff(edges, append=found.shape[axis])
+        found = np.add.reduceat(found, edges, axis=axis) / np.expand_dims(counts, (1 - axis, 2))
+    return found
+
+
+def likeness(found: np.ndarray, stored: np.ndarray) -> tuple[float, float]:
+    """Correlations of the brightness of two images, and of their colours."""
+    grey, tint = zip(*((image.mean(2), image - image.mean(2, keepdims=True)) for image in (found, stored)), strict=True)
+    one, other = (float(np.corrcoef(pair[0].ravel(), pair[1].ravel())[0, 1]) for pair in (grey, tint))
+    return one, other
+
+
+def texts(ax: Axes) -> str:
+    legend = ax.get_legend()
+    found = [*ax.texts, *(legend.get_texts() if legend else []), ax.title, ax.xaxis.label, ax.yaxis.label]
+    titles = [legend.get_title().get_text()] if legend else []
+    return "; ".join([*(text.get_text() for text in found), ax.get_title(loc="left"), *titles]).replace("\n", " ")
+
+
+def colours(ax: Axes, i: int) -> np.ndarray:
+    """RGBA of the i-th cloud."""
+    return np.asarray(ax.collections[i].get_facecolor())
+
+
+@pytest.fixture(scope="module")
+def streaming() -> GWResult:
+    options = GWOptions(strategy="streaming", spaces=SpaceOptions(k=5, n_landmarks=30))
+    return gw_align(SPIRAL, ROLL, distances="landmark", random_state=0, options=options)
+
+
+@pytest.fixture(scope="module")
+def partial() -> GWResult:
+    return gw_align(SPIRAL[::3], ROLL[::3], random_state=0, init=np.arange(30), marginals=Partial(0.5))
+
+
+@pytest.fixture(scope="module")
+def begun() -> GWResult:
+    """A result without a search."""
+    return gw_align(SPIRAL, ROLL, random_state=0, init=np.arange(len(SPIRAL)))
+
+
+def without_mass(result: GWResult, count: int) -> GWResult:
+    """The result, as if its first source points and target points had been left out."""
+    left = result.coupling.to_dense().clone()
+    left[:count] = 0
+    left[:, :count] = 0
+    return replace(result, coupling=DenseCoupling(left))
+
+
+DRAWN: dict[str, Callable[[GWResult], Axes]] = {
+    "matching": lambda r: plot.matching(r, n_lines=30, ax=plane()),
+    "matching_labels": lambda r: plot.matching(r, colors=LABELS, n_lines=30, ax=plane()),
+    "matching_solid": lambda r: plot.matching(r, Y=UPRIGHT, n_lines=30, ax=solid()),
+    "transfer": lambda r: plot.transfer(r, SPIRAL_ANGLE, ax=plane()),
+    "transfer_labels": lambda r: plot.transfer(r, LABELS, ax=plane()),
+    "plan": lambda r: plot.plan(r, ax=plane()),
+    "plan_numbers": lambda r: plot.plan(r, SPIRAL_ANGLE, ROLL_ANGLE, bins=40, ax=plane()),
+    "plan_labels": lambda r: plot.plan(r, LABELS, TARGET_LABELS, ax=plane()),
+    "convergence": lambda r: plot.convergence(r, ax=plane()),
+    "basins": lambda r: plot.basins(r, ax=plane()),
+    "entropy": lambda r: plot.confidence(r, ax=plane()),
+    "margin": lambda r: plot.confidence(r, kind="margin", ax=plane()),
+    "stability": lambda r: plot.confidence(r, kind="stability", ax=plane()),
+    "residuals": lambda r: plot.residuals(r, ax=plane()),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_plot_looks_as_it_did(name: str, result: GWResult) -> None:
+    found, stored = pixels(DRAWN[name](result)), np.load(IMAGES / "plots.npz")[name].astype(float)
+    assert min(likeness(found, stored)) > ALIKE
+
+
+@pytest.mark.parametrize("name", ["convergence", "basins", "residuals", "plan", "matching", "transfer", "confidence"])
+def test_a_plot_draws_into_the_axes_that_are_given_and_returns_them(name: str, result: GWResult) -> None:
+    more = (SPIRAL_ANGLE,) if name == "transfer" else ()
+    ax = plane()
+    assert getattr(plot, name)(result, *more, ax=ax) is ax
+    assert len(ax.collections) + len(ax.lines) + len(ax.images) > 0
+
+
+def test_plots_work_without_a_display_and_the_package_without_matplotlib(result: GWResult, tmp_path: Path) -> None:
+    result.save(tmp_path / "kept.npz")
+    code = """
+import sys, torchgw
+assert not any(name.startswith("matplotlib") for name in sys.modules)
+ax = torchgw.plot.convergence(torchgw.GWResult.load(sys.argv[1]))
+ax.figure.savefig(sys.argv[2])
+sys.modules["matplotlib"] = None
+for name in [name for name in sys.modules if name.startswith("torchgw.plot")]:
+    del sys.modules[name]
+try:
+    import torchgw.plot
+except ImportError as error:
+    print(error)
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "DISPLAY")}
+    paths = [str(tmp_path / "kept.npz"), str(tmp_path / "drawn.png")]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "drawn.png").stat().st_size > 1000
+    assert "pip install matplotlib" in done.stdout
+
+
+def test_a_new_figure_is_made_without_axes_and_settings_stay_as_they_are(result: GWResult) -> None:
+    import matplotlib.pyplot as plt
+
+    before = dict(plt.rcParams)
+    ax = plot.matching(result, Y=UPRIGHT)
+    assert ax.name == "3d"
+    assert plt.fignum_exists(ax.get_figure().number)  # type: ignore[union-attr]
+    plt.close(ax.get_figure())  # type: ignore[arg-type]
+    assert dict(plt.rcParams) == before
+
+
+def test_lines_join_points_to_where_most_of_their_mass_goes(result: GWResult) -> None:
+    ax = plot.matching(result, n_lines=12, ax=plane())
+    lines = next(c for c in ax.collections if isinstance(c, LineCollection))
+    segments = np.array(lines.get_segments())
+    source, target = cloud.side_by_side(SPIRAL, ROLL, False)
+    start = [int(np.abs(source - at).sum(1).argmin()) for at in segments[:, 0]]
+    assert len(set(start)) == 12
+    np.testing.assert_allclose(segments[:, 1], target[np.asarray(result.argmax())[start]])
+
+
+def test_a_line_is_the_fainter_the_smaller_its_share_of_the_mass(result: GWResult) -> None:
+    ax = plot.matching(result, colors=SPIRAL_ANGLE, n_lines=len(SPIRAL), ax=plane())
+    lines = next(c for c in ax.collections if isinstance(c, LineCollection))
+    share = np.asarray(result.top_k(1)[0])[:, 0] / np.asarray(result.marginal(1))
+    opacity = np.asarray(lines.get_colors())[:, 3]
+    order = np.argsort(share)  # the angle orders the points as they are
+    assert (np.diff(opacity[order]) >= -1e-9).all()
+    assert opacity.max() > opacity.min() + 0.05
+
+
+def test_points_without_mass_have_no_line_and_get_no_label(result: GWResult) -> None:
+    bare = without_mass(result, 20)
+    lines = plot.matching(bare, n_lines=len(SPIRAL), ax=plane()).collections[-1]
+    assert len(lines.get_segments()) == len(SPIRAL) - 20  # type: ignore[attr-defined]
+    grey = colours(plot.transfer(bare, LABELS, ax=plane()), 1)
+    assert (grey[:20, :3].std(1) < 1e-9).all()
+    assert (grey[20:, :3].std(1) > 1e-3).all()
+    grey = colours(plot.confidence(bare, ax=plane()), 0)
+    assert (grey[:20, :3].std(1) < 1e-9).all()
+
+
+def test_numbers_and_labels_are_carried_as_the_plan_carries_them(result: GWResult) -> None:
+    ax = plot.transfer(result, SPIRAL_ANGLE, ax=plane())
+    from matplotlib import colormaps
+
+    pushed = np.asarray(result.push(SPIRAL_ANGLE)) / 9
+    np.testing.assert_allclose(colours(ax, 1), colormaps["viridis"](pushed), atol=0.01)
+    ax = plot.transfer(result, LABELS, ax=plane())
+    wanted = np.asarray(result.push(np.eye(3)[np.unique(LABELS, return_inverse=True)[1]])).argmax(1)
+    for label in range(3):
+        assert len(np.unique(colours(ax, 1)[wanted == label], axis=0)) == 1
+    assert texts(ax).count("a") >= 1
+
+
+@pytest.mark.parametrize("kind", ["entropy", "margin", "stability"])
+def test_confidence_colours_each_point_by_its_own(kind: str, result: GWResult) -> None:
+    drawn = colours(plot.confidence(result, kind=kind, ax=plane()), 0)
+    measure = np.asarray(getattr(result.confidence(), kind))
+    order = np.argsort(measure)
+    luminance = drawn[order, :3] @ (0.2126, 0.7152, 0.0722)  # rises along viridis
+    assert (np.diff(luminance) >= -5e-3).all()
+    assert luminance[-1] > luminance[0] + 0.2
+
+
+def test_labels_are_carried_in_pieces_as_at_once(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = colours(plot.transfer(result, LABELS, ax=plane()), 1)
+    monkeypatch.setattr(mass, "PIECE", 110)
+    np.testing.assert_array_equal(colours(plot.transfer(result, LABELS, ax=plane()), 1), at_once)
+
+
+def test_a_plot_says_how_many_points_it_leaves_out(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cloud, "MOST", 50)
+    ax = plot.matching(result, n_lines=5, ax=plane())
+    assert "source 50 of 90 points drawn" in texts(ax)
+    assert "target 50 of 110 points drawn" in texts(ax)
+    assert len(ax.collections[0].get_offsets()) == 50
+    assert "source 50 of 90 points drawn" in texts(plot.confidence(result, ax=plane()))
+    first, second = (colours(plot.transfer(result, SPIRAL_ANGLE, ax=plane()), 0) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_many_points_are_one_picture_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    ax = plane()
+    cloud.scatter(ax, np.zeros((cloud.RASTER + 1, 2)), "red")
+    cloud.scatter(ax, np.zeros((9, 2)), "red")
+    assert [bool(c.get_rasterized()) for c in ax.collections] == [True, False]
+
+
+@pytest.mark.parametrize("which", ["result", "streaming"])
+def test_the_heat_map_is_that_of_the_dense_plan(
+    which: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aligned: GWResult = request.getfixturevalue(which)
+    monkeypatch.setattr(mass, "PIECE", 3 * 110)
+    drawn = plot.plan(aligned, SPIRAL_ANGLE, ROLL_ANGLE, bins=10, ax=plane()).images[0].get_array()
+    dense = np.asarray(aligned.coupling.to_dense())
+    wanted = dense.reshape(10, 9, 10, 11).sum((1, 3)) / dense.sum()
+    np.testing.assert_allclose(np.asarray(drawn), wanted, atol=1e-9)
+
+
+def test_the_heat_map_of_labels_shows_the_share_of_each_row(result: GWResult) -> None:
+    ax = plot.plan(result, LABELS, TARGET_LABELS, ax=plane())
+    dense = np.asarray(result.coupling.to_dense())
+    wanted = np.array([[dense[np.ix_(i == LABELS, j == TARGET_LABELS)].sum() for j in "uvw"] for i in "abc"])
+    wanted /= wanted.sum(1, keepdims=True)
+    np.testing.assert_allclose(np.asarray(ax.images[0].get_array()), wanted, atol=1e-9)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["a", "b", "c"]
+    assert [text.get_text() for text in ax.texts] == [f"{share:.2f}" for share in wanted.ravel()]
+
+
+def test_the_heat_map_of_a_shuffled_matching_is_a_diagonal(result: GWResult) -> None:
+    n = len(SPIRAL)
+    order = np.random.default_rng(0).permutation(n)
+    shuffled = replace(
+        result,
+        coupling=DenseCoupling(torch.eye(n, dtype=torch.float64)[order] / n),
+        known=(result.known[0], replace(result.known[0], points=SPIRAL[order])),  # type: ignore[index, type-var]
+    )
+    drawn = np.asarray(plot.plan(shuffled, ax=plane()).images[0].get_array())
+    np.testing.assert_allclose(drawn, np.eye(n) / n)
+    mixed = np.asarray(plot.plan(shuffled, columns=SPIRAL[:, 0], bins=n, ax=plane()).images[0].get_array())
+    np.testing.assert_allclose(mixed, np.eye(n) / n)
+
+
+def test_convergence_shows_the_history_and_how_it_ended(result: GWResult, streaming: GWResult) -> None:
+    ax = plot.convergence(result, ax=plane())
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), result.history.cost)
+    assert f"{result.status.name.lower()} after {result.n_iter} iterations" in texts(ax)
+    assert len(plot.convergence(streaming, ax=plane()).lines) >= 1
+
+
+def test_convergence_draws_histories_of_no_and_of_one_entry(result: GWResult) -> None:
+    empty = replace(result, history=History(), status=Status.MAX_ITER)
+    assert "no outer iteration was recorded" in texts(plot.convergence(empty, ax=plane()))
+    one = History(iteration=[1], cost=[0.5], marginal_error=[0.0], epsilon=[1e-3], elapsed=[0.0])
+    ax = plot.convergence(replace(result, history=one), ax=plane())
+    assert ax.lines[0].get_marker() == "o"
+    pixels(ax)
+
+
+def test_costs_that_fall_far_are_drawn_in_logarithms(result: GWResult) -> None:
+    few = {name: [1.0, 1.0] for name in ("marginal_error", "epsilon", "elapsed")}
+    assert plot.convergence(
+        replace(result, history=History(iteration=[1, 2], cost=[1.0, 0.01], **few)), ax=plane()
+    ).get_yscale() == ("log")
+    near = replace(result, history=History(iteration=[1, 2], cost=[1.0, 0.5], **few))
+    assert plot.convergence(near, ax=plane()).get_yscale() == "linear"
+
+
+def test_basins_are_compared_on_one_level_only(result: GWResult) -> None:
+    best = replace(result.basins[0], energy=0.1, level="full")
+    other = replace(best, energy=0.104, difference=0.25, count=7)
+    coarse = replace(best, energy=0.09, level="landmarks")
+    ax = plot.basins(replace(result, basins=(best, other, coarse)), ax=plane())
+    assert "7 starts, 0.25 away" in texts(ax)
+    assert "on landmarks" in texts(ax)
+    assert "not comparable" in texts(ax)
+    band = ax.patches[0].get_extents().transformed(ax.transData.inverted())
+    np.testing.assert_allclose((band.x0, band.x1), (0.1, 0.105))
+    stems = [c for c in ax.collections if isinstance(c, LineCollection)]
+    assert len(stems) == 2
+
+
+def test_at_most_fifteen_basins_are_drawn_and_that_is_said(result: GWResult) -> None:
+    many = replace(result, basins=(result.basins[0],) * 40)
+    assert "15 of 40 basins" in texts(plot.basins(many, ax=plane()))
+
+
+def test_residuals_of_relaxed_marginals_are_the_masses_that_were_kept(partial: GWResult) -> None:
+    ax = plot.residuals(partial, ax=plane())
+    kept = np.asarray(partial.marginal(1)) * len(SPIRAL[::3])
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), np.sort(kept), atol=1e-12)
+    assert "mass of a point" in texts(ax)
+
+
+def test_residuals_of_hard_marginals_are_those_of_the_masses_asked_for(result: GWResult) -> None:
+    ax = plot.residuals(result, ax=plane())
+    assert ax.get_yscale() == "log"
+    assert float(np.max(ax.lines[0].get_ydata())) < 1e-6  # type: ignore[arg-type]
+    assert "before rounding" in texts(ax)
+    with pytest.raises(ValueError, match="q must be the masses that were aligned"):
+        plot.residuals(result, q=np.linspace(1, 2, len(ROLL)) / 165, ax=plane())
+
+
+def test_masses_of_a_relaxed_side_are_scaled_to_the_plan(result: GWResult) -> None:
+    relaxed = replace(result, marginals=SemiRelaxed(1.0))
+    ax = plot.residuals(relaxed, q=np.full(len(ROLL), 5.0), ax=plane())
+    np.testing.assert_allclose(ax.lines[1].get_ydata(), 1.0, atol=1e-6)
+
+
+def test_many_residuals_are_drawn_as_quantiles() -> None:
+    from torchgw.plot import sums
+
+    values = np.random.default_rng(0).exponential(size=5000)
+    curve = sums._curve(values)
+    assert len(curve) == sums.CURVE
+    assert (curve[0], curve[-1]) == (values.min(), values.max())
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (np.linspace(0, 1, 30), "numbers"),
+        (np.arange(30), "numbers"),
+        (np.arange(30) % 4, "labels"),
+        (torch.arange(30) % 2 == 0, "labels"),
+        (["x", "y"] * 15, "labels"),
+        (np.array(["x", None] * 15, dtype=object), "labels"),
+    ],
+)
+def test_values_are_numbers_or_labels_by_their_type(given: Any, kind: str) -> None:
+    assert type(values.read("colors", given, 30, "N")).__name__.lower() == kind
+
+
+def test_categories_keep_their_order_and_what_is_missing_is_grey(result: GWResult) -> None:
+    import pandas as pd
+
+    given = pd.Series(pd.Categorical(["low", "high", None] * 30, ["low", "none", "high"]))
+    held = values.read("colors", given, 90, "N")
+    assert isinstance(held, values.Labels)
+    assert held.names == ("low", "high")
+    assert held.codes[:3].tolist() == [0, 1, -1]
+    ax = plot.matching(result, colors=given, ax=plane())
+    assert "low; high; missing" in texts(ax)
+    np.testing.assert_allclose(colours(ax, 0)[2::3, :3].std(1), 0, atol=1e-9)
+
+
+def test_a_legend_has_at_most_twelve_entries_and_says_so(result: GWResult) -> None:
+    ax = plot.matching(result, colors=[f"label {i % 30}" for i in range(90)], ax=plane())
+    legend = ax.get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == 12
+    assert "12 of 30 labels" in texts(ax)
+
+
+def test_results_of_every_kind_are_drawn(
+    result: GWResult, streaming: GWResult, partial: GWResult, tmp_path: Path
+) -> None:
+    x, y = SPIRAL[::3], ROLL[::3]
+    begin = np.arange(len(x))
+    options = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=4))
+    low = gw_align(x, y, init=begin, options=options, random_state=0)
+    given = torch.from_numpy(x).requires_grad_()
+    traced = gw_align(given, torch.from_numpy(y), init=begin, gradient_mode=Envelope(), random_state=0)
+    result.save(tmp_path / "kept.npz")
+    kept = GWResult.load(tmp_path / "kept.npz")
+    for found in (low, partial, traced, streaming, kept):
+        points = (SPIRAL, ROLL) if found is streaming or found is kept else (x, y)
+        values = np.arange(len(points[0]), dtype=float)
+        plot.matching(found, *points, ax=plane())
+        plot.transfer(found, values > 9, *points, ax=plane())
+        plot.plan(found, values, ax=plane())
+        plot.convergence(found, ax=plane())
+        plot.residuals(found, ax=plane())
+        plot.confidence(found, points[0], kind="margin", ax=plane())
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda r: plot.matching(r, colors=[1, 2]), r"colors must have shape \(N,\) = \(90,\).*got \(2,\)"),
+        (lambda r: plot.matching(r, n_lines=-1), "n_lines must be >= 0"),
+        (lambda r: plot.matching(r, Y=ROLL[:5]), "Y must have 110 rows"),
+        (lambda r: plot.matching(r, Y=UPRIGHT, ax=plane()), r'subplot_kw=\{"projection": "3d"\}'),
+        (lambda r: plot.transfer(r, np.full(90, np.nan)), "values must be finite, got 90"),
+        (lambda r: plot.plan(r, columns=[0.0, 1.0]), r"columns must have shape \(K,\) = \(110,\)"),
+        (lambda r: plot.plan(r, bins=0), "bins must be >= 1"),
+        (lambda r: plot.plan(r, ax=solid()), "ax must be a plane Axes"),
+        (lambda r: plot.convergence(r, ax=solid()), "ax must be a plane Axes"),
+        (lambda r: plot.confidence(r, kind="doubt"), "kind must be one of"),
+        (lambda r: plot.residuals(r, p=np.ones(4)), r"p must have shape \(N,\) = \(90,\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(draw: Callable[[GWResult], Axes], message: str, result: GWResult) -> None:
+    import matplotlib.pyplot as plt
+
+    with pytest.raises(ValueError, match=message):
+        draw(result)
+    assert plt.get_fignums() == []
+
+
+def test_what_is_of_another_type_is_refused(result: GWResult) -> None:
+    with pytest.raises(TypeError, match="result must be a GWResult"):
+        plot.matching(SPIRAL)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ax must be a Axes"):
+        plot.convergence(result, ax=Figure())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="colors must hold numbers or labels, got dtype complex"):
+        plot.matching(result, colors=np.ones(90) * 1j)
+
+
+def test_without_a_search_there_are_neither_basins_nor_stability(begun: GWResult) -> None:
+    with pytest.raises(ValueError, match="result must come from a search"):
+        plot.basins(begun)
+    with pytest.raises(ValueError, match="kind must be 'entropy' or 'margin'"):
+        plot.confidence(begun, kind="stability")
+
+
+def test_a_result_from_a_file_asks_what_to_sort_by(result: GWResult, tmp_path: Path) -> None:
+    result.save(tmp_path / "kept.npz")
+    kept = GWResult.load(tmp_path / "kept.npz")
+    with pytest.raises(ValueError, match=r"rows=np.arange\(90.0\)"):
+        plot.plan(kept)
+
+
+def store(result: GWResult) -> None:
+    """Write the images that the plots are compared with."""
+    IMAGES.mkdir(exist_ok=True)
+    found = {name: pixels(draw(result)).round().astype(np.uint8) for name, draw in DRAWN.items()}
+    np.savez_compressed(IMAGES / "plots.npz", **found)  # type: ignore[arg-type]

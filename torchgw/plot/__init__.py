@@ -1,0 +1,18 @@
+"""Pictures of a result with matplotlib: every function draws into one Axes and returns it."""
+
+from __future__ import annotations
+
+try:
+    import matplotlib  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "torchgw.plot needs matplotlib: pip install matplotlib, or pip install 'torchgw[plot]'"
+    ) from error
+
+from torchgw.plot.course import basins, convergence
+from torchgw.plot.doubt import confidence
+from torchgw.plot.grid import plan
+from torchgw.plot.pairs import matching, transfer
+from torchgw.plot.sums import residuals
+
+__all__ = ["basins", "confidence", "convergence", "matching", "plan", "residuals", "transfer"]

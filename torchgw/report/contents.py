@@ -1,0 +1,158 @@
+"""Everything that a page shows, as a dictionary for JSON; long arrays as base64 of little-endian numbers."""
+
+from __future__ import annotations
+
+import base64
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import layout, validate
+from torchgw.couplings import BlockCoupling
+from torchgw.kernels.sampling import make_generator
+from torchgw.report import colours, tables, words
+from torchgw.report.matches import Matches, matches_of
+from torchgw.report.reported import Plan
+from torchgw.types import Array
+
+N_DRAWN = 5000
+N_MATCHES = 5
+
+
+def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> dict[str, Any]:
+    """What the page shows of a result.
+
+    At most `N_DRAWN` points of a cloud are drawn, a random subset that is the same every time. The `N_MATCHES` best
+    matches of each are kept with their coordinates, whether they are drawn or not.
+    """
+    coupling = result.coupling
+    if not isinstance(coupling, BlockCoupling):
+        raise TypeError(f"a report knows the library's own couplings, got {type(coupling).__name__}")
+    places = layout.both(result, X, Y)
+    colourings = [] if labels is None else [colours.given(labels, coupling)]
+    colourings.append(by_position(places[0], coupling))
+    colourings += confidences(result)
+    chosen = tuple(drawn(n) for n in result.shape)
+    found = matches_of(coupling, chosen[0], 1, N_MATCHES), matches_of(coupling, chosen[1], 0, N_MATCHES)
+    kept = [np.concatenate((chosen[at].numpy(), undrawn(chosen[at], found[1 - at]))) for at in (0, 1)]
+    points = X, Y
+    sides = [
+        {
+            "name": ("source", "target")[at],
+            "caption": origin_of(result, at, points[at]),
+            "size": result.shape[at],
+            "drawn": len(chosen[at]),
+            "dimension": places[at].shape[1],
+            "index": packed(kept[at], "<i4"),
+            "coordinates": packed(places[at][kept[at]], "<f4"),
+            "mass": packed(found[at].mass, "<f4"),
+            "matches": packed(positions(kept[1 - at], found[at].index), "<i4"),
+            "shares": packed(found[at].share, "<f4"),
+            "matches_of_each": found[at].index.shape[1],
+        }
+        for at in (0, 1)
+    ]
+    certain, uncertain = words.certainties(result)
+    return {
+        "title": f"{result.shape[0]:,} source points matched with {result.shape[1]:,} target points",
+        "summary": words.summary(result),
+        "warnings": words.warnings(result),
+        "sides": sides,
+        "colourings": [coloured(colouring, kept) for colouring in colourings],
+        "history": {name: [finite(x) for x in column] for name, column in asdict(result.history).items()},
+        "certain": certain,
+        "uncertain": uncertain,
+        "matchings": asdict(tables.matchings(result)),
+        "resolutions": asdict(tables.resolutions(result)),
+        "problem": asdict(tables.problem(result)),
+        "options": asdict(tables.options(result)),
+        "origin": asdict(tables.origin(result, coupling.device)),
+    }
+
+
+def by_position(places: Array, coupling: BlockCoupling) -> colours.Colouring:
+    """Colours that the plan carries along, for want of labels; the numbers themselves say nothing."""
+    along = "The first coordinate of the source, carried to the target by the plan."
+    found = colours.averaged("position", along, places[:, 0].astype(np.float64), coupling)
+    return replace(found, told=False)
+
+
+def confidences(result: Plan) -> list[colours.Colouring]:
+    """The three views of how sure the plan is of each source point."""
+    sure = result.confidence()
+    told = {
+        "entropy": "Spread of a source point's matches, in nats: 0 for a single match, larger for many. The target is "
+        "left grey.",
+        "margin": "1 for source points with a single match, 0 where the two best matches tie. The target is left grey.",
+        "stability": "1 where every matching that the search found sends the source point to the same place, lower "
+        "where another one sends it elsewhere. The target is left grey.",
+    }
+    found = {name: np.asarray(torch.as_tensor(getattr(sure, name)).cpu(), dtype=np.float64) for name in told}
+    return [
+        colours.Colouring(f"confidence: {name}", text, (found[name], None))
+        for name, text in told.items()
+        if np.isfinite(found[name]).any()
+    ]
+
+
+def drawn(n: int) -> Tensor:
+    """Indices of the points that are drawn, increasing."""
+    every = torch.arange(n)
+    if n <= N_DRAWN:
+        return every
+    return torch.randperm(n, generator=make_generator(0, torch.device("cpu")))[:N_DRAWN].sort().values
+
+
+def undrawn(chosen: Tensor, matches: Matches) -> Array:
+    """Indices of points that are matches of the other side but are not drawn."""
+    found: Array = np.setdiff1d(matches.index[matches.index >= 0], chosen.numpy())
+    return found
+
+
+def positions(kept: Array, index: Array) -> Array:
+    """Where each index stands among those that are kept; -1 stays -1."""
+    order = np.argsort(kept)
+    found: Array = order[np.searchsorted(kept, index, sorter=order).clip(max=len(kept) - 1)]
+    return np.where(index < 0, -1, found)
+
+
+def origin_of(result: Plan, which: int, points: Any) -> str:
+    """Where the coordinates of a side come from."""
+    if points is None and result.known is not None and result.known[which].points is None:
+        return "two coordinates whose distances resemble those that were given"
+    known = None if result.known is None else result.known[which].points
+    dimension = validate.points("XY"[which], known if points is None else points).shape[1]
+    if dimension > layout.MOST:
+        return f"two principal components of {dimension} coordinates"
+    return "its own coordinates"
+
+
+def coloured(colouring: colours.Colouring, kept: list[Array]) -> dict[str, Any]:
+    """A colouring of the points that are kept."""
+    kind = "<f4" if colouring.names is None else "<i4"
+    known = [side[np.isfinite(side)] for side in colouring.sides if side is not None]
+    every = np.concatenate(known)
+    return {
+        "title": colouring.title,
+        "explanation": colouring.explanation,
+        "names": colouring.names,
+        "told": colouring.told,
+        "range": [float(every.min()), float(every.max())],
+        "sides": [
+            None if side is None else packed(side[at], kind) for side, at in zip(colouring.sides, kept, strict=True)
+        ],
+    }
+
+
+def packed(array: Array, kind: str) -> str:
+    """Base64 of the numbers as ``kind``, row after row."""
+    return base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode("ascii")
+
+
+def finite(value: float) -> float | None:
+    """None for what JSON has no number for."""
+    return value if math.isfinite(value) else None

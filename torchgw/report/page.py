@@ -1,0 +1,77 @@
+"""One HTML file that needs nothing else: no network, no folder beside it.
+
+The scripts are named by their hashes in a content security policy, so nothing that came with the data can run, and
+nothing can be fetched. The drawing library compiles its shaders' bindings as it runs, for which it needs unsafe-eval.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torchgw.report.contents import contents
+from torchgw.report.reported import Plan
+
+
+def write(result: Plan, path: Path, X: Any = None, Y: Any = None, labels: Any = None) -> None:
+    """Write the page of a result; a reader never sees half of it.
+
+    Raises
+    ------
+    ImportError
+        Without plotly.
+    ValueError
+        For a folder that is not there, and points or labels that do not fit.
+    """
+    drawing = plotly_script()
+    if path.is_dir() or not path.parent.is_dir():
+        wrong = "is a folder" if path.is_dir() else f"lies in a folder that is not there; make {path.parent} first"
+        raise ValueError(f"path must name a file to write, {path} {wrong}")
+    text = page(contents(result, X, Y, labels), drawing)
+    with TemporaryDirectory(prefix=".torchgw-", dir=path.parent) as folder:
+        aside = Path(folder) / path.name
+        aside.write_text(text, encoding="utf-8", newline="\n")
+        aside.replace(path)
+
+
+def plotly_script() -> str:
+    """The drawing library as one script."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise ImportError("a report is drawn with plotly, which is not installed: pip install plotly") from None
+    script: str = get_plotlyjs()
+    return script
+
+
+def page(shown: dict[str, Any], drawing: str) -> str:
+    """The HTML of the page with everything inside."""
+    folder = files("torchgw.report")
+    template, style, script = (
+        (folder / name).read_text("utf-8") for name in ("report.html", "report.css", "report.js")
+    )
+    return Template(template).substitute(
+        title=html.escape(shown["title"]),
+        hashes=" ".join(hashed(text) for text in (drawing, script)),
+        style=style,
+        data=embedded(shown),
+        plotly=drawing,
+        script=script,
+    )
+
+
+def embedded(shown: dict[str, Any]) -> str:
+    """JSON in which no text can end the element that holds it."""
+    return json.dumps(shown, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def hashed(script: str) -> str:
+    """A script's source for a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -1,0 +1,106 @@
+"""What a result says, in sentences that need no knowledge of the library."""
+
+from __future__ import annotations
+
+import math
+
+from torchgw.evidence import TINY
+from torchgw.marginals import Partial
+from torchgw.report.reported import Plan
+
+
+def summary(result: Plan) -> list[str]:
+    """What was matched, how clear the choice was, and how well the masses hold."""
+    n, k = result.shape
+    value = f"{result.value:.4g}" if result.value_exact else f"{result.value:.4g} ± {result.value_error:.1g}"
+    return [
+        f"Matched {n:,} source points with {k:,} target points, at a Gromov-Wasserstein value of {value}."
+        if result.alpha == 1
+        else f"Matched {n:,} source points with {k:,} target points, at an objective of {value}.",
+        choice(result),
+        masses(result),
+    ]
+
+
+def choice(result: Plan) -> str:
+    """What the search found, and how far the best lies below the next."""
+    count, rival = len(result.basins), result.rival
+    if not count:
+        return "No search over starting points was made, so other matchings may be as good."
+    if count == 1:
+        return "The search found one matching and no other."
+    found = f"The search found {count} distinct matchings"
+    if rival is None:
+        return f"{found}; the best was the only one good enough to be compared on all points."
+    lower = max(1 - (result.basins[0].energy + TINY) / (rival.energy + TINY), 0.0)
+    if result.ambiguous:
+        return (
+            f"{found}, and the choice is ambiguous: the best is only {lower:.1%} lower than another, whose matches lie "
+            f"{rival.difference:.0%} of the target's extent away on average."
+        )
+    return f"{found}; the best is {lower:.0%} lower than the next, so the objective tells them apart."
+
+
+def masses(result: Plan) -> str:
+    """How the marginals hold."""
+    error = f"to {result.marginal_error:.0e}" if result.marginal_error > 0 else "exactly"
+    if isinstance(result.marginals, Partial):
+        return f"A mass of {result.marginals.mass:.4g} was to move; bounds and total hold {error}."
+    if result.marginals.free_mass:
+        moved = float(result.coupling.marginal(1).sum())
+        return f"The masses of both sides may give way; the plan moves {moved:.4g}."
+    if not result.marginals.balanced:
+        return f"The masses of one side may give way; those of the other hold {error}."
+    return f"The masses of all points hold {error}."
+
+
+def warnings(result: Plan) -> list[str]:
+    """What a reader has to know before using the matching."""
+    found = []
+    if not result.converged:
+        found.append(f"Not converged: {result.status.value}.")
+    if result.ambiguous and result.rival is not None:
+        found.append(
+            "Ambiguous: another matching is as good as the one shown, to within 5 %. Known pairs or masses can break "
+            "the tie; without them, either may be the right one."
+        )
+    if not result.value_exact:
+        found.append(
+            f"The value is estimated from sampled pairs of points, with a standard error of {result.value_error:.2g}."
+        )
+    if result.constrained and result.violation > 0:
+        mass = float(result.coupling.marginal(1).sum())
+        found.append(f"{result.violation / mass:.2%} of the mass is on pairs that the supervision forbids.")
+    return found
+
+
+def certainties(result: Plan) -> tuple[list[str], list[str]]:
+    """What is certain of the plan, and what is not."""
+    certificate, sure, open_ = result.certificate, [], []
+    if certificate.lower_bound > 0:
+        sure.append(
+            f"No plan at all has a value below {certificate.lower_bound:.4g}, so the value {result.value:.4g} is "
+            f"within {certificate.gap:.4g} of the best possible one."
+        )
+    else:
+        open_.append("How far the value is from the best possible one: no lower bound above 0 is known.")
+    if math.isnan(certificate.stationarity):
+        open_.append("How far plans near this one could be better.")
+    else:
+        text = f"to first order, no plan near this one has a value lower by more than {certificate.stationarity:.4g}"
+        if result.epsilon > 0:
+            text += "; a plan with entropy keeps such a gap, of about 2 epsilon times the entropy of its rows"
+        if certificate.stationarity_exact:
+            sure.append(f"{text[0].upper()}{text[1:]}.")
+        else:
+            open_.append(f"By an estimate from samples: {text}.")
+    if result.omitted_mass > 0:
+        sure.append(f"What was left out of the plan for speed is at most {result.omitted_mass:.1e} of its mass.")
+    if result.value_exact:
+        sure.append("The value counts all pairs of points.")
+    else:
+        open_.append(f"The value: it is a mean over sampled pairs, with a standard error of {result.value_error:.2g}.")
+    starts = sum(basin.count for basin in result.basins)
+    tried = f"the search kept {starts} solved starts" if starts else "there was no search"
+    open_.append(f"That no better matching exists far from this one: {tried}, which is evidence and no proof.")
+    return sure, open_
