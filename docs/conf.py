@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import sys
@@ -124,6 +125,7 @@ def described(_app: Any, _what: str, _name: str, _object: Any, _options: Any, li
 
 
 def setup(app: Any) -> None:
+    logging.getLogger("torchgw").setLevel(logging.WARNING)  # Sphinx shows what is logged
     warnings.filterwarnings("error", category=DeprecationWarning, module="torchgw")
     app.connect("source-read", with_pages)
     app.connect("build-finished", with_report)

@@ -105,6 +105,11 @@ def test_the_blocks_about_all_pairs_run() -> None:
     assert left["nearest"].n_pruned > 0
 
 
+def test_the_block_of_the_front_page_runs() -> None:
+    left = run_blocks(DOCS / "index.md")
+    assert left["match"].shape == (400,)
+
+
 def test_a_block_that_fails_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.md"
     path.write_text("# Bad\n\n```python\nx = 1\nx / 0\n```\n")

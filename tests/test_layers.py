@@ -41,6 +41,7 @@ LAYERS = {
     "storage": 2.4,
     "layout": 2.3,
     "report": 2.4,
+    "recognised": 0,
     "result": 2.5,
     "sinkhorn": 3,
     "gw": 4,

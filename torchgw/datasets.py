@@ -44,8 +44,14 @@ def make_swiss_roll(
 ) -> tuple[Array, Array]:
     """The spiral of `make_spiral` drawn out along a uniform height in [0, 1], the middle column.
 
-    Parameters, errors and the meaning of ``angle`` are those of `make_spiral`. The planar noise is drawn in the same
-    way, so give the two clouds of a comparison different seeds.
+    Errors and the meaning of ``angle`` are those of `make_spiral`. The planar noise is drawn in the same way, so give
+    the two clouds of a comparison different seeds.
+
+    Parameters
+    ----------
+    n : points, at least 2.
+    noise : standard deviation of the radius noise, in units of the outer radius.
+    random_state : seed or generator; None draws fresh entropy.
 
     Returns
     -------

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_array, check_is_fitted
@@ -26,6 +25,7 @@ from torchgw.gw.align import Cost, gw_align
 from torchgw.gw.prepare import check_distances
 from torchgw.marginals import Balanced, Marginals
 from torchgw.options import GWOptions
+from torchgw.recognised import means, recognised
 from torchgw.status import Status
 from torchgw.supervision import Supervision
 from torchgw.types import Array, Callback, RandomState
@@ -39,7 +39,6 @@ except ImportError:  # scikit-learn below 1.6 has it as a method
 
 
 SIDES = ("source", "target")
-ROUNDING, TINY = 1e-5, 1e-150
 NUMBERS: dict[str, Any] = {"dtype": np.float64, "order": "C"}
 BATCH_ROWS, BATCH_ELEMENTS = 1024, 2**24
 
@@ -166,6 +165,10 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         by `GWResult.unseen`, also where they are far from everything that `fit` saw. O(N K) time for known rows,
         O(m K r) for others.
 
+        Parameters
+        ----------
+        X : (m, D), rows of the fit, others, or both.
+
         Raises
         ------
         ValueError
@@ -174,7 +177,12 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return self._carried(self._rows("X", X, 0), self._points[1], 0)
 
     def inverse_transform(self, X: Any) -> Array:
-        """Rows of the target's space (m, E) in the source's space, (m, D) float64; see `transform`."""
+        """Rows of the target's space in the source's space, (m, D) float64; see `transform`.
+
+        Parameters
+        ----------
+        X : (m, E), rows of the target of the fit, others, or both.
+        """
         return self._carried(self._rows("X", X, 1), self._points[0], 1)
 
     def transform_labels(
@@ -215,10 +223,17 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def score(self, X: Any, y: Any) -> float:
         """R^2 of ``transform(X)`` as a prediction of ``y``, the mean over columns; 1 is best.
 
-        Here row i of ``y`` (m, E) is the true partner of row i of ``X`` (m, D). Pairs are not needed to fit, and
-        `fit` does not use them.
+        Pairs are not needed to fit, and `fit` does not use them.
 
-        Raises ValueError when the numbers of rows differ.
+        Parameters
+        ----------
+        X : (m, D), rows of the source's space.
+        y : (m, E); here row i is the true partner of row i of ``X``.
+
+        Raises
+        ------
+        ValueError
+            When the numbers of rows differ.
         """
         true, found = self._rows("y", y, 1), np.asarray(self.transform(X))
         if len(found) != len(true):
@@ -226,7 +241,12 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return float(r2_score(true, found))
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
-        """Names (E,) of the columns of `transform`: those of ``y`` where it had any, else gromovwasserstein0 and on."""
+        """Names (E,) of the columns of `transform`: those of ``y`` where it had any, else gromovwasserstein0 and on.
+
+        Parameters
+        ----------
+        input_features : taken for scikit-learn's sake; those of `fit` or None.
+        """
         made: Array = super().get_feature_names_out(input_features)
         return made if self._target_names is None else self._target_names.copy()
 
@@ -261,13 +281,13 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def _carried(self, rows: Array, values: Array, side: int) -> Array:
         """For these rows (m, .) of ``side`` the mean by the plan of the values (., d) of the other side, (m, d)."""
         result = self.result_
-        group, place = _recognised(self._points[side], rows)
+        group, place = recognised(self._points[side], rows)
         known, new = np.flatnonzero(place >= 0), np.flatnonzero(place < 0)
         found = np.empty((len(rows), values.shape[1]))
         if len(known):
             moved = np.asarray(result.pull(values) if side == 0 else result.push(values))
             if group.max() + 1 < len(group):
-                moved = _means(moved, result.coupling.marginal(1 - side).cpu().numpy(), group)
+                moved = means(moved, result.coupling.marginal(1 - side).cpu().numpy(), group)
             found[known] = moved[place[known]]
         step = max(BATCH_ROWS, BATCH_ELEMENTS // max(result.shape))
         for part in (new[start : start + step] for start in range(0, len(new), step)):
@@ -277,24 +297,6 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 raise ValueError(f"{len(new)} of {len(rows)} rows were not in fit: {error}") from error
             found[part] = unseen.pull(values) if side == 0 else unseen.push(values)
         return found
-
-
-def _recognised(known: Array, rows: Array) -> tuple[Array, Array]:
-    """Numbers of the groups of equal rows: of each known row (N,), and of each other row (m,) that is one, else -1."""
-    numbers: dict[bytes, int] = {}
-    group = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in known + 0.0])  # -0.0 equals 0.0
-    first = np.unique(group, return_index=True)[1]
-    reach = ROUNDING * float(np.ptp(known, axis=0).max()) + TINY
-    place = cKDTree(known[first], balanced_tree=False).query(rows, distance_upper_bound=reach)[1]
-    return group, np.where(place < len(first), place, -1)
-
-
-def _means(values: Array, mass: Array, group: Array) -> Array:
-    """Row g is the mean by ``mass`` (N,) of the rows of ``values`` (N, d) in group g; NaN for a group without mass."""
-    weighted = np.where(mass[:, None] > 0, values, 0.0) * mass[:, None]
-    with np.errstate(invalid="ignore"):
-        total = np.bincount(group, mass)
-        return np.stack([np.bincount(group, column) / total for column in weighted.T], 1)
 
 
 def _target_points(name: str, y: Any, **how: Any) -> Array:

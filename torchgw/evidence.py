@@ -45,7 +45,7 @@ class Certificate:
     Attributes
     ----------
     stationarity : Frank-Wolfe gap: to first order, no plan near this one is better by more. A plan with entropy keeps a
-        gap of about 2 epsilon times the entropy of its rows; at ``epsilon=0`` it goes to zero. NaN where it is
+        gap, of at most 2 epsilon times the entropy of its rows; at ``epsilon=0`` it goes to zero. NaN where it is
         not known: where the mass is free, and for large plans whose marginals are relaxed or bounded.
     stationarity_exact : False when the gap comes from a sampled gradient.
     lower_bound : no plan at all has a smaller value: the larger of Memoli's first and second bounds under hard

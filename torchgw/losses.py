@@ -23,6 +23,11 @@ class SeparableLoss:
     """L(a, b) = f1(a) + f2(b) - h1(a) h2(b), from functions that act on every entry of a tensor of scaled distances.
 
     It must not be negative: the certificate of a result takes zero for the lowest value that any plan can have.
+
+    Parameters
+    ----------
+    f1, f2, h1, h2 : functions of a tensor of any shape that return one of that shape, entry by entry.
+    name : what logs and files call it.
     """
 
     f1: Function

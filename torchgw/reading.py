@@ -47,15 +47,27 @@ class Readable:
         return self._dense()
 
     def push(self, V: Array | Tensor) -> Array | Tensor:
-        """Carry values on the source points, (N,) or (N, d), to the target: averages weighted by the plan.
+        """Carry values on the source points to the target: averages weighted by the plan.
 
-        Returns (K,) or (K, d). Target points without mass get NaN. Numpy in, numpy out; torch in, torch out.
+        Parameters
+        ----------
+        V : (N,) or (N, d), real numbers.
+
+        Returns
+        -------
+        (K,) or (K, d). Target points without mass get NaN. Numpy in, numpy out; torch in, torch out.
+
         O(N K (r + d)) time.
         """
         return self._carry(V, axis=0)
 
     def pull(self, V: Array | Tensor) -> Array | Tensor:
-        """Carry values on the target points (K,) or (K, d) to the source, (N,) or (N, d); see `push`."""
+        """Carry values on the target points to the source; see `push`.
+
+        Parameters
+        ----------
+        V : (K,) or (K, d), real numbers.
+        """
         return self._carry(V, axis=1)
 
     def _carry(self, V: Array | Tensor, axis: int) -> Array | Tensor:
@@ -88,30 +100,55 @@ class Readable:
         return self.coupling.apply(V, axis)
 
     def argmax(self, axis: int = 1) -> Array | Tensor:
-        """For each source point the target index it sends most mass to, (N,); with axis 0 the reverse, (K,).
+        """For each source point the target index it sends most mass to, (N,).
 
         A point without mass gets 0: nothing is known of it.
+
+        Parameters
+        ----------
+        axis : 1, or 0 for the reverse: for each target point the source index that sends it most, (K,).
         """
         validate.integer("axis", axis, least=0, most=1)
         return self._given(self.coupling.argmax(axis))
 
     def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
-        """Masses and target indices of the k largest entries of each row, both (N, k), largest first."""
+        """Masses and target indices of the largest entries of each row, both (N, k), largest first.
+
+        Parameters
+        ----------
+        k : how many of each row, 1 to K.
+        """
         validate.integer("k", k, least=1, most=self.shape[1])
         values, index = self.coupling.top_k(k)
         return self._given(values), self._given(index)
 
     def row(self, i: int) -> Array | Tensor:
-        """Row i of the plan: the mass that source point i sends to each target point, (K,)."""
+        """The mass that one source point sends to each target point, (K,).
+
+        Parameters
+        ----------
+        i : index of the source point.
+        """
         i = validate.integer("i", i, least=0, most=self.shape[0] - 1)
         return self._given(self.coupling.rows(torch.tensor([i]))[0])
 
     def marginal(self, axis: int = 1) -> Array | Tensor:
-        """Sums of the plan over ``axis``: the source points' masses (N,) for 1, the target points' (K,) for 0."""
+        """Sums of the plan.
+
+        Parameters
+        ----------
+        axis : what is summed over: 1 gives the source points' masses (N,), 0 the target points' (K,).
+        """
         return self._given(self.coupling.marginal(validate.integer("axis", axis, least=0, most=1)))
 
     def sample(self, count: int, random_state: RandomState = None) -> tuple[Array | Tensor, Array | Tensor]:
-        """``count`` pairs drawn from the plan: source indices (count,) and target indices (count,)."""
+        """Pairs drawn from the plan: source indices (count,) and target indices (count,).
+
+        Parameters
+        ----------
+        count : how many.
+        random_state : int, torch.Generator or numpy.random.Generator; None takes fresh entropy.
+        """
         count = validate.integer("count", count, least=1)
         mass = self.coupling.marginal(1)
         generator = make_generator(random_state, mass.device)
@@ -119,7 +156,11 @@ class Readable:
         return self._given(rows), self._given(self.coupling.sample_columns(rows, generator))
 
     def sparsify(self, mass: float = 0.99) -> Any:
-        """SciPy CSR matrix (N, K) of the fewest entries that carry the share ``mass`` of each row.
+        """SciPy CSR matrix (N, K) of the fewest entries that carry a share of each row.
+
+        Parameters
+        ----------
+        mass : the share, above 0 and at most 1.
 
         Raises
         ------

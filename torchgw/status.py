@@ -39,9 +39,14 @@ class Status(Enum):
 class History:
     """One entry for each check of the outer loop, all of equal length.
 
-    ``cost`` is the scaled objective that steers the loop, <C(T), T'> of a plan T and the next one T' (sampled where the
-    gradient is, the objective of T itself at the sharp end); ``marginal_error`` the L1 residual of the inner solve;
-    ``elapsed`` seconds since the loop began.
+    Attributes
+    ----------
+    iteration : outer iterations at the check.
+    cost : the scaled objective that steers the loop, <C(T), T'> of a plan T and the next one T' (sampled where the
+        gradient is, the objective of T itself at the sharp end).
+    marginal_error : L1 residual of the inner solve.
+    epsilon : of that iteration.
+    elapsed : seconds since the loop began.
     """
 
     iteration: list[int] = field(default_factory=list)

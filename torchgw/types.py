@@ -155,7 +155,16 @@ class Coupling(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a callback receives at every check of the Gromov-Wasserstein loop."""
+    """What a callback receives at every check of the Gromov-Wasserstein loop.
+
+    Attributes
+    ----------
+    iteration, max_iter : outer iterations so far, and the most that there may be.
+    cost : the scaled objective that steers the loop, see `History`.
+    marginal_error : L1 residual of the last inner solve.
+    epsilon : of this iteration; larger than the one asked for while it is annealed.
+    elapsed : seconds since the loop began.
+    """
 
     iteration: int
     max_iter: int

@@ -49,7 +49,12 @@ class Unseen(Readable):
         return self._max_memory
 
     def argmax(self, axis: int | None = None) -> Array | Tensor:
-        """For each new point the known point that it sends most mass to, (m,); along ``axis`` where it is given."""
+        """For each new point the known point that it sends most mass to, (m,).
+
+        Parameters
+        ----------
+        axis : as for a result, to go along the other side; None is the side of the new points.
+        """
         return super().argmax(self._axis if axis is None else axis)
 
     def __repr__(self) -> str:

@@ -10,12 +10,7 @@ from torchgw import validate
 
 @dataclass(frozen=True, kw_only=True)
 class GradientMode:
-    """Base of the modes.
-
-    ``tol`` is the L1 marginal residual to which the fixed point is solved before it is differentiated: gradients are
-    off by about the condition number times that. None takes 1e-9 where the plan is stored, and what the ladder
-    (``LadderOptions.marginal_tol``) leaves where it streams.
-    """
+    """Base of the modes, with the ``tol`` that all have."""
 
     tol: float | None = None
 
@@ -30,6 +25,12 @@ class Envelope(GradientMode):
 
     At a stationary point the derivative of the regularised objective is its partial derivative with the plan and the
     dual potentials held fixed (J. Danskin, 1967). It costs about one gradient of the solver.
+
+    Parameters
+    ----------
+    tol : L1 marginal residual to which the fixed point is solved before it is differentiated: gradients are off by
+        about the condition number times that. None takes 1e-9 where the plan is stored, and what the ladder
+        (``LadderOptions.marginal_tol``) leaves where it streams.
     """
 
 
@@ -39,6 +40,7 @@ class Implicit(GradientMode):
 
     Parameters
     ----------
+    tol : L1 marginal residual to which the fixed point is solved, as for `Envelope`.
     max_iter : most GMRES iterations through the outer fixed point, and conjugate-gradient iterations of each linear
         problem within.
     n_lanczos : Lanczos steps that find the slowest directions of the linear problem, its rate and its condition number.
@@ -67,6 +69,7 @@ class Unrolled(GradientMode):
 
     Parameters
     ----------
+    tol : L1 marginal residual to which the fixed point is solved, as for `Envelope`.
     n_outer, n_inner : linearisations, and Sinkhorn iterations for each. Gradients converge as fast as the iterations
         do, from below.
 

@@ -166,9 +166,9 @@ def gw_align(
 
     References
     ----------
-    F. Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011.
-    G. Peyre, M. Cuturi, J. Solomon, "Gromov-Wasserstein averaging of kernel and distance matrices", 2016.
-    T. Kerdoncuff, R. Emonet, M. Sebban, "Sampled Gromov Wasserstein", 2021.
+    - Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011.
+    - Peyre, Cuturi, Solomon, "Gromov-Wasserstein averaging of kernel and distance matrices", 2016.
+    - Kerdoncuff, Emonet, Sebban, "Sampled Gromov Wasserstein", 2021.
 
     Examples
     --------

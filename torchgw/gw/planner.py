@@ -21,6 +21,7 @@ LOW_RANK_COPIES = 8
 BASE_BYTES = 600 * 2**20
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
 DENSE_SECONDS = 2.2e-7  # for each pair
+SHARP_SECONDS = 6e-6  # the same without entropy
 POINT_SECONDS = 2.5e-6  # for each point and bit of log2 N: neighbours, landmarks, lift
 PAIR_SECONDS = 7e-11  # for each pair: two reads of the fifth of the tiles that hold mass
 LOW_RANK_SECONDS = 3e-5  # for each point and unit of rank
@@ -123,7 +124,7 @@ def estimate(
         Forecast(
             strategy=name,
             memory=memory(name, n, k, epsilon, options),
-            seconds=seconds(name, n, k, options) if where.type == "cpu" else math.nan,
+            seconds=seconds(name, n, k, options, epsilon == 0) if where.type == "cpu" else math.nan,
             against="" if name == chosen else reason or "",
         )
         for name, reason in against.items()
@@ -179,11 +180,11 @@ def memory(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) ->
     return BASE_BYTES + STREAMING_BYTES * (n + k) + 8 * LOW_RANK_COPIES * options.low_rank.rank * (n + k)
 
 
-def seconds(strategy: str, n: int, k: int, options: GWOptions) -> float:
+def seconds(strategy: str, n: int, k: int, options: GWOptions, sharp: bool = False) -> float:
     """Seconds from points to matching on two CPU cores."""
     prepare = POINT_SECONDS * (n * math.log2(n + 1) + k * math.log2(k + 1))
     if strategy == "dense":
-        return prepare + DENSE_SECONDS * n * k
+        return prepare + (SHARP_SECONDS if sharp else DENSE_SECONDS) * n * k
     if strategy == "streaming":
         return prepare + CELLS_SECONDS + PAIR_SECONDS * n * k
     return prepare + CELLS_SECONDS + LOW_RANK_SECONDS * options.low_rank.rank * (n + k)

@@ -40,11 +40,12 @@ def warn_if_ambiguous(result: GWResult) -> None:
     if result.ambiguous:
         rival = result.rival
         assert rival is not None
+        far = f"{rival.difference:.0%} of" if rival.difference <= 1 else f"{rival.difference:.3g} times"
         blurred = "" if result.epsilon == 0 else "; if epsilon is so large that plans hardly differ, lower it"
         warnings.warn(
             f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
-            f"{rival.energy:.4g}, and send points {rival.difference:.0%} of the target's scale apart on average (a "
-            f"symmetry?); result.basins lists both. Known pairs through supervision= or init=, or masses p and q, can "
+            f"{rival.energy:.4g}, and send points {far} the target's scale apart on average (a symmetry?); "
+            f"result.basins lists both. Known pairs through supervision= or init=, or masses p and q, can "
             f"break the tie{blurred}",
             AmbiguityWarning,
             stacklevel=3,

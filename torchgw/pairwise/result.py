@@ -33,6 +33,8 @@ class PairwiseResult:
     scales : (n,) what each space's distances were divided by within the solve.
     n_solved, n_stored : pairs that this call solved, and that it found in its store.
     seconds : time of the call.
+    matchings : for each pair that keeps one, its indices into both spaces; None unless they were asked for. Read it
+        through `matching`.
     """
 
     values: Array
@@ -69,7 +71,12 @@ class PairwiseResult:
         return found + found.T
 
     def pair(self, i: int, j: int) -> int:
-        """Where the vectors of pairs have spaces i and j."""
+        """Where the vectors of pairs have two spaces.
+
+        Parameters
+        ----------
+        i, j : their indices, in any order.
+        """
         i, j = (validate.integer(name, k, least=0, most=self.n_spaces - 1) for name, k in (("i", i), ("j", j)))
         if i == j:
             raise ValueError(f"i and j must differ, got {i} twice")
@@ -77,6 +84,10 @@ class PairwiseResult:
 
     def matching(self, i: int, j: int) -> Array:
         """(N_i,) for each point of space i the index in space j that it sends most mass to; -1 for points without mass.
+
+        Parameters
+        ----------
+        i, j : indices of the two spaces, in any order.
 
         Raises
         ------

@@ -89,7 +89,7 @@ def certainties(result: Plan) -> tuple[list[str], list[str]]:
     else:
         text = f"to first order, no plan near this one has a value lower by more than {certificate.stationarity:.4g}"
         if result.epsilon > 0:
-            text += "; a plan with entropy keeps such a gap, of about 2 epsilon times the entropy of its rows"
+            text += "; a plan with entropy keeps such a gap, of at most 2 epsilon times the entropy of its rows"
         if certificate.stationarity_exact:
             sure.append(f"{text[0].upper()}{text[1:]}.")
         else:

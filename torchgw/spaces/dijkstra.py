@@ -20,6 +20,7 @@ class DijkstraDistances:
     ----------
     graph : SciPy sparse (N, N), symmetric, edge lengths >= 0; explicit zeros are edges of length zero.
     cache_rows : rows kept between calls, at most; memory O(cache_rows N).
+    name : what the argument is called in error messages.
 
     Attributes
     ----------

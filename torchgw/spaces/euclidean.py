@@ -24,12 +24,13 @@ N_SWEEPS = 6
 
 
 class EuclideanDistances:
-    """Distances |x_i - x_j|, or their squares, computed from the points when asked for.
+    """Distances ``|x_i - x_j|``, or their squares, computed from the points when asked for.
 
     Parameters
     ----------
     points : (N, D), finite, N >= 2.
     squared : serve squared distances.
+    name : what the argument is called in error messages.
 
     Attributes
     ----------

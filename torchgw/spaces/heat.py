@@ -60,11 +60,11 @@ class HeatDistances:
     Parameters
     ----------
     points_or_graph : points (N, D), joined by `neighbour_graph`; or a symmetric SciPy sparse graph of edge lengths.
-    time : t, in squared units of length. None takes (largest path length)^2 / 77, with which the farthest points are
-        just within reach.
+    time : t, in squared units of length. None takes (largest path)^2 / 77, which just reaches the farthest points.
     n_steps : Lanczos steps. None takes what exp(-t S) needs in float64, about 6 sqrt(t x largest eigenvalue).
     n_landmarks : L of the factors above 2000 points.
     k : neighbours of each point, as for `neighbour_graph`; only for points.
+    name : what the argument is called in error messages.
 
     Attributes
     ----------

@@ -47,6 +47,7 @@ class LandmarkDistances:
     ----------
     graph : SciPy sparse (N, N), symmetric, edge lengths >= 0; explicit zeros are edges of length zero.
     n_landmarks : L; at most N are used, and at least one for each component of the graph.
+    name : what the argument is called in error messages.
 
     Attributes
     ----------

@@ -23,6 +23,7 @@ class PrecomputedDistances:
     Parameters
     ----------
     D : (N, N), symmetric, non-negative, zero diagonal. Infinite entries become 1.5 x the largest finite one.
+    name : what the argument is called in error messages.
 
     Attributes
     ----------
