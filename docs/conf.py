@@ -50,6 +50,7 @@ autodoc_typehints = "none"  # the docstrings give shapes, which say more
 default_role = "autolink"  # a link where the name is known, emphasis where not
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_attr_annotations = False  # as for parameters
 
 plot_html_show_source_link = False
 plot_html_show_formats = False
