@@ -42,6 +42,8 @@ LAYERS = {
     "layout": 2.3,
     "report": 2.4,
     "recognised": 0,
+    "values": 0,
+    "grouped": 2,
     "result": 2.5,
     "sinkhorn": 3,
     "gw": 4,

@@ -29,11 +29,13 @@ from torchgw import (
     SemiRelaxed,
     SpaceOptions,
     Status,
+    grouped,
     gw_align,
     plot,
+    values,
 )
 from torchgw.couplings import DenseCoupling
-from torchgw.plot import cloud, mass, values
+from torchgw.plot import cloud
 
 IMAGES = Path(__file__).parent / "images"
 LABELS = np.array(["a", "b", "c"])[(SPIRAL_ANGLE // 3.01).astype(int)]
@@ -229,7 +231,7 @@ def test_confidence_colours_each_point_by_its_own(kind: str, result: GWResult) -
 
 def test_labels_are_carried_in_pieces_as_at_once(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = colours(plot.transfer(result, LABELS, ax=plane()), 1)
-    monkeypatch.setattr(mass, "PIECE", 110)
+    monkeypatch.setattr(grouped, "PIECE", 110)
     np.testing.assert_array_equal(colours(plot.transfer(result, LABELS, ax=plane()), 1), at_once)
 
 
@@ -256,7 +258,7 @@ def test_the_heat_map_is_that_of_the_dense_plan(
     which: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aligned: GWResult = request.getfixturevalue(which)
-    monkeypatch.setattr(mass, "PIECE", 3 * 110)
+    monkeypatch.setattr(grouped, "PIECE", 3 * 110)
     drawn = plot.plan(aligned, SPIRAL_ANGLE, ROLL_ANGLE, bins=10, ax=plane()).images[0].get_array()
     dense = np.asarray(aligned.coupling.to_dense())
     wanted = dense.reshape(10, 9, 10, 11).sum((1, 3)) / dense.sum()

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from torchgw import datasets
+from torchgw.grouped import between
 from torchgw.gw.align import gw_align
 from torchgw.result import GWResult
 from torchgw.types import Array, Callback
@@ -133,12 +134,8 @@ def _draw_target(figure: Any, axes: Any, run: Run) -> None:
 
 def binned_plan(run: Run, bins: int = 250) -> Array:
     """Mass of the plan in a grid of ``bins`` x ``bins`` cells along the two angles, never forming the plan."""
-    n, k = run.result.shape
-    rows, columns = (torch.arange(size) * bins // size for size in (n, k))
-    like = next(iter(run.result.coupling.tensors().values()))  # type: ignore[attr-defined]
-    membership = torch.nn.functional.one_hot(columns, bins).to(like)
-    carried = run.result.coupling.apply(membership, 1).cpu()
-    return torch.zeros(bins, bins, dtype=carried.dtype).index_add_(0, rows, carried).numpy()
+    rows, columns = (np.arange(size) * bins // size for size in run.result.shape)
+    return between(run.result.coupling, rows, bins, columns, bins)
 
 
 def _draw_plan(figure: Any, axes: Any, run: Run) -> None:

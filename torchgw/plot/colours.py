@@ -15,8 +15,8 @@ from matplotlib.colors import LogNorm, Normalize, to_rgba_array
 from matplotlib.lines import Line2D
 
 from torchgw.plot.canvas import SMALL, is_solid
-from torchgw.plot.values import MISSING, Labels, Numbers
 from torchgw.types import Array
+from torchgw.values import MISSING, Labels, Numbers
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 SOURCE, TARGET = OKABE_ITO[0], OKABE_ITO[1]

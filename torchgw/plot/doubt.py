@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from torchgw import layout, validate
-from torchgw.plot import canvas, cloud, colours, values
+from torchgw import layout, validate, values
+from torchgw.plot import canvas, cloud, colours
 from torchgw.result import GWResult
 from torchgw.types import Array
 

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.ticker import MaxNLocator
 
-from torchgw import layout, validate
-from torchgw.plot import canvas, colours, values
-from torchgw.plot.mass import between
+from torchgw import layout, validate, values
+from torchgw.grouped import between
+from torchgw.plot import canvas, colours
 from torchgw.plot.pairs import leading
 from torchgw.result import GWResult
 from torchgw.types import Array

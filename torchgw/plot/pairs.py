@@ -9,9 +9,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from torchgw import layout, validate
-from torchgw.plot import canvas, cloud, colours, values
-from torchgw.plot.mass import carried
+from torchgw import grouped, layout, validate, values
+from torchgw.plot import canvas, cloud, colours
 from torchgw.result import GWResult
 from torchgw.types import Array
 
@@ -170,10 +169,4 @@ def _moved(result: GWResult, given: values.Numbers | values.Labels) -> values.Nu
     """What the target gets of values on the source."""
     if isinstance(given, values.Numbers):
         return values.Numbers(np.asarray(result.push(given.values)))
-    best = torch.zeros(result.shape[1], dtype=torch.float64)
-    codes = torch.full((result.shape[1],), -1)
-    for first, mass in carried(result.coupling, given.codes, len(given.names), axis=0):
-        largest = mass.max(1)
-        codes = torch.where(largest.values > best, largest.indices + first, codes)
-        best = torch.maximum(best, largest.values)
-    return values.Labels(codes.numpy(), given.names)
+    return values.Labels(grouped.most(result.coupling, given.codes, len(given.names)), given.names)

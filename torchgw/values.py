@@ -1,4 +1,4 @@
-"""Values on points as a plot reads them: numbers, or labels.
+"""Values on points as plots and reports read them: numbers, or labels.
 
 Floating-point arrays are numbers. Strings, booleans, categories, and integers of at most 20 distinct values are labels.
 """

@@ -42,3 +42,17 @@ def between(coupling: Coupling, rows: Array, n_rows: int, columns: Array, n_colu
     for first, mass in carried(coupling, columns, n_columns, axis=1):
         found[:, first : first + mass.shape[1]].index_add_(0, group, mass[kept])
     return found.numpy()
+
+
+def most(coupling: Coupling, codes: Array, groups: int) -> Array:
+    """For each target point (K,) the group of source points, of ``groups``, that sends it most mass; -1 without any.
+
+    O(N K groups) time, memory as for `between`.
+    """
+    best = torch.zeros(coupling.shape[1], dtype=torch.float64)
+    found = torch.full((coupling.shape[1],), -1)
+    for first, mass in carried(coupling, codes, groups, axis=0):
+        largest = mass.max(1)
+        found = torch.where(largest.values > best, largest.indices + first, found)
+        best = torch.maximum(best, largest.values)
+    return found.numpy()
