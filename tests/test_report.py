@@ -16,7 +16,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, generator
-from torchgw import GWOptions, GWResult, LowRankOptions, Partial, cli, gw_align
+from torchgw import GWOptions, GWResult, LowRankOptions, Partial, cli, gw_align, plot
 from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
 from torchgw.lowrank_coupling import LowRankCoupling
 from torchgw.report import contents
@@ -306,3 +306,18 @@ def test_without_plotly_the_refusal_says_what_to_install(
     assert cli.main([*command, "--report", str(tmp_path / "out.html")]) == 2
     assert "pip install plotly" in capsys.readouterr().err
     assert not (tmp_path / "out.npz").exists()
+
+
+@pytest.mark.gpu
+def test_a_result_on_a_gpu_is_drawn_and_reported(tmp_path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    points = [torch.from_numpy(side).cuda() for side in (SPIRAL, ROLL)]
+    found = gw_align(*points, random_state=0)
+    assert found.coupling.rows(torch.tensor([0])).is_cuda
+    for draw in (plot.matching, plot.plan, plot.confidence, plot.residuals, plot.convergence, plot.basins):
+        assert draw(found).get_figure() is not None
+    plot.transfer(found, SPIRAL[:, 0])
+    plt.close("all")
+    found.report(tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 1_000_000
