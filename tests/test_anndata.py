@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -167,12 +168,19 @@ def test_the_record_says_what_was_asked_and_how_it_ended(aligned: tuple[Any, Any
     assert record["value"] == result.value
     assert record["status"] == str(result.status)
     assert record["converged"] == result.converged
+    assert record["ambiguous"] == result.ambiguous
+    assert list(record["basins"]) == [basin.energy for basin in result.basins]
     assert record["versions"]["torchgw"] == __version__
     params = record["params"]
     assert params["use_rep"] == ["X_pca", "X_pca"]
     assert params["labels"] == ["cell_type", "batch", "alive", "count", "dose", "part"]
     assert (params["epsilon"], params["random_state"], params["alpha"]) == (5e-3, 0, 1.0)
     assert '"max_memory": 4294967296' in params["options"]
+
+
+def test_the_two_sides_in_the_wrong_order_are_recognised(given: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="'batch', which a has and b has not; the cells that get labels come first"):
+        cells.align(given[1].copy(), given[0], labels="batch", **QUICK)
 
 
 def test_cells_without_mass_are_left_without_labels(given: tuple[Any, Any], tmp_path: Path) -> None:
@@ -590,9 +598,12 @@ def test_the_command_writes_the_sources_cells_with_what_was_carried(
     for name, cell in zip("ab", given, strict=True):
         cell.write_h5ad(tmp_path / f"{name}.h5ad")
     source, target, out = (str(tmp_path / f"{name}.h5ad") for name in ("a", "b", "out"))
-    flags = ["--labels", "cell_type", "dose", "--keep-plan", "0.9", "--epsilon", "5e-3"]
+    page = tmp_path / "page.html"
+    flags = ["--labels", "cell_type", "dose", "--keep-plan", "0.9", "--epsilon", "5e-3", "--report", str(page)]
     assert cli.main(["align", source, target, "-o", out, *flags]) == 0
     assert capsys.readouterr().err == ""
+    shown = json.loads(page.read_text().split('type="application/json">', 1)[1].split("</script>", 1)[0])
+    assert set(shown["colourings"][0]["names"]) <= set(given[1].obs["cell_type"].dropna())
     back = anndata.read_h5ad(out)
     assert list(back.obs["torchgw_cell_type"]) == list(aligned[0].obs["torchgw_cell_type"])
     assert_equal(back.obsm["torchgw_plan"], aligned[0].obsm["torchgw_plan"])

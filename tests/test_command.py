@@ -140,6 +140,43 @@ def test_known_pairs_decide_between_symmetric_matchings(tmp_path: Path, capsys: 
         assert abs(target[-1] - (59 - first)) < 5
 
 
+def test_features_decide_between_symmetric_matchings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    along = np.linspace(0, 1, 60)
+    bow = np.c_[along, 1.5 * along * (1 - along)]
+    names = [str(tmp_path / name) for name in ("source.csv", "target.csv", "fx.csv", "fy.csv", "matching.csv")]
+    for name, table in zip(names, (bow, bow, along, along[::-1].copy()), strict=False):
+        np.savetxt(name, table, delimiter=",")
+    options = ["-o", names[4], "--distances", "euclidean", "--json", "--features", *names[2:4], "--alpha", "0.99"]
+    assert not printed(["align", *names[:2], *options], capsys)["ambiguous"]
+    target = np.loadtxt(names[4], delimiter=",", skiprows=1)[:, 1]
+    assert np.corrcoef(target, along)[0, 1] < -0.99
+    assert cli.main(["align", *names[:2], "-o", names[4], "--features", names[0], names[2]]) == 2
+    assert "same number of columns" in capsys.readouterr().err
+    assert cli.main(["align", *names[:2], "-o", names[4], "--alpha", "0.5"]) == 2
+    assert "alpha" in capsys.readouterr().err
+
+
+def test_an_ambiguous_matching_leads_to_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    along = np.linspace(0, 1, 60)
+    np.savetxt(tmp_path / "bow.csv", np.c_[along, 1.5 * along * (1 - along)], delimiter=",")
+    bow = str(tmp_path / "bow.csv")
+    assert cli.main(["align", bow, bow, "-o", str(tmp_path / "m.csv"), "--distances", "euclidean"]) == 0
+    said = capsys.readouterr().err
+    assert "ambiguous" in said
+    assert "--pairs and --features" in said
+
+
+def test_a_column_that_counts_the_rows_is_warned_of(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for first, warned in ((0, True), (1, True), (5, False)):
+        table = np.column_stack((np.arange(first, first + len(SPIRAL)), SPIRAL))
+        np.savetxt(tmp_path / "index.csv", table, delimiter=",", header="id,x,y", comments="")
+        out = str(tmp_path / "out.npz")
+        assert cli.main(["align", str(tmp_path / "index.csv"), files[1], "-o", out, "--max-iter", "1"]) == 0
+        assert ("counts its rows" in capsys.readouterr().err) == warned
+
+
 @pytest.mark.parametrize(
     ("table", "reason"),
     [("0\n1\n", "two columns"), ("0.5,1\n", "row numbers"), ("inf,1\n", "row numbers"), ("0,400\n", "below (90, 110)")],

@@ -185,6 +185,23 @@ def test_lines_join_points_to_where_most_of_their_mass_goes(result: GWResult) ->
     np.testing.assert_allclose(segments[:, 1], target[np.asarray(result.argmax())[start]])
 
 
+def test_lines_can_be_those_of_another_basin(result: GWResult) -> None:
+    other = result.basins[1].matching.numpy()
+    assert (other != np.asarray(result.argmax())).mean() > 0.5
+    ax = plot.matching(result, n_lines=len(SPIRAL), basin=1, colors=np.arange(float(len(SPIRAL))), ax=plane())
+    lines = next(c for c in ax.collections if isinstance(c, LineCollection))
+    target = cloud.side_by_side(SPIRAL, ROLL, False)[1]
+    np.testing.assert_allclose(np.array(lines.get_segments())[:, 1], target[other])
+    with pytest.raises(ValueError, match=f"basin must be .* {len(result.basins) - 1}"):
+        plot.matching(result, basin=len(result.basins))
+
+
+def test_a_cost_that_hardly_changes_is_not_blown_up(result: GWResult) -> None:
+    flat = History([1, 2], [1.0, 1.0001], [1e-3, 1e-4], [1e-3, 1e-3], [0.0, 0.1])
+    low, high = plot.convergence(replace(result, history=flat)).get_ylim()
+    assert high - low == pytest.approx(0.01, rel=0.01)
+
+
 def test_a_line_is_the_fainter_the_smaller_its_share_of_the_mass(result: GWResult) -> None:
     ax = plot.matching(result, colors=SPIRAL_ANGLE, n_lines=len(SPIRAL), ax=plane())
     lines = next(c for c in ax.collections if isinstance(c, LineCollection))

@@ -114,7 +114,7 @@ def test_few_integers_are_labels_and_more_labels_than_one_product_takes_are_carr
     np.testing.assert_array_equal(found.sides[1], result.argmax(0))
 
 
-@pytest.mark.parametrize("labels", [np.zeros(91), np.zeros((90, 2)), np.full(90, np.nan)])
+@pytest.mark.parametrize("labels", [np.zeros(91), np.zeros((90, 2))])
 def test_labels_that_do_not_fit_are_refused(labels: np.ndarray, result: GWResult, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="labels must"):
         result.report(tmp_path / "out.html", labels=labels)
@@ -321,3 +321,18 @@ def test_a_result_on_a_gpu_is_drawn_and_reported(tmp_path: Path) -> None:
     plt.close("all")
     found.report(tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size > 1_000_000
+
+
+def test_labels_that_are_missing_are_grey(result: GWResult) -> None:
+    numbers = SPIRAL_ANGLE.copy()
+    numbers[:40] = np.nan
+    found = given(numbers, result.coupling)
+    assert np.isnan(found.sides[0]).sum() == 40
+    known = np.isfinite(numbers)
+    plan = result.plan.numpy()[known]
+    np.testing.assert_allclose(found.sides[1], numbers[known] @ plan / plan.sum(0), rtol=1e-9)
+    nothing = contents.contents(result, labels=np.full(len(SPIRAL), np.nan))["colourings"][0]
+    assert nothing["range"] == [0.0, 1.0]
+    named = given(np.where(known, "outer", None), result.coupling)
+    assert named.names == ["outer"]
+    assert (np.asarray(named.sides[0])[:40] == -1).all()

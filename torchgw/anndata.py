@@ -60,7 +60,7 @@ def align(
     - ``obs["torchgw_<label>"]``: for labels a categorical with the categories of ``b``, for numbers their mean;
     - ``obs["torchgw_<label>_confidence"]``: share in [0, 1] of the cell's mass that goes to that label;
     - ``uns["torchgw_<label>_colors"]``: where ``b`` has ``uns["<label>_colors"]``;
-    - ``uns["torchgw"]``: value, how the solve ended, parameters and versions;
+    - ``uns["torchgw"]``: value, how the solve ended, whether another matching is as good, parameters and versions;
     - ``obsm["torchgw_plan"]``: with ``plan``, the sparse (N, K) plan.
 
     What is there by these names is replaced, an earlier plan also where none is asked for. A cell without mass, as
@@ -97,6 +97,12 @@ def align(
     names = _names(labels)
     taken = representations(a, b, use_rep)
     X, Y = (points_of(side, cells, rep, limit) for side, cells, rep in zip("ab", (a, b), taken, strict=True))
+    for name in names:
+        if name not in b.obs and name in a.obs:
+            raise ValueError(
+                f"labels must be columns of b.obs, the reference, got {name!r}, which a has and b has not; the cells "
+                f"that get labels come first, those that have them second"
+            )
     told = [encoded(name, b, limit) for name in names]
     _check_columns(key_added, {name: categories is not None for name, (_, categories) in zip(names, told, strict=True)})
     width = Y.shape[1] + sum(columns.shape[1] for columns, _ in told)
@@ -273,6 +279,8 @@ def _record(result: GWResult, taken: tuple[str, str], names: list[str], keywords
         "marginal_error": result.marginal_error,
         "status": str(result.status),
         "converged": result.converged,
+        "ambiguous": result.ambiguous,
+        "basins": np.array([basin.energy for basin in result.basins]),
         "n_iter": result.n_iter,
         "strategy": result.strategy,
         "backend": result.backend,

@@ -83,8 +83,7 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
     """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
     try:
         if isinstance(value, Tensor):
-            wide = value.detach().to("cpu")
-            value = (wide.to(torch.float64) if wide.is_floating_point() else wide).numpy()
+            value = (value.detach().double() if value.is_floating_point() else value).cpu().numpy()
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must be an array of shape {shape}, got an unreadable one ({error})") from None
@@ -92,7 +91,8 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
         what = f"{type(value).__name__} of dtype {array.dtype}"
         raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")
     if array.ndim != n_dim:
-        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+        hint = "; one number for each row goes as a column, x[:, None]" if (array.ndim, n_dim) == (1, 2) else ""
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}{hint}")
     return array.astype(np.float64, copy=copy)
 
 

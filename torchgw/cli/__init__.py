@@ -22,7 +22,7 @@ from torchgw.cli.info import run_info
 from torchgw.cli.pairwise import run_pairwise
 from torchgw.cli.parser import build_parser
 from torchgw.cli.show import run_completion, run_demo
-from torchgw.types import TorchGWWarning
+from torchgw.types import AmbiguityWarning, TorchGWWarning
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {
     "align": run_align,
@@ -59,7 +59,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     said: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", TorchGWWarning)
-        warnings.showwarning = lambda message, *_, **__: said.append(" ".join(str(message).split()))
+        warnings.showwarning = lambda message, *_, **__: said.append(_in_words(message))
         code, found, last = _outcome(options)
     for warning in said:
         print(f"torchgw: warning: {warning}", file=sys.stderr)
@@ -70,6 +70,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     elif isinstance(found, str) and found:
         print(found)
     return code
+
+
+def _in_words(message: Warning | str) -> str:
+    """A warning in one line, with what the command has against it."""
+    said = " ".join(str(message).split())
+    if isinstance(message, AmbiguityWarning):
+        return f"{said}. Here these are --pairs and --features; a --report lists both matchings"
+    return said
 
 
 def _outcome(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torchgw import report
 from torchgw.cli.output import check_output, described, write_matching, write_whole
 from torchgw.gw.align import gw_align
 from torchgw.gw.resume import resume
-from torchgw.io import read_space
+from torchgw.io import WITHOUT_INDEX, read_space
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.options import (
     GWOptions,
@@ -29,6 +29,7 @@ from torchgw.progress import bar_on_terminal
 from torchgw.result import GWResult
 from torchgw.status import Status
 from torchgw.supervision import Supervision
+from torchgw.types import TorchGWWarning
 
 GIB = 2**30
 
@@ -59,7 +60,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
     if cells:
         return _align_cells(arguments, keywords)
     limit = keywords["options"].max_memory
-    source, target = (read_space(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
+    source, target = (space_of(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
     result = _followed("align", files, lambda bar: gw_align(source, target, callback=bar, **keywords))
     return written(result, arguments.output, arguments.report)
 
@@ -94,7 +95,32 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "random_state": arguments.seed,
         "checkpoint": arguments.checkpoint,
         "supervision": None if arguments.pairs is None else known_pairs(arguments.pairs, options.max_memory),
+        "cost": None if arguments.features is None else features_of(arguments.features, options.max_memory),
+        "alpha": arguments.alpha,
     }
+
+
+def space_of(name: str, path: Path, limit: int) -> Any:
+    """The points, distances or graph in a file; a table whose first column counts its rows is warned of."""
+    found = read_space(name, path, limit)
+    if path.suffix in (".csv", ".tsv") and found.shape[1] > 1 and len(found) > 2:
+        count = found[:, 0] - found[0, 0]
+        if found[0, 0] in (0, 1) and (count == np.arange(len(found))).all():
+            warnings.warn(
+                f"the first column of {path} counts its rows; if it is an index and no coordinate, leave it out "
+                f"{WITHOUT_INDEX}",
+                TorchGWWarning,
+                stacklevel=2,
+            )
+    return found
+
+
+def features_of(paths: Sequence[Path], limit: int) -> tuple[Any, Any]:
+    """Features of the source's points and of the target's."""
+    found = [read_space("--features", path, limit) for path in paths]
+    if not all(isinstance(side, np.ndarray) for side in found):
+        raise ValueError(f"--features must be two tables, one row for each point, got {paths[0]} and {paths[1]}")
+    return found[0], found[1]
 
 
 def known_pairs(path: Path, limit: int) -> Supervision:
@@ -129,11 +155,11 @@ def written(result: GWResult, path: Path, page: Path | None) -> dict[str, Any]:
     return ended(result, path, page)
 
 
-def ended(result: GWResult, path: Path, page: Path | None) -> dict[str, Any]:
+def ended(result: GWResult, path: Path, page: Path | None, labels: Any = None) -> dict[str, Any]:
     """Describe a result that was written, on a page too if asked; raises where the solve was interrupted."""
     found = described(result, path)
     if page is not None:
-        result.report(page)
+        result.report(page, labels=labels)
         found["report"] = str(page)
     if result.status is Status.CANCELLED:
         raise Interrupted(f"the best so far is in {path}", found)
@@ -171,7 +197,8 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
     finally:
         source.file.close()
         target.file.close()
-    return ended(result, arguments.output, arguments.report)
+    carried = source.obs[f"torchgw_{arguments.labels[0]}"] if arguments.labels else None
+    return ended(result, arguments.output, arguments.report, carried)
 
 
 def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[[Any], GWResult]) -> GWResult:

@@ -88,12 +88,23 @@ def _align(commands: Any) -> None:
     models.add_argument("--unbalanced", type=float, metavar="RHO", help="masses of both may give way")
     models.add_argument("--partial", type=float, metavar="MASS", help="only this share of the mass moves")
     align.add_argument("--pairs", type=Path, metavar="TABLE", help="known matches: rows of both, from 0")
-    align.add_argument("--anchors", type=int, default=sampling.n_anchors, help="default: %(default)s")
+    align.add_argument("--features", type=Path, nargs=2, metavar="TABLE", help="what both sides measured: two tables")
+    align.add_argument("--alpha", type=float, help="weight of distances beside features; 0.99: features break ties")
+    align.add_argument(
+        "--anchors", type=int, default=sampling.n_anchors, help="pairs drawn for a sampled gradient (%(default)s)"
+    )
     align.add_argument("-k", type=int, default=spaces.k, help="neighbours in the graph (default: chosen from the data)")
-    align.add_argument("--landmarks", type=int, default=spaces.n_landmarks, help="default: %(default)s")
-    align.add_argument("--max-iter", type=int, default=stopping.max_iter, help="default: %(default)s")
+    align.add_argument(
+        "--landmarks",
+        type=int,
+        default=spaces.n_landmarks,
+        help="points that distances go through (%(default)s)",
+    )
+    align.add_argument("--max-iter", type=int, default=stopping.max_iter, help="outer iterations (%(default)s)")
     align.add_argument("--strategy", choices=STRATEGIES, default="auto", help="how large problems are solved")
-    align.add_argument("--marginal-tol", type=float, default=LadderOptions().marginal_tol, help="default: %(default)s")
+    align.add_argument(
+        "--marginal-tol", type=float, default=LadderOptions().marginal_tol, help="of large problems (%(default)s)"
+    )
     align.add_argument("--rank", type=int, default=LowRankOptions().rank, help="of low-rank plans (%(default)s)")
     align.add_argument("--double", action="store_true", help="iterate in float64")
     align.add_argument("--checkpoint", type=Path, metavar="FOLDER", help=KEPT)

@@ -107,7 +107,7 @@ def gw_align(
         strategy; or a pair of feature arrays (N, d), (K, d), or a `FeatureCost`, which never become a matrix. A pair
         costs the squared distance of its features over its largest possible value.
     alpha : weight of the quadratic part, in [0, 1]; 1 without a cost, 0.5 with one. 1 is Gromov-Wasserstein alone, 0
-        linear transport of ``cost`` alone, for which X and Y may be None.
+        linear transport of ``cost`` alone, for which X and Y may be None; 0.99 lets the cost break ties and no more.
     supervision : known and forbidden pairs, labels and masks, see `Supervision`.
     init : where to start instead of the search: a plan (N, K), a result, matching pairs (m, 2) of integer indices into
         X, Y, or an index into Y for each point of X, (N,), as ``argmax()`` and basins have it.

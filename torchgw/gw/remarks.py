@@ -45,8 +45,8 @@ def warn_if_ambiguous(result: GWResult) -> None:
         warnings.warn(
             f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
             f"{rival.energy:.4g}, and send points {far} the target's scale apart on average (a symmetry?); "
-            f"result.basins lists both. Known pairs through supervision= or init=, or masses p and q, can "
-            f"break the tie{blurred}",
+            f"result.basins lists both. Known pairs or labels (supervision=), a plan or pairs to begin with (init=), a "
+            f"feature of both sides (cost=, alpha=0.99), or masses p and q can break the tie{blurred}",
             AmbiguityWarning,
             stacklevel=3,
         )

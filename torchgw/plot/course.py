@@ -52,6 +52,10 @@ def convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     known = cost[np.isfinite(cost)]
     if len(known) and known.min() > 0 and known.max() > WIDE * known.min():
         ax.set_yscale("log")
+    elif len(known):
+        middle, least = (known.max() + known.min()) / 2, 0.005 * abs(known).max()
+        half = max((known.max() - known.min()) / 1.8, least)  # a change of less than a percent is not blown up
+        ax.set_ylim(middle - half, middle + half)
     ax.yaxis.label.set_color(SOURCE)
     _marginal_error(ax, history.iteration, np.array(history.marginal_error))
     for end in np.cumsum([rung.n_iter for rung in result.ladder])[:-1]:

@@ -21,7 +21,14 @@ FAINT, STRONG = 0.15, 0.8  # opacity of lines
 
 
 def matching(
-    result: GWResult, X: Any = None, Y: Any = None, *, colors: Any = None, n_lines: int = 100, ax: Axes | None = None
+    result: GWResult,
+    X: Any = None,
+    Y: Any = None,
+    *,
+    colors: Any = None,
+    n_lines: int = 100,
+    basin: int = 0,
+    ax: Axes | None = None,
 ) -> Axes:
     """Both clouds side by side, with lines from source points to the target points that get most of their mass.
 
@@ -33,6 +40,7 @@ def matching(
     colors : (N,) numbers or labels on the source, by which points and lines are coloured; by default the position along
         the cloud's longest direction. Integers of at most 20 distinct values are labels.
     n_lines : how many lines at most, evenly chosen along ``colors``.
+    basin : which of ``result.basins`` the lines are of; 0 is the plan itself, 1 the best of those passed over.
     ax : where to draw; by default a new figure. It needs three dimensions where either cloud has them.
 
     Returns
@@ -51,6 +59,7 @@ def matching(
     """
     result = canvas.checked(result)
     n_lines = validate.integer("n_lines", n_lines, least=0)
+    basin = validate.integer("basin", basin, least=0, most=max(len(result.basins) - 1, 0))
     n, k = result.shape
     held = None if colors is None else values.read("colors", colors, n, "N")
     source, target, ax = _placed(result, X, Y, ax)
@@ -58,6 +67,8 @@ def matching(
     scale = colours.scale(along)
     rgba = scale.of(along)
     start, end, share = _lines(result, along, n_lines)
+    if basin:
+        end, share = result.basins[basin].matching.cpu().numpy()[start], np.ones(len(start))
     some = cloud.shown(n)
     cloud.scatter(ax, source[some], rgba[some])
     cloud.scatter(ax, target[np.setdiff1d(cloud.shown(k), end)], colours.PALE)

@@ -32,9 +32,9 @@ def given(labels: Any, coupling: BlockCoupling) -> Colouring:
     Raises
     ------
     ValueError
-        For another number of labels than source points, and values that are not finite.
+        For another number of labels than source points. Missing ones, and NaN, are grey.
     """
-    held = values.read("labels", labels, coupling.shape[0], "N", finite=True)
+    held = values.read("labels", labels, coupling.shape[0], "N")
     if isinstance(held, values.Numbers):
         return averaged("labels", "", held.values, coupling)
     carried = grouped.most(coupling, held.codes, len(held.names))
@@ -43,8 +43,11 @@ def given(labels: Any, coupling: BlockCoupling) -> Colouring:
 
 
 def averaged(title: str, text: str, numbers: Array, coupling: BlockCoupling) -> Colouring:
-    """A colouring by numbers (N,) of the source; a target point has their average, weighted by the plan."""
-    columns = torch.from_numpy(np.column_stack((np.ones(len(numbers)), numbers))).to(coupling.device, coupling.dtype)
+    """A colouring by numbers (N,) of the source; a target point has their average, weighted by the plan, of those that
+    are known."""
+    known = np.isfinite(numbers)
+    columns = torch.from_numpy(np.column_stack((known, np.where(known, numbers, 0.0))))
+    columns = columns.to(coupling.device, coupling.dtype)
     moved = coupling.apply(columns, 0).detach()
     carried = torch.where(moved[:, 0] > 0, moved[:, 1] / moved[:, 0], torch.nan).cpu().numpy()
     explanation = "A target point has the average of the source points that its mass comes from."

@@ -141,7 +141,7 @@ def coloured(colouring: colours.Colouring, kept: list[Array]) -> dict[str, Any]:
         "explanation": colouring.explanation,
         "names": colouring.names,
         "told": colouring.told,
-        "range": [float(every.min()), float(every.max())],
+        "range": [float(every.min()), float(every.max())] if len(every) else [0.0, 1.0],
         "sides": [
             None if side is None else packed(side[at], kind) for side, at in zip(colouring.sides, kept, strict=True)
         ],

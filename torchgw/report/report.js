@@ -186,9 +186,11 @@
       Object.assign(layout, { xaxis: axis, yaxis: { ...axis, scaleanchor: "x", scaleratio: 1 } });
     } else {
       const walls = { ...axis, backgroundcolor: "#fff", showspikes: false };
+      const spans = [x, y, z].map((axis) => axis.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]));
+      const [a, b, c] = spans.map(([low, high]) => (high - low) / (Math.max(...spans.map(([least, most]) => most - least)) || 1) || 0.05);
       layout.scene = {
-        aspectmode: "data", xaxis: walls, yaxis: walls, zaxis: walls, hovermode: false,
-        camera: { projection: { type: "orthographic" }, eye: { x: 1.3, y: 1.3, z: 0.8 } },
+        aspectmode: "manual", aspectratio: { x: a, y: b, z: c }, xaxis: walls, yaxis: walls, zaxis: walls, hovermode: false,
+        camera: { projection: { type: "orthographic" }, eye: { x: 1.35, y: 1.35, z: 0.85 } },
       };
     }
     const unwanted = ["select2d", "lasso2d", "toImage", "hoverClosest3d"];
@@ -398,6 +400,13 @@
 
   // ---- how the solve went
 
+  // Whole decades around the values, two or more, so that there are marks on the axis.
+  function decadesAround(values) {
+    if (values.length === 0) return {};
+    const [low, high] = [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)))];
+    return { range: [Math.min(low, high - 2), high + 0.05] };
+  }
+
   function chart(id, values, log) {
     const { iteration, epsilon, elapsed } = page.history;
     const text = iteration.map((n, at) => `check ${at + 1}, iteration ${n}<br>epsilon ${epsilon[at]?.toPrecision(3)}<br>after ${elapsed[at]?.toFixed(2)} s`);
@@ -408,7 +417,11 @@
     const axis = { zeroline: false, gridcolor: "#e3e8ed", automargin: true };
     const known = values.filter((value) => value > 0);
     const decades = Math.log10(Math.max(...known) / Math.min(...known));
-    const scale = log ? { type: "log", dtick: decades > 1 ? Math.ceil(decades / 6) : "D2", tickformat: ".0e" } : { nticks: 6, exponentformat: "e" };
+    const told = values.filter((value) => value !== null);
+    const middle = (Math.max(...told) + Math.min(...told)) / 2;
+    const least = 0.005 * Math.abs(middle);  // a change of less than a percent is not blown up
+    const still = Math.max(...told) - middle < least ? { range: [middle - least, middle + least] } : {};
+    const scale = log ? { type: "log", dtick: Math.max(1, Math.ceil(decades / 6)), tickformat: ".0e", ...decadesAround(known) } : { nticks: 6, exponentformat: "e", ...still };
     const layout = {
       font: FONT, margin: { l: 55, r: 10, t: 8, b: 38 }, showlegend: false,
       xaxis: { ...axis, title: { text: "check", standoff: 6 }, tickformat: "d", dtick: Math.ceil(iteration.length / 10) },
