@@ -34,7 +34,7 @@ def beside_peers() -> list[Row]:
         cells = {f"{n} x {k}": _seconds(runs[n, k]["seconds"]) for n, k in sizes}
         quality = {
             "value": f"{judged['value']:.5f}",
-            "marginal error": f"{judged['marginal_error']:.0e}",
+            "marginal error": f"{judged['marginal_error']:.1e}",
             "rho": f"{judged['rho']:.4f}",
         }
         found.append({"solver": shown} | cells | quality)

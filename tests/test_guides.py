@@ -141,6 +141,8 @@ def test_the_commands_of_the_guides_run(page: str) -> None:
         np.save(f"{name}.npy", points)
         np.savetxt(f"{name}.csv", points, delimiter=",")
     Path("pairs.csv").write_text("5,6\n")
+    np.savetxt("feature_x.csv", SPIRAL[:, 0])
+    np.savetxt("feature_y.csv", ROLL[:, 0])
     text = (DOCS / f"{page}.md").read_text()
     blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.splitlines() if line]
