@@ -188,9 +188,10 @@
       const walls = { ...axis, backgroundcolor: "#fff", showspikes: false };
       const spans = [x, y, z].map((axis) => axis.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]));
       const [a, b, c] = spans.map(([low, high]) => (high - low) / (Math.max(...spans.map(([least, most]) => most - least)) || 1) || 0.05);
+      const away = 0.8 * Math.hypot(a, b, c) / Math.hypot(1, 1, 1);  // as far as the box is large
       layout.scene = {
         aspectmode: "manual", aspectratio: { x: a, y: b, z: c }, xaxis: walls, yaxis: walls, zaxis: walls, hovermode: false,
-        camera: { projection: { type: "orthographic" }, eye: { x: 1.35, y: 1.35, z: 0.85 } },
+        camera: { projection: { type: "orthographic" }, eye: { x: 1.35 * away, y: 1.35 * away, z: 0.85 * away } },
       };
     }
     const unwanted = ["select2d", "lasso2d", "toImage", "hoverClosest3d"];

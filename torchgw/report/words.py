@@ -61,8 +61,8 @@ def warnings(result: Plan) -> list[str]:
         found.append(f"Not converged: {result.status.value}.")
     if result.ambiguous and result.rival is not None:
         found.append(
-            "Ambiguous: another matching is as good as the one shown, to within 5 %. Known pairs or masses can break "
-            "the tie; without them, either may be the right one."
+            "Ambiguous: another matching is as good as the one shown, to within 5 %. Known pairs, a feature that "
+            "both sides have, or masses can break the tie; without them, either may be the right one."
         )
     if not result.value_exact:
         found.append(
