@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linprog
 
 from tests.problems import linearised_cost, random_distances, random_masses, random_plan
-from torchgw import EuclideanDistances, PrecomputedDistances, gw_align
+from torchgw import EuclideanDistances, GWResult, PrecomputedDistances, gw_align
 from torchgw.couplings import DenseCoupling
 from torchgw.datasets import make_spiral
 from torchgw.evidence import entropy_and_margin
@@ -141,3 +141,14 @@ def test_confidence_falls_with_epsilon_and_with_a_rival_basin() -> None:
     stability = symmetric.confidence().stability
     assert stability[[0, -1]].max() < 0.2
     assert stability[24] > 0.8
+
+
+def test_confidence_of_some_points_is_theirs_among_all(result: GWResult) -> None:
+    some = np.random.default_rng().permutation(result.shape[0])[:17]
+    every, asked = result.confidence(), result.confidence(some)
+    for name in ("entropy", "margin", "stability"):
+        np.testing.assert_allclose(getattr(asked, name), getattr(every, name)[some], rtol=1e-12)
+    with pytest.raises(ValueError, match=r"indices in \[0, 90\), got some from 3 to 90"):
+        result.confidence([3, 90])
+    with pytest.raises(ValueError, match="integer indices"):
+        result.confidence(np.array([0.5]))

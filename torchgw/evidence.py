@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from torchgw.couplings import BlockCoupling
+from torchgw.couplings import BLOCK_ELEMENTS, BlockCoupling
 from torchgw.tiled import TiledCoupling
 from torchgw.types import Array
 
@@ -98,7 +99,7 @@ class Rung:
 
 @dataclass(frozen=True, repr=False)
 class Confidence:
-    """Three views of every source point, each (N,).
+    """Three views of source points, each (N,), or (m,) for m points that were asked for.
 
     Attributes
     ----------
@@ -121,21 +122,24 @@ class Confidence:
         return f"Confidence({len(self.entropy)} points; means: {means})"
 
 
-def entropy_and_margin(coupling: BlockCoupling) -> tuple[Tensor, Tensor]:
-    """Entropy (N,) and margin (N,) of the rows, read in blocks; of a large plan on its kept tiles."""
-    if isinstance(coupling, TiledCoupling):
-        return _of_tiles(coupling)
+def entropy_and_margin(coupling: BlockCoupling, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Entropy and margin of all rows (N,), or of the rows ``points`` (m,); read in blocks, of a large plan on its kept
+    tiles."""
     entropy, margin = (torch.empty(coupling.shape[0], dtype=coupling.dtype, device=coupling.device) for _ in range(2))
-    for where, block in coupling.blocks():
-        entropy[where], margin[where] = _of_block(block)
-    return entropy, margin
-
-
-def _of_tiles(coupling: TiledCoupling) -> tuple[Tensor, Tensor]:
-    entropy, margin = (torch.empty(coupling.shape[0], dtype=coupling.dtype, device=coupling.device) for _ in range(2))
-    for rows, _, block, _ in coupling.row_tiles():
+    for rows, block in _blocks(coupling, None if points is None else torch.unique(points)):
         entropy[rows], margin[rows] = _of_block(block)
-    return entropy, margin
+    return (entropy, margin) if points is None else (entropy[points], margin[points])
+
+
+def _blocks(coupling: BlockCoupling, points: Tensor | None) -> Iterator[tuple[Tensor | slice, Tensor]]:
+    """Some points each, with their rows or what is kept of them."""
+    if isinstance(coupling, TiledCoupling):
+        yield from ((rows, block) for rows, _, block, _ in coupling.row_tiles(points))
+    elif points is None:
+        yield from coupling.blocks()
+    else:
+        step = max(1, BLOCK_ELEMENTS.get(coupling.device.type, 2**20) // coupling.shape[1])
+        yield from ((part, coupling.rows(part)) for part in torch.split(points, step))
 
 
 def _of_block(block: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,16 @@ from torchgw.kernels.sampling import draw, make_generator
 from torchgw.types import Array, Coupling, RandomState
 
 
+def point_indices(name: str, value: Any, n: int) -> Tensor:
+    """Indices (m,) of some of n points, as int64."""
+    given = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be integer indices (m,), got shape {given.shape} of dtype {given.dtype}")
+    if len(given) and not 0 <= given.min() <= given.max() < n:
+        raise ValueError(f"{name} must be indices in [0, {n}), got some from {given.min()} to {given.max()}")
+    return torch.from_numpy(given.astype(np.int64))
+
+
 class Readable:
     """A coupling of N source with K target points. Numpy arrays come out where ``numpy_input`` says so."""
 

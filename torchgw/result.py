@@ -17,7 +17,7 @@ from torchgw.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, Run
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
 from torchgw.options import GWOptions
-from torchgw.reading import Readable
+from torchgw.reading import Readable, point_indices
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.known import Known
 from torchgw.status import History, Status
@@ -219,15 +219,23 @@ class GWResult(Readable):
         found = extended(self.coupling, self.known, points, chosen, self.epsilon)
         return Unseen(found, chosen, self.numpy_input, self.max_memory)
 
-    def confidence(self) -> Confidence:
-        """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows."""
+    def confidence(self, points: Any = None) -> Confidence:
+        """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows.
+
+        Parameters
+        ----------
+        points : (m,) indices of source points to look at alone, in O(m K); None for all.
+        """
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"confidence knows the library's own couplings, got {type(self.coupling).__name__}")
-        entropy, margin = entropy_and_margin(self.coupling)
+        chosen = None if points is None else point_indices("points", points, self.shape[0])
+        chosen = None if chosen is None else chosen.to(self.coupling.device)
+        entropy, margin = entropy_and_margin(self.coupling, chosen)
         stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)
         for basin in self.basins[1:]:
             discount = min((self.basins[0].energy + TINY) / (basin.energy + TINY), 1.0)
-            stability = torch.minimum(stability, 1 - discount * basin.shift.to(stability))
+            shift = basin.shift.to(stability)
+            stability = torch.minimum(stability, 1 - discount * (shift if chosen is None else shift[chosen]))
         found = (entropy, margin, stability.clamp_min(0.0))
         return Confidence(*(self._given(side) for side in found))
 

@@ -212,14 +212,21 @@ class TiledCoupling(BlockCoupling):
             tile_separable=held["tile_separable"],
         )
 
-    def row_tiles(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def row_tiles(self, points: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Blocks of rows of a tile: their points (n,), those of the columns that it keeps (k,), the plan there (n, k),
-        and the largest that entries elsewhere can be (n,)."""
+        and the largest that entries elsewhere can be (n,). With ``points``, of these alone."""
         held, size = self._tensors, self.tiles.size
         highest = held["y"].max()
+        asked = (
+            torch.arange(self.shape[0], device=self.device) if points is None else self._row_rank[points].sort().values
+        )
+        ends = torch.arange(-(-self.shape[0] // size) + 1, device=self.device) * size
+        bounds = torch.searchsorted(asked, ends).tolist()
         for tile, spans in enumerate(self.tiles.spans):
+            every = asked[bounds[tile] : bounds[tile + 1]]
+            if len(every) == 0:
+                continue
             columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
-            every = torch.arange(tile * size, min((tile + 1) * size, self.shape[0]), device=self.device)
             for where in torch.split(every, max(1, SAMPLE_BLOCK // len(columns))):
                 block = self._entries(where, columns).addr_(held["x"][where], held["y"][columns])
                 yield held["row_order"][where], held["column_order"][columns], block, held["x"][where] * highest

@@ -83,7 +83,8 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
     """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
     try:
         if isinstance(value, Tensor):
-            value = (value.detach().double() if value.is_floating_point() else value).cpu().numpy()
+            held = value.detach().cpu()  # before it is widened: not every device has float64
+            value = (held.double() if held.is_floating_point() else held).numpy()
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must be an array of shape {shape}, got an unreadable one ({error})") from None
@@ -307,9 +308,8 @@ def provider(name: str, value: Any) -> None:
     """A distance provider with all its members, at least 2 points, a positive scale, and a first row that is finite."""
     missing = [member for member in ("size", "scale", "stored", "to", "rows", "factors") if not hasattr(value, member)]
     if missing:
-        raise TypeError(
-            f"{name} has rows but is no DistanceProvider: {type(value).__name__} lacks {', '.join(missing)}"
-        )
+        kind = type(value).__name__
+        raise TypeError(f"{name} has rows but is no DistanceProvider: {kind} lacks {', '.join(missing)}")
     size = integer(f"{name}.size", value.size, least=2)
     real(f"{name}.scale", value.scale, above=0.0)
     row = value.to(torch.device("cpu"), torch.float64).rows(torch.tensor([0]))
