@@ -106,6 +106,13 @@ def large() -> GWResult:
     return gw_align(*points, distances="landmark", options=options, random_state=0)
 
 
+def test_confidence_of_some_points_of_a_large_plan(large: GWResult) -> None:
+    some = np.random.default_rng().permutation(1500)[:40]
+    every, asked = large.confidence(), large.confidence(some)
+    np.testing.assert_allclose(asked.entropy, every.entropy[some], rtol=1e-6)
+    np.testing.assert_allclose(asked.margin, every.margin[some], rtol=1e-6, atol=1e-9)
+
+
 def test_a_rung_of_few_cells_already_has_the_matching(large: GWResult) -> None:
     assert large.ladder[0].cells == (256, 256)
     match = large.argmax()

@@ -66,3 +66,19 @@ def test_a_result_from_a_file_asks_for_points(result: GWResult, tmp_path) -> Non
     with pytest.raises(ValueError, match="pass X="):
         layout.both(kept)
     assert layout.both(kept, SPIRAL, ROLL)[1].shape == ROLL.shape
+
+
+@pytest.mark.parametrize("n", [3, 60, 400])
+def test_distances_on_a_line_are_laid_out_on_a_line(n: int) -> None:
+    along = np.random.default_rng().normal(size=(n, 1))
+    found = layout.of_distances(PrecomputedDistances(np.abs(along - along.T)))
+    span = np.ptp(along)
+    np.testing.assert_allclose(found[:, 1], 0, atol=1e-4)
+    np.testing.assert_allclose(cdist(found[:, :1], found[:, :1]), np.abs(along - along.T) / span, atol=1e-6)
+
+
+def test_a_linear_problem_asks_for_points() -> None:
+    aligned = gw_align(None, None, cost=np.random.default_rng().random((20, 30)), alpha=0, random_state=0)
+    with pytest.raises(ValueError, match="pass X="):
+        layout.both(aligned)
+    assert layout.side(aligned, 0, np.zeros((20, 2))).shape == (20, 2)

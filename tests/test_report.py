@@ -107,11 +107,18 @@ def test_values_are_carried_as_push_does(result: GWResult) -> None:
         np.testing.assert_allclose(found.sides[1], result.push(np.asarray(labels, dtype=float)))
 
 
-def test_few_integers_are_labels_and_more_labels_than_one_product_takes_are_carried(result: GWResult) -> None:
+def test_few_integers_are_labels_and_of_many_labels_the_most_frequent_have_colours(result: GWResult) -> None:
     assert given(np.arange(90) % 4, result.coupling).names == ["0", "1", "2", "3"]  # type: ignore[arg-type]
-    every = np.array([f"{i:03}" for i in range(90)])
+    every = np.array([f"{min(i, 60):03}" for i in range(90)])  # the last is the most frequent
     found = given(every, result.coupling)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(found.sides[1], result.argmax(0))
+    assert found.names == [f"{i:03}" for i in (*range(39), 60)]
+    assert "40 most frequent of 61" in found.explanation
+    group = np.where(np.arange(90) < 39, np.arange(90), np.where(np.arange(90) < 60, 40, 39))
+    mass = np.stack([result.plan.numpy()[group == i].sum(0) for i in range(41)])
+    expected = np.where(mass.argmax(0) == 40, -1, mass.argmax(0))
+    assert (expected == -1).any()
+    np.testing.assert_array_equal(found.sides[1], expected)
+    np.testing.assert_array_equal(found.sides[0], np.where(group == 40, -1, group))
 
 
 @pytest.mark.parametrize("labels", [np.zeros(91), np.zeros((90, 2))])
@@ -336,3 +343,30 @@ def test_labels_that_are_missing_are_grey(result: GWResult) -> None:
     named = given(np.where(known, "outer", None), result.coupling)
     assert named.names == ["outer"]
     assert (np.asarray(named.sides[0])[:40] == -1).all()
+
+
+def test_coordinates_far_from_zero_stay_apart(result: GWResult) -> None:
+    for scale, offset, said in ((1e-3, 1.7e9, "centre"), (1e39, 0.0, "extent"), (1e-20, 0.0, "extent")):
+        side = contents.contents(result, X=SPIRAL * scale + offset)["sides"][0]
+        found = np.frombuffer(base64.b64decode(side["coordinates"]), "<f4").reshape(-1, 2)
+        assert said in side["caption"]
+        assert np.isfinite(found).all()
+        assert len(np.unique(found, axis=0)) > 80
+
+
+def test_identical_clouds_are_known_to_be_matched_best() -> None:
+    grid = np.random.default_rng(3).normal(size=(12, 2))
+    solved = gw_align(grid, grid, distances="euclidean", epsilon=0, random_state=0)
+    assert solved.certificate.gap < 1e-12
+    shown = contents.contents(solved)
+    assert any("which this one has" in text for text in shown["certain"])
+    assert not any("far from this one" in text for text in shown["uncertain"])
+
+
+def test_a_linear_problem_and_one_without_a_search_say_so(result: GWResult) -> None:
+    linear = gw_align(None, None, cost=np.random.default_rng(0).random((90, 110)), alpha=0, random_state=0)
+    shown = contents.contents(linear, SPIRAL, ROLL)
+    assert "linear" in shown["summary"][1]
+    assert not any("far from this one" in text for text in shown["uncertain"])
+    begun = gw_align(SPIRAL, ROLL, init=result, random_state=0)
+    assert "there was no search." in contents.contents(begun)["uncertain"][-1]

@@ -21,6 +21,7 @@ from torchgw.types import Array, DistanceProvider
 
 N_LANDMARKS = 200
 MOST = 3  # coordinates that are drawn as they are
+FLAT = 1e-9  # of the largest eigenvalue: below it there is no direction
 
 
 class Placed(Protocol):
@@ -60,6 +61,11 @@ def _of_known(result: Placed, which: int) -> Array:
         name = "XY"[which]
         raise ValueError(f"a result that was read from a file keeps no points, so pass {name}= to say where to draw it")
     known = result.known[which]
+    if known.points is None and not bool(known.space.rows(torch.tensor([0])).any()):
+        name = "XY"[which]
+        raise ValueError(
+            f"a linear problem has no distances to lay points out by, so pass {name}= to say where they are"
+        )
     return of_distances(known.space) if known.points is None else of_points(known.points)
 
 
@@ -85,6 +91,8 @@ def of_distances(space: DistanceProvider) -> Array:
     centred = -0.5 * (between - mean - mean[:, None] + mean.mean())
     values, vectors = torch.linalg.eigh(centred)
     axes = vectors[:, -2:].flip(1)
-    lengths = values[-2:].flip(0).clamp_min(1e-12).sqrt()
-    found: Array = (-0.5 * (squared - mean[:, None]).T @ axes / lengths).numpy()
+    lengths = values[-2:].flip(0)
+    spread = lengths > FLAT * lengths[0]  # a line has one direction; the other would be rounding
+    scaled = torch.where(spread, lengths, 1.0).rsqrt() * spread
+    found: Array = (-0.5 * (squared - mean[:, None]).T @ axes * scaled).numpy()
     return found

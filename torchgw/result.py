@@ -282,8 +282,9 @@ class GWResult(Readable):
 
         Notes
         -----
-        O(N K) time in blocks of rows. At most 5000 points of a cloud are drawn, a random subset that is always the
-        same; their five best matches are kept, whether those are drawn or not.
+        One pass over the plan in blocks of rows, O(N K) time, which its colours are carried in. At most 5000 points of
+        a cloud are drawn, a random subset that is always the same; their five best matches are kept, whether those are
+        drawn or not.
         """
         from torchgw import report
 

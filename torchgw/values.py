@@ -6,6 +6,7 @@ Floating-point arrays are numbers. Strings, booleans, categories, and integers o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,14 @@ def read(name: str, given: Any, n: int, letter: str, finite: bool = False) -> Nu
     TypeError
         For what is neither a number nor a label.
     """
-    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    array = _array(given)
     if array.shape != (n,):
         raise ValueError(f"{name} must have shape ({letter},) = ({n},), one value for each point, got {array.shape}")
+    categories = getattr(getattr(given, "cat", given), "categories", None)
+    if categories is not None:
+        return _labels(array.astype(object), list(categories))
+    if array.dtype.kind == "O":
+        array = _unboxed(array)
     if array.dtype.kind in "iu" and len(np.unique(array)) > FEW:
         array = array.astype(np.float64)
     if array.dtype.kind == "f":
@@ -54,17 +60,49 @@ def read(name: str, given: Any, n: int, letter: str, finite: bool = False) -> Nu
             raise ValueError(f"{name} must be finite, got {bad} NaN or infinite entries; replace or drop them")
         return Numbers(np.where(np.isfinite(numbers), numbers, np.nan))
     if array.dtype.kind not in "iubUSO":
-        raise TypeError(f"{name} must hold numbers or labels, got dtype {array.dtype}")
-    return _labels(array, getattr(getattr(given, "cat", given), "categories", None))
+        raise TypeError(f"{name} must hold numbers or labels, got dtype {array.dtype}; convert it to float, or to str")
+    return _labels(array.astype(object), None)
 
 
-def _labels(array: Array, categories: Any) -> Labels:
+def _array(given: Any) -> Array:
+    """As NumPy has it; of tensors in a dtype that it has, of pandas' own dtypes as objects, with what is missing."""
+    if not isinstance(given, Tensor):
+        own = not isinstance(getattr(given, "dtype", np.dtype(object)), np.dtype)
+        return np.asarray(given, dtype=object) if own else np.asarray(given)
+    held = given.detach().cpu()
+    found: Array = (held.double() if held.is_floating_point() else held).numpy()
+    return found
+
+
+def _missing(value: Any) -> bool:
+    """None, NaN, and what pandas has for nothing."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pandas.NA has no truth
+        return True
+
+
+def _unboxed(array: Array) -> Array:
+    """Numbers that lie in an array of objects, the missing ones NaN; other objects as they are."""
+    present = [value for value in array if not _missing(value)]
+    if not present or any(isinstance(value, bool) or not isinstance(value, Real) for value in present):
+        return array
+    whole = all(isinstance(value, Integral) for value in present)
+    if whole and len(set(present)) <= FEW:
+        return array  # few integers are labels
+    return np.array([np.nan if _missing(value) else float(value) for value in array])
+
+
+def _labels(array: Array, categories: list[Any] | None) -> Labels:
     """Labels in the order of their categories where they have one, else sorted."""
-    if array.dtype.kind != "O":
-        found, codes = np.unique(array, return_inverse=True)
-        return Labels(codes.astype(np.int64), tuple(map(str, found)))
-    present = [None if value is None or value != value else str(value) for value in array]
-    held = {name for name in present if name is not None}
-    order = sorted(held) if categories is None else [str(name) for name in categories if str(name) in held]
-    place = {name: i for i, name in enumerate(order)}
-    return Labels(np.array([-1 if name is None else place[name] for name in present], dtype=np.int64), tuple(order))
+    held = {value for value in array if not _missing(value)}
+    if categories is None:
+        try:
+            order = sorted(held)
+        except TypeError:  # of several kinds
+            order = sorted(held, key=str)
+    else:
+        order = [value for value in categories if value in held]
+    place = {value: i for i, value in enumerate(order)}
+    codes = np.array([-1 if _missing(value) else place[value] for value in array], dtype=np.int64)
+    return Labels(codes, tuple(map(str, order)))

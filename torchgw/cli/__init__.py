@@ -59,7 +59,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     said: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", TorchGWWarning)
-        warnings.showwarning = lambda message, *_, **__: said.append(_in_words(message))
+        warnings.showwarning = lambda message, *_, **__: said.append(_in_words(message, options.command))
         code, found, last = _outcome(options)
     for warning in said:
         print(f"torchgw: warning: {warning}", file=sys.stderr)
@@ -72,10 +72,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     return code
 
 
-def _in_words(message: Warning | str) -> str:
+def _in_words(message: Warning | str, command: str) -> str:
     """A warning in one line, with what the command has against it."""
     said = " ".join(str(message).split())
-    if isinstance(message, AmbiguityWarning):
+    if isinstance(message, AmbiguityWarning) and command == "align":
         return f"{said}. Here these are --pairs and --features; a --report lists both matchings"
     return said
 

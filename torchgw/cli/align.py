@@ -30,6 +30,7 @@ from torchgw.result import GWResult
 from torchgw.status import Status
 from torchgw.supervision import Supervision
 from torchgw.types import TorchGWWarning
+from torchgw.validate import looks_like_distances
 
 GIB = 2**30
 
@@ -75,6 +76,8 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `gw_align` that the options stand for."""
+    if arguments.alpha is not None and arguments.features is None:
+        raise ValueError(f"--alpha weighs distances beside --features, got --alpha {arguments.alpha:g} without them")
     options = GWOptions(
         spaces=SpaceOptions(k=arguments.k, n_landmarks=arguments.landmarks),
         sampling=SamplingOptions(n_anchors=arguments.anchors),
@@ -103,7 +106,7 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def space_of(name: str, path: Path, limit: int) -> Any:
     """The points, distances or graph in a file; a table whose first column counts its rows is warned of."""
     found = read_space(name, path, limit)
-    if path.suffix in (".csv", ".tsv") and found.shape[1] > 1 and len(found) > 2:
+    if path.suffix in (".csv", ".tsv") and found.shape[1] > 1 and len(found) > 2 and not looks_like_distances(found):
         count = found[:, 0] - found[0, 0]
         if found[0, 0] in (0, 1) and (count == np.arange(len(found))).all():
             warnings.warn(
@@ -129,7 +132,7 @@ def known_pairs(path: Path, limit: int) -> Supervision:
     if not isinstance(table, np.ndarray) or table.shape[1] < 2:
         raise ValueError(f"--pairs must be a table with two columns, rows of source and target, got {path}")
     pairs = table[:, :2].astype(np.float64)
-    if not (np.isfinite(pairs).all() and (pairs == np.floor(pairs)).all()):
+    if not (np.isfinite(pairs).all() and (pairs == np.floor(pairs)).all() and np.abs(pairs).max() < 2**53):
         raise ValueError(f"--pairs must begin with two columns of row numbers, counted from 0, got {path}")
     return Supervision(pairs=pairs.astype(np.int64))
 

@@ -12,6 +12,8 @@ from torchgw import grouped, values
 from torchgw.couplings import BlockCoupling
 from torchgw.types import Array
 
+MOST = 40  # labels: eight colours in five shapes
+
 
 @dataclass(frozen=True)
 class Colouring:
@@ -37,9 +39,24 @@ def given(labels: Any, coupling: BlockCoupling) -> Colouring:
     held = values.read("labels", labels, coupling.shape[0], "N")
     if isinstance(held, values.Numbers):
         return averaged("labels", "", held.values, coupling)
-    carried = grouped.most(coupling, held.codes, len(held.names))
     text = "A target point has the label that most of its mass comes from."
-    return Colouring("labels", text, (held.codes, carried), list(held.names))
+    if len(held.names) > MOST:
+        text += (
+            f" The {MOST} most frequent of {len(held.names)} labels have colours; the others are grey, taken together."
+        )
+    codes, names = most_frequent(held)
+    carried = grouped.most(coupling, codes, len(names) + 1)
+    sides = tuple(np.where(side < len(names), side, -1) for side in (codes, carried))
+    return Colouring("labels", text, (sides[0], sides[1]), names)
+
+
+def most_frequent(held: values.Labels) -> tuple[Array, list[str]]:
+    """Codes (n,) and names of at most `MOST` labels; all others have the code after the last, missing ones -1."""
+    counts = np.bincount(held.codes[held.codes >= 0], minlength=len(held.names))
+    kept = np.sort(np.argsort(-counts, kind="stable")[:MOST])
+    place = np.full(len(held.names) + 1, len(kept))
+    place[kept], place[-1] = np.arange(len(kept)), -1
+    return place[held.codes], [held.names[i] for i in kept]
 
 
 def averaged(title: str, text: str, numbers: Array, coupling: BlockCoupling) -> Colouring:

@@ -21,6 +21,7 @@ from torchgw.types import Array
 
 N_DRAWN = 5000
 N_MATCHES = 5
+FAR, HUGE = 100.0, 1e12  # times the extent that a cloud is from zero; extent
 
 
 def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> dict[str, Any]:
@@ -33,22 +34,22 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
     if not isinstance(coupling, BlockCoupling):
         raise TypeError(f"a report knows the library's own couplings, got {type(coupling).__name__}")
     places = layout.both(result, X, Y)
-    colourings = [] if labels is None else [colours.given(labels, coupling)]
-    colourings.append(by_position(places[0], coupling))
-    colourings += confidences(result)
     chosen = tuple(drawn(n) for n in result.shape)
     found = matches_of(coupling, chosen[0], 1, N_MATCHES), matches_of(coupling, chosen[1], 0, N_MATCHES)
     kept = [np.concatenate((chosen[at].numpy(), undrawn(chosen[at], found[1 - at]))) for at in (0, 1)]
-    points = X, Y
+    colourings = [] if labels is None else [colours.given(labels, coupling)]
+    colourings.append(by_position(places[0], coupling))
+    colourings += confidences(result, kept[0])
+    shown = [near_zero(side) for side in places]
     sides = [
         {
             "name": ("source", "target")[at],
-            "caption": origin_of(result, at, points[at]),
+            "caption": origin_of(result, at, (X, Y)[at]) + shown[at][1],
             "size": result.shape[at],
             "drawn": len(chosen[at]),
             "dimension": places[at].shape[1],
             "index": packed(kept[at], "<i4"),
-            "coordinates": packed(places[at][kept[at]], "<f4"),
+            "coordinates": packed(shown[at][0][kept[at]], "<f4"),
             "mass": packed(found[at].mass, "<f4"),
             "matches": packed(positions(kept[1 - at], found[at].index), "<i4"),
             "shares": packed(found[at].share, "<f4"),
@@ -81,9 +82,22 @@ def by_position(places: Array, coupling: BlockCoupling) -> colours.Colouring:
     return replace(found, told=False)
 
 
-def confidences(result: Plan) -> list[colours.Colouring]:
-    """The three views of how sure the plan is of each source point."""
-    sure = result.confidence()
+def near_zero(places: Array) -> tuple[Array, str]:
+    """Coordinates that single precision tells apart, and what was done to them."""
+    low, high = places.min(0), places.max(0)
+    extent, middle = float((high - low).max()), (low + high) / 2
+    if float(np.abs(middle).max()) > FAR * extent > 0:
+        places, said = places - middle, ", from their centre on"
+    else:
+        said = ""
+    if extent > 0 and not 1 / HUGE < extent < HUGE:
+        return places / extent, f"{said}, in units of their extent"
+    return places, said
+
+
+def confidences(result: Plan, points: Array) -> list[colours.Colouring]:
+    """The three views of how sure the plan is of the source points ``points``."""
+    sure = result.confidence(points)
     told = {
         "entropy": "Spread of a source point's matches, in nats: 0 for a single match, larger for many. The target is "
         "left grey.",
@@ -91,7 +105,9 @@ def confidences(result: Plan) -> list[colours.Colouring]:
         "stability": "1 where every matching that the search found sends the source point to the same place, lower "
         "where another one sends it elsewhere. The target is left grey.",
     }
-    found = {name: np.asarray(torch.as_tensor(getattr(sure, name)).cpu(), dtype=np.float64) for name in told}
+    found = {name: np.full(result.shape[0], np.nan) for name in told}
+    for name, every in found.items():
+        every[points] = np.asarray(torch.as_tensor(getattr(sure, name)).cpu(), dtype=np.float64)
     return [
         colours.Colouring(f"confidence: {name}", text, (found[name], None))
         for name, text in told.items()
@@ -133,7 +149,7 @@ def origin_of(result: Plan, which: int, points: Any) -> str:
 
 def coloured(colouring: colours.Colouring, kept: list[Array]) -> dict[str, Any]:
     """A colouring of the points that are kept."""
-    kind = "<f4" if colouring.names is None else "<i4"
+    kind = "<f8" if colouring.names is None else "<i4"
     known = [side[np.isfinite(side)] for side in colouring.sides if side is not None]
     every = np.concatenate(known)
     return {

@@ -6,13 +6,14 @@
 
   // Colours: viridis for values, Okabe and Ito's for labels; both can be told apart by colour-blind readers.
   const VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
-  const OKABE_ITO = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000"];
+  const OKABE_ITO = ["#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#000000", "#f0e442"];
   const SYMBOLS = ["circle", "square", "diamond", "cross", "x"];
   const UNKNOWN = "#c4c9cf";
   const FONT = { family: "system-ui, -apple-system, 'Segoe UI', sans-serif", size: 12, color: "#1b1f24" };
 
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
   const floats = (text) => new Float32Array(bytes(text));
+  const doubles = (text) => new Float64Array(bytes(text));
   const integers = (text) => new Int32Array(bytes(text));
 
   const hasWebGL = (() => {
@@ -55,7 +56,7 @@
     const made = add(element(id), "table");
     if (head.some((text) => text)) {
       const top = add(add(made, "thead"), "tr");
-      head.forEach((text) => add(top, "th", text));
+      head.forEach((text) => { add(top, "th", text).scope = "col"; });
     }
     const body = add(made, "tbody");
     rows.forEach((row, at) => {
@@ -103,7 +104,7 @@
   // Positions in the list of names, or values; null for a cloud that stays grey.
   const colourings = page.colourings.map((colouring) => ({
     ...colouring,
-    sides: colouring.sides.map((text) => text && (colouring.names ? integers(text) : floats(text))),
+    sides: colouring.sides.map((text) => text && (colouring.names ? integers(text) : doubles(text))),
   }));
   let colouring = colourings[0];
 
@@ -141,6 +142,7 @@
       cross: "M4 0h4v4h4v4H8v4H4V8H0V4h4z", x: "M2 0l4 4 4-4 2 2-4 4 4 4-2 2-4-4-4 4-2-2 4-4-4-4z",
     };
     svg.setAttribute("viewBox", "0 0 12 12");
+    svg.setAttribute("aria-hidden", "true");
     shape.setAttribute("d", shapes[symbolOf(code)]);
     shape.setAttribute("fill", colourOf(code));
     svg.append(shape);
@@ -316,6 +318,7 @@
     state.pinned = pin;
     state.highlighted = { side: side.name, index: side.index[position], matches: found.map(({ index, share }) => ({ index, share })) };
     element("unpin").hidden = !pin;
+    element("matches").setAttribute("aria-live", pin ? "polite" : "off");  // not at every move of the pointer
     element("message").textContent = "";
     tell(at, position, found);
   }
@@ -330,6 +333,8 @@
 
   function listen(at) {
     const plot = element(`cloud-${at}`);
+    plot.setAttribute("role", "group");
+    plot.setAttribute("aria-label", `the ${sides[at].name} cloud; points can be looked up by their index`);
     plot.append(layers[at]);
     const under = ({ clientX, clientY }) => {
       const { left, top } = plot.getBoundingClientRect();

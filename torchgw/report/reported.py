@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchgw.evidence import Basin, Certificate, Confidence, Rung
 from torchgw.layout import Placed
@@ -81,4 +81,4 @@ class Plan(Placed, Protocol):
     def constrained(self) -> bool: ...
     @property
     def options(self) -> GWOptions: ...
-    def confidence(self) -> Confidence: ...
+    def confidence(self, points: Any = None) -> Confidence: ...

@@ -8,6 +8,8 @@ from torchgw.evidence import TINY
 from torchgw.marginals import Partial
 from torchgw.report.reported import Plan
 
+NOTHING = 1e-12  # of a squared scaled distance: rounding
+
 
 def summary(result: Plan) -> list[str]:
     """What was matched, how clear the choice was, and how well the masses hold."""
@@ -25,6 +27,8 @@ def summary(result: Plan) -> list[str]:
 def choice(result: Plan) -> str:
     """What the search found, and how far the best lies below the next."""
     count, rival = len(result.basins), result.rival
+    if result.alpha == 0:
+        return "The problem is linear, so it has one optimum."
     if not count:
         return "No search over starting points was made, so other matchings may be as good."
     if count == 1:
@@ -77,7 +81,9 @@ def warnings(result: Plan) -> list[str]:
 def certainties(result: Plan) -> tuple[list[str], list[str]]:
     """What is certain of the plan, and what is not."""
     certificate, sure, open_ = result.certificate, [], []
-    if certificate.lower_bound > 0:
+    if certificate.gap <= NOTHING:
+        sure.append(f"No plan at all has a value below {certificate.lower_bound:.4g}, which this one has.")
+    elif certificate.lower_bound > 0:
         sure.append(
             f"No plan at all has a value below {certificate.lower_bound:.4g}, so the value {result.value:.4g} is "
             f"within {certificate.gap:.4g} of the best possible one."
@@ -100,7 +106,14 @@ def certainties(result: Plan) -> tuple[list[str], list[str]]:
         sure.append("The value counts all pairs of points.")
     else:
         open_.append(f"The value: it is a mean over sampled pairs, with a standard error of {result.value_error:.2g}.")
-    starts = sum(basin.count for basin in result.basins)
-    tried = f"the search kept {starts} solved starts" if starts else "there was no search"
-    open_.append(f"That no better matching exists far from this one: {tried}, which is evidence and no proof.")
+    if result.alpha > 0 and certificate.gap > NOTHING:
+        open_.append(elsewhere(sum(basin.count for basin in result.basins)))
     return sure, open_
+
+
+def elsewhere(starts: int) -> str:
+    """What is known of matchings far away."""
+    if starts:
+        kept = f"the search kept {starts} solved starts"
+        return f"That no better matching exists far from this one: {kept}, which is evidence and no proof."
+    return "That no better matching exists far from this one: there was no search."
