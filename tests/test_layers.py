@@ -119,7 +119,7 @@ def test_files_stay_short() -> None:
 def test_importing_the_package_loads_no_heavy_module() -> None:
     code = (
         "import sys, torchgw; "
-        "heavy = ('triton', 'sklearn', 'matplotlib', 'joblib', 'anndata', 'pandas', 'h5py'); "
+        "heavy = ('triton', 'sklearn', 'matplotlib', 'joblib', 'anndata', 'pandas', 'h5py', 'plotly'); "
         "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

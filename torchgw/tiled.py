@@ -243,10 +243,11 @@ class TiledCoupling(BlockCoupling):
             out.copy_(draw(self.rows(part), 1, generator)[:, 0])
         return drawn
 
-    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
+    def top_k(self, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Values and column indices of the k largest entries of each row, or of the rows ``points`` (m,)."""
         values = torch.empty(self.shape[0], k, dtype=self.dtype, device=self.device)
         index = torch.empty(self.shape[0], k, dtype=torch.int64, device=self.device)
-        for rows, columns, block, rival in self.row_tiles():
+        for rows, columns, block, rival in self.row_tiles(points):
             short = rows
             if len(columns) >= k:
                 values[rows], at = block.topk(k, dim=1)
@@ -254,7 +255,7 @@ class TiledCoupling(BlockCoupling):
                 short = rows[values[rows, -1] < rival]
             for part, whole in self._whole(short):
                 values[part], index[part] = whole.topk(k, dim=1)
-        return values, index
+        return (values, index) if points is None else (values[points], index[points])
 
     def to_sparse(self, mass: float) -> Any:
         found, stored, marginal = _Sparse(self.shape), 0, self.marginal(1)

@@ -10,6 +10,8 @@ from torchgw import validate
 from torchgw.result import GWResult
 
 MEDIUM, SMALL = 9, 8  # points
+FRAMES = ("rectilinear", "3d")
+LONGEST = 24  # characters of a label
 
 
 def checked(result: object) -> GWResult:
@@ -25,14 +27,14 @@ def axes(ax: Any, size: tuple[float, float], solid: bool = False) -> Any:
     Raises
     ------
     TypeError, ValueError
-        For what is no Axes, and for a plane one where points have three coordinates.
+        For what is no Axes or has no Cartesian coordinates, and for a plane one where points have three.
     """
     if ax is None:
         import matplotlib.pyplot as plt
 
         kind = {"projection": "3d"} if solid else {}
         return plt.subplots(figsize=size, layout="constrained", subplot_kw=kind)[1]
-    validate.instance("ax", ax, Axes, " of matplotlib")
+    _check(ax)
     if solid and not is_solid(ax):
         raise ValueError(
             "ax must have three dimensions to draw points with three coordinates, got a plane Axes; make it with "
@@ -45,13 +47,29 @@ def check_plane(ax: Any) -> None:
     """Refuse what a diagram cannot be drawn into, before anything long starts."""
     if ax is None:
         return
-    validate.instance("ax", ax, Axes, " of matplotlib")
+    _check(ax)
     if is_solid(ax):
         raise ValueError("ax must be a plane Axes for this diagram, got one of three dimensions; use plt.subplots()")
 
 
+def _check(ax: Any) -> None:
+    validate.instance("ax", ax, Axes, " of matplotlib")
+    if ax.name not in FRAMES:
+        raise ValueError(f"ax must have Cartesian coordinates, got the projection {ax.name!r}; use plt.subplots()")
+
+
 def is_solid(ax: Any) -> bool:
     return bool(ax.name == "3d")
+
+
+def short(name: str) -> str:
+    """A name as it is written beside a diagram: one line of at most 24 characters, the middle left out of longer ones,
+    whose ends tell them apart; dollar signs are themselves, not formulas."""
+    line = " ".join(name.split())
+    half = (LONGEST - 1) // 2
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST - 1 - half]}\u2026{line[-half:]}"
+    return line.replace("$", r"\$")
 
 
 def label(ax: Any, x: str, y: str, title: str = "") -> None:

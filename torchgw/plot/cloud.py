@@ -61,7 +61,8 @@ def scatter(ax: Any, points: Array, colours: Any, area: float | None = None, zor
 
 def place(ax: Any) -> Array:
     """Width and height of the Axes in inches, before a layout moves it."""
-    found: Array = ax.get_position(original=True).size * ax.get_figure().get_size_inches()
+    figure = ax.get_figure()  # a part of one has a box and a resolution, but no size
+    found: Array = ax.get_position(original=True).size * figure.bbox.size / figure.dpi
     return found
 
 

@@ -14,7 +14,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize, to_rgba_array
 from matplotlib.lines import Line2D
 
-from torchgw.plot.canvas import SMALL, is_solid
+from torchgw.plot.canvas import SMALL, is_solid, short
 from torchgw.types import Array
 from torchgw.values import MISSING, Labels, Numbers
 
@@ -88,12 +88,13 @@ def _legend(ax: Any, names: tuple[str, ...], colours: Array, missing: bool) -> N
     if len(names) > most:
         shown = np.unique(np.linspace(0, len(names) - 1, most).round().astype(int))
     entries = [(names[i], colours[i]) for i in shown] + ([(MISSING, to_rgba_array(GREY)[0])] if missing else [])
-    handles = [Line2D([], [], marker="o", linestyle="", markersize=5, color=c, label=name) for name, c in entries]
+    handles = [Line2D([], [], marker="o", linestyle="", markersize=5, color=c) for _, c in entries]
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 4}
     where = below if is_solid(ax) else {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
     title = f"{len(shown)} of {len(names)} labels" if len(shown) < len(names) else None
-    ax.legend(
-        handles=handles,
+    found = ax.legend(
+        handles,
+        [" "] * len(handles),  # here, names that begin with an underscore would be left out
         **where,
         frameon=False,
         fontsize=SMALL,
@@ -101,3 +102,5 @@ def _legend(ax: Any, names: tuple[str, ...], colours: Array, missing: bool) -> N
         title_fontsize=SMALL,
         handletextpad=0.3,
     )
+    for text, (name, _) in zip(found.get_texts(), entries, strict=True):
+        text.set_text(short(name))

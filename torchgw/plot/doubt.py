@@ -34,7 +34,7 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
 
     Returns
     -------
-    The Axes. Points without mass are grey.
+    The Axes. Points without mass are grey. At most 20000 points are drawn, and the caption says so.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
 
     Notes
     -----
-    O(N K) time, in blocks of rows.
+    O(m K) time for the m points that are drawn, in blocks of rows, beside the layout's.
     """
     result = canvas.checked(result)
     kind = validate.choice("kind", kind, tuple(KINDS))
@@ -54,19 +54,19 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
         )
     found = layout.side(result, 0, X)
     ax = canvas.axes(ax, SIZE, found.shape[1] == 3)
-    held = values.Numbers(_measure(result, kind))
+    some = cloud.shown(len(found))
+    held = values.Numbers(_measure(result, kind, some))
     known = held.values[np.isfinite(held.values)]
     wide = kind == "entropy" and len(known) > 0 and bool(known.max() > WIDE * known.min())
     scale = colours.scale(held, log=wide, limits=None if kind == "entropy" else (0.0, 1.0))
     points = cloud.sized(found, 3 if canvas.is_solid(ax) else 2)
-    some = cloud.shown(len(points))
-    cloud.scatter(ax, points[some], scale.of(held)[some])
+    cloud.scatter(ax, points[some], scale.of(held))
     cloud.finish(ax, (points, cloud.caption("source", len(points))))
     scale.explain(ax, KINDS[kind])
     return ax
 
 
-def _measure(result: GWResult, kind: str) -> Array:
-    side = getattr(result.confidence(), kind)
+def _measure(result: GWResult, kind: str, points: Array) -> Array:
+    side = getattr(result.confidence(points), kind)
     found = np.asarray(side.detach().cpu() if hasattr(side, "detach") else side, dtype=np.float64)
     return np.exp(found) if kind == "entropy" else found

@@ -18,6 +18,7 @@ from torchgw.result import GWResult
 from torchgw.types import Array
 
 BINS = 100
+MOST = 2000  # cells along a side
 DENSITY, SHARES = "magma", "Blues"
 SIZE = (4.4, 3.7)
 TICKS = 5
@@ -48,7 +49,7 @@ def plan(
         numbers sort the points into cells of equally many. Integers of at most 20 distinct values are labels. Without
         either, source points are sorted along the direction in which they spread most, and a side that is not given is
         sorted by the mean position of the points that it is matched with, so that a good matching is a diagonal.
-    bins : cells along a side that is sorted, by default 100, at most one for each point.
+    bins : cells along a side that is sorted, by default 100, at most one for each point, and 2000.
     ax : where to draw; by default a new figure.
 
     Returns
@@ -58,7 +59,8 @@ def plan(
     Raises
     ------
     ValueError, TypeError
-        For arguments that do not fit the result, and without ``rows`` and ``columns`` for a result that was read from a
+        For arguments that do not fit the result, for more than 2000 cells along a side, labels that are all missing,
+        and without ``rows`` and ``columns`` for a result that was read from a
         file, which knows no points to sort.
 
     Notes
@@ -67,9 +69,9 @@ def plan(
     """
     result = canvas.checked(result)
     n, k = result.shape
-    bins = BINS if bins is None else validate.integer("bins", bins, least=1)
-    given = None if rows is None else values.read("rows", rows, n, "N", finite=True)
-    other = None if columns is None else values.read("columns", columns, k, "K", finite=True)
+    bins = BINS if bins is None else validate.integer("bins", bins, least=1, most=MOST)
+    given = None if rows is None else _read("rows", rows, n, "N")
+    other = None if columns is None else _read("columns", columns, k, "K")
     canvas.check_plane(ax)
     down, across = _sides(result, given, other, bins)
     mass = between(result.coupling, down.codes, down.count, across.codes, across.count)
@@ -78,6 +80,19 @@ def plan(
     ax = canvas.axes(ax, SIZE)
     _draw(ax, share, down, across)
     return ax
+
+
+def _read(name: str, given: Any, n: int, letter: str) -> values.Numbers | values.Labels:
+    held = values.read(name, given, n, letter, finite=True)
+    count = len(held.names) if isinstance(held, values.Labels) else 1
+    if count == 0:
+        raise ValueError(f"{name} must have a label for at least one point, got {n} that are all missing")
+    if count > MOST:
+        raise ValueError(
+            f"{name} must have at most {MOST} distinct labels, a line of cells each, got {count}; group them, or pass "
+            "numbers, which are put into bins= cells"
+        )
+    return held
 
 
 def _sides(result: GWResult, rows: Any, columns: Any, bins: int) -> tuple[Groups, Groups]:
@@ -146,7 +161,9 @@ def _draw(ax: Any, share: Array, down: Groups, across: Groups) -> None:
 def _ticks(axis: Any, groups: Groups, how: dict[str, Any]) -> None:
     if groups.names:
         step = -(-len(groups.names) // NAMED)
-        axis.set_ticks(range(0, groups.count, step), groups.names[::step], fontsize=canvas.SMALL, **how)
+        axis.set_ticks(
+            range(0, groups.count, step), list(map(canvas.short, groups.names[::step])), fontsize=canvas.SMALL, **how
+        )
         return
     if groups.numbers is None:
         axis.set_ticks([])

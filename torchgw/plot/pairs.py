@@ -89,18 +89,20 @@ def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax:
     Parameters
     ----------
     result : what `torchgw.gw_align` returned.
-    values : (N,) numbers, of which each target point gets the mean weighted by the plan, or labels, of which it gets
-        the one with most mass. Integers of at most 20 distinct values are labels.
+    values : (N,) numbers, of which each target point gets the mean weighted by the plan over those that are known, or
+        labels, of which it gets the one with most mass. Integers of at most 20 distinct values are labels; NaN and
+        infinite numbers are missing.
     X, Y, ax : as for `matching`.
 
     Returns
     -------
-    The Axes. Target points without mass are grey. At most 20000 points of a cloud are drawn, and the caption says so.
+    The Axes. Grey are source points whose value is missing, and target points that get no mass from others. At most
+    20000 points of a cloud are drawn, and the caption says so.
 
     Raises
     ------
     ValueError, TypeError
-        For arguments that do not fit the result, and values that are not finite.
+        For arguments that do not fit the result, and values that are all missing.
 
     Notes
     -----
@@ -128,7 +130,11 @@ def leading(points: Array) -> Array:
 
 
 def _read(given: Any, n: int) -> values.Numbers | values.Labels:
-    return values.read("values", given, n, "N", finite=True)
+    held = values.read("values", given, n, "N")
+    known = held.codes >= 0 if isinstance(held, values.Labels) else np.isfinite(held.values)
+    if not known.any():
+        raise ValueError(f"values must be known for at least one point, got {n} that are all missing")
+    return held
 
 
 def _placed(result: GWResult, X: Any, Y: Any, ax: Any) -> tuple[Array, Array, Any]:
@@ -169,9 +175,7 @@ def _draw_lines(ax: Any, segments: Array, rgba: Array) -> None:
     if canvas.is_solid(ax):
         from mpl_toolkits.mplot3d.art3d import Line3DCollection  # type: ignore[import-untyped]
 
-        ax.add_collection3d(
-            Line3DCollection(segments, colors=rgba, linewidths=0.6, clip_on=False, zorder=2), autolim=False
-        )
+        ax.add_collection3d(Line3DCollection(segments, colors=rgba, linewidths=0.6, clip_on=False, zorder=2))
         return
     ax.add_collection(LineCollection(list(segments), colors=rgba, linewidths=0.6, zorder=0.5), autolim=False)
 
@@ -179,5 +183,8 @@ def _draw_lines(ax: Any, segments: Array, rgba: Array) -> None:
 def _moved(result: GWResult, given: values.Numbers | values.Labels) -> values.Numbers | values.Labels:
     """What the target gets of values on the source."""
     if isinstance(given, values.Numbers):
-        return values.Numbers(np.asarray(result.push(given.values)))
+        known = np.isfinite(given.values)
+        moved = np.asarray(result.push(np.column_stack((known, np.where(known, given.values, 0.0)))))
+        total = np.where(moved[:, 0] > 0, moved[:, 0], np.nan)
+        return values.Numbers(moved[:, 1] / total)
     return values.Labels(grouped.most(result.coupling, given.codes, len(given.names)), given.names)

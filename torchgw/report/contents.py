@@ -39,7 +39,7 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
     kept = [np.concatenate((chosen[at].numpy(), undrawn(chosen[at], found[1 - at]))) for at in (0, 1)]
     colourings = [] if labels is None else [colours.given(labels, coupling)]
     colourings.append(by_position(places[0], coupling))
-    colourings += confidences(result, kept[0])
+    colourings += confidences(result, chosen[0].numpy())
     shown = [near_zero(side) for side in places]
     sides = [
         {
