@@ -75,9 +75,13 @@ def readme_blocks(language: str) -> list[str]:
 
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("agg")
     (code,) = readme_blocks("python")
     scope: dict[str, Any] = {}
     exec(code, scope)
+    plt.close("all")
     assert abs(spearmanr(scope["angle_x"], scope["angle_y"][scope["match"]])[0]) > 0.998
     assert (tmp_path / "matching.png").read_bytes()[:4] == b"\x89PNG"
     assert "</html>" in (tmp_path / "report.html").read_text()
