@@ -147,7 +147,7 @@ def test_confidence_of_some_points_is_theirs_among_all(result: GWResult) -> None
     some = np.random.default_rng().permutation(result.shape[0])[:17]
     every, asked = result.confidence(), result.confidence(some)
     for name in ("entropy", "margin", "stability"):
-        # Other blocks round scores of some hundreds of bits otherwise, and a margin is one minus a ratio of two entries.
+        # Other blocks round scores of hundreds of bits otherwise, and a margin is one minus a ratio of two entries.
         np.testing.assert_allclose(getattr(asked, name), getattr(every, name)[some], rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match=r"indices in \[0, 90\), got some from 3 to 90"):
         result.confidence([3, 90])
