@@ -26,9 +26,9 @@ from torchgw.gw.ladder import Climbed, Step
 from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.loop import Solution
 from torchgw.gw.lowrank import LowRankSolve
+from torchgw.gw.problem import Candidate
 from torchgw.gw.run import Ended
 from torchgw.gw.score import FactoredScore
-from torchgw.gw.search import Candidate
 from torchgw.gw.start import Start
 from torchgw.gw.stopping import Plateau
 from torchgw.lowrank_coupling import LowRankCoupling

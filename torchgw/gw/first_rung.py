@@ -14,8 +14,9 @@ from torchgw.gw.cells import CellSpace, Side
 from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.large_problem import Large, Task, cells_of
 from torchgw.gw.model_gradient import gradient_of
+from torchgw.gw.problem import Problem
 from torchgw.gw.run import Ended, solve_contenders, solve_smoothly, where_to_start
-from torchgw.gw.search import Problem, listed
+from torchgw.gw.search import listed
 from torchgw.kernels.precision import loop_dtype
 from torchgw.watch import Watch
 

@@ -26,8 +26,9 @@ from torchgw.gw.memory import NOTHING, recall
 from torchgw.gw.model import Model
 from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.outcome import Outcome
+from torchgw.gw.problem import Candidate, Problem
 from torchgw.gw.refine import refined, relaxation_for, tightened
-from torchgw.gw.search import Candidate, Problem, find_basins, listed, sampled_energy
+from torchgw.gw.search import find_basins, listed, sampled_energy
 from torchgw.gw.sharp import column_dual, conditional_gradient
 from torchgw.gw.start import Start, pairs_start, plan_start, product_start
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
@@ -43,6 +44,7 @@ SHARP_END = 5e-5
 SHARP_RATIO = 0.5
 SHARP_STEPS = 4
 SHARP_PROGRESS = 1e-3
+SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
 SHARP_BASINS_PAIRS = 10_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
@@ -146,9 +148,10 @@ def solve_contenders(
     the best or the matching ambiguous. Small problems without entropy are solved from every candidate.
     """
     best, others = candidates[0], candidates[1:]
-    tied = [c for c in others if c.level == best.level == "full" and c.energy <= NEAR_TIE * best.energy + TINY]
+    near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
+    tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + TINY]
     small = problem.sharp and len(problem.p) * len(problem.q) <= SHARP_BASINS_PAIRS
-    contenders = [best, *(others if small else tied[:1])]
+    contenders = [best, *(others if small else tied[:most])]
     ends: list[Ended] = []
     for position, candidate in enumerate(contenders):
         if position == 0 or not problem.watch.cut():
@@ -273,16 +276,18 @@ def strained(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | No
 
 
 def solve_sharply(problem: Problem, wide: ExactGradient, start: Start) -> Ended:
-    """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients."""
+    """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients.
+
+    They begin from the plan of a start that brings one, and annealing only finds potentials."""
     p, q, epsilon, limit = problem.p, problem.q, problem.epsilon, problem.options.stopping.max_iter
     now, step = _annealed(problem, start, epsilon, History(), 0), 1
-    while epsilon > SHARP_END and now.n_iter < limit and not problem.watch.cut():
+    while start.plan is None and epsilon > SHARP_END and now.n_iter < limit and not problem.watch.cut():
         before, epsilon = now.history.cost[-1], epsilon * SHARP_RATIO
         now = now.followed_by(_annealed(problem, now.start(), epsilon, now.history, step))
         step += 1
         if now.history.cost[-1] > (1 - SHARP_PROGRESS) * before:
             break
-    plan = feasible(now.plan.to(torch.float64), p, q)
+    plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
     dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
     sharp = conditional_gradient(wide, plan, p, q, dual, now.history, problem.watch, max(limit - now.n_iter, 1))
     return Ended(

@@ -10,38 +10,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from torchgw.costs import FactoredCost
-from torchgw.couplings import BlockCoupling, DenseCoupling
-from torchgw.evidence import Basin
+from torchgw.couplings import BlockCoupling
+from torchgw.evidence import TINY, Basin
 from torchgw.gw.coarse import CoarseBasin, coarse_basins
-from torchgw.gw.descent import Descent, descend
-from torchgw.gw.gradient import ExactGradient, Gradient
-from torchgw.gw.inner import StoredInner
+from torchgw.gw.gradient import ExactGradient
+from torchgw.gw.guesses import by_distributions, by_product
 from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage
 from torchgw.gw.lift import Solved, lift
-from torchgw.gw.memory import memory_of, recall
 from torchgw.gw.model import Model
-from torchgw.gw.model_gradient import ModelGradient, gradient_of
+from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.objective import sampled_objective
+from torchgw.gw.problem import Candidate, Problem, descended
 from torchgw.gw.start import Start
-from torchgw.gw.starts import quantiles
-from torchgw.kernels.kernel import Kernel
-from torchgw.kernels.precision import loop_dtype
-from torchgw.options import CoarseOptions, GWOptions
+from torchgw.options import CoarseOptions
 from torchgw.spaces import PrecomputedDistances
-from torchgw.types import DistanceProvider
-from torchgw.watch import Watch
 
 logger = logging.getLogger("torchgw")
-
-Result = TypeVar("Result")
 
 RUNG = 500
 RUNG_PAYS = 2
@@ -50,81 +39,10 @@ FULL_STEPS = 5
 NEAR = 2.0
 CLOSE = 1.25
 APART = 0.1
+SAME_ENERGY = 1.01
+FEW_PAIRS = 40_000  # the product plan is a guess on all points of them
 POOR_COVERAGE = 0.02
-FULL_QUANTILES = 32
-QUANTILE_SHARPNESS = 32.0
-LEAST_QUANTILE_COST = 1e-7
 MOST_QUANTILE_PAIRS = 2.5e7
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Two spaces in the loop's dtype, the gradient of the objective around them, and how to solve.
-
-    ``sharp`` says that ``epsilon`` is only where annealing to zero begins.
-    """
-
-    source: DistanceProvider
-    target: DistanceProvider
-    gradient: Gradient
-    model: Model
-    epsilon: float
-    sharp: bool
-    kernel: Kernel
-    options: GWOptions
-    generator: torch.Generator
-    watch: Watch = field(default_factory=Watch)
-
-    def stage(self, name: str, compute: Callable[[], Result]) -> Result:
-        """The result of a stage, see `torchgw.watch`; what the gradient remembers is kept with it."""
-        result, memory = self.watch.stage(name, lambda: (compute(), memory_of(self.gradient)))
-        recall(self.gradient, memory)
-        return result
-
-    @property
-    def p(self) -> Tensor:
-        return self.model.p
-
-    @property
-    def q(self) -> Tensor:
-        return self.model.q
-
-    @property
-    def quadratic(self) -> Gradient:
-        """The gradient of the quadratic part alone."""
-        return self.gradient.quadratic if isinstance(self.gradient, ModelGradient) else self.gradient
-
-    @property
-    def masses(self) -> tuple[Tensor, Tensor]:
-        """The masses in the dtype of the spaces."""
-        dtype = loop_dtype(self.options.mixed_precision)
-        return self.p.to(dtype), self.q.to(dtype)
-
-    @property
-    def inner(self) -> StoredInner:
-        """A solver of this problem's linearisations, with buffers of its own."""
-        return StoredInner(self.kernel, self.model, self.options.sinkhorn)
-
-    @property
-    def exact(self) -> bool:
-        return isinstance(self.quadratic, ExactGradient)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A basin on its way: where to start on all points, its matching (N,), and its energy on the level reached.
-
-    ``near`` says that it is among the lowest of its kind of landmarks, ``leading`` that it is the lowest.
-    """
-
-    start: Start
-    matching: Tensor
-    energy: float
-    count: int
-    level: str
-    near: bool
-    leading: bool = False
-    basin: CoarseBasin | None = None
 
 
 def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
@@ -141,7 +59,8 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
             raise FloatingPointError("no start has a finite objective; check cost, loss and rho")
         for rank, basin in enumerate(basins):
             near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
-            found.append(_lifted(problem, basin, basin, near, rank == 0))
+            start, matching = _lifted(problem, basin)
+            found.append(Candidate(start, matching, basin.energy, basin.count, "landmarks", near, rank == 0, basin))
     found = _distinct(found, reference, p)
     if rung is not None:
         found = _distinct([_raised(problem, c, rung) if c.near else c for c in found], reference, p)
@@ -151,11 +70,13 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest or (apart and c.leading))]
     finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
-        finalists += _by_distributions(problem)
+        finalists += by_distributions(problem)
+    if problem.exact and (poor or len(p) * len(q) <= FEW_PAIRS):
+        finalists += by_product(problem)
     if len(finalists) > 1:
         rest = [c for c in found if all(c is not f for f in finalists)]
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
-        finalists = _distinct([_compared(problem, c, warmest) for c in finalists], reference, p)
+        finalists = _distinct([_compared(problem, c, warmest) for c in finalists], reference, p, SAME_ENERGY)
         found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
@@ -197,17 +118,16 @@ def _poor(kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> bool:
     return max(coverage(landmarks, mass) for landmarks, mass in sides) > POOR_COVERAGE
 
 
-def _lifted(problem: Problem, solved: Solved, basin: CoarseBasin, near: bool, leading: bool) -> Candidate:
+def _lifted(problem: Problem, solved: Solved) -> tuple[Start, Tensor]:
     gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
-    start, matching = lift(solved, problem.model, gradient)
-    return Candidate(start, matching, basin.energy, basin.count, "landmarks", near, leading, basin)
+    return lift(solved, problem.model, gradient)
 
 
 def _raised(problem: Problem, candidate: Candidate, rung: _Rung) -> Candidate:
     assert candidate.basin is not None
     solved, energy = rung.solve(candidate.basin)
-    lifted = _lifted(problem, solved, candidate.basin, candidate.near, candidate.leading)
-    return replace(lifted, energy=energy, level="subset", count=candidate.count)
+    start, matching = _lifted(problem, solved)
+    return replace(candidate, start=start, matching=matching, energy=energy, level="subset")
 
 
 @dataclass(frozen=True)
@@ -244,22 +164,21 @@ class _Rung:
             basin, source=basin.source.seen_by(self.source.index), target=basin.target.seen_by(self.target.index)
         )
         start, _ = lift(seen, inner.model, None, self.whole, (self.source.index, self.target.index))
-        done = _descended(inner, start, max(basin.epsilon, inner.epsilon), RUNG_STEPS)
+        done = descended(inner, start, max(basin.epsilon, inner.epsilon), RUNG_STEPS)
         solved = Solved(self.source, self.target, done.plan, done.f, done.g, done.epsilon)
         return solved, done.history.cost[-1]
 
 
-def _descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
-    given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
-    return descend(*given, max_iter=steps)
-
-
 def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candidate:
-    """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there."""
+    """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there.
+
+    One that brings a plan of low value keeps it: it has no entropy to be compared under."""
+    if candidate.start.plan is not None:
+        return candidate
     if not problem.exact:
         start = candidate.start.with_rows(problem.masses[0].log2()) if problem.model.fixed else candidate.start
         return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full")
-    done = _descended(problem, candidate.start, epsilon, FULL_STEPS)
+    done = descended(problem, candidate.start, epsilon, FULL_STEPS)
     energy = max(done.history.cost[-1], 0.0)
     return replace(candidate, start=done.start(), energy=energy, level="full", matching=done.plan.argmax(1))
 
@@ -272,23 +191,6 @@ def sampled_energy(problem: Problem, coupling: BlockCoupling) -> float:
     rows, _ = model.marginals_of(coupling)
     found = sampled_objective(coupling, rows.to(p), problem.source, problem.target, problem.generator)
     return model.values(found.value * float(rows.sum()) ** 2, coupling).total
-
-
-def _by_distributions(problem: Problem) -> list[Candidate]:
-    """A start on all points from the distributions of their distances, where landmarks cannot stand for the spaces."""
-    p, q = problem.masses
-    every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
-    U = quantiles(problem.source.rows(every[0]), p, FULL_QUANTILES) / FULL_QUANTILES**0.5
-    V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
-    cost = FactoredCost.squared_distance(U, V)
-    mean = cost.a @ p + cost.b @ q - 2 * (cost.U.T @ p) @ (cost.V.T @ q)
-    if float(mean) <= LEAST_QUANTILE_COST:
-        return []  # all points see the same distances: nothing to go by
-    epsilon = float(mean) / QUANTILE_SHARPNESS
-    done = _descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
-    linearised = problem.gradient(DenseCoupling(done.plan), p)
-    start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
-    return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)]
 
 
 def _apart(reference: Landmarks, one: Tensor, other: Tensor, mass: Tensor) -> float:
@@ -305,13 +207,20 @@ def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass:
     return taken
 
 
-def _distinct(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> list[Candidate]:
-    """Candidates whose matchings differ, near ones first, then lowest first; counts of those merged are added."""
+def _distinct(
+    candidates: list[Candidate], reference: Landmarks, mass: Tensor, same: float = math.inf
+) -> list[Candidate]:
+    """Candidates whose matchings differ, near ones first, then lowest first; counts of those merged are added.
+
+    Matchings do not differ by distances that are all small, as in a sparse adjacency: there candidates are kept apart
+    by energies that are not the ``same`` up to this factor.
+    """
     kept: list[Candidate] = []
     sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
     for candidate in sorted(sound, key=lambda c: (not c.near, c.energy)):
         for position, other in enumerate(kept):
-            if _apart(reference, other.matching, candidate.matching, mass) <= APART:
+            alike = candidate.energy <= same * other.energy + TINY
+            if alike and _apart(reference, other.matching, candidate.matching, mass) <= APART:
                 leading = other.leading or candidate.leading
                 kept[position] = replace(other, count=other.count + candidate.count, leading=leading)
                 break

@@ -21,13 +21,15 @@ class Start:
     """A linearised cost (None: take it from ``coupling``) and base-2 potentials that belong to ``epsilon``.
 
     The potentials are those of the score 2 U V^T log2(e) / epsilon, with U and V of the cost as they are. ``epsilon``
-    None means that the potentials carry nothing, and annealing begins at its own first value.
+    None means that the potentials carry nothing, and annealing begins at its own first value. ``plan`` (N, K) is that
+    which the cost belongs to, where conditional gradients are to begin from it.
     """
 
     cost: FactoredCost | None
     f: Tensor
     g: Tensor
     epsilon: float | None = None
+    plan: Tensor | None = None
 
     def coupling(self) -> PotentialCoupling | DenseCoupling:
         """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""

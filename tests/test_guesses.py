@@ -1,0 +1,114 @@
+"""Starts on all points: graphs given by their adjacency, of which landmarks say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from torchgw import SemiRelaxed, gw_align
+from torchgw.gw.gradient import ExactGradient
+from torchgw.gw.landmarks import choose_landmarks, coverage
+from torchgw.gw.proximal import proximal_plan
+from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.hops import hop_distances
+from torchgw.types import Array
+from torchgw.watch import Watch
+
+BLOCKS = [[0.3 if i == j else 0.03 for j in range(4)] for i in range(4)]
+GRAPHS: dict[str, Callable[[int], Any]] = {
+    "Barabasi-Albert": lambda seed: nx.barabasi_albert_graph(250, 4, seed=seed),
+    "blocks": lambda seed: nx.stochastic_block_model([60] * 4, BLOCKS, seed=seed),
+    "geometric": lambda seed: nx.random_geometric_graph(250, 0.12, seed=seed),
+    "Watts-Strogatz": lambda seed: nx.connected_watts_strogatz_graph(250, 6, 0.2, seed=seed),
+    "grid": lambda _: nx.grid_2d_graph(14, 14),
+}
+
+
+def shuffled(A: Array, gone: float, seed: int) -> tuple[Array, Array]:
+    """A copy of an adjacency with a share of its edges gone and its nodes shuffled, and where each node went."""
+    rng = np.random.default_rng(seed)
+    B, edges = A.copy(), np.argwhere(np.triu(A))
+    lost = edges[rng.random(len(edges)) < gone]
+    B[lost[:, 0], lost[:, 1]] = B[lost[:, 1], lost[:, 0]] = 0
+    order = rng.permutation(len(A))
+    return B[np.ix_(order, order)], np.argsort(order)
+
+
+def energy(A: Array, B: Array, plan: Array) -> float:
+    """The objective, written flat."""
+    p, q = plan.sum(1), plan.sum(0)
+    return float(p @ A**2 @ p + q @ B**2 @ q - 2 * ((A @ plan @ B) * plan).sum())
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_an_adjacency_ends_at_the_value_of_the_true_matching(kind: str) -> None:
+    A = nx.to_numpy_array(GRAPHS[kind](3), weight=None)
+    B, match = shuffled(A, 0.05, 4)
+    truth = energy(A, B, np.eye(len(A))[match] / len(A))
+    result = gw_align(A, B, distances="precomputed", epsilon=0, random_state=0)
+    assert result.value <= 1.01 * truth
+    assert energy(A, B, result.plan.numpy()) == pytest.approx(result.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "Watts-Strogatz"])
+def test_entropy_and_relaxed_marginals_find_the_same_matching(kind: str) -> None:
+    A = nx.to_numpy_array(GRAPHS[kind](5), weight=None)
+    B, match = shuffled(A, 0.05, 6)
+    for marginals in ({}, {"marginals": SemiRelaxed(1.0)}):
+        result = gw_align(A, B, distances="precomputed", random_state=0, **marginals)
+        assert (result.argmax() == match).mean() > 0.95
+
+
+def test_hops_are_counted_between_the_entries_that_differ_from_most() -> None:
+    A = nx.to_numpy_array(nx.path_graph(7))
+    wanted = np.abs(np.subtract.outer(np.arange(7), np.arange(7))) / 6
+    for value, edge in ((0.0, 1.0), (1.0, 0.2)):
+        D = torch.from_numpy(np.where(A > 0, edge, value))
+        found = hop_distances(D.fill_diagonal_(0.0))
+        assert found is not None
+        np.testing.assert_allclose(found, wanted)
+
+
+def test_parts_without_an_edge_between_them_are_further_than_any_path() -> None:
+    found = hop_distances(torch.block_diag(*(torch.ones(2, 2),) * 4).fill_diagonal_(0.0))
+    assert found is not None
+    assert found[0, 1] == pytest.approx(2 / 3)
+    assert found[0, 2] == 1
+
+
+def test_distances_of_points_and_empty_graphs_have_no_hops() -> None:
+    assert hop_distances(torch.cdist(*(torch.randn(20, 2),) * 2)) is None
+    assert hop_distances(torch.zeros(6, 6)) is None
+    assert hop_distances(torch.ones(6, 6).fill_diagonal_(0.0)) is None
+
+
+def test_landmarks_say_little_of_an_adjacency_and_much_of_a_curve() -> None:
+    rng = torch.Generator().manual_seed(0)
+    mass = torch.full((200,), 1 / 200)
+    x = torch.linspace(0, 1, 200)[:, None]
+    graph = torch.from_numpy(nx.to_numpy_array(GRAPHS["geometric"](1))[:200, :200]).float()
+    for D, least, most in ((torch.cdist(x, x), 0.0, 0.01), (graph, 0.1, torch.inf)):
+        space = PrecomputedDistances.stored_matrix(D, 1.0)
+        assert least <= coverage(choose_landmarks(space, mass, "spread", 40, rng), mass) <= most
+
+
+def test_proximal_steps_go_down_from_the_product_plan_and_keep_its_marginals() -> None:
+    A = nx.to_numpy_array(GRAPHS["blocks"](7), weight=None)
+    B, _ = shuffled(A, 0.02, 8)
+    rng = np.random.default_rng(0)
+    p, q = (rng.uniform(0.5, 2, len(A)) for _ in "pq")
+    p[3] = 0
+    spaces = [PrecomputedDistances.stored_matrix(torch.from_numpy(D).float(), 1.0) for D in (A, B)]
+    masses = [torch.from_numpy(side).float() for side in (p, q)]
+    gradient = ExactGradient(*spaces, *(mass / mass.sum() for mass in masses))
+    plan = proximal_plan(gradient, *masses, Watch()).double().numpy()
+    assert (plan >= 0).all()
+    assert plan[3].max() < 1e-12
+    np.testing.assert_allclose(plan.sum(1), p / p.sum(), atol=1e-3)
+    np.testing.assert_allclose(plan.sum(0), q / q.sum(), rtol=1e-4)
+    assert energy(A, B, plan) < 0.8 * energy(A, B, np.outer(p, q) / p.sum() / q.sum())

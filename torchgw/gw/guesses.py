@@ -1,0 +1,81 @@
+"""Starts on all points that owe nothing to landmarks: for spaces of which landmarks say little.
+
+- the distributions of each point's distances, where landmarks are far from the points they stand for;
+- where proximal steps take the product plan;
+- on two adjacencies, proximal steps by hops, and from there by the adjacencies themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from torchgw.costs import FactoredCost
+from torchgw.couplings import DenseCoupling
+from torchgw.gw.gradient import ExactGradient, dense
+from torchgw.gw.model import mean_cost
+from torchgw.gw.problem import Candidate, Problem, descended
+from torchgw.gw.proximal import proximal_plan
+from torchgw.gw.start import Start
+from torchgw.gw.starts import quantiles
+from torchgw.sinkhorn.scaling import feasible
+from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.hops import hop_distances
+
+FULL_QUANTILES = 32
+QUANTILE_SHARPNESS = 32.0
+LEAST_QUANTILE_COST = 1e-7
+
+
+def by_distributions(problem: Problem) -> list[Candidate]:
+    """A start on all points from the distributions of their distances, where landmarks cannot stand for the spaces."""
+    p, q = problem.masses
+    every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
+    U = quantiles(problem.source.rows(every[0]), p, FULL_QUANTILES) / FULL_QUANTILES**0.5
+    V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
+    cost = FactoredCost.squared_distance(U, V)
+    mean = cost.a @ p + cost.b @ q - 2 * (cost.U.T @ p) @ (cost.V.T @ q)
+    if float(mean) <= LEAST_QUANTILE_COST:
+        return []  # all points see the same distances: nothing to go by
+    epsilon = float(mean) / QUANTILE_SHARPNESS
+    done = descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
+    linearised = problem.gradient(DenseCoupling(done.plan), p)
+    start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
+    return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)]
+
+
+def by_product(problem: Problem) -> list[Candidate]:
+    """Where proximal steps go from the product plan, and from a matching by hops if both spaces are adjacencies."""
+    (p, q), watch, gradient = problem.masses, problem.watch.aside(), problem.gradient
+    plans = [proximal_plan(gradient, p, q, watch)]
+    hops = _hop_gradient(problem)
+    if hops is not None:
+        plans.append(proximal_plan(gradient, p, q, watch, proximal_plan(hops, p, q, watch)))
+    return [_guessed(problem, plan) for plan in plans]
+
+
+def _hop_gradient(problem: Problem) -> ExactGradient | None:
+    """The quadratic part with hops in place of distances, where both spaces are adjacencies."""
+    spaces = (problem.source, problem.target)
+    if not all(isinstance(space, PrecomputedDistances) for space in spaces):
+        return None
+    hops = [hop_distances(dense(space)) for space in spaces]
+    if any(D is None for D in hops):
+        return None
+    x, y = (PrecomputedDistances.stored_matrix(D, 1.0) for D in hops if D is not None)
+    return ExactGradient(x, y, *problem.masses)
+
+
+def _guessed(problem: Problem, plan: Tensor) -> Candidate:
+    """A start from a plan of mass one on all points, to be compared."""
+    p, q = problem.masses
+    cost = problem.gradient(DenseCoupling(plan), p)
+    start = Start(cost, p.log2(), q.log2(), problem.epsilon)
+    if not problem.sharp:
+        return Candidate(start, plan.argmax(1), math.inf, 1, "full", True)
+    plan = feasible(plan, p, q)
+    energy = float(mean_cost(cost, DenseCoupling(plan), p, q))
+    return Candidate(replace(start, plan=plan), plan.argmax(1), energy, 1, "full", True)

@@ -1,0 +1,101 @@
+"""What a dense solve works on, and a basin on its way through the search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from torchgw.gw.coarse import CoarseBasin
+from torchgw.gw.descent import Descent, descend
+from torchgw.gw.gradient import ExactGradient, Gradient
+from torchgw.gw.inner import StoredInner
+from torchgw.gw.memory import memory_of, recall
+from torchgw.gw.model import Model
+from torchgw.gw.model_gradient import ModelGradient
+from torchgw.gw.start import Start
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.precision import loop_dtype
+from torchgw.options import GWOptions
+from torchgw.types import DistanceProvider
+from torchgw.watch import Watch
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Two spaces in the loop's dtype, the gradient of the objective around them, and how to solve.
+
+    ``sharp`` says that ``epsilon`` is only where annealing to zero begins.
+    """
+
+    source: DistanceProvider
+    target: DistanceProvider
+    gradient: Gradient
+    model: Model
+    epsilon: float
+    sharp: bool
+    kernel: Kernel
+    options: GWOptions
+    generator: torch.Generator
+    watch: Watch = field(default_factory=Watch)
+
+    def stage(self, name: str, compute: Callable[[], Result]) -> Result:
+        """The result of a stage, see `torchgw.watch`; what the gradient remembers is kept with it."""
+        result, memory = self.watch.stage(name, lambda: (compute(), memory_of(self.gradient)))
+        recall(self.gradient, memory)
+        return result
+
+    @property
+    def p(self) -> Tensor:
+        return self.model.p
+
+    @property
+    def q(self) -> Tensor:
+        return self.model.q
+
+    @property
+    def quadratic(self) -> Gradient:
+        """The gradient of the quadratic part alone."""
+        return self.gradient.quadratic if isinstance(self.gradient, ModelGradient) else self.gradient
+
+    @property
+    def masses(self) -> tuple[Tensor, Tensor]:
+        """The masses in the dtype of the spaces."""
+        dtype = loop_dtype(self.options.mixed_precision)
+        return self.p.to(dtype), self.q.to(dtype)
+
+    @property
+    def inner(self) -> StoredInner:
+        """A solver of this problem's linearisations, with buffers of its own."""
+        return StoredInner(self.kernel, self.model, self.options.sinkhorn)
+
+    @property
+    def exact(self) -> bool:
+        return isinstance(self.quadratic, ExactGradient)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A basin on its way: where to start on all points, its matching (N,), and its energy on the level reached.
+
+    ``near`` says that it is among the lowest of its kind of landmarks, ``leading`` that it is the lowest.
+    """
+
+    start: Start
+    matching: Tensor
+    energy: float
+    count: int
+    level: str
+    near: bool
+    leading: bool = False
+    basin: CoarseBasin | None = None
+
+
+def descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
+    given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
+    return descend(*given, max_iter=steps)
