@@ -14,7 +14,7 @@ from torchgw import GWOptions, GWResult, SpaceOptions, gw_align
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The longest tests first: at the end, one of several processes would be left alone with them.
-    items.sort(key=lambda item: item.path.name != "test_triton.py")
+    items.sort(key=lambda item: item.path.name not in ("test_capabilities.py", "test_triton.py"))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -122,6 +122,7 @@ def test_the_value_agrees_with_pot(distances: str) -> None:
     assert result.value == pytest.approx(float(gromov.gwloss(constant, hX, hY, result.plan.numpy())), rel=1e-6)
 
 
+@pytest.mark.bits
 def test_the_same_seed_gives_the_same_bits_and_another_seed_another_run() -> None:
     one, two, other = (gw_align(SPIRAL, ROLL, options=SAMPLED, random_state=seed) for seed in (3, 3, 4))
     assert torch.equal(one.plan, two.plan)

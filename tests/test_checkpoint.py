@@ -119,7 +119,8 @@ def assert_same(one: GWResult, other: GWResult) -> None:
     assert [rung.cells for rung in one.ladder] == [rung.cells for rung in other.ladder]
 
 
-LOOPS = ("exact gradient", "sampled gradient", "no entropy", "streaming", "low rank")
+GRADIENTS = ("exact gradient", "sampled gradient")
+LOOPS = (*GRADIENTS, "no entropy", "streaming", "low rank")
 Whole = tuple[GWResult, int]
 
 
@@ -136,7 +137,9 @@ def left_alone(name: str, whole: dict[str, Whole]) -> Whole:
     return whole[name]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.bits) if name in GRADIENTS else name for name in CASES]
+)
 def test_a_killed_solve_goes_on_to_the_same_bits(name: str, tmp_path: Path, whole: dict[str, Whole]) -> None:
     expected, calls = left_alone(name, whole)
     for at in {(calls + 1) // 2, calls} if name in LOOPS else {(calls + 1) // 2}:

@@ -111,6 +111,7 @@ def test_turned_and_shuffled_copies_are_at_no_distance() -> None:
         assert own.converged
 
 
+@pytest.mark.bits
 def test_spaces_of_one_size_may_change_places() -> None:
     rng = np.random.default_rng(20)
     x, y = rng.normal(size=(2, 25, 2))
@@ -240,6 +241,21 @@ def test_bits_do_not_depend_on_how_many_pairs_go_together() -> None:
     for i, j in itertools.combinations(range(9), 2):
         assert pairwise([clouds[i], clouds[j]], scale="own").values[0] == together.values[together.pair(i, j)], (i, j)
     np.testing.assert_array_equal(pairwise(clouds[::-1], scale="own").square()[::-1, ::-1], together.square())
+
+
+@pytest.mark.bits
+def test_a_batch_has_the_bits_of_its_pairs_alone() -> None:
+    """Of odd numbers of registers of any width, wherever in it a pair stands."""
+    rng = np.random.default_rng(8)
+    with work.torch_threads_restored(), work.one_thread_each(1) as pool:
+        for (n, k), many in (((15, 12), 7), ((47, 20), 5), ((33, 33), 4)):
+            drawn = [[prepare(random_distances(m, rng), random_masses(m, rng), 0) for m in (n, k)] for _ in range(many)]
+            sides = [(x, y) for x, y in drawn]
+            together = pool.submit(batch.solve_batch, sides, 1e-2, CPU).result()
+            for pair, both in zip(sides, together, strict=True):
+                (alone,) = pool.submit(batch.solve_batch, [pair], 1e-2, CPU).result()
+                assert torch.equal(alone.plan, both.plan), (n, k)
+                assert (alone.value, alone.gap) == (both.value, both.gap)
 
 
 def test_linear_programs_are_the_same_without_bindings(found: PairwiseResult, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,7 @@ def test_kills_at_any_moment_leave_whole_batches(tmp_path: Path, whole: Pairwise
     assert_same(result, whole)
 
 
+@pytest.mark.bits
 def test_a_call_that_is_ended_or_fails_goes_on_too(tmp_path: Path, whole: PairwiseResult) -> None:
     path = tmp_path / "pairs.sqlite"
     with pytest.warns(ConvergenceWarning, match="pending"):
