@@ -138,6 +138,8 @@ def gw_align(
         For input that cannot be used, naming the argument, before any work.
     MemoryError
         When a distance matrix, or the score of a dense solve, would exceed ``options.max_memory``, before any work.
+    OSError
+        When the folder of a checkpoint cannot be made, before any work.
     FloatingPointError
         When epsilon is so small that cost / epsilon exceeds what float64 resolves.
 
@@ -150,6 +152,8 @@ def gw_align(
         When the scores reach further than float32 carries them; a dense solve ends in float64 all the same.
     OutOfMemoryWarning
         When the device ran out of memory and the streaming strategy ran instead.
+    CheckpointWarning
+        When what is done could not be written to the checkpoint; the solve goes on.
     ConvergenceWarning
         When the result is not a converged one; its status says what to change.
     AmbiguityWarning
