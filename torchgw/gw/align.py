@@ -49,6 +49,7 @@ from torchgw.result import GWResult
 from torchgw.sinkhorn.rounding import off
 from torchgw.status import Status
 from torchgw.supervision import Supervision
+from torchgw.threads import threads_for
 from torchgw.types import (
     Array,
     Callback,
@@ -240,7 +241,8 @@ def gw_align(
     watch = followed(callback, checkpoint, call, generator)
     ready = time.perf_counter()  # a compiler may have been tried
     prepare = partial(make_providers, checked, options.spaces)
-    made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
+    with threads_for(n * k):
+        made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
     prepared = time.perf_counter()
     logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
     exact = against is None and options.gradient != "sampled"
@@ -251,7 +253,7 @@ def gw_align(
         task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)
         return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
 
-    with stopped_by_interrupt(watch):
+    with threads_for(n * k), stopped_by_interrupt(watch):
         begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, watch, solve)
     if strategy != begun:
         chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
@@ -261,7 +263,8 @@ def gw_align(
     wanted = torch.from_numpy(p_given), torch.from_numpy(q_given)
     derived = None
     if gradient_mode is not None:
-        derived = differentiable(found, model, made, told, wanted, marginals, options, gradient_mode)
+        with threads_for(n * k):
+            derived = differentiable(found, model, made, told, wanted, marginals, options, gradient_mode)
     result = GWResult(
         coupling=coupling,
         value=found.values.total * mass**2,
