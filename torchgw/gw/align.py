@@ -49,6 +49,7 @@ from torchgw.result import GWResult
 from torchgw.sinkhorn.rounding import off
 from torchgw.status import Status
 from torchgw.supervision import Supervision
+from torchgw.threads import threads_for
 from torchgw.types import (
     Array,
     Callback,
@@ -243,7 +244,7 @@ def gw_align(
     call |= {"device": str(where), "backend": backend}
     exact = against is None and options.gradient != "sampled"
     tol = None if gradient_mode is None else tolerance(gradient_mode, strategy)
-    with followed(callback, checkpoint, call, generator) as watch:
+    with threads_for(n * k), followed(callback, checkpoint, call, generator) as watch:
         ready = time.perf_counter()  # a compiler may have been tried
         prepare = partial(make_providers, checked, options.spaces)
         made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
@@ -264,7 +265,8 @@ def gw_align(
     wanted = torch.from_numpy(p_given), torch.from_numpy(q_given)
     derived = None
     if gradient_mode is not None:
-        derived = differentiable(found, model, made, told, wanted, marginals, options, gradient_mode)
+        with threads_for(n * k):
+            derived = differentiable(found, model, made, told, wanted, marginals, options, gradient_mode)
     result = GWResult(
         coupling=coupling,
         value=found.values.total * mass**2,

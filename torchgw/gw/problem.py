@@ -20,6 +20,7 @@ from torchgw.gw.start import Start
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.options import GWOptions
+from torchgw.threads import threads_for
 from torchgw.types import DistanceProvider
 from torchgw.watch import Watch
 
@@ -98,4 +99,5 @@ class Candidate:
 
 def descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
     given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
-    return descend(*given, max_iter=steps)
+    with threads_for(len(problem.p) * len(problem.q)):
+        return descend(*given, max_iter=steps)

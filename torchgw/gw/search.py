@@ -154,8 +154,7 @@ class _Rung:
         )
         model = problem.model.taken(x.index, y.index, p, q)
         gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
-        inner = replace(problem, source=near, target=far, gradient=gradient, model=model)
-        return cls(x, y, inner, problem.model)
+        return cls(x, y, replace(problem, source=near, target=far, gradient=gradient, model=model), problem.model)
 
     def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
         """The basin solved on the subset, and its energy there."""
