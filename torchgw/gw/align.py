@@ -244,7 +244,7 @@ def gw_align(
     call |= {"device": str(where), "backend": backend}
     exact = against is None and options.gradient != "sampled"
     tol = None if gradient_mode is None else tolerance(gradient_mode, strategy)
-    with threads_for(n * k), followed(callback, checkpoint, call, generator) as watch:
+    with followed(callback, checkpoint, call, generator) as watch, threads_for(n * k):
         ready = time.perf_counter()  # a compiler may have been tried
         prepare = partial(make_providers, checked, options.spaces)
         made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
