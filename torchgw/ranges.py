@@ -77,8 +77,13 @@ def cost(largest: float, epsilon: float) -> None:
             f"cost must be at most {LARGEST_SCALED**2:g} beside squared distances of at most 1, as alpha weighs them, "
             f"got {largest:g}; rescale it, or take a larger alpha"
         )
-    if largest * sys.float_info.epsilon > epsilon:
+    resolved("cost", largest, epsilon, "rescale cost, or take a larger alpha")
+
+
+def resolved(what: str, largest: float, epsilon: float, otherwise: str) -> None:
+    """Costs of which float64 holds more than the leading digit beside ``epsilon``, where that is above zero."""
+    if largest * sys.float_info.epsilon > epsilon > 0:
         raise FloatingPointError(
-            f"epsilon = {epsilon:g} is too small for cost: their ratio reaches {largest / epsilon:.1e}, beyond what "
-            f"float64 resolves; raise epsilon, rescale cost, or take a larger alpha"
+            f"epsilon = {epsilon:g} is too small for {what}: their ratio reaches {largest / epsilon:.1e}, beyond what "
+            f"float64 resolves; raise epsilon, {otherwise}"
         )

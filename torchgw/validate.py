@@ -242,8 +242,10 @@ def plan(name: str, value: object, n: int, k: int) -> Tensor:
             f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got shape {array.shape} of "
             f"dtype {dtype}"
         )
-    if not np.isfinite(array).all() or (array < 0).any() or array.sum() <= 0:
-        found = f"{_count_bad(array)}, {int((array < 0).sum())} negative ones, and a sum of {array.sum():g}"
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(array.sum())
+    if not 0 < total < math.inf or (array < 0).any():
+        found = f"{_count_bad(array)}, {int((array < 0).sum())} negative ones, and a sum of {total:g}"
         raise ValueError(f"{name} must be finite and non-negative with a positive sum, got {found}")
     return torch.from_numpy(array)
 
