@@ -19,6 +19,7 @@ LAYERS = {
     "sealed": 0,
     "options": 0,
     "validate": 0,
+    "ranges": 0,
     "losses": 0,
     "marginals": 0,
     "features": 2,

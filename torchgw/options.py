@@ -38,7 +38,8 @@ class SpaceOptions:
     cache_rows : rows of geodesic distances that the on-demand provider keeps.
     scale : what raw distances (of `EuclideanDistances` with squares, the squares) are divided by. None: each space by
         its own largest known distance. "common": both by the larger of the two, so that sizes count, as for a part
-        against a whole. A positive number: both by it; a pair: one each. ``epsilon`` is in units of squared scaled
+        against a whole. A positive number: both by it; a pair: one each, leaving distances of at most 1e9, which
+        float32 carries with their powers. ``epsilon`` is in units of squared scaled
         distances, so with distances well above 1 it is relatively smaller, below 1 larger.
     """
 
@@ -240,7 +241,6 @@ class LowRankOptions:
     Parameters
     ----------
     rank : components of the plan, at most the number of points with mass in either space.
-    n_starts : random starts, where none are given; the worse half is left out after 20, 40, 80 ... iterations.
     max_iter : most mirror-descent iterations.
     tol : change per iteration at which the factors count as settled: their symmetric Kullback-Leibler divergence over
         the squared largest exponent of the step. 1e-8 takes a third of the iterations and leaves a few per cent.
@@ -249,7 +249,6 @@ class LowRankOptions:
     """
 
     rank: int = 20
-    n_starts: int = 4
     max_iter: int = 1000
     tol: float = 1e-9
     step: float = 30.0
@@ -257,7 +256,6 @@ class LowRankOptions:
 
     def __post_init__(self) -> None:
         _keep(self, rank=validate.integer("rank", self.rank, least=1))
-        _keep(self, n_starts=validate.integer("n_starts", self.n_starts, least=1))
         _keep(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
         _keep(self, tol=validate.real("tol", self.tol, least=0.0))
         _keep(self, step=validate.real("step", self.step, above=0.0))

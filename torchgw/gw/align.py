@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchgw import validate
+from torchgw import ranges, validate
 from torchgw.checkpoint import Checkpoint
 from torchgw.features import FeatureCost
 from torchgw.gradients.demands import check_recorded, checked_mode, tolerance
@@ -47,6 +47,7 @@ from torchgw.marginals import Balanced, Marginals
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.rounding import off
+from torchgw.spaces.traced import largest_of
 from torchgw.status import Status
 from torchgw.supervision import Supervision
 from torchgw.threads import threads_for
@@ -103,7 +104,7 @@ def gw_align(
         "landmark" where it is accurate to 3 % on a few rows. `HeatDistances` are given as providers.
     p, q : masses (N,), (K,), non-negative; uniform with sum 1 when None. What they ask of the plan's marginals is said
         by ``marginals``. Under `Balanced` their sums must agree, and scale plan and value and nothing else: epsilon
-        belongs to masses of sum 1.
+        belongs to masses of sum 1. Masses below 2^-80 (1e-24) of their sum count as zero.
     cost : linear cost M (fused Gromov-Wasserstein): a non-negative matrix (N, K), taken as it is, which needs the dense
         strategy; or a pair of feature arrays (N, d), (K, d), or a `FeatureCost`, which never become a matrix. A pair
         costs the squared distance of its features over its largest possible value.
@@ -186,7 +187,7 @@ def gw_align(
     """
     validate.instance("options", options, GWOptions, "; for example GWOptions(sampling=SamplingOptions(n_anchors=200))")
     validate.instance("marginals", marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()")
-    validate.real("epsilon", epsilon, least=0.0)
+    validate.real("epsilon", epsilon, least=0.0, most=ranges.LARGEST_EPSILON)
     validate.choice("backend", backend, BACKENDS)
     cost = as_pair(cost)
     weight = check_alpha(alpha, cost)
@@ -250,6 +251,11 @@ def gw_align(
         made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
         prepared = time.perf_counter()
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
+        if weight > 0:
+            squares = max((largest_of(space) / space.scale) ** 2 for space in made)
+            ranges.resolved(
+                "squared distances", squares, epsilon, "or divide distances by a larger options.spaces.scale"
+            )
 
         def solve(name: str) -> Outcome:
             task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)

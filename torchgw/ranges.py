@@ -1,0 +1,89 @@
+"""How large and how small numbers may be: what floats do not carry through a solve is refused before it starts.
+
+Distances are divided by a scale of their own and masses by their sum, so both may have any size whose squares are
+floats. What is not scaled must suit float32, in which a solve begins: gradients are squares of distances, and are
+squared again.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from torchgw.types import Array
+
+LARGEST = 1e150
+SMALLEST = 1e-300
+LARGEST_SCALED = 1e9
+LARGEST_SHARE = 1e9
+LARGEST_EPSILON = 1e30
+
+NEGLIGIBLE_SHARE = 2.0**-80
+
+
+def sizes(name: str, largest: float, least: float = SMALLEST, most: float = LARGEST) -> None:
+    """Numbers of which the largest is divided out; they may all be zero."""
+    if largest > most:
+        raise ValueError(f"{name} must stay below {most:g}, got {largest:g}; rescale it")
+    if 0 < largest < least:
+        raise ValueError(f"{name} must reach {least:g} or be zero, got no more than {largest:g}; rescale it")
+
+
+def masses(name: str, found: Array) -> Array:
+    """Non-negative masses (n,) whose sum has a square, which multiplies values; changed in place.
+
+    Those below 2^-80 of the sum become zero. Together they are less than its rounding, and kernels clamp entries of a
+    plan at 2^-120, which is more than a point of much less mass has for each of its partners.
+    """
+    with np.errstate(over="ignore"):
+        total = float(found.sum())
+    if not 1 / LARGEST <= total <= LARGEST:
+        span = f"[{1 / LARGEST:g}, {LARGEST:g}]"
+        raise ValueError(f"{name} must have a positive sum within {span}, got {total:g}; rescale it")
+    found[found < NEGLIGIBLE_SHARE * total] = 0.0
+    return found
+
+
+def shares(sums: tuple[float, float], scale: float) -> None:
+    """The sums of p and q beside the mass ``scale`` that a plan has."""
+    largest, smallest = max(sums), min(sums)
+    if largest > LARGEST_SHARE * scale or smallest * LARGEST_SHARE < scale:
+        raise ValueError(
+            f"p and q must have sums within a factor of {LARGEST_SHARE:g} of the mass of the plan, about {scale:.3g}, "
+            f"got {sums[0]:.3g} and {sums[1]:.3g}; rescale one of them"
+        )
+
+
+def scaled(name: str, largest: float, scale: float) -> None:
+    """Distances divided by a scale that the user gave."""
+    if largest > LARGEST_SCALED * scale:
+        raise ValueError(
+            f"options.spaces.scale must be at least {largest / LARGEST_SCALED:.3g}, a {LARGEST_SCALED:g}th of the "
+            f"largest distance of {name}, {largest:.3g}, got {scale:g}"
+        )
+
+
+def served(name: str, largest: float) -> None:
+    """Distances as a provider of the user's serves them."""
+    if largest > LARGEST_SCALED:
+        raise ValueError(f"{name}.rows must be divided by {name}.scale, up to {LARGEST_SCALED:g}, got {largest:g}")
+
+
+def cost(largest: float, epsilon: float) -> None:
+    """A linear cost whose entries are at most ``largest`` in the units of squared distances, for epsilon > 0."""
+    if not largest <= LARGEST_SCALED**2:
+        raise ValueError(
+            f"cost must be at most {LARGEST_SCALED**2:g} beside squared distances of at most 1, as alpha weighs them, "
+            f"got {largest:g}; rescale it, or take a larger alpha"
+        )
+    resolved("cost", largest, epsilon, "rescale cost, or take a larger alpha")
+
+
+def resolved(what: str, largest: float, epsilon: float, otherwise: str) -> None:
+    """Costs of which float64 holds more than the leading digit beside ``epsilon``, where that is above zero."""
+    if largest * sys.float_info.epsilon > epsilon > 0:
+        raise FloatingPointError(
+            f"epsilon = {epsilon:g} is too small for {what}: their ratio reaches {largest / epsilon:.1e}, beyond what "
+            f"float64 resolves; raise epsilon, {otherwise}"
+        )
