@@ -16,6 +16,8 @@ LAYERS = {
     "_version": 0,
     "types": 0,
     "once": 0,
+    "allocation": 0,
+    "entry": 0.1,
     "options": 0,
     "validate": 0,
     "losses": 0,
