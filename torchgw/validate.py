@@ -16,6 +16,7 @@ from torchgw.types import Array
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
 LARGEST_COORDINATE = 1e150
+LEAST_SHARE = 1e-37  # what float32 holds
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -212,8 +213,12 @@ def masses(name: str, value: object, n: int, letter: str) -> Array:
         raise ValueError(f"{name} must be non-negative, got a smallest mass of {array.min():g}")
     with np.errstate(over="ignore"):
         total = float(array.sum())
-    if not 0 < total < np.inf:
-        raise ValueError(f"{name} must have a positive sum within float range, got {total:g}")
+    if not 1 / LARGEST_COORDINATE < total < LARGEST_COORDINATE:  # values have its square
+        raise ValueError(f"{name} must have a positive sum within float range, got {total:g}; rescale it")
+    if 0 < (least := array.min(where=array > 0, initial=total)) < LEAST_SHARE * total:
+        raise ValueError(
+            f"{name} must be 0 or at least {LEAST_SHARE:g} of its sum, got {least / total:g} of it; take 0"
+        )
     return array
 
 
@@ -226,14 +231,13 @@ def same_mass(p: Array, q: Array) -> None:
 
 def pairs(name: str, value: object, n: int, k: int) -> Tensor:
     """Matching pairs (m, 2) of indices below N and K, m >= 1, as int64."""
-    array = _numbers(name, value, 2, "(m, 2)").astype(np.int64)
-    largest = array.max(0, initial=0).tolist()
+    array = _numbers(name, value, 2, "(m, 2)")
     if len(array) == 0:
         raise ValueError(f"{name} must hold at least one matching pair, got shape {array.shape}")
-    if (array < 0).any() or (array >= (n, k)).any():
-        found = f"some from {array.min()} up to {largest}"
+    if array.shape[1] != 2 or ((wrong := (array % 1 != 0) | (array < 0) | (array >= (n, k))).any()):
+        found = f"shape {array.shape}" if array.shape[1] != 2 else array[wrong.any(1)][0].tolist()
         raise ValueError(f"{name} must hold pairs of indices below ({n}, {k}), got {found}")
-    return torch.from_numpy(array)
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def plan(name: str, value: object, n: int, k: int) -> Tensor:

@@ -23,6 +23,7 @@ from torchgw.gradients.modes import GradientMode
 from torchgw.gradients.parameters import Given
 from torchgw.gw.checkpoints import followed, is_provider
 from torchgw.gw.demands import (
+    LARGEST_COST,
     as_pair,
     check_alpha,
     check_cost,
@@ -182,7 +183,7 @@ def gw_align(
     """
     validate.instance("options", options, GWOptions, "; for example GWOptions(sampling=SamplingOptions(n_anchors=200))")
     validate.instance("marginals", marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()")
-    validate.real("epsilon", epsilon, least=0.0)
+    validate.real("epsilon", epsilon, least=0.0, most=LARGEST_COST)
     validate.choice("backend", backend, BACKENDS)
     cost = as_pair(cost)
     weight = check_alpha(alpha, cost)
