@@ -216,9 +216,7 @@ def masses(name: str, value: object, n: int, letter: str) -> Array:
     if not 1 / LARGEST_COORDINATE < total < LARGEST_COORDINATE:  # values have its square
         raise ValueError(f"{name} must have a positive sum within float range, got {total:g}; rescale it")
     if 0 < (least := array.min(where=array > 0, initial=total)) < LEAST_SHARE * total:
-        raise ValueError(
-            f"{name} must be 0 or at least {LEAST_SHARE:g} of its sum, got {least / total:g} of it; take 0"
-        )
+        raise ValueError(f"{name} must be 0 or at least {LEAST_SHARE:g} of its sum, got {least / total:g}; take 0")
     return array
 
 
@@ -244,11 +242,8 @@ def plan(name: str, value: object, n: int, k: int) -> Tensor:
     """A finite non-negative plan (N, K) with some mass, as float64, over its largest entry."""
     array = _numbers(name, value, 2, f"(N, K) = ({n}, {k}), or integer pairs (m, 2)")
     if array.shape != (n, k):
-        dtype = getattr(value, "dtype", "unknown")
-        raise ValueError(
-            f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got shape {array.shape} of "
-            f"dtype {dtype}"
-        )
+        found = f"shape {array.shape} of dtype {getattr(value, 'dtype', 'unknown')}"
+        raise ValueError(f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got {found}")
     if not np.isfinite(array).all() or (array < 0).any() or array.max() == 0:
         found = f"{_count_bad(array)}, {int((array < 0).sum())} negative ones, and a largest of {array.max():g}"
         raise ValueError(f"{name} must be finite and non-negative with a positive sum, got {found}")
@@ -259,9 +254,8 @@ def cost(name: str, value: object, n: int, k: int) -> Array:
     """A finite, non-negative linear cost (N, K), as float64."""
     array = _numbers(name, value, 2, f"(N, K) = ({n}, {k}), or a pair of feature arrays")
     if array.shape != (n, k):
-        raise ValueError(
-            f"{name} must be a matrix of shape (N, K) = ({n}, {k}) or a pair of feature arrays, got shape {array.shape}"
-        )
+        wanted = f"a matrix of shape (N, K) = ({n}, {k}) or a pair of feature arrays"
+        raise ValueError(f"{name} must be {wanted}, got shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite, got {_count_bad(array)}; pairs are forbidden by supervision=")
     if (array < 0).any():

@@ -166,6 +166,9 @@ def gw_align(
     distances' factors (without any, N + K) or the number of anchors. Beyond: O((N + K) r) memory, see
     `torchgw.estimate` and `torchgw.gw.ladder`.
 
+    Exchanging X and Y, or the order of points, changes the starts that are searched from: between unrelated spaces
+    values can differ by about 2 %. Solve both ways, or with several seeds, and keep the lowest, where that matters.
+
     References
     ----------
     - Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011.
