@@ -65,6 +65,12 @@ def test_refusals_and_other_errors_stay_what_they_are() -> None:
         assert caught.value is error
 
 
+def test_no_streaming_follows_a_solve_without_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(align, "run", lambda _: bare())
+    with pytest.raises(MemoryError, match="memory ran out in gw_align"):
+        gw_align(X, X, epsilon=0, random_state=0)
+
+
 def test_a_plan_beyond_the_memory_names_what_to_use_instead() -> None:
     n, k = 2 * 10**8, 10**8
     one = torch.ones(1, 1, dtype=torch.float64)
