@@ -97,11 +97,11 @@ from pathlib import Path
 import torch, torchgw
 
 torch.set_num_threads(1)
-x, _ = torchgw.datasets.make_spiral(2500)
-y, _ = torchgw.datasets.make_swiss_roll(2600)
+x, _ = torchgw.datasets.make_spiral(5000)
+y, _ = torchgw.datasets.make_swiss_roll(6000)
 options = torchgw.GWOptions(strategy="dense")
 held = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-resource.setrlimit(resource.RLIMIT_AS, (held + 64 * 2**20,) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (held + 200 * 2**20,) * 2)
 try:
     torchgw.gw_align(x, y, epsilon=1e-2, distances="landmark", options=options, random_state=0)
 except MemoryError as error:
@@ -109,6 +109,7 @@ except MemoryError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what is held is read from /proc")
 def test_a_process_with_too_little_memory_is_told() -> None:
     script = [sys.executable, "-W", "ignore", "-c", LIMITED]
