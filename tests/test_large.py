@@ -337,3 +337,10 @@ def test_a_gpu_streams_to_the_same_matching(distances: str) -> None:
     assert other.unseen(points[0][:50] + 1e-3).argmax().shape == (50,)
     assert len(other.top_k(3)[0]) == 5000
     assert abs(other.sparsify(0.5).sum() - 0.5) < 0.1
+
+
+def test_a_last_solve_of_one_iteration_streams() -> None:
+    options = GWOptions(strategy="streaming", sinkhorn=SinkhornOptions(final_max_iter=1))
+    x, y = make_spiral(60)[0], make_spiral(70, random_state=1)[0]
+    result = gw_align(x, y, distances="landmark", epsilon=1e-2, options=options, random_state=0)
+    assert result.marginal_error < 1e-6

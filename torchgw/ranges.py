@@ -75,7 +75,7 @@ def cost(largest: float, epsilon: float) -> None:
     if not largest <= LARGEST_SCALED**2:
         raise ValueError(
             f"cost must be at most {LARGEST_SCALED**2:g} beside squared distances of at most 1, as alpha weighs them, "
-            f"got {largest:g}; rescale it, or take a larger alpha"
+            f"got {largest:g}; rescale it, or take a larger alpha; pairs are forbidden by supervision="
         )
     resolved("cost", largest, epsilon, "rescale cost, or take a larger alpha")
 
