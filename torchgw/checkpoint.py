@@ -16,7 +16,6 @@ import pickle
 import shutil
 import tempfile
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ import torch
 
 from torchgw import validate
 from torchgw._version import __version__
+from torchgw.caller import warn_caller
 from torchgw.codec import Codec
 from torchgw.types import CheckpointWarning
 
@@ -131,7 +131,7 @@ class Folder:
             write(file, {"random": self.generator.get_state(), "value": self.codec.encode(value)})
         except (OSError, RuntimeError, TypeError) as error:
             reason = str(error).partition("\n")[0]
-            warnings.warn(f"{file} was not written ({reason}); the solve goes on", CheckpointWarning, stacklevel=2)
+            warn_caller(f"{file} was not written ({reason}); the solve goes on", CheckpointWarning)
             return False
         return True
 
@@ -194,7 +194,7 @@ def reopened(path: str | PathLike[str], codec: Codec) -> tuple[Any, float, torch
         call, every, random, made = codec.decode(plain["value"]), plain["every"], plain["random"], plain["made"]
     now = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
     if made != now:
-        warnings.warn(f"{path} was begun with {made}, and goes on with {now}", CheckpointWarning, stacklevel=3)
+        warn_caller(f"{path} was begun with {made}, and goes on with {now}", CheckpointWarning)
     return call, every, random
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.caller import warn_caller
 from torchgw.checkpoint import Checkpoint
 from torchgw.features import FeatureCost
 from torchgw.gradients.demands import check_recorded, checked_mode, tolerance
@@ -304,7 +304,7 @@ def gw_align(
         differentiated=derived,
     )
     if found.strain is not None:
-        warnings.warn(found.strain, PrecisionWarning, stacklevel=2)
+        warn_caller(found.strain, PrecisionWarning)
     warn_unless_converged(result)
     warn_if_broken(result)
     warn_if_ambiguous(result)
