@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from torchgw import datasets
 from torchgw.grouped import between
@@ -28,7 +29,7 @@ HEADER = (
     "backend",
 )
 SEED = 0
-N_POINTS, N_MATCHES = 6, 60  # whose matches are drawn, and how many of each
+N_POINTS = 5  # whose matches are drawn
 
 
 @dataclass(frozen=True)
@@ -153,20 +154,21 @@ def _draw_plan(figure: Any, axes: Any, run: Run) -> None:
 
 
 def _draw_matches(axes: Any, run: Run) -> None:
-    """The roll from its side, with the best matches of a few source points, as large as their share of the mass."""
+    """The roll from its side; target points are as large as their share of the mass of a few source points."""
     from matplotlib import colormaps
 
     x, _, z = run.target.T
     chosen = np.argsort(run.source_angle)[np.linspace(0, len(run.source) - 1, N_POINTS).round().astype(int)]
-    axes.scatter(x, z, color="#D4D4D4", s=5, linewidths=0)
-    masses, best = run.result.top_k(N_MATCHES)
+    rows = run.result.coupling.rows(torch.from_numpy(chosen)).cpu().numpy()
     spread = np.exp(run.result.confidence(chosen).entropy)
-    for i, effective in zip(chosen, spread, strict=True):
-        colour = colormaps["viridis"](run.source_angle[i] / 9)
-        size = 60 * masses[i] / masses[i].max()
-        label = f"{run.source_angle[i]:.1f}: spread over {effective:.0f} points"
-        axes.scatter(x[best[i]], z[best[i]], color=[colour], s=size, linewidths=0, label=label)
+    axes.scatter(x, z, color="#D4D4D4", s=5, linewidths=0)
+    for angle, mass, effective in zip(run.source_angle[chosen], rows, spread, strict=True):
+        found = np.flatnonzero(mass > 0.01 * mass.max())
+        label = f"{angle:.1f}: spread over {effective:.0f} points"
+        colour = [colormaps["viridis"](angle / 9)]
+        axes.scatter(x[found], z[found], color=colour, s=15 * mass[found] / mass.max(), linewidths=0, label=label)
     axes.set_aspect("equal")
     axes.set_axis_off()
     axes.set_title("where source points go, and how sure that is")
-    axes.legend(title="angle of the point on the spiral", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    where = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 2, "frameon": False}
+    axes.legend(title="angle of the source point on the spiral", **where)

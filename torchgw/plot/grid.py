@@ -22,6 +22,7 @@ MOST = 2000  # cells along a side
 DENSITY, SHARES = "magma", "Blues"
 SIZE = (4.4, 3.7)
 TICKS = 5
+PLAIN = [1, 2, 5, 10]  # steps between ticks, in some power of ten
 NAMED = 20  # label names along an axis
 WRITTEN = 12  # labels of a side up to which shares are written into the cells
 
@@ -154,7 +155,7 @@ def _draw(ax: Any, share: Array, down: Groups, across: Groups) -> None:
     if confusion and max(share.shape) <= WRITTEN:
         _write(ax, share)
     bar = colours.bar(ax, image, "share of the source label's mass" if down.names else "share of all mass")
-    bar.locator, bar.formatter = MaxNLocator(4), StrMethodFormatter("{x:g}")
+    bar.locator, bar.formatter = MaxNLocator(TICKS, steps=PLAIN), StrMethodFormatter("{x:g}")
     bar.update_ticks()
 
 
@@ -175,10 +176,11 @@ def _ticks(axis: Any, groups: Groups, how: dict[str, Any]) -> None:
 def _marks(edges: Array) -> tuple[Array, Array]:
     """Places on an axis of cells with these edges (n + 1,), and the numbers there: round ones, unless these crowd."""
     count = len(edges) - 1
-    even = MaxNLocator(TICKS - 1).tick_values(edges[0], edges[-1])
+    even = MaxNLocator(TICKS, steps=PLAIN).tick_values(edges[0], edges[-1])
     even = even[(even >= edges[0]) & (even <= edges[-1])]
     at = np.interp(even, edges, np.arange(count + 1))
-    if len(at) > 2 and np.diff(at).min() > count / (3 * TICKS):
+    gaps = np.diff((0, *at, count))
+    if len(at) > 2 and gaps[1:-1].min() > count / (3 * TICKS) and gaps.max() < count / 2:
         return at, even
     at = np.unique(np.linspace(0, count, TICKS).round().astype(int))
     return at, edges[at]
