@@ -499,6 +499,14 @@ def test_joint_cells_have_the_plan_as_their_graph(aligned: tuple[Any, Any, GWRes
     assert {"cell_type", "time"} <= set(both.obs)
     assert set(both.obs["cell_type"].cat.categories) == set(TYPES)
     assert list(both.obs["cell_type"][:60]) == list(a.obs["cell_type"])
+    assert set(a.obs) | set(b.obs) < set(both.obs)
+    assert list(both.obs["alive"][60:]) == list(b.obs["alive"])  # truth values, which only one side has
+    assert both.obs["alive"][:60].isna().all()
+    for name in a.uns["torchgw"]["params"]["labels"]:
+        carried, told = both.obs[f"torchgw_{name}"][:60], both.obs[f"torchgw_{name}"][60:]
+        assert list(carried.dropna()) == list(a.obs[f"torchgw_{name}"].dropna())
+        assert list(told.dropna()) == list(b.obs[name].dropna())
+    assert list(both.uns["torchgw_cell_type_colors"]) == list(b.uns["cell_type_colors"])
     graph = both.obsp["torchgw"]
     assert graph.shape == (130, 130)
     assert (graph != graph.T).nnz == graph[:60, :60].nnz == graph[60:, 60:].nnz == 0

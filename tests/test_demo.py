@@ -43,6 +43,19 @@ def test_the_binned_plan_keeps_all_mass_and_lies_on_the_diagonal() -> None:
     assert abs(spearmanr(np.arange(30), ridge)[0]) > 0.9
 
 
+def test_the_picture_shows_where_points_go_and_how_sure_that_is() -> None:
+    from matplotlib.figure import Figure
+
+    run = demo.align_once(60, 70, "precomputed", None, None)
+    axes = Figure().add_subplot()
+    demo._draw_matches(axes, run)
+    first = run.result.plan[run.source_angle.argmin()].numpy()
+    drawn = axes.collections[1]
+    np.testing.assert_allclose(np.asarray(drawn.get_offsets()), run.target[first > 0.01 * first.max()][:, [0, 2]])
+    spread = np.exp(run.result.confidence(run.source_angle.argmin()[None]).entropy[0])
+    assert axes.get_legend().get_texts()[0].get_text() == f"0.0: spread over {spread:.0f} points"  # type: ignore[union-attr]
+
+
 def _binned(plan: np.ndarray, bins: int) -> np.ndarray:
     out = np.zeros((bins, bins))
     for i, row in enumerate(plan):

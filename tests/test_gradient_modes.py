@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -50,9 +51,11 @@ from torchgw import (
     Partial,
     PrecomputedDistances,
     Unrolled,
+    gw_align,
     gw_loss,
 )
 from torchgw.gradients.modes import GradientMode
+from torchgw.gw.loss import Arguments
 
 
 @pytest.mark.parametrize(
@@ -130,6 +133,40 @@ def test_gradcheck_passes_for_the_loss(mode: GradientMode) -> None:
         return gw_loss(x, y, gradient_mode=mode, distances="euclidean", **COMMON)
 
     assert torch.autograd.gradcheck(loss, (leaf(X), leaf(Y)), eps=1e-5, atol=1e-7, rtol=1e-6, fast_mode=True)
+
+
+def test_a_training_loop_that_begins_at_its_last_result_is_one_over_plans() -> None:
+    common: dict[str, Any] = COMMON | {"distances": "euclidean"}
+    del common["init"]
+
+    def trained(step: Callable[[Tensor, GWResult | None], tuple[Tensor, GWResult]]) -> tuple[list[float], GWResult]:
+        points, result, losses = leaf(X), None, []
+        for _ in range(3):
+            loss, result = step(points, result)
+            (slope,) = torch.autograd.grad(loss, points)
+            points = leaf(points.detach() - 0.1 * slope)
+            losses.append(loss.item())
+        assert result is not None
+        return losses, result
+
+    def direct(points: Tensor, last: GWResult | None) -> tuple[Tensor, GWResult]:
+        init = None if last is None else last.plan
+        found = gw_align(points, Y, init=init, gradient_mode=ENVELOPE, **common)
+        return found.loss, found
+
+    losses, result = trained(
+        lambda points, last: gw_loss(points, Y, init=last, return_result=True, gradient_mode=ENVELOPE, **common)
+    )
+    assert result.basins == ()  # the last steps did not search
+    assert losses == trained(direct)[0]
+    assert losses[2] < losses[0]
+
+
+def test_a_loss_takes_what_an_alignment_takes() -> None:
+    told = {name: each.annotation for name, each in inspect.signature(gw_align).parameters.items()}
+    assert {name: each.__forward_arg__ for name, each in Arguments.__annotations__.items()} == {
+        name: kind for name, kind in told.items() if name not in ("X", "Y", "gradient_mode")
+    }
 
 
 def test_gradcheck_passes_for_the_plan() -> None:

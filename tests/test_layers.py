@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent / "torchgw"
 LAYERS = {
     "_version": 0,
     "types": 0,
+    "caller": 0,
     "once": 0,
     "sealed": 0,
     "allocation": 0,

@@ -379,6 +379,21 @@ def test_the_heat_map_is_that_of_the_dense_plan(
     np.testing.assert_allclose(np.asarray(drawn), wanted, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("edges", "numbers"),
+    [
+        (np.linspace(0, 9, 101), [0, 2, 4, 6, 8]),
+        (np.linspace(0.3, 0.71, 42), [0.3, 0.4, 0.5, 0.6, 0.7]),
+        (np.exp(np.linspace(0, 9, 5)), list(np.exp(np.linspace(0, 9, 5)))),  # round ones would crowd at the end
+    ],
+    ids=["even", "small", "skewed"],
+)
+def test_ticks_of_sorted_cells_are_round_where_these_are_spread(edges: np.ndarray, numbers: list[float]) -> None:
+    at, found = grid._marks(edges)
+    np.testing.assert_allclose(found, numbers)
+    np.testing.assert_allclose(np.interp(at, np.arange(len(edges)), edges), numbers)
+
+
 def test_the_heat_map_of_labels_shows_the_share_of_each_row(result: GWResult) -> None:
     ax = plot.plan(result, LABELS, TARGET_LABELS, ax=plane())
     dense = np.asarray(result.coupling.to_dense())

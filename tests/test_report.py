@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import torch
 from scipy.spatial.distance import cdist
 
 from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, generator
-from torchgw import GWOptions, GWResult, LowRankOptions, Partial, cli, gw_align, plot
+from torchgw import GWOptions, GWResult, LowRankOptions, Partial, Status, cli, gw_align, plot
 from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
 from torchgw.lowrank_coupling import LowRankCoupling
 from torchgw.report import contents
 from torchgw.report.colours import given
 from torchgw.report.matches import matches_of
 from torchgw.report.tables import options as options_table
+from torchgw.report.words import verdict
 
 HEX = re.compile(r"'sha256-([^']+)'")
 
@@ -66,6 +68,40 @@ def test_the_page_says_what_the_result_says(page: str, result: GWResult) -> None
     assert ["epsilon", "0.001"] in shown["problem"]["rows"]
     assert ["torch", torch.__version__] in shown["origin"]["rows"]
     assert shown["warnings"] == []
+
+
+def test_the_page_opens_with_a_verdict(result: GWResult) -> None:
+    assert contents.contents(result)["verdict"]["level"] == "good"
+    found = verdict(result, 3.4)
+    assert found.text.startswith("This matching can be trusted as far as the distances can")
+    assert "about 3 of 110 target points" in found.text
+    tied = replace(result, basins=(result.basins[0], replace(result.basins[0], difference=0.5)))
+    sure = replace(result, certificate=replace(result.certificate, gap=0.0))
+    cases = [
+        (replace(result, status=Status.MAX_ITER), 3.0, "bad", "did not converge"),
+        (tied, 3.0, "bad", "another one is as good"),
+        (result, 60.0, "open", "spread over 60 or more target points; lower epsilon"),
+        (replace(result, basins=()), 3.0, "open", "nobody looked for a better one"),
+        (replace(result, basins=(), alpha=0.0), 3.0, "good", "no other optimum"),
+        (sure, 3.0, "good", "by proof"),
+    ]
+    for case, spread, level, text in cases:
+        found = verdict(case, spread)
+        assert (found.level, text in found.text) == (level, True), found
+
+
+def test_points_are_coloured_by_two_coordinates_so_that_each_turn_shows(result: GWResult) -> None:
+    for points in (SPIRAL, np.column_stack((0.01 * SPIRAL[:, 0], SPIRAL[:, ::-1]))):
+        side = contents.contents(result, X=points)["colourings"][0]
+        source, target = (array(part, "<f8").reshape(-1, 2) for part in side["sides"])
+        plane = source - source.mean(0)
+        assert side["plane"]
+        assert source.min() == 0
+        assert source.max() == 1
+        fitted = np.linalg.lstsq(SPIRAL - SPIRAL.mean(0), plane, rcond=None)[0]  # a linear picture of the spiral
+        np.testing.assert_allclose((SPIRAL - SPIRAL.mean(0)) @ fitted, plane, atol=0.02)
+        assert np.linalg.svd(plane, compute_uv=False)[1] > 1  # of which nothing is lost
+        np.testing.assert_allclose(target, result.push(source), rtol=1e-9)
 
 
 def test_options_that_were_changed_are_marked(result: GWResult) -> None:

@@ -215,6 +215,29 @@ def test_the_source_can_be_coloured_by_confidence(case: tuple[Opened, GWResult])
     assert low == pytest.approx(float(result.confidence().entropy.min()), rel=1e-2)
 
 
+def test_the_page_opens_with_a_verdict_and_what_is_turned_over_has_turned_colours(
+    chromium: Any, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    cloud = rng.random((60, 2)) * [2, 1]
+    solved = gw_align(cloud, cloud * [1, -1], distances="euclidean", epsilon=1e-4, random_state=0)
+    solved.report(tmp_path / "out.html")
+    page = opened(chromium, tmp_path / "out.html")
+    assert page.window.text_content("#verdict").startswith("This matching can be trusted")
+    shades = []
+    for at in (0, 1):
+        box, picture = page.window.locator(f"#cloud-{at}").bounding_box(), page.picture(at)
+        places = np.array([page.window.evaluate(f"torchgw.place({at}, {i})") for i in range(60)])
+        x, y = (places - [box["x"], box["y"]]).round().astype(int).T
+        shades.append(picture[y, x])
+    np.testing.assert_allclose(shades[1], shades[0], atol=0.1)  # each point has its own, wherever it is
+    top, bottom = shades[0][cloud[:, 1] > 0.7], shades[0][cloud[:, 1] < 0.3]
+    assert top.mean() > bottom.mean() + 0.2
+    left, right = shades[0][cloud[:, 0] < 0.4], shades[0][cloud[:, 0] > 1.6]
+    assert (left[:, 2] - left[:, 0]).min() > 0.1 > -0.1 > (right[:, 2] - right[:, 0]).max()
+    page.window.close()
+
+
 def test_labels_are_shown_as_text(chromium: Any, result: GWResult, tmp_path: Path) -> None:
     names = np.array(["</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "ünï"])
     result.report(tmp_path / "out.html", labels=names[np.arange(90) % 3])

@@ -142,10 +142,11 @@ def joint(a: Any, b: Any, result: GWResult, *, mass: float = 0.99, key_added: st
 
     Returns
     -------
-    AnnData of N + K cells, those of ``a`` first, without X. ``obs`` has the columns that both have, and
-    ``torchgw_side``, "a" or "b", which also ends the names of the cells; ``obsm["X_torchgw"]`` all coordinates, in the
-    representation of ``b``; ``obsp["torchgw"]`` the symmetric sparse graph whose weight between a cell of ``a`` and one
-    of ``b`` is the mass between them.
+    AnnData of N + K cells, those of ``a`` first, without X. ``obs`` has the columns of both, empty where a side has
+    none, with their colours; in ``torchgw_<label>`` the cells of ``b`` have the label itself that ``a`` got from them.
+    ``torchgw_side`` is "a" or "b", which also ends the names of the cells; ``obsm["X_torchgw"]`` holds all coordinates,
+    in the representation of ``b``; ``obsp["torchgw"]`` the symmetric sparse graph whose weight between a cell of ``a``
+    and one of ``b`` is the mass between them.
 
     Raises
     ------
@@ -165,8 +166,13 @@ def joint(a: Any, b: Any, result: GWResult, *, mass: float = 0.99, key_added: st
     reference = points_of("b", b, str(a.uns[key_added]["params"]["use_rep"][1]), result.max_memory)
     place = np.concatenate((a.obsm[f"X_{key_added}"], reference))
     kept = result.sparsify(mass)
-    bare = {side: anndata.AnnData(obs=cells.obs.copy()) for side, cells in (("a", a), ("b", b))}
-    both = anndata.concat(bare, label=f"{key_added}_side", index_unique="-")
+    names = {f"{key_added}_{name}": name for name in a.uns[key_added]["params"].get("labels", ())}
+    own = {column: b.obs[name].astype(a.obs[column].dtype) for column, name in names.items()}
+    columns = {"a": a.obs, "b": b.obs.assign(**own)}
+    bare = {side: anndata.AnnData(obs=_with_gaps(obs)) for side, obs in columns.items()}
+    both = anndata.concat(bare, join="outer", label=f"{key_added}_side", index_unique="-")
+    for cells in (b, a):
+        _keep_colors(cells, both)
     both.obsm[f"X_{key_added}"] = place
     both.obsp[key_added] = bmat([[None, kept], [kept.T, None]], format="csr")
     return both
@@ -258,6 +264,19 @@ def _copy_colors(a: Any, key: str, b: Any, name: str, categories: Any) -> None:
     colors = b.uns.get(f"{name}_colors")
     if categories is not None and colors is not None and len(colors) >= len(categories.categories):
         a.uns[f"{key}_colors"] = list(colors)
+
+
+def _with_gaps(obs: Any) -> Any:
+    """The columns in types that have room for missing values, which files can hold."""
+    return obs.astype({name: "boolean" for name in obs if obs[name].dtype == bool})
+
+
+def _keep_colors(cells: Any, both: Any) -> None:
+    """The colours of the columns whose categories are the same in both."""
+    for name in cells.obs.select_dtypes("category"):
+        there = both.obs[name].dtype == "category" and list(both.obs[name].cat.categories)
+        if f"{name}_colors" in cells.uns and list(cells.obs[name].cat.categories) == there:
+            both.uns[f"{name}_colors"] = list(cells.uns[f"{name}_colors"])
 
 
 def _record(result: GWResult, taken: tuple[str, str], names: list[str], keywords: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import pickle
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ import torch
 
 from torchgw import validate
 from torchgw._version import __version__
+from torchgw.caller import warn_caller
 from torchgw.codec import Codec, load
 from torchgw.sealed import checked_seal, written
 from torchgw.types import CheckpointWarning
@@ -149,7 +149,7 @@ class Folder:
         try:
             plain = read(file)
         except OSError as error:
-            _warn(f"{file} cannot be read ({_reason(error)}); what it holds is computed again")
+            warn_caller(f"{file} cannot be read ({_reason(error)}); what it holds is computed again", CheckpointWarning)
             return None
         with naming(file):
             self.generator.set_state(plain["random"])
@@ -164,7 +164,7 @@ class Folder:
             plain = {"random": self.generator.get_state(), "value": self.codec.encode(value)}
             write(file, plain, self._place(file.name))
         except (OSError, RuntimeError, TypeError) as error:
-            _warn(f"{file} was not written ({_reason(error)}); the solve goes on")
+            warn_caller(f"{file} was not written ({_reason(error)}); the solve goes on", CheckpointWarning)
             return False
         self.files.add(file.name)
         return True
@@ -174,10 +174,6 @@ class Folder:
         for name in names:
             with suppress(OSError):  # it is passed over as long as the whole that it is a part of is there
                 (self.folder / name).unlink()
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, CheckpointWarning, stacklevel=3)
 
 
 def _reason(error: BaseException) -> str:
@@ -252,7 +248,7 @@ def reopened(path: str | PathLike[str], codec: Codec) -> tuple[Any, float, torch
         call, every, random, made = codec.decode(plain["value"]), plain["every"], plain["random"], plain["made"]
     now = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
     if made != now:
-        warnings.warn(f"{path} was begun with {made}, and goes on with {now}", CheckpointWarning, stacklevel=3)
+        warn_caller(f"{path} was begun with {made}, and goes on with {now}", CheckpointWarning)
     return call, every, random
 
 
@@ -265,7 +261,7 @@ def locked(folder: Path) -> int | None:
     try:
         file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        _warn(f"checkpoint {folder} cannot be written ({_reason(error)}); the solve goes on")
+        warn_caller(f"checkpoint {folder} cannot be written ({_reason(error)}); the solve goes on", CheckpointWarning)
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lockf would let the same process in twice

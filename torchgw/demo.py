@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from torchgw import datasets
 from torchgw.grouped import between
@@ -28,6 +29,7 @@ HEADER = (
     "backend",
 )
 SEED = 0
+N_POINTS = 5  # whose matches are drawn
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def table(runs: list[Run]) -> str:
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Both clouds coloured by matched angle, the plan ordered by angle, and the cost histories, as one PNG."""
+    """Both clouds coloured by matched angle, the plan ordered by angle, and the matches of some points, as one PNG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -99,7 +101,7 @@ def draw(runs: list[Run], path: Path) -> None:
         _draw_source(figure.add_subplot(grid[0, 0]), shown)
         _draw_target(figure, figure.add_subplot(grid[0, 1], projection="3d"), shown)
         _draw_plan(figure, figure.add_subplot(grid[1, 0]), shown)
-        _draw_history(figure.add_subplot(grid[1, 1]), runs)
+        _draw_matches(figure.add_subplot(grid[1, 1]), shown)
         n, k = shown.result.shape
         figure.suptitle(
             f"Spiral ({n} points, 2-D) matched with Swiss roll ({k} points, 3-D): "
@@ -151,16 +153,22 @@ def _draw_plan(figure: Any, axes: Any, run: Run) -> None:
     figure.colorbar(image, ax=axes, shrink=0.9, label="mass, relative to the densest cell")
 
 
-def _draw_history(axes: Any, runs: list[Run]) -> None:
-    colours = ("#0072B2", "#D55E00", "#009E73", "#222222")
-    styles = ("-", (0, (4, 2)), (0, (1, 1.2)), "-")
-    for run, colour, style in zip(runs, colours, styles, strict=False):
-        history = run.result.history
-        label = f"{run.result.shape[0]} x {run.result.shape[1]} {run.provider}"
-        axes.plot(history.iteration, history.cost, color=colour, linestyle=style, label=label)
-    axes.set_yscale("log")
-    axes.set_xlabel("outer iteration")
-    axes.set_ylabel("GW cost of the plan")
-    axes.set_title("the cost after the search, from its lifted plan on")
-    axes.legend(frameon=False)
-    axes.grid(True, which="major", alpha=0.25)
+def _draw_matches(axes: Any, run: Run) -> None:
+    """The roll from its side; target points are as large as their share of the mass of a few source points."""
+    from matplotlib import colormaps
+
+    x, _, z = run.target.T
+    chosen = np.argsort(run.source_angle)[np.linspace(0, len(run.source) - 1, N_POINTS).round().astype(int)]
+    rows = run.result.coupling.rows(torch.from_numpy(chosen)).cpu().numpy()
+    spread = np.exp(run.result.confidence(chosen).entropy)
+    axes.scatter(x, z, color="#D4D4D4", s=5, linewidths=0)
+    for angle, mass, effective in zip(run.source_angle[chosen], rows, spread, strict=True):
+        found = np.flatnonzero(mass > 0.01 * mass.max())
+        label = f"{angle:.1f}: spread over {effective:.0f} points"
+        colour = [colormaps["viridis"](angle / 9)]
+        axes.scatter(x[found], z[found], color=colour, s=15 * mass[found] / mass.max(), linewidths=0, label=label)
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    axes.set_title("where source points go, and how sure that is")
+    where = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 2, "frameon": False}
+    axes.legend(title="angle of the source point on the spiral", **where)

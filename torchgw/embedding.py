@@ -17,7 +17,6 @@ for heterogeneous single-cell multi-omics data integration using Pamona", 2022.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.caller import warn_caller
 from torchgw.kernels.sampling import make_generator
 from torchgw.reading import Readable
 from torchgw.spaces.edges import components, undirected
@@ -193,11 +193,10 @@ def _joined_points(joint: JointGraph) -> list[int]:
         )
     if any(lost.values()):
         where = ", ".join(f"{count} points of spaces[{i}]" for i, count in lost.items() if count)
-        warnings.warn(
+        warn_caller(
             f"neither edges nor plans join {where} with the anchor: their coordinates are NaN; connect their graph, or "
             f"leave them out",
             GraphWarning,
-            stacklevel=3,
         )
     return found
 
@@ -279,11 +278,10 @@ def _warn_unless_converged(found: Eigenpairs, tol: float, max_iter: int) -> None
     if (found.residuals > tol).any():
         spent = found.n_iter > max_iter - LEAST
         limit = "raise max_iter" if spent else "plans are not read more precisely, so raise tol"
-        warnings.warn(
+        warn_caller(
             f"the joint embedding is not converged: a residual is {found.residuals.max():.1e} of its eigenvalue after "
             f"{found.n_iter} applications of each plan, over tol={tol:g}; {limit}",
             ConvergenceWarning,
-            stacklevel=3,
         )
 
 

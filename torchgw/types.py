@@ -23,7 +23,7 @@ class ConvergenceWarning(TorchGWWarning):
 
 
 class GraphWarning(TorchGWWarning):
-    """A neighbour graph or distance matrix had to be repaired before use."""
+    """A neighbour graph or distance matrix had to be repaired before use, or may be none that was meant."""
 
 
 class PrecisionWarning(TorchGWWarning):

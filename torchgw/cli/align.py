@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from torchgw import report
+from torchgw.caller import warn_caller
 from torchgw.cli.output import check_output, described, write_matching, write_whole
 from torchgw.gw.align import gw_align
 from torchgw.gw.resume import resume
@@ -109,11 +110,10 @@ def space_of(name: str, path: Path, limit: int) -> Any:
     if path.suffix in (".csv", ".tsv") and found.shape[1] > 1 and len(found) > 2 and not looks_like_distances(found):
         count = found[:, 0] - found[0, 0]
         if found[0, 0] in (0, 1) and (count == np.arange(len(found))).all():
-            warnings.warn(
+            warn_caller(
                 f"the first column of {path} counts its rows; if it is an index and no coordinate, leave it out "
                 f"{WITHOUT_INDEX}",
                 TorchGWWarning,
-                stacklevel=2,
             )
     return found
 

@@ -10,13 +10,13 @@ tangent space of the marginals, H half the second derivative of the objective. W
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from torchgw.caller import warn_caller
 from torchgw.costs import FactoredCost
 from torchgw.couplings import BlockCoupling, DenseCoupling
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
@@ -160,9 +160,8 @@ def _warn(report: GradientReport) -> None:
     advice = "raise epsilon, or break ties between matchings"
     if report.residual > SOLVED:
         advice = "solve to a smaller tolerance with Implicit(tol=), or raise epsilon"
-    warnings.warn(
+    warn_caller(
         f"this gradient through the plan may be off by about {report.error:.1g} of its size: a residual of "
         f"{report.residual:.1g} grows by a condition number of {report.condition:.1g}; {advice}",
         GradientWarning,
-        stacklevel=4,
     )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.caller import warn_caller
 from torchgw.couplings import BlockCoupling
 from torchgw.evidence import entropy_and_margin
 from torchgw.gw.align import gw_align
@@ -300,7 +301,7 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
     nearest = min(found, key=lambda point: abs(math.log(point.perplexity) - goal))
     own = nearest in tried
     text = f"perplexity {target:g} was not met: the plan jumps past it, and {nearest.perplexity:.4g} is nearest"
-    warnings.warn(text if own else f"{text}, that of the point before", ConvergenceWarning, stacklevel=3)
+    warn_caller(text if own else f"{text}, that of the point before", ConvergenceWarning)
     return [nearest] if own else []
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw import ranges, validate
+from torchgw.caller import warn_caller
 from torchgw.options import GWOptions, SpaceOptions
 from torchgw.result import GWResult
 from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
@@ -20,7 +21,7 @@ from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import storage
 from torchgw.spaces.paths import fill_unreachable, shortest_paths
 from torchgw.spaces.traced import largest_of
-from torchgw.types import DistanceProvider
+from torchgw.types import Array, DistanceProvider, GraphWarning
 
 logger = logging.getLogger("torchgw")
 
@@ -78,7 +79,10 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
     matrix_asked = distances in ("auto", "precomputed")
     shape = shape_of(space)
     if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
-        return validate.distance_matrix(name, space), "matrix"
+        matrix = validate.distance_matrix(name, space)
+        if distances == "auto":
+            _warn_if_adjacency(name, matrix)
+        return matrix, "matrix"
     points = validate.points(name, space)
     if validate.looks_like_distances(points):
         raise ValueError(
@@ -87,6 +91,18 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
     if distances != "euclidean" and options.k is not None:
         validate.neighbours(name, options.k, len(points))
     return points, distances if distances != "auto" else _geodesic(len(points))
+
+
+def _warn_if_adjacency(name: str, matrix: Array) -> None:
+    """Say that distances of zeros and ones alone, some points apart by nothing, look like the edges of a graph."""
+    ones = np.count_nonzero(matrix == 1)
+    if 0 < ones < matrix.size - len(matrix) and ones == np.count_nonzero(matrix):
+        warn_caller(
+            f"{name} holds only zeros and ones, like an adjacency matrix, and is taken for distances: points without "
+            f"an edge are at distance 0; scipy.sparse.csr_matrix({name}) is a graph with edges of length 1, whose "
+            f"shortest paths count; distances='precomputed' says that zeros and ones are meant",
+            GraphWarning,
+        )
 
 
 def shape_of(space: Any) -> tuple[int, ...]:

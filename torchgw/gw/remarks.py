@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 
+from torchgw.caller import warn_caller
 from torchgw.marginals import Marginals
 from torchgw.result import GWResult
 from torchgw.status import Status
@@ -34,18 +34,17 @@ def warn_of(result: GWResult, strain: str | None, sharp: bool) -> None:
 def warn_if_strained(strain: str | None, sharp: bool) -> None:
     """Say that float32 did not carry the scores."""
     if strain is not None:
-        warnings.warn(f"{strain}{f'; or {SHARP}' if sharp else ''}", PrecisionWarning, stacklevel=5)
+        warn_caller(f"{strain}{f'; or {SHARP}' if sharp else ''}", PrecisionWarning)
 
 
 def warn_unless_converged(result: GWResult, sharp: bool) -> None:
     """Say what happened and what to change."""
     if not result.converged:
         tiny = sharp and result.epsilon > 0 and result.status is Status.MAX_ITER
-        warnings.warn(
+        warn_caller(
             f"{result.status.value}{f', or {SHARP}' if tiny else ''} "
             f"(marginal residual {result.marginal_residual:.1e} after {result.n_iter} iterations)",
             ConvergenceWarning,
-            stacklevel=5,
         )
 
 
@@ -55,11 +54,10 @@ def warn_if_broken(result: GWResult) -> None:
         return
     mass = float(result.coupling.marginal(1).sum())
     if result.violation > (BROKEN + 2 * result.marginal_residual) * mass:
-        warnings.warn(
+        warn_caller(
             f"{result.violation / mass:.1%} of the mass is on pairs that supervision= forbids: the masses leave it no "
             f"other place; relax the marginals (SemiRelaxed, Unbalanced or Partial), or give the rules a strength",
             SupervisionWarning,
-            stacklevel=5,
         )
 
 
@@ -73,11 +71,10 @@ def warn_if_ambiguous(result: GWResult) -> None:
         more = "Known pairs or labels (supervision=), a feature of both sides (cost=, alpha=0.99), "
         if result.epsilon == 0 or result.strategy == "low-rank":  # for distances alone
             more = ""
-        warnings.warn(
+        warn_caller(
             f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
             f"{rival.energy:.4g}, and send points {far} the target's scale apart on average (a symmetry?); "
             f"result.basins lists both. {more}{'a' if more else 'A'} plan or pairs to begin with (init=), or masses p "
             f"and q can break the tie{blurred}",
             AmbiguityWarning,
-            stacklevel=5,
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torchgw.allocation import out_of_memory
+from torchgw.caller import warn_caller
 from torchgw.gw.large_problem import Kernels
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.prepare import Graphs, is_graph
@@ -55,11 +55,10 @@ def solved_where_it_fits(
         if watch.raised or options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
-    warnings.warn(
+    warn_caller(
         f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead; "
         f"GWOptions(strategy='streaming') takes it at once",
         OutOfMemoryWarning,
-        stacklevel=4,
     )
     generator.set_state(state)
     with watch.within("streaming"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
@@ -17,6 +16,7 @@ import torch
 
 from torchgw import validate
 from torchgw._version import __version__
+from torchgw.caller import warn_caller
 from torchgw.gw.prepare import pick_device
 from torchgw.interrupt import stopped_by_interrupt
 from torchgw.kernels.sampling import make_generator
@@ -231,10 +231,10 @@ class _Collected:
         )
 
 
-def warn_of(status: Array, stacklevel: int = 3) -> None:
+def warn_of(status: Array) -> None:
     """Say how many pairs are not what was asked for."""
     counts = np.bincount(status, minlength=len(PairStatus))
     for code in (PairStatus.PENDING, PairStatus.UNSETTLED, PairStatus.FAILED):
         if counts[code]:
             text = f"{counts[code]} of {len(status)} pairs are {code.name.lower()}: {code.text}"
-            warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
+            warn_caller(text, ConvergenceWarning)

@@ -5,9 +5,7 @@ from __future__ import annotations
 try:
     import matplotlib  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        "torchgw.plot needs matplotlib: pip install matplotlib, or pip install 'torchgw[plot]'"
-    ) from error
+    raise ImportError("torchgw.plot needs matplotlib; pip install matplotlib") from error
 
 from torchgw.plot.course import basins, convergence
 from torchgw.plot.doubt import confidence

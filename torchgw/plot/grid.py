@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from torchgw import layout, validate, values
 from torchgw.grouped import between
@@ -22,6 +22,7 @@ MOST = 2000  # cells along a side
 DENSITY, SHARES = "magma", "Blues"
 SIZE = (4.4, 3.7)
 TICKS = 5
+PLAIN = [1, 2, 5, 10]  # steps between ticks, in some power of ten
 NAMED = 20  # label names along an axis
 WRITTEN = 12  # labels of a side up to which shares are written into the cells
 
@@ -154,7 +155,7 @@ def _draw(ax: Any, share: Array, down: Groups, across: Groups) -> None:
     if confusion and max(share.shape) <= WRITTEN:
         _write(ax, share)
     bar = colours.bar(ax, image, "share of the source label's mass" if down.names else "share of all mass")
-    bar.locator = MaxNLocator(5)
+    bar.locator, bar.formatter = MaxNLocator(TICKS, steps=PLAIN), StrMethodFormatter("{x:g}")
     bar.update_ticks()
 
 
@@ -168,8 +169,21 @@ def _ticks(axis: Any, groups: Groups, how: dict[str, Any]) -> None:
     if groups.numbers is None:
         axis.set_ticks([])
         return
-    at = np.unique(np.linspace(0, groups.count, TICKS).round().astype(int))
-    axis.set_ticks(at - 0.5, [f"{groups.numbers[i]:.3g}" for i in at], fontsize=canvas.SMALL)
+    at, numbers = _marks(groups.numbers)
+    axis.set_ticks(at - 0.5, [f"{number:.3g}" for number in numbers], fontsize=canvas.SMALL)
+
+
+def _marks(edges: Array) -> tuple[Array, Array]:
+    """Places on an axis of cells with these edges (n + 1,), and the numbers there: round ones, unless these crowd."""
+    count = len(edges) - 1
+    even = MaxNLocator(TICKS, steps=PLAIN).tick_values(edges[0], edges[-1])
+    even = even[(even >= edges[0]) & (even <= edges[-1])]
+    at = np.interp(even, edges, np.arange(count + 1))
+    gaps = np.diff((0, *at, count))
+    if len(at) > 2 and gaps[1:-1].min() > count / (3 * TICKS) and gaps.max() < count / 2:
+        return at, even
+    at = np.unique(np.linspace(0, count, TICKS).round().astype(int))
+    return at, edges[at]
 
 
 def _write(ax: Any, share: Array) -> None:

@@ -18,14 +18,14 @@ MOST = 40  # labels: eight colours in five shapes
 @dataclass(frozen=True)
 class Colouring:
     """Colours of all points: ``sides`` are (N,) and (K,) numbers, NaN where nothing is known, or None for a grey cloud.
-    With ``names`` the numbers are positions in that list, -1 where nothing is known. ``told``: whether a point's own
-    number or label is worth reading."""
+    With ``names`` the numbers are positions in that list, -1 where nothing is known. ``plane``: sides are (N, 2) and
+    (K, 2) in [0, 1], places on a square of colours."""
 
     title: str
     explanation: str
     sides: tuple[Array, Array | None]
     names: list[str] | None = None
-    told: bool = True
+    plane: bool = False
 
 
 def given(labels: Any, coupling: BlockCoupling) -> Colouring:
@@ -69,3 +69,20 @@ def averaged(title: str, text: str, numbers: Array, coupling: BlockCoupling) -> 
     carried = torch.where(moved[:, 0] > 0, moved[:, 1] / moved[:, 0], torch.nan).cpu().numpy()
     explanation = "A target point has the average of the source points that its mass comes from."
     return Colouring(title, f"{text} {explanation}".strip(), (numbers, carried))
+
+
+def placed(points: Array, coupling: BlockCoupling) -> Colouring:
+    """The colouring by two coordinates of the source points (N, d), of more than two by their principal ones."""
+    if points.shape[1] > 2:
+        centred = points - points.mean(0)
+        points = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    low = points.min(0)
+    square = (points - low) / np.where(np.ptp(points, axis=0) > 0, np.ptp(points, axis=0), 1.0)
+    sides = zip(*(averaged("", "", column, coupling).sides for column in square.T), strict=True)
+    source, target = (np.column_stack(pair) for pair in sides)
+    text = (
+        "Where a source point is: from left to right blue to orange, from bottom to top dark to light. A target point "
+        "has the average of the source points that its mass comes from, so colours that run the same way on both "
+        "sides are a matching that keeps the shape, and colours that turn round show a part that is turned over."
+    )
+    return Colouring("place", text, (source, target), plane=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchgw import layout, validate
 from torchgw.couplings import BlockCoupling
+from torchgw.evidence import Confidence
 from torchgw.kernels.sampling import make_generator
 from torchgw.report import colours, tables, words
 from torchgw.report.matches import Matches, matches_of
@@ -38,8 +39,9 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
     found = matches_of(coupling, chosen[0], 1, N_MATCHES), matches_of(coupling, chosen[1], 0, N_MATCHES)
     kept = [np.concatenate((chosen[at].numpy(), undrawn(chosen[at], found[1 - at]))) for at in (0, 1)]
     colourings = [] if labels is None else [colours.given(labels, coupling)]
-    colourings.append(by_position(places[0], coupling))
-    colourings += confidences(result, chosen[0].numpy())
+    colourings.append(colours.placed(places[0].astype(np.float64), coupling))
+    sure = result.confidence(chosen[0].numpy())
+    colourings += confidences(sure, chosen[0].numpy(), result.shape[0])
     shown = [near_zero(side) for side in places]
     sides = [
         {
@@ -57,9 +59,12 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
         }
         for at in (0, 1)
     ]
+    entropy = numbers(sure.entropy)
+    spread = float(np.exp(np.median(entropy[np.isfinite(entropy)]))) if np.isfinite(entropy).any() else math.nan
     certain, uncertain = words.certainties(result)
     return {
         "title": f"{result.shape[0]:,} source points matched with {result.shape[1]:,} target points",
+        "verdict": asdict(words.verdict(result, spread)),
         "summary": words.summary(result),
         "warnings": words.warnings(result),
         "sides": sides,
@@ -75,13 +80,6 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
     }
 
 
-def by_position(places: Array, coupling: BlockCoupling) -> colours.Colouring:
-    """Colours that the plan carries along, for want of labels; the numbers themselves say nothing."""
-    along = "The first coordinate of the source, carried to the target by the plan."
-    found = colours.averaged("position", along, places[:, 0].astype(np.float64), coupling)
-    return replace(found, told=False)
-
-
 def near_zero(places: Array) -> tuple[Array, str]:
     """Coordinates that single precision tells apart, and what was done to them."""
     low, high = places.min(0), places.max(0)
@@ -95,9 +93,8 @@ def near_zero(places: Array) -> tuple[Array, str]:
     return places, said
 
 
-def confidences(result: Plan, points: Array) -> list[colours.Colouring]:
-    """The three views of how sure the plan is of the source points ``points``."""
-    sure = result.confidence(points)
+def confidences(sure: Confidence, points: Array, n: int) -> list[colours.Colouring]:
+    """The three views of how sure the plan is of ``points``, out of n source points."""
     told = {
         "entropy": "Spread of a source point's matches, in nats: 0 for a single match, larger for many. The target is "
         "left grey.",
@@ -105,14 +102,20 @@ def confidences(result: Plan, points: Array) -> list[colours.Colouring]:
         "stability": "1 where every matching that the search found sends the source point to the same place, lower "
         "where another one sends it elsewhere. The target is left grey.",
     }
-    found = {name: np.full(result.shape[0], np.nan) for name in told}
+    found = {name: np.full(n, np.nan) for name in told}
     for name, every in found.items():
-        every[points] = np.asarray(torch.as_tensor(getattr(sure, name)).cpu(), dtype=np.float64)
+        every[points] = numbers(getattr(sure, name))
     return [
         colours.Colouring(f"confidence: {name}", text, (found[name], None))
         for name, text in told.items()
         if np.isfinite(found[name]).any()
     ]
+
+
+def numbers(given: Any) -> Array:
+    """An array or a tensor as float64."""
+    found: Array = np.asarray(torch.as_tensor(given).cpu(), dtype=np.float64)
+    return found
 
 
 def drawn(n: int) -> Tensor:
@@ -156,7 +159,7 @@ def coloured(colouring: colours.Colouring, kept: list[Array]) -> dict[str, Any]:
         "title": colouring.title,
         "explanation": colouring.explanation,
         "names": colouring.names,
-        "told": colouring.told,
+        "plane": colouring.plane,
         "range": [float(every.min()), float(every.max())] if len(every) else [0.0, 1.0],
         "sides": [
             None if side is None else packed(side[at], kind) for side, at in zip(colouring.sides, kept, strict=True)

@@ -66,6 +66,8 @@
   }
 
   function texts() {
+    element("verdict").textContent = page.verdict.text;
+    element("verdict").className = page.verdict.level;
     element("summary").textContent = page.summary.join(" ");
     list("warnings", page.warnings);
     list("certain", page.certain);
@@ -108,6 +110,21 @@
   }));
   let colouring = colourings[0];
 
+  // A place on a square: blue to orange from left to right, dark to light from bottom to top.
+  const ACROSS = [[58, 111, 224], [176, 68, 176], [232, 116, 30]];
+  const [DARK, LIGHT] = [0.5, 0.5];  // of black at the bottom, of white at the top
+
+  function onSquare(x, y) {
+    if (!Number.isFinite(x) || !Number.isFinite(y)) return UNKNOWN;
+    const low = x < 0.5 ? 0 : 1;
+    const veil = y < 0.5 ? DARK * (1 - 2 * y) : LIGHT * (2 * y - 1);
+    const parts = ACROSS[low].map((left, at) => {
+      const plain = left + (2 * x - low) * (ACROSS[low + 1][at] - left);
+      return Math.round((1 - veil) * plain + veil * (y < 0.5 ? 0 : 255));
+    });
+    return `rgb(${parts.join(",")})`;
+  }
+
   function colourOf(value) {
     if (colouring.names) return value < 0 ? UNKNOWN : OKABE_ITO[value % OKABE_ITO.length];
     const [low, high] = colouring.range;
@@ -119,6 +136,7 @@
 
   function colours(at) {
     const values = colouring.sides[at];
+    if (colouring.plane) return Array.from({ length: sides[at].drawn }, (_, i) => onSquare(values[2 * i], values[2 * i + 1]));
     return Array.from({ length: sides[at].drawn }, (_, i) => (values ? colourOf(values[i]) : UNKNOWN));
   }
 
@@ -128,8 +146,9 @@
   }
 
   function described(at, position) {
+    if (colouring.plane) return "";
     const value = colouring.sides[at]?.[position];
-    if (value === undefined || !colouring.told) return "";
+    if (value === undefined) return "";
     if (colouring.names) return value < 0 ? "" : colouring.names[value];
     return Number.isFinite(value) ? String(Number(value.toPrecision(3))) : "";
   }
@@ -159,6 +178,13 @@
         swatch(entry, code);
         entry.append(name);
       });
+      return;
+    }
+    if (colouring.plane) {
+      const across = ACROSS.map((parts) => `rgb(${parts.join(",")})`).join(",");
+      const veil = `rgba(0,0,0,${DARK}), rgba(0,0,0,0) 50%, rgba(255,255,255,0) 50%, rgba(255,255,255,${LIGHT})`;
+      add(place, "span", "", "square").style.background = `linear-gradient(to top, ${veil}), linear-gradient(to right, ${across})`;
+      add(place, "span", "place in the source");
       return;
     }
     const number = (value) => String(Number(value.toPrecision(3)));

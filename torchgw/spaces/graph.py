@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from torchgw import validate
+from torchgw.caller import warn_caller
 from torchgw.spaces.edges import components, entries, from_edges, restricted, union, with_edges
 from torchgw.spaces.neighbours import closest, nearest
 from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts_of, shrinks
@@ -100,14 +100,16 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
     graph, n_stitched = _joined(graph, points, parts)
     if n_stitched:
         if k is None:
-            advice = "if the data are in separate parts, distances between those are guesses: align them one by one"
+            advice = (
+                "if the data come in separate parts, as clusters of cells do, distances between those are guesses: "
+                "distances='euclidean' measures them, or align the parts one by one"
+            )
         else:
             advice = "a larger k may join them by itself"
-        warnings.warn(
+        warn_caller(
             f"the {chosen}-nearest-neighbour graph of {name} has {parts[0]} components; they were stitched with "
             f"{n_stitched} edges between closest pairs; {advice}",
             GraphWarning,
-            stacklevel=3,
         )
     if k is not None and k > FEWEST:
         _warn_of_bridges(graph, points, k, name)
@@ -170,11 +172,10 @@ def _warn_of_bridges(graph: Any, points: Array, k: int, name: str) -> None:
     reference = _joined(_assemble(points, pattern, prune=True)[0], points, parts)[0]
     shrunk = shrinks(graph, reference)
     if shrunk > SHRUNK_SHARE:
-        warnings.warn(
+        warn_caller(
             f"k = {k} joins parts of {name} that are far apart: {shrunk:.0%} of the distances are less than half as "
             f"long as with fewer neighbours; use k=None, which leaves such edges out",
             GraphWarning,
-            stacklevel=4,
         )
 
 

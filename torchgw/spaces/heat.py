@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from torchgw import validate
+from torchgw.caller import warn_caller
 from torchgw.options import SpaceOptions
 from torchgw.spaces.edges import components
 from torchgw.spaces.farthest import farthest_points
@@ -145,7 +145,6 @@ class HeatDistances:
             self._warn(
                 f"{beyond:.1%} of the distances exceed the reach {self.reach:.3g} of time = {self.time:.3g}, and were "
                 f"replaced by it; raise time",
-                stacklevel=4,
             )
         distances: Array = torch.where(joined, found, torch.inf).numpy()
         return distances
@@ -277,8 +276,8 @@ class HeatDistances:
     def _needed(self, largest: float, time: float) -> int:
         return steps_for(largest, time * self.dimension, self.size)
 
-    def _warn(self, text: str, stacklevel: int = 3) -> None:
-        warnings.warn(f"{self._name}: {text}", PrecisionWarning, stacklevel=stacklevel)
+    def _warn(self, text: str) -> None:
+        warn_caller(f"{self._name}: {text}", PrecisionWarning)
 
 
 def _graph(value: Any, k: int | None, name: str | None) -> tuple[Any, str]:
@@ -305,7 +304,7 @@ def _stored(index: Array, rows: Array, name: str) -> PrecomputedDistances | Land
     rows = (rows + rows.T) / 2
     scale = positive_scale(float(rows.max(where=np.isfinite(rows), initial=0.0)))
     if np.isinf(rows).any():
-        warn_unreachable(name, stacklevel=4)
+        warn_unreachable(name)
         fill_unreachable(rows, scale)
     return PrecomputedDistances.stored_matrix(torch.from_numpy(rows / scale), scale)
 

@@ -86,7 +86,7 @@ class LandmarkDistances:
         reached = np.isfinite(columns)
         self.scale = self.largest = positive_scale(float(columns.max(where=reached, initial=0.0)))
         if not reached.all():
-            warn_unreachable(name, stacklevel=4)
+            warn_unreachable(name)
             fill_unreachable(columns, self.scale)
         del reached
         columns /= self.scale

@@ -7,12 +7,12 @@ routine holds the interpreter lock.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from torchgw.caller import warn_caller
 from torchgw.types import Array, GraphWarning
 
 SECONDS_PER_STEP = 9e-9
@@ -73,10 +73,10 @@ def fill_unreachable(distance: Array, scale: float) -> Array:
     return distance
 
 
-def warn_unreachable(name: str, stacklevel: int = 3) -> None:
+def warn_unreachable(name: str) -> None:
     """Say that a space is not connected and what was done, at the line that called a provider's constructor."""
-    warnings.warn(
-        f"{name} is not connected: infinite distances were replaced by {UNREACHABLE} x the largest finite one",
+    warn_caller(
+        f"{name} is not connected: infinite distances were replaced by {UNREACHABLE} x the largest finite one; align "
+        f"connected parts one by one, or give points with distances='euclidean'",
         GraphWarning,
-        stacklevel=stacklevel,
     )
