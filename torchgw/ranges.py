@@ -70,20 +70,19 @@ def served(name: str, largest: float) -> None:
         raise ValueError(f"{name}.rows must be divided by {name}.scale, up to {LARGEST_SCALED:g}, got {largest:g}")
 
 
-def cost(largest: float, epsilon: float) -> None:
-    """A linear cost whose entries are at most ``largest`` in the units of squared distances, for epsilon > 0."""
+def cost(largest: float) -> None:
+    """A linear cost whose entries are at most ``largest`` in the units of squared distances."""
     if not largest <= LARGEST_SCALED**2:
         raise ValueError(
             f"cost must be at most {LARGEST_SCALED**2:g} beside squared distances of at most 1, as alpha weighs them, "
             f"got {largest:g}; rescale it, or take a larger alpha; pairs are forbidden by supervision="
         )
-    resolved("cost", largest, epsilon, "rescale cost, or take a larger alpha")
 
 
-def resolved(what: str, largest: float, epsilon: float, otherwise: str) -> None:
+def resolved(what: str, largest: float, epsilon: float, advice: str) -> None:
     """Costs of which float64 holds more than the leading digit beside ``epsilon``, where that is above zero."""
     if largest * sys.float_info.epsilon > epsilon > 0:
         raise FloatingPointError(
             f"epsilon = {epsilon:g} is too small for {what}: their ratio reaches {largest / epsilon:.1e}, beyond what "
-            f"float64 resolves; raise epsilon, {otherwise}"
+            f"float64 resolves; {advice}"
         )

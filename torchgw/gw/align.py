@@ -256,9 +256,8 @@ def gw_align(
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
         if weight > 0:
             squares = max((largest_of(space) / space.scale) ** 2 for space in made)
-            ranges.resolved(
-                "squared distances", squares, epsilon, "or divide distances by a larger options.spaces.scale"
-            )
+            reason = f"{advice}; or divide distances by a larger options.spaces.scale"
+            ranges.resolved("squared distances", squares, epsilon, reason)
 
         def solve(name: str) -> Outcome:
             task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)

@@ -110,7 +110,7 @@ def make_model(
         strength=strength / scale,
     )
     if cost is not None:
-        ranges.cost(beta * largest_entry(cost) / (2 * float(model.weight(1.0))), epsilon)
+        ranges.cost(_reach(model))
     if rules is not None:
         price = min(model.hardness, model.strength)
         penalty = _on(rules.cost, device, price)
@@ -125,12 +125,18 @@ def check_resolved(
     """Refuse an epsilon at which float64 could not add up potentials, as far as that is known before any distance is:
     of squared differences of distances with a given largest. Potentials of a solve are checked again when it ends."""
     epsilon, reach = model.epsilon, 0.0
+    ranges.resolved("cost", _reach(model), epsilon, f"{advice}; or rescale cost, or take a larger alpha")
     if model.loss is SQUARE and not isinstance(scale, float | tuple):
         largest = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in checked]
         reach = model.alpha / float(model.weight(1.0)) * max(largest) ** 2
     if epsilon > 0 and (epsilon < LEAST_EPSILON or reach / epsilon > LARGEST_EXPONENT):
         reason = f"cost / epsilon reaches {max(reach, 1.0) / epsilon:.1e}, beyond what float64 resolves"
         raise FloatingPointError(f"epsilon = {epsilon:g} is too small: {reason}; {advice}")
+
+
+def _reach(model: Model) -> float:
+    """The largest entry of the linear cost, in the units of squared distances."""
+    return 0.0 if model.cost is None else model.beta * largest_entry(model.cost) / (2 * float(model.weight(1.0)))
 
 
 def _both(sides: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:

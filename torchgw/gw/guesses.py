@@ -47,14 +47,18 @@ def by_distributions(problem: Problem) -> list[Candidate]:
     return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)]
 
 
-def by_product(problem: Problem) -> list[Candidate]:
-    """Where proximal steps go from the product plan, and from a matching by hops if both spaces are adjacencies."""
-    (p, q), watch, gradient = problem.masses, problem.watch.aside(), problem.gradient
-    plans = [proximal_plan(gradient, p, q, watch)]
-    hops = _hop_gradient(problem)
-    if hops is not None:
-        plans.append(proximal_plan(gradient, p, q, watch, proximal_plan(hops, p, q, watch)))
-    return [_guessed(problem, plan) for plan in plans]
+def by_product(problem: Problem) -> Candidate:
+    """Where proximal steps go from the product plan."""
+    return _guessed(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.aside()))
+
+
+def by_hops(problem: Problem) -> list[Candidate]:
+    """Where proximal steps go from a matching by hops, if both spaces are adjacencies."""
+    hops, watch = _hop_gradient(problem), problem.watch.aside()
+    if hops is None:
+        return []
+    first = proximal_plan(hops, *problem.masses, watch)
+    return [_guessed(problem, proximal_plan(problem.gradient, *problem.masses, watch, first))]
 
 
 def _hop_gradient(problem: Problem) -> ExactGradient | None:

@@ -19,7 +19,7 @@ from torchgw.couplings import BlockCoupling
 from torchgw.evidence import TINY, Basin
 from torchgw.gw.coarse import CoarseBasin, coarse_basins
 from torchgw.gw.gradient import ExactGradient
-from torchgw.gw.guesses import by_distributions, by_product
+from torchgw.gw.guesses import by_distributions, by_hops, by_product
 from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage
 from torchgw.gw.lift import Solved, lift
 from torchgw.gw.model import Model
@@ -40,7 +40,7 @@ NEAR = 2.0
 CLOSE = 1.25
 APART = 0.1
 SAME_ENERGY = 1.01
-FEW_PAIRS = 40_000  # the product plan is a guess on all points of them
+FEW_PAIRS = 40_000  # of all points of them the product plan is a guess, as it is of landmarks
 POOR_COVERAGE = 0.02
 MOST_QUANTILE_PAIRS = 2.5e7
 
@@ -72,7 +72,7 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         finalists += by_distributions(problem)
     if problem.exact and (poor or len(p) * len(q) <= FEW_PAIRS):
-        finalists += by_product(problem)
+        finalists += by_hops(problem) if len(kinds) == 1 else [by_product(problem), *by_hops(problem)]
     if len(finalists) > 1:
         rest = [c for c in found if all(c is not f for f in finalists)]
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
