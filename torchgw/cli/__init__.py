@@ -93,4 +93,5 @@ def _outcome(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, st
     except BrokenPipeError:
         raise
     except REFUSALS as error:
-        return 2, "", f"error: {' '.join(str(error).split())}"
+        ran_out = isinstance(error, MemoryError) and error.__cause__ is not None  # rather than refused before any work
+        return 1 if ran_out else 2, "", f"error: {' '.join(str(error).split())}"
