@@ -54,6 +54,8 @@ def solved_where_it_fits(
         if watch.raised or options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what torch keeps for itself is missing to everyone else on the device
     warnings.warn(
         f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead; "
         f"GWOptions(strategy='streaming') takes it at once",
@@ -65,10 +67,22 @@ def solved_where_it_fits(
         return "streaming", solve("streaming")
 
 
+# What torch's allocators, the driver and the runtime under torch or Triton, and NVIDIA's and AMD's libraries say. A
+# kernel that needs more shared memory than there is (Triton's OutOfResources: "out of resource") is another matter.
+SAID_OUT_OF_MEMORY = (
+    "not enough memory",
+    "can't allocate memory",
+    "out of memory",
+    "alloc_failed",
+    "errormemoryallocation",
+    "outofmemory",
+)
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or on the CPU."""
-    said = ("not enough memory", "can't allocate memory", "ALLOC_FAILED")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in said)
+    said = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in said for text in SAID_OUT_OF_MEMORY)
 
 
 def passed_over(strategy: str, options: GWOptions) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.kernels.sums import add_by_label
 from torchgw.once import once
 from torchgw.spaces.krylov import bare_recurrence
 from torchgw.spaces.lanczos import matrix_function
@@ -95,7 +96,7 @@ class EdgeSet:
     def inverse_roots(self, square_lengths: Tensor) -> Tensor:
         """(n m_i)^-1/2 for all nodes (N,)."""
         mass = square_lengths.new_zeros(self.laplacian.shape[0])
-        return (mass.index_add(0, self.row, square_lengths + self.shortest**2) / 2).rsqrt()
+        return (add_by_label(mass, self.row, square_lengths + self.shortest**2) / 2).rsqrt()
 
     def product(self, parameters: tuple[Tensor, ...], X: Tensor) -> Tensor:
         """S X / n (N, M), where the one parameter is what `inverse_roots` gives."""
