@@ -29,8 +29,10 @@ from torchgw import (
     LowRankOptions,
     Partial,
     SemiRelaxed,
+    StoppingOptions,
     Supervision,
     Unbalanced,
+    Unrolled,
     gw_align,
     gw_pairwise,
 )
@@ -43,6 +45,8 @@ FEATURES = tuple(np.random.default_rng(side).uniform(size=(side, 3)) for side in
 SEARCH = GWOptions(coarse=CoarseOptions(n_starts=6, n_landmarks=12))
 STREAMING = replace(SEARCH, strategy="streaming", ladder=LadderOptions(n_cells=16))
 GIVEN: dict[str, Any] = {"init": INIT, "epsilon": 5e-3}
+SHORT: dict[str, Any] = GIVEN | {"options": GWOptions(stopping=StoppingOptions(max_iter=2, min_iter=1))}
+MODES = cases.MODES | {"unrolled": Unrolled(n_outer=3, n_inner=4)}
 STREAMED: dict[str, Any] = {"options": replace(STREAMING, coarse=None), "epsilon": 5e-3}
 
 
@@ -52,23 +56,23 @@ SOLVES: dict[str, tuple[dict[str, Any], int]] = {
     "sampled": ({"options": replace(SEARCH, strategy="dense", gradient="sampled")}, 600),
     "streaming": ({"options": STREAMING, "epsilon": 5e-3}, 1070),
     "low rank": ({"options": GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=3))}, 700),
-    "sharp": ({"options": replace(SEARCH, coarse=None), "epsilon": 0.0, "init": INIT}, 1000),
-    "landmark distances": ({"distances": "landmark", **GIVEN}, 400),
-    "euclidean distances": ({"distances": "euclidean", **GIVEN}, 400),
+    "sharp": ({"options": replace(SEARCH, coarse=None), "epsilon": 0.0, "init": INIT}, 360),
+    "landmark distances": ({"distances": "landmark", **GIVEN}, 165),
+    "euclidean distances": ({"distances": "euclidean", **GIVEN}, 165),
     "rows on demand, sampled and streamed": (
         {"distances": "dijkstra", **STREAMED, "options": replace(STREAMED["options"], gradient="sampled")},
-        900,
+        430,
     ),
-    "semi-relaxed": ({"marginals": SemiRelaxed(0.05, "y"), **GIVEN}, 400),
-    "unbalanced": ({"marginals": Unbalanced(0.1, 0.2), **GIVEN}, 400),
-    "partial": ({"marginals": Partial(0.6), **GIVEN}, 400),
-    "matrix cost": ({"cost": np.random.default_rng(0).uniform(size=(N, K)), **GIVEN}, 400),
-    "features, streamed": ({"cost": FEATURES, **STREAMED}, 900),
+    "semi-relaxed": ({"marginals": SemiRelaxed(0.05, "y"), **GIVEN}, 230),
+    "unbalanced": ({"marginals": Unbalanced(0.1, 0.2), **SHORT}, 300),
+    "partial": ({"marginals": Partial(0.6), **SHORT}, 300),
+    "matrix cost": ({"cost": np.random.default_rng(0).uniform(size=(N, K)), **GIVEN}, 215),
+    "features, streamed": ({"cost": FEATURES, **STREAMED}, 400),
     "pairs and labels": (
         {"supervision": Supervision(pairs=INIT, labels=([0] * 10 + [1] * 10, [0] * 12 + [1] * 12)), **GIVEN},
-        400,
+        105,
     ),
-    "loss of Kullback and Leibler": ({"options": GWOptions(loss="kl"), **GIVEN}, 400),
+    "loss of Kullback and Leibler": ({"options": GWOptions(loss="kl"), **GIVEN}, 160),
 }
 SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "sharp with a search": ({"options": SEARCH, "epsilon": 0.0}, 2000),
@@ -133,14 +137,15 @@ READERS: dict[str, Callable[[GWResult], Any]] = {
 @pytest.mark.parametrize("strategy", ["dense", "streaming"])
 def test_everything_that_a_result_says_it_says_on_the_device(strategy: str, tmp_path: Path) -> None:
     given = {**STREAMED, "distances": "landmark", "init": INIT} if strategy == "streaming" else GIVEN
+    loose = 2e-2 if strategy == "streaming" else 1e-5  # what it draws stops it elsewhere
     expected = align(device="cpu", **given)
     with simulated_gpu():
         found = align(**given)
         found.save(tmp_path / "result.npz")
         for name, read in READERS.items():
-            tolerance = 1.0 if name == "sample" else 1e-5
+            tolerance = 1.0 if name == "sample" else loose
             np.testing.assert_allclose(array(read(found)), array(read(expected)), atol=tolerance, err_msg=name)
-    np.testing.assert_allclose(GWResult.load(tmp_path / "result.npz").push(X), expected.push(X), atol=1e-5)
+    np.testing.assert_allclose(GWResult.load(tmp_path / "result.npz").push(X), expected.push(X), atol=loose)
 
 
 def test_tensors_come_back_where_they_came_from() -> None:
@@ -175,7 +180,7 @@ def test_gradients_flow_through_the_device_and_are_those_of_the_cpu(mode: str, g
     def gradients(device: str) -> list[Tensor]:
         leaves = [side.to(device).requires_grad_() for side in (cases.X, cases.Y, cases.P, cases.Q)]
         x, y = (EuclideanDistances(side, squared=True) for side in leaves[:2])
-        common = {"init": cases.INIT, "epsilon": 0.1, "gradient_mode": cases.MODES[mode]}
+        common = {"init": cases.INIT, "epsilon": 0.1, "gradient_mode": MODES[mode]}
         found = align(x, y, device=device, p=leaves[2], q=leaves[3], **(common | given))
         outputs = [found.loss]
         if mode != "envelope":

@@ -36,5 +36,5 @@ def running(values: Tensor, dim: int, scan: Callable[[Tensor, int], Tensor] = to
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
     """<x, y>, the sum of the products of all entries, in products of at most 2^30."""
-    parts = zip(x.flatten().split(MOST_ENTRIES), y.flatten().split(MOST_ENTRIES), strict=True)
+    parts = zip(*(torch.split(side.flatten(), MOST_ENTRIES) for side in (x, y)), strict=True)
     return sum((torch.dot(a, b) for a, b in parts), start=x.new_zeros(()))
