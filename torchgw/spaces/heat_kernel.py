@@ -127,7 +127,7 @@ def _laplacian(n: int, row: Any, column: Any) -> Tensor:
     matrix = (diags(np.bincount(row, minlength=n).astype(np.float64)) - adjacency).tocsr()
     matrix.sort_indices()
     with warnings.catch_warnings():
-        about = "Sparse (CSR tensor support is in beta|invariant checks are implicitly disabled)"  # torch 2.11 says both
+        about = "Sparse (CSR tensor support is in beta|invariant checks are implicitly disabled)"
         warnings.filterwarnings("ignore", about, UserWarning)
         return torch.sparse_csr_tensor(
             torch.from_numpy(matrix.indptr.astype(np.int64)),

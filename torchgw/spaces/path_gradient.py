@@ -91,6 +91,7 @@ def subtree_sums(value: Tensor, above: Tensor) -> Tensor:
     held, above = (torch.cat((part, torch.full_like(part[:, :1], end)), 1) for part, end in ((value, 0), (above, n)))
     tree = torch.arange(len(above), device=above.device)[:, None] * (n + 1)
     while bool((above < n).any()):
-        held = add_by_label(held.flatten(), (tree + above[:, :n]).flatten(), held[:, :n].flatten()).view_as(held)
+        total, place = held.clone().flatten(), (tree + above[:, :n]).flatten()
+        held = add_by_label(total, place, held[:, :n].flatten()).view_as(held)
         above = above.gather(1, above)
     return held[:, :n]
