@@ -65,7 +65,7 @@ SOLVES: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "semi-relaxed": ({"marginals": SemiRelaxed(0.05, "y"), **GIVEN}, 230),
     "unbalanced": ({"marginals": Unbalanced(0.1, 0.2), **SHORT}, 300),
-    "partial": ({"marginals": Partial(0.6), **SHORT}, 300),
+    "partial": ({"marginals": Partial(0.6), **SHORT}, 55),
     "matrix cost": ({"cost": np.random.default_rng(0).uniform(size=(N, K)), **GIVEN}, 215),
     "features, streamed": ({"cost": FEATURES, **STREAMED}, 400),
     "pairs and labels": (
