@@ -1,7 +1,8 @@
 """What every suite shares: a description of the machine, repeated timing, tables and result files.
 
 A comparison holds when both sides ran in the same minutes: `interleaved` runs them in rounds, each warmed up apart, and
-`paired` takes the ratio within each round before the median, so that what else a shared machine does cancels.
+`paired` takes the ratio within each round before the median, so that what else a shared machine does cancels. Within a
+`rehearsal` everything runs once and nothing is stored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,13 +28,13 @@ from benchmarks.verify import require_green
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 QUICK = HERE / "quick"
+_REHEARSED: ContextVar[bool] = ContextVar("rehearsed", default=False)
 PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
 
 
 def environment() -> dict[str, Any]:
     """Hardware, versions and commit."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
+    commit, dirty = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
     return {
         "cpu": _cpu_name(),
         "cores": cores(),
@@ -42,10 +45,34 @@ def environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
-        "commit": commit,
-        "uncommitted_changes": any(map(is_code, dirty.splitlines())),
+        "commit": commit.strip() if commit else "unknown",
+        "uncommitted_changes": None if dirty is None else any(map(is_code, dirty.splitlines())),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _git(*words: str) -> str | None:
+    """What git says of this directory; None where there is no git, or no repository."""
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return None if done.returncode else done.stdout
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Within it every timing is of one run, and `write` stores nothing: whether a suite comes to its end, no more."""
+    before = _REHEARSED.set(True)
+    try:
+        yield
+    finally:
+        _REHEARSED.reset(before)
+
+
+def rehearsed() -> bool:
+    """Whether this is a rehearsal, whose figures mean nothing."""
+    return _REHEARSED.get()
 
 
 def is_code(line: str) -> bool:
@@ -80,6 +107,8 @@ def fastest(calls: Mapping[str, Callable[[], object]], least: int = 9, budget: f
 
     In rounds, so that what else a shared machine does falls on all of them alike.
     """
+    if rehearsed():
+        return {name: once(call) for name, call in calls.items()}
     for call in calls.values():
         once(call)
     found: dict[str, list[float]] = {name: [] for name in calls}
@@ -95,6 +124,8 @@ def interleaved(
     calls: Mapping[str, Callable[[], object]], rounds: int = 5, warm: bool = True
 ) -> dict[str, list[float]]:
     """Seconds of each call in each of ``rounds`` rounds of all of them, after one run of each that does not count."""
+    if rehearsed():
+        return {name: [once(call)] for name, call in calls.items()}
     if warm:
         for call in calls.values():
             once(call)
@@ -126,12 +157,15 @@ def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, partial
     document reads and nothing commits. A ``partial`` run keeps rows of the last one, whose environment stays beside its
     own.
     """
-    if not quick:
-        require_green()
     folder = QUICK if quick else RESULTS
-    folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     content = {"environment": environment(), "rows": rows} | more
+    if rehearsed():
+        json.dumps(content)  # what cannot be stored is found now
+        return path
+    if not quick:
+        require_green()
+    folder.mkdir(exist_ok=True)
     if partial and path.exists():
         before = json.loads(path.read_text())
         content["environment_of_kept_rows"] = before.get("environment_of_kept_rows", before["environment"])

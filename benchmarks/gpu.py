@@ -1,7 +1,8 @@
 """Everything that needs a GPU in one command: kernels against their floors, phases, whole solves; a short table last.
 
 ``python -m benchmarks gpu`` runs all groups, ``python -m benchmarks gpu dense phases`` these only, and keeps the other
-rows that are stored; results are written after each group.
+rows that are stored; results are written after each group. ``python -m benchmarks gpu --cpu-check`` runs every line of
+it once on the CPU, at toy sizes, and stores nothing: what breaks there would break on the GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +20,7 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks import kernels, phases
-from benchmarks.common import RESULTS, fastest, show, write
+from benchmarks.common import RESULTS, fastest, rehearsal, rehearsed, show, write
 from torchgw import GWOptions, LadderOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
@@ -29,23 +32,58 @@ from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import Side
 
 ITERATIONS = 100
-DENSE = ((400, 500), (5001, 6001), (10001, 12001))
-STREAM = ((45000, 45000, 32), (45000, 45000, 64), (45000, 45000, 128))
-ALIGNMENTS = ((400, 500, "precomputed"), (400, 500, "dijkstra"), (400, 500, "landmark"), (4000, 5000, "landmark"))
-LARGE = (45_000, 1_000_000)
-TILED = ((45_000, 16), (100_000, 16), (100_000, 64))
 Row = dict[str, Any]
 
 
-def hundred(device: torch.device, dtype: torch.dtype) -> list[Row]:
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Where everything runs, by which kernels, and how large it is."""
+
+    device: torch.device
+    kernel: str
+    backends: tuple[str, ...]
+    dense: tuple[tuple[int, int], ...]
+    stream: tuple[tuple[int, int, int], ...]
+    tiles: tuple[tuple[int, int], ...]
+    alignments: tuple[tuple[int, int, str], ...]
+    sharp: tuple[int, int]
+    large: tuple[int, ...]
+
+
+FULL = Scope(
+    device=torch.device("cuda"),
+    kernel="triton",
+    backends=("eager", "compile", "triton"),
+    dense=((400, 500), (5001, 6001), (10001, 12001)),
+    stream=((45000, 45000, 32), (45000, 45000, 64), (45000, 45000, 128)),
+    tiles=((45_000, 16), (100_000, 16), (100_000, 64)),
+    alignments=((400, 500, "precomputed"), (400, 500, "dijkstra"), (400, 500, "landmark"), (4000, 5000, "landmark")),
+    sharp=(2000, 2500),
+    large=(20_000, 45_000, 1_000_000),  # the first compiles and does not count
+)
+TOY = Scope(
+    device=torch.device("cpu"),
+    kernel="eager",
+    backends=("eager",),
+    dense=((40, 50),),
+    stream=((40, 50, 8),),
+    tiles=((300, 4),),
+    alignments=((40, 50, "precomputed"), (40, 50, "dijkstra"), (40, 50, "landmark")),
+    sharp=(40, 50),
+    large=(60, 60),
+)
+
+
+def hundred(scope: Scope, dtype: torch.dtype) -> list[Row]:
     """100 Sinkhorn iterations on a stored score: one read, two reads, one read in a CUDA graph, scaling, eager."""
-    rates, rows = kernels.Rates(device, dtype), []
-    for n, k in DENSE:
+    device, rows = scope.device, []
+    rates = kernels.Rates(device, dtype)
+    for n, k in scope.dense:
         score = torch.randn(n, k, device=device, dtype=dtype).mul_(20)
         log_p, log_q = score.new_full((n,), 1 / n).log2(), score.new_full((k,), 1 / k).log2()
         request, out = Request(device, dtype, (n, k)), torch.empty_like(score)
-        triton, eager = (softmin_dense.choose(name, request).function for name in ("triton", "eager"))
-        two_reads = in_two_reads(triton.softmin)
+        best, eager = (softmin_dense.choose(name, request).function for name in (scope.kernel, "eager"))
+        two_reads = in_two_reads(best.softmin)
 
         def loop(sweep: Callable[..., Any]) -> None:
             f, g = log_p, log_q
@@ -55,7 +93,7 @@ def hundred(device: torch.device, dtype: torch.dtype) -> list[Row]:
 
         def scaled() -> None:
             once = ITERATIONS + 1  # never
-            bound = triton.on(score)
+            bound = best.on(score)
             scaling(
                 bound,
                 Side(log_p),
@@ -71,9 +109,9 @@ def hundred(device: torch.device, dtype: torch.dtype) -> list[Row]:
 
         floor = 2 * n * k * score.element_size() * rates.byte * ITERATIONS
         calls: dict[str, Callable[[], object]] = {
-            "one read": partial(loop, triton.sweep),
+            "one read": partial(loop, best.sweep),
             "two reads": partial(loop, two_reads),
-            "one read, CUDA graph": captured(partial(loop, triton.sweep)),
+            "one read, CUDA graph": captured(partial(loop, best.sweep), device),
             "scaling": scaled,
             "eager": partial(loop, eager.sweep),
         }
@@ -90,8 +128,10 @@ def hundred(device: torch.device, dtype: torch.dtype) -> list[Row]:
     return rows
 
 
-def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as one CUDA graph."""
+def captured(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The call as one CUDA graph; on the CPU, which has none, as it is."""
+    if device.type == "cpu":
+        return call
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -103,10 +143,10 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def streaming(device: torch.device) -> list[Row]:
+def streaming(scope: Scope) -> list[Row]:
     """Half-steps over a product by arithmetic, in picoseconds a pair."""
-    rows = []
-    for n, k, rank in STREAM:
+    device, rows = scope.device, []
+    for n, k, rank in scope.stream:
         A, B = kernels.problem(n, k, rank, device, torch.float32)
         g = A.new_full((k,), 1 / k).log2()
         for dot, dtype in (
@@ -115,7 +155,7 @@ def streaming(device: torch.device) -> list[Row]:
             ("ieee", torch.float32),
             ("", torch.bfloat16),
         ):
-            kernel = softmin_stream.choose("triton", Request(device, dtype, (n, k), rank, dot)).function
+            kernel = softmin_stream.choose(scope.kernel, Request(device, dtype, (n, k), rank, dot)).function
             bound = kernel.on(A.to(dtype), B.to(dtype))
             taken = fastest({dot: partial(bound.softmin, g, 1)})[dot]
             name = f"streaming half-step, r = {rank}, {dot or 'bfloat16'}"
@@ -123,17 +163,18 @@ def streaming(device: torch.device) -> list[Row]:
     return rows
 
 
-def alignments() -> list[Row]:
+def alignments(scope: Scope) -> list[Row]:
     """Whole solves by backend."""
     rows = []
-    for n, k, distances in ALIGNMENTS:
+    for n, k, distances in scope.alignments:
         X, angle_x = make_spiral(n)
         Y, angle_y = make_swiss_roll(k, random_state=1)
-        for backend in ("eager", "compile", "triton"):
+        for backend in scope.backends:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                gw_align(X, Y, distances=distances, backend=backend, device="cuda", random_state=1)
-                result = gw_align(X, Y, distances=distances, backend=backend, device="cuda", random_state=0)
+                solve = partial(gw_align, X, Y, distances=distances, backend=backend, device=scope.device)
+                solve(random_state=1)
+                result = solve(random_state=0)
             rows.append(
                 {
                     "size": f"{n} x {k}",
@@ -149,16 +190,17 @@ def alignments() -> list[Row]:
     return rows
 
 
-def large() -> list[Row]:
+def large(scope: Scope) -> list[Row]:
     """Streaming solves from points to matching; the first call compiles and does not count."""
     rows = []
-    for n in (20_000, *LARGE):
+    for n in scope.large:
         X, angle_x = make_spiral(n)
         Y, angle_y = make_swiss_roll(n, random_state=1)
-        torch.cuda.reset_peak_memory_stats()
+        if scope.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
         options = GWOptions(strategy="streaming", ladder=LadderOptions(marginal_tol=5e-2))
-        result = gw_align(X, Y, options=options, device="cuda", random_state=0)
+        result = gw_align(X, Y, options=options, device=scope.device, random_state=0)
         match = result.argmax()
         seconds = time.perf_counter() - began
         rows.append(
@@ -177,10 +219,10 @@ def large() -> list[Row]:
     return rows[1:]
 
 
-def tiles(device: torch.device) -> list[Row]:
+def tiles(scope: Scope) -> list[Row]:
     """Softmin and read over the kept fifth of the tiles of points along a curve, by backend."""
-    rows = []
-    for n, rank in TILED:
+    device, rows = scope.device, []
+    for n, rank in scope.tiles:
         place = torch.linspace(0, 1, n, device=device)[:, None]
         waves = torch.arange(1, rank + 1, device=device)
         A = 20 * (place * waves).sin() / waves
@@ -189,7 +231,7 @@ def tiles(device: torch.device) -> list[Row]:
         p = torch.full((n,), 1 / n, device=device, dtype=torch.float64)
         chosen = choose_tiles(A, A, f, g, p, p, 128, 1e-4)[0]
         ones = torch.ones(n, 1, device=device, dtype=torch.float64)
-        for name in ("eager", "triton"):
+        for name in dict.fromkeys(("eager", scope.kernel)):
             kernel = softmin_tiles.choose(name, Request(device, torch.float32, (n, n), rank)).function
             calls: dict[str, Callable[[], object]] = {
                 "softmin": partial(kernel.softmin, A, A, chosen, g.float(), 1),
@@ -201,17 +243,18 @@ def tiles(device: torch.device) -> list[Row]:
     return rows
 
 
-def sharp() -> list[Row]:
+def sharp(scope: Scope) -> list[Row]:
     """The landmark search and the end without entropy, whose linear programs run on the CPU."""
-    X, angle_x = make_spiral(2000)
-    Y, angle_y = make_swiss_roll(2500, random_state=1)
+    n, k = scope.sharp
+    X, angle_x = make_spiral(n)
+    Y, angle_y = make_swiss_roll(k, random_state=1)
     rows = []
     for epsilon in (1e-3, 0.0):
-        gw_align(X, Y, epsilon=epsilon, device="cuda", random_state=1)
-        result = gw_align(X, Y, epsilon=epsilon, device="cuda", random_state=0)
+        gw_align(X, Y, epsilon=epsilon, device=scope.device, random_state=1)
+        result = gw_align(X, Y, epsilon=epsilon, device=scope.device, random_state=0)
         rows.append(
             {
-                "size": "2000 x 2500",
+                "size": f"{n} x {k}",
                 "epsilon": epsilon,
                 **{f"{phase} s": taken for phase, taken in result.timings.items()},
                 "rho": float(spearmanr(angle_x, angle_y[result.argmax()])[0]),
@@ -221,20 +264,14 @@ def sharp() -> list[Row]:
     return rows
 
 
-def _phases(device: torch.device) -> list[Row]:
-    phases.run(device=str(device))
-    stored: list[Row] = json.loads((RESULTS / "phases_gpu.json").read_text())["rows"]
-    return stored
-
-
-GROUPS: dict[str, Callable[[torch.device], list[Row]]] = {
-    "dense": lambda device: [*hundred(device, torch.float32), *hundred(device, torch.float64)],
+GROUPS: dict[str, Callable[[Scope], list[Row]]] = {
+    "dense": lambda scope: [*hundred(scope, torch.float32), *hundred(scope, torch.float64)],
     "stream": streaming,
     "tiles": tiles,
-    "rows": lambda device: alignments(),
-    "sharp": lambda device: sharp(),
-    "large": lambda device: large(),
-    "phases": _phases,
+    "rows": alignments,
+    "sharp": sharp,
+    "large": large,
+    "phases": lambda scope: phases.run(device=str(scope.device), quick=rehearsed()),
 }
 
 
@@ -278,21 +315,28 @@ def require_gpu() -> None:
         raise SystemExit("no GPU here; benchmarks/GPU_PENDING.md lists what waits for one")
 
 
-def run(groups: list[str] | None = None) -> None:
-    """Measure, print, store."""
-    require_gpu()
+def run(groups: list[str] | None = None, cpu_check: bool = False) -> None:
+    """Measure, print, store; or, to check the suite itself, once on the CPU without storing."""
+    if not cpu_check:
+        require_gpu()
     names = ("kernels", *GROUPS)
     unknown = set(groups or ()) - set(names)
     if unknown:
         raise SystemExit(f"groups must be among {', '.join(names)}, got {', '.join(sorted(unknown))}")
-    device, path = torch.device("cuda"), RESULTS / "gpu.json"
+    with rehearsal() if cpu_check else nullcontext():
+        _run(groups, TOY if cpu_check else FULL)
+
+
+def _run(groups: list[str] | None, scope: Scope) -> None:
+    path = RESULTS / "gpu.json"
     held: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if groups and path.exists() else {}
     if groups is None or "kernels" in groups:
-        kernels.run()
+        kernels.run(scope.device)
     for name in groups or GROUPS:
         if name in GROUPS:
-            held[name] = GROUPS[name](device)
+            held[name] = GROUPS[name](scope)
             show(held[name])
             write("gpu", summary(held), partial=groups is not None, groups=held)
-    print()
-    show(summary(held))
+    if held:
+        print()
+        show(summary(held))

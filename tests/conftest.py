@@ -1,7 +1,13 @@
-"""A result for the tests that only read one; and GPU tests are skipped, and say so, where there is no GPU."""
+"""A result for the tests that only read one; and which tests see a GPU: those that `-m gpu` asks for, and no others.
+
+Tests that name no device are claims about the CPU, and what they start inherits the environment. GPU tests are skipped,
+and say so, where there is no GPU.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 from collections.abc import Iterator
 
@@ -10,6 +16,17 @@ import torch
 
 from tests.problems import ROLL, SPIRAL
 from torchgw import GWOptions, GWResult, SpaceOptions, gw_align
+
+
+def sees_gpu(expression: str) -> bool:
+    """Whether `-m` asks for tests that are marked `gpu`."""
+    return bool(re.search(r"\bgpu\b", re.sub(r"\bnot\s+gpu\b", "", expression)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Before any test module is imported: the devices are counted once.
+    if not sees_gpu(config.option.markexpr):
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = "-1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and -m gpu"))
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, kernels
+from benchmarks.common import RESULTS, rehearsal, write
+from torchgw.kernels import measured
 
 ROWS = {
     "dense": {"what": "100 iterations", "size": "5001 x 6001 float32", "ms": 5.6, "two-read floor / time": 0.91},
@@ -44,3 +48,48 @@ def test_the_short_table_has_a_line_for_every_figure():
         "1.80x (alone)",
     ]
     assert all(line["what"] and line["size"] and line["against"] for line in lines)
+
+
+def stored() -> dict[Path, bytes]:
+    """What measurements write."""
+    return {path: path.read_bytes() for path in (measured.PATH, *RESULTS.glob("*.json"))}
+
+
+@pytest.mark.parametrize("name", ["dense", "stream", "tiles"])
+def test_a_group_comes_to_its_end_on_the_cpu_and_stores_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = stored()
+    gpu.run([name], cpu_check=True)
+    assert capsys.readouterr().out.rstrip().endswith(gpu.LINES[name](ROWS[name])[3].split()[-1])
+    assert stored() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kernels", "rows", "sharp", "large", "phases"])
+def test_a_long_group_does_too(name: str) -> None:
+    before = stored()
+    gpu.run([name], cpu_check=True)
+    assert stored() == before
+
+
+def test_kernels_are_timed_in_every_way_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "BACKENDS", ("eager", "triton"))  # compiling takes longer than all else
+    device = torch.device("cpu")
+    with rehearsal():
+        rows = kernels.dense(device, torch.float64)
+    assert [row["what"] for row in rows][2:] == ["iteration, log domain", "iteration, scaling"]
+    assert all(row["eager"] > 0 < row["floor"] for row in rows)
+    assert all(kernels.summary(row)["size"] == "40 x 50" for row in rows)
+
+
+def test_the_dispatchers_table_keeps_the_rows_of_other_devices() -> None:
+    row = {"what": "iteration, log domain", "dtype": "float32", "family": "softmin_dense", "n": 4, "k": 5, "rank": 0}
+    row |= dict.fromkeys(kernels.BACKENDS, 1.0)
+    before = {"environments": {"cpu": 1}, "rows": [{"device": "cpu", "n": 1}, {"device": "cuda", "n": 2}]}
+    after = kernels.renewed(before, "cuda", [row, row | {"dtype": "float64"}, row | {"what": "softmin, axis 1"}])
+    assert [(each["device"], each["n"]) for each in after["rows"]] == [("cpu", 1), ("cuda", 4)]
+    assert set(after["environments"]) == {"cpu", "cuda"}
+
+
+def test_a_rehearsal_finds_what_could_not_be_stored() -> None:
+    with rehearsal(), pytest.raises(TypeError, match="JSON"):
+        write("gpu", [{"device": torch.device("cpu")}])

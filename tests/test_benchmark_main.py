@@ -113,3 +113,18 @@ def test_published_figures_stand_beside_those_of_the_same_size_and_tolerance(tmp
 )
 def test_only_changes_of_code_count_as_uncommitted(line, code):
     assert common.is_code(line) is code
+
+
+def test_a_machine_without_git_has_an_environment(monkeypatch):
+    def absent(*_, **__):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(common.subprocess, "run", absent)
+    found = common.environment()
+    assert found["commit"] == "unknown"
+    assert found["uncommitted_changes"] is None
+
+
+def test_checking_the_gpu_suite_needs_neither_a_gpu_nor_tests(monkeypatch, called):
+    say(monkeypatch, "gpu", "dense", "--cpu-check")
+    assert called == [("gpu", {"groups": ["dense"], "cpu_check": True})]

@@ -85,6 +85,7 @@ def test_sizes_that_are_none_are_refused(n: float, k: float) -> None:
     [
         MemoryError("no"),
         torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"
         ),
@@ -117,6 +118,39 @@ def test_the_allocator_of_this_machine_is_understood() -> None:
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         torch.empty(10**16)
     assert out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+        "CUDA driver error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "Triton Error [CUDA]: out of memory",
+        "Triton Error [HIP]: Code: 2, Messsage: out of memory",
+        "HIP out of memory. Tried to allocate 2.00 GiB",
+        "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "cudaErrorMemoryAllocation",
+        "hipErrorOutOfMemory",
+    ],
+)
+def test_what_drivers_and_libraries_say_is_understood(said: str) -> None:
+    assert out_of_memory(RuntimeError(said))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "out of resource: shared memory, Required: 262144, Hardware limit: 232448. Reducing block sizes may help",
+        "CUDA error: an illegal memory access was encountered",
+        "CUBLAS_STATUS_EXECUTION_FAILED",
+        "misaligned address",
+    ],
+)
+def test_what_is_no_allocation_is_not(said: str) -> None:
+    assert not out_of_memory(RuntimeError(said))
 
 
 @pytest.mark.parametrize(

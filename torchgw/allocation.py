@@ -7,12 +7,23 @@ from contextlib import contextmanager
 
 import torch
 
-FAILED = ("not enough memory", "can't allocate memory", "ALLOC_FAILED", "bad_alloc", "MemoryError")
+# What torch's allocators, NumPy, the driver and the runtime under torch or Triton, and NVIDIA's and AMD's libraries say.
+# A kernel that needs more shared memory than there is (Triton's OutOfResources: "out of resource") is another matter.
+FAILED = (
+    "not enough memory",
+    "can't allocate memory",
+    "out of memory",
+    "alloc_failed",
+    "bad_alloc",
+    "memoryerror",
+    "errormemoryallocation",
+    "outofmemory",
+)
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU, on the CPU, or in a process whose results were read (in its cause)."""
-    said = f"{error} {error.__cause__!r}"
+    said = f"{error} {error.__cause__!r}".lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in said for text in FAILED)
 
 
@@ -23,7 +34,7 @@ def allocating(what: str, advice: str) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         said = str(error).strip().partition("\n")[0]
-        refused = type(error) is MemoryError and said not in ("", *FAILED, "std::bad_alloc")
+        refused = type(error) is MemoryError and said.lower() not in ("", "memoryerror", "std::bad_alloc")
         if refused or not out_of_memory(error):
             raise
         raise MemoryError(f"memory ran out in {what} ({said or type(error).__name__}); {advice}") from error

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchgw.kernels import transport
 from torchgw.kernels.sampling import draw
+from torchgw.kernels.sums import running
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
@@ -118,7 +119,7 @@ class BlockCoupling(ABC):
         pieces = []
         for _, block in self.blocks():
             value, column = block.sort(dim=1, descending=True)
-            before = value.cumsum(1) - value
+            before = running(value, 1) - value
             keep = ((before < mass * value.sum(1, keepdim=True)) & (value > 0)).cpu().numpy()
             pointer = np.concatenate(([0], keep.sum(1).cumsum()))
             kept = csr_matrix(

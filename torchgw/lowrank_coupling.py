@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgw.couplings import BlockCoupling
 from torchgw.kernels.sampling import draw
+from torchgw.kernels.sums import running
 
 LARGEST_UNIFORM = 1 - 2**-40
 
@@ -49,7 +50,7 @@ class LowRankCoupling(BlockCoupling):
         size = self.R.shape[0]
         component = draw(self.Q[rows] * (self.R.sum(0) / self.g), 1, generator)[:, 0]
         # The components' distribution functions, one behind the other on the line: component c fills (c, c + 1].
-        below = self.R.cumsum(0)
+        below = running(self.R, 0)
         levels = (below / below[-1]).T + torch.arange(self.rank, device=self.device)[:, None]
         uniform = torch.rand(rows.shape, generator=generator, dtype=self.dtype, device=self.device)
         found = torch.searchsorted(levels.flatten(), uniform.clamp_max(LARGEST_UNIFORM) + component, right=True)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torchgw.couplings import BlockCoupling
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_tiles import Read, reference, separable
+from torchgw.kernels.sums import running
 from torchgw.kernels.tiles import Tiles, centres
 
 SAMPLE_BLOCK = 2**22
@@ -262,14 +263,14 @@ class TiledCoupling(BlockCoupling):
         for rows, columns, block, rival in self.row_tiles():
             wanted = mass * marginal[rows]
             value, order = block.sort(dim=1, descending=True)
-            keep = (value.cumsum(1) - value < wanted[:, None]) & (value > 0)
+            keep = (running(value, 1) - value < wanted[:, None]) & (value > 0)
             last = value.gather(1, (keep.sum(1, keepdim=True) - 1).clamp_min(0))[:, 0]
             outside = (value.sum(1) < wanted) | (last < rival)  # entries outside the kept tiles are needed
             inside = ~outside
             found.add(rows[inside], columns[order[inside]], value[inside], keep[inside])
             for part, whole in self._whole(rows[outside]):
                 value, order = whole.sort(dim=1, descending=True)
-                keep = (value.cumsum(1) - value < mass * marginal[part, None]) & (value > 0)
+                keep = (running(value, 1) - value < mass * marginal[part, None]) & (value > 0)
                 stored += int(keep.sum())
                 if stored > MOST_SPREAD:
                     raise ValueError(

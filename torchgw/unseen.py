@@ -97,9 +97,9 @@ def extended(
 def _factor(factor: Tensor, known: Known, points: Any, reach: float) -> Tensor:
     """The factor (m, r) of new points from that of the known ones (N, r); ``reach`` is the other side's usual norm."""
     n = len(factor)
-    index = getattr(known.space, "landmarks", torch.linspace(0, n - 1, min(n, LANDMARKS)).long()).to(factor.device)
+    index = getattr(known.space, "landmarks", torch.linspace(0, n - 1, min(n, LANDMARKS)).long())
     new = known.distances(points, index).to(factor)
-    sample = torch.linspace(0, n - 1, min(n, FITTED_POINTS)).long().to(factor.device)
+    sample = torch.linspace(0, n - 1, min(n, FITTED_POINTS)).long()
     features = known.space.rows(index)[:, sample].T.to(factor)
     solved = torch.linalg.lstsq(_affine(features).cpu(), factor[sample].cpu(), rcond=RESOLVED, driver="gelsd").solution
     weights: Tensor = solved.to(factor)
@@ -123,6 +123,6 @@ def _score(coupling: DenseCoupling, known: tuple[Known, Known], points: Any, sid
     device = coupling.device
     distances = own.distances(points, torch.arange(own.space.size)).to(device, coupling.dtype)
     moved = coupling.apply(distances.T.contiguous(), side)  # T^T D for new source points, T D for new target points
-    every = torch.arange(other.space.size, device=device)
+    every = torch.arange(other.space.size)
     rows = [other.space.rows(part).to(moved) @ moved for part in torch.split(every, 512)]
     return torch.cat(rows).T.contiguous() * (2 * LOG2E / epsilon / float(coupling.marginal(1).sum()))

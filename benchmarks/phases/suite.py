@@ -47,8 +47,8 @@ def line(entry: Row) -> dict[str, str]:
     }
 
 
-def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu") -> None:
-    """Run the groups, keep the stored rows of the others, and store the results."""
+def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu") -> list[Row]:
+    """The rows of the groups, and the stored ones of the others; stored."""
     unknown = set(groups or ()) - set(GROUPS)
     if unknown:
         raise SystemExit(f"groups must be among {', '.join(GROUPS)}, got {', '.join(sorted(unknown))}")
@@ -61,7 +61,7 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
     keep = not quick and path.exists()
     held: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if keep else {}
     warnings.simplefilter("ignore")
-    left = set(GROUPS)
+    left, rows = set(GROUPS), []
     for group in groups or GROUPS:
         left.discard(group)
         held[group] = GROUPS[group](bench)
@@ -71,3 +71,4 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
         short = [line(entry) for entry in rows]
         more = {"summary": short, "cumulative": held.get("cumulative", []), "groups": held}
         write(name, rows, quick=quick, partial=keep and bool(left), **more)
+    return rows

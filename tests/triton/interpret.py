@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime import interpreter
 
 from tests import kernel_cases as cases
 from tests import tile_cases
@@ -25,6 +27,17 @@ from torchgw.kernels.dispatch import Request
 from torchgw.kernels.tiles import all_tiles
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before triton is imported"
+
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patched(tensor: Any, *scope: Any) -> None:
+    # Triton before 3.7 hands arrays of one entry to int(), which NumPy 2.5 does not take.
+    _patch_tensor(tensor, *scope)
+    tensor.__index__ = lambda self: int(self.handle.data.squeeze())
+
+
+interpreter._patch_lang_tensor = _patched
 
 CPU = torch.device("cpu")
 REQUEST = Request(CPU, torch.float32, (64, 64), 16, dot="ieee")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw.costs import FactoredCost
+from torchgw.kernels.sums import add_by_label, inner, running
 from torchgw.types import Array, DistanceProvider
 
 N_BINS = 2**14
@@ -46,7 +47,7 @@ def stationarity(cost: FactoredCost, plan: Tensor, p: Tensor, q: Tensor, column_
     for start in range(0, len(p), step):
         where = slice(start, start + step)
         block = cost.rows(where)
-        value += torch.dot(block.flatten(), plan[where].flatten())
+        value += inner(block, plan[where])
         row_dual[where] = block.sub_(dual).amin(1)
     used = p > 0
     bound = p[used] @ row_dual[used] + q[q > 0] @ dual[q > 0]
@@ -68,10 +69,10 @@ def partial_stationarity(
     for start in range(0, len(p), step):
         where = slice(start, start + step)
         block = cost.rows(where)
-        value += torch.dot(block.flatten(), plan[where].flatten())
+        value += inner(block, plan[where])
         row_price[where] = block.sub_(dual).amin(1)
     cheapest, order = row_price[p > 0].sort()
-    taken = (total - torch.nn.functional.pad(p[p > 0][order].cumsum(0), (1, 0))[:-1]).clamp_min(0.0)
+    taken = (total - torch.nn.functional.pad(running(p[p > 0][order], 0), (1, 0))[:-1]).clamp_min(0.0)
     bound = cheapest @ torch.minimum(taken, p[p > 0][order]) + q[q > 0] @ dual[q > 0]
     return Stationarity(float(value), max(2 * float(value - bound), 0.0))
 
@@ -118,7 +119,7 @@ def _histogram(space: DistanceProvider, mass: Tensor, low: float, width: float) 
     for index in _blocks(space, mass):
         position = ((space.rows(index).to(mass.dtype) - low) / width).round_().to(torch.int64)
         weight = mass[index][:, None] * mass
-        total += torch.bincount(position.flatten(), weights=weight.flatten(), minlength=N_BINS + 1)
+        add_by_label(total, position.flatten(), weight.flatten())
     found: Array = total.cpu().numpy()
     share: Array = found / found.sum()
     return share

@@ -17,6 +17,7 @@ from torchgw.costs import FactoredCost
 from torchgw.gw.anchors import Anchors
 from torchgw.gw.gradient import Control, controlled, factored_mean_squares, landmark_control, sampled_cost
 from torchgw.kernels.sampling import draw
+from torchgw.kernels.sums import add_by_label
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells
 from torchgw.types import DistanceProvider
@@ -89,7 +90,7 @@ class _OnCentres:
     def apply(self, V: Tensor, axis: int) -> Tensor:
         assert axis == 1
         moved = V.new_zeros(len(self.x.cells.label), V.shape[1])
-        return moved.index_add_(0, self.x.centres, self.plan @ V[self.y.centres])
+        return add_by_label(moved, self.x.centres, self.plan @ V[self.y.centres])
 
 
 def cost_of_product(product: Tensor, x: Side, y: Side) -> FactoredCost:

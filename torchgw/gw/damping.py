@@ -8,10 +8,10 @@ are the same.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from torchgw.couplings import DenseCoupling
+from torchgw.kernels.sums import inner
 
 SMALLEST_STEP = 1 / 64
 
@@ -30,7 +30,7 @@ class Mixture:
             self._plan = solution.clone()
             return DenseCoupling(self._plan)
         direction = solution - self._plan
-        if self._direction is not None and float(torch.dot(direction.flatten(), self._direction.flatten())) < 0:
+        if self._direction is not None and float(inner(direction, self._direction)) < 0:
             self.step = max(self.step / 2, SMALLEST_STEP)
         self._plan.add_(direction, alpha=self.step)
         self._direction = direction

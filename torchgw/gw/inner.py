@@ -17,6 +17,7 @@ from torchgw.gw.model import Model
 from torchgw.kernels import LOG2E
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_tiles import TileKernel
+from torchgw.kernels.sums import inner
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, choose_tiles
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
@@ -183,5 +184,5 @@ def _overlap(score: Tensor, plan: Tensor) -> Tensor:
     step = max(1, 2**19 // score.shape[1]) if score.device.type == "cpu" else len(score)
     total = score.new_zeros(())
     for start in range(0, len(score), step):
-        total += torch.dot(score[start : start + step].flatten(), plan[start : start + step].flatten())
+        total += inner(score[start : start + step], plan[start : start + step])
     return total

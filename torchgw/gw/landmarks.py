@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgw.kernels.sums import add_by_label
 from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
@@ -71,7 +72,7 @@ def choose_landmarks(
         index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
     nearest = rows.argmin(0)
     nearest[index] = torch.arange(len(index), device=index.device)
-    cells = torch.zeros(len(index), dtype=mass.dtype, device=mass.device).index_add_(0, nearest, mass)
+    cells = add_by_label(torch.zeros(len(index), dtype=mass.dtype, device=mass.device), nearest, mass)
     among = rows[:, index]
     return Landmarks(index, rows, ((among + among.T) / 2).fill_diagonal_(0.0), cells)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sampling import draw
+from torchgw.kernels.sums import add_by_label
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.lowrank import LowRankFactors
 from torchgw.types import DistanceProvider
@@ -119,7 +120,7 @@ def _mean_distances(space: DistanceProvider, label: Tensor, mass: Tensor, count:
     if found is None:
         raise ValueError(f"source must have factored distances for a warm start, {type(space).__name__} has none")
     F, signs = found
-    total = mass.new_zeros(count).index_add_(0, label, mass)
-    mean = mass.new_zeros(count, F.shape[1]).index_add_(0, label, F * mass[:, None])
+    total = add_by_label(mass.new_zeros(count), label, mass)
+    mean = add_by_label(mass.new_zeros(count, F.shape[1]), label, F * mass[:, None])
     mean = mean / total.clamp_min(torch.finfo(mass.dtype).tiny)[:, None]
     return ((mean * signs) @ mean.T).clamp_min(0.0)

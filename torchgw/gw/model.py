@@ -32,6 +32,7 @@ from torch import Tensor
 
 from torchgw.costs import FactoredCost
 from torchgw.couplings import BlockCoupling
+from torchgw.kernels.sums import inner
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals
 from torchgw.sinkhorn.sides import Side
@@ -278,7 +279,7 @@ def mean_cost(cost: FactoredCost, coupling: Coupling, rows: Tensor, columns: Ten
     if wide.extra is not None:
         assert isinstance(coupling, BlockCoupling)
         for where, block in coupling.blocks():
-            found = found + torch.dot(wide.extra[where].flatten(), block.to(found).flatten())
+            found = found + inner(wide.extra[where], block.to(found))
     return found
 
 

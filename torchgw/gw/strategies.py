@@ -55,6 +55,8 @@ def solved_where_it_fits(
         if watch.raised or options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what torch keeps for itself is missing to everyone else on the device
     warn_caller(
         f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead; "
         f"GWOptions(strategy='streaming') takes it at once",

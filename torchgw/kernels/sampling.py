@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.kernels.sums import running
 
 MULTINOMIAL_LIMIT = 2**24
 
@@ -19,9 +20,12 @@ def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     weights = torch.nan_to_num(weights, nan=0.0, posinf=0.0).clamp_min(0.0)
     largest = weights.amax(-1, keepdim=True)
     weights = torch.where(largest > 0, weights / largest, torch.ones_like(weights))
-    if weights.shape[-1] <= MULTINOMIAL_LIMIT:
+    one_row_there = (
+        weights.is_cuda and weights.numel() == weights.shape[-1] and count > 1
+    )  # torch scans it in any order
+    if weights.shape[-1] <= MULTINOMIAL_LIMIT and not one_row_there:
         return torch.multinomial(weights, count, replacement=True, generator=generator)
-    cumulative = weights.to(torch.float64).cumsum(-1)
+    cumulative = running(weights.to(torch.float64), -1)
     uniform = torch.rand(*weights.shape[:-1], count, generator=generator, dtype=torch.float64, device=weights.device)
     found = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True)
     return found.clamp_max(weights.shape[-1] - 1)

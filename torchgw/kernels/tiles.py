@@ -25,6 +25,7 @@ from torch import Tensor
 
 from torchgw.kernels import LN2
 from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT
+from torchgw.kernels.sums import running
 
 TILE = 128
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
@@ -148,7 +149,7 @@ def choose_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tenso
 def _least(bound: Tensor, most: Tensor) -> Tensor:
     """For each row the entries that are smallest and sum, as 2^bound, to no more than ``most``."""
     ordered, order = bound.sort(1)
-    within = ordered.exp2_().cumsum(1) <= most[:, None].to(bound.dtype)
+    within = running(ordered.exp2_(), 1) <= most[:, None].to(bound.dtype)
     return torch.zeros_like(within).scatter_(1, order, within)
 
 

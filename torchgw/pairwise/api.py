@@ -19,6 +19,7 @@ from torchgw._version import __version__
 from torchgw.caller import warn_caller
 from torchgw.gw.prepare import pick_device
 from torchgw.interrupt import stopped_by_interrupt
+from torchgw.kernels.products import exact_products
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs, check_jobs, read_spaces
@@ -156,7 +157,8 @@ def gw_pairwise(
         watch = collected.watch
         maker = Maker(inputs, tol, where, keep == "matchings", options, seed)
         tasks = [] if watch.stopped else maker.tasks(missing)
-        with stopped_by_interrupt(watch), closing(outcomes(tasks, n_jobs, lambda: watch.stopped)) as results:
+        ended = stopped_by_interrupt(watch)
+        with exact_products(), ended, closing(outcomes(tasks, n_jobs, lambda: watch.stopped)) as results:
             for solved in results:
                 if kept is not None:
                     kept.add(solved)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LN2
+from torchgw.kernels.sums import running
 
 SMALLEST_SUM = 2.0**-90
 LARGEST_RATIO, FREE_RATIO = 300.0, 1e15
@@ -197,10 +198,10 @@ def water_level(x: Tensor, mass: Tensor, total: float) -> Tensor:
     x = torch.where(mass > 0, x, torch.inf)
     x, order = x.sort(dim=-1)
     mass = mass.gather(-1, order)
-    below = mass.cumsum(-1)
+    below = running(mass, -1)
     # log2 of what lies above each point, at level zero.
     logs = torch.where(mass > 0, mass.log2() - x, -torch.inf) * LN2
-    above = logs.flip(-1).logcumsumexp(-1).flip(-1) / LN2
+    above = running(logs.flip(-1), -1, torch.logcumsumexp).flip(-1) / LN2
     above = torch.cat((above[..., 1:], torch.full_like(above[..., :1], -torch.inf)), dim=-1)
     reached = below + torch.where(torch.isneginf(above), 0.0, (x + above).exp2())
     full = ((reached <= total) & (mass > 0)).sum(-1, keepdim=True)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.kernels.sums import add_by_label
 from torchgw.once import once
 from torchgw.spaces.krylov import bare_recurrence
 from torchgw.spaces.lanczos import matrix_function
@@ -95,7 +96,7 @@ class EdgeSet:
     def inverse_roots(self, square_lengths: Tensor) -> Tensor:
         """(n m_i)^-1/2 for all nodes (N,)."""
         mass = square_lengths.new_zeros(self.laplacian.shape[0])
-        return (mass.index_add(0, self.row, square_lengths + self.shortest**2) / 2).rsqrt()
+        return (add_by_label(mass, self.row, square_lengths + self.shortest**2) / 2).rsqrt()
 
     def product(self, parameters: tuple[Tensor, ...], X: Tensor) -> Tensor:
         """S X / n (N, M), where the one parameter is what `inverse_roots` gives."""
@@ -126,7 +127,8 @@ def _laplacian(n: int, row: Any, column: Any) -> Tensor:
     matrix = (diags(np.bincount(row, minlength=n).astype(np.float64)) - adjacency).tocsr()
     matrix.sort_indices()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+        about = "Sparse (CSR tensor support is in beta|invariant checks are implicitly disabled)"
+        warnings.filterwarnings("ignore", about, UserWarning)
         return torch.sparse_csr_tensor(
             torch.from_numpy(matrix.indptr.astype(np.int64)),
             torch.from_numpy(matrix.indices.astype(np.int64)),

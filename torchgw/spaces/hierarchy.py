@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgw.kernels.sums import add_by_label
+
 POWER_ITERATIONS = 3
 SAMPLED_POINTS = 32
 BLOCK_POINTS = 2**16
@@ -61,7 +63,7 @@ class Cells:
 
     def sums(self, values: Tensor) -> Tensor:
         """Sums over the cells, (count, ...) from (N, ...)."""
-        return values.new_zeros((self.count, *values.shape[1:])).index_add_(0, self.label, values)
+        return add_by_label(values.new_zeros((self.count, *values.shape[1:])), self.label, values)
 
     def means(self, values: Tensor, mass: Tensor) -> Tensor:
         """Averages (count, d) of values (N, d) weighted by ``mass`` (N,); plain averages where a cell has no mass."""
@@ -71,7 +73,7 @@ class Cells:
         out = values.new_zeros((self.count, values.shape[1]))
         for start in range(0, len(values), BLOCK_POINTS):
             where = slice(start, start + BLOCK_POINTS)
-            out.index_add_(0, self.label[where], values[where] * weight[where, None].to(values.dtype))
+            add_by_label(out, self.label[where], values[where] * weight[where, None].to(values.dtype))
         return out / norm[:, None].to(values.dtype)
 
     def nearest(self, values: Tensor, centres: Tensor, mass: Tensor) -> Tensor:

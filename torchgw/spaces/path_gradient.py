@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.kernels.sums import add_by_label
 from torchgw.spaces.edges import entries
 from torchgw.types import Array
 
@@ -77,7 +78,7 @@ class _PathSums(torch.autograd.Function):
         found = cotangent.new_zeros(ctx.n_entries + 1)
         for first in range(0, len(above), step):
             rows = slice(first, first + step)
-            found = found.scatter_add(0, entry[rows].flatten(), subtree_sums(cotangent[rows], above[rows]).flatten())
+            add_by_label(found, entry[rows].flatten(), subtree_sums(cotangent[rows], above[rows]).flatten())
         return found[:-1], None, None, None
 
 
@@ -88,7 +89,9 @@ def subtree_sums(value: Tensor, above: Tensor) -> Tensor:
     """
     n = above.shape[1]
     held, above = (torch.cat((part, torch.full_like(part[:, :1], end)), 1) for part, end in ((value, 0), (above, n)))
+    tree = torch.arange(len(above), device=above.device)[:, None] * (n + 1)
     while bool((above < n).any()):
-        held = held.scatter_add(1, above[:, :n], held[:, :n])
+        total, place = held.clone().flatten(), (tree + above[:, :n]).flatten()
+        held = add_by_label(total, place, held[:, :n].flatten()).view_as(held)
         above = above.gather(1, above)
     return held[:, :n]

@@ -1,0 +1,301 @@
+"""A GPU that is not there: tensors that say they are on "cuda:0" and refuse what those of a real one refuse.
+
+Within `simulated_gpu` the library finds one CUDA device. Its tensors hold CPU tensors, so numbers are those of the CPU;
+for autograd and the dispatcher they are on torch's "meta" device, which nothing else uses, so that what C++ makes
+beside an operand is found there too. What a real device would answer with an error is one here:
+
+- operations on tensors of both devices, but for CPU scalars in pointwise operations, and CPU indices of a tensor there
+- ``numpy()`` and ``np.asarray``
+- draws by a generator of the other device
+
+and so is what works on a real device but ought not to happen in a solve: floating sums whose order is open there
+(``index_add_`` and the like), and drivers that only CPUs have. Operations for which the host waits are counted, by the
+line of the package that asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import thread
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CUDA, META = torch.device("cuda", 0), torch.device("meta")
+aten = torch.ops.aten
+
+COPIES = (aten.copy_.default, aten._to_copy.default)
+INDEXING = (
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+)
+# Their results have a size, or are a number, that the host must know before it goes on.
+WAITED_FOR = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+    "_linalg_check_errors",
+    "_linalg_eigh",
+    "linalg_lstsq",
+}
+SUMS_IN_ANY_ORDER = {"index_add", "index_add_", "scatter_add", "scatter_add_"}
+SCANS = {"cumsum", "cumsum_", "logcumsumexp"}
+
+
+class OnDevice(Tensor):
+    """A tensor of the simulated device."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> OnDevice:
+        strided = held.layout is torch.strided  # what is sparse seems dense: products are all that is asked of it
+        laid_out = (held.stride(), held.storage_offset()) if strided else ()
+        made: OnDevice = Tensor._make_wrapper_subclass(cls, held.shape, *laid_out, dtype=held.dtype, device=META)
+        made.held = held
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{func} on a tensor of a simulated device outside of its simulation")
+
+    device = property(lambda self: CUDA)
+    is_cuda = property(lambda self: True)
+
+    def __repr__(self, **_: object) -> str:
+        return f"OnDevice({self.held})"
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+
+class Generator(torch.Generator):
+    """A generator of either device; draws are those of the CPU's."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        made = super().__new__(cls, device="cpu")
+        made.place = torch.device(device)
+        return made
+
+    device = property(lambda self: CUDA if self.place.type == "cuda" else self.place)
+
+
+def _distinct(label: Tensor, dim: int) -> bool:
+    """Whether no place is added to twice."""
+    label = label.sort(dim).values
+    return bool((label.diff(dim=dim) != 0).all())
+
+
+def _inner(x: Any) -> Any:
+    return x.held if isinstance(x, OnDevice) else x
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """What `change` makes of each leaf of lists and tuples."""
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(change, part) for part in value])
+    return change(value)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+class Simulation(TorchDispatchMode):
+    """Runs operations on what the tensors hold; ``waits`` counts those that the host waits for, ``uploads`` copies to
+    the device, by place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        self.uploads: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:  # in inference mode
+                return func.decompose(*args, **kwargs)
+        tensors = [t for t in _leaves((args, *kwargs.values())) if isinstance(t, Tensor)]
+        there = [t for t in tensors if isinstance(t, OnDevice)]
+        to = kwargs.get("device")
+        lands = bool(there) if to is None else torch.device(to).type == "meta"
+        if to is not None and lands:
+            kwargs["device"] = torch.device("cpu")
+        self._refuse(func, args, kwargs, tensors, there)
+        self._count(func, args, kwargs, there, lands)
+        found = func(*_mapped(_inner, args), **{name: _mapped(_inner, value) for name, value in kwargs.items()})
+        if torch.Tag.inplace_view in func.tags and there:
+            with no_dispatch():  # squeeze_() and the like change what the wrapper says of itself, too
+                func(*args, **kwargs)
+        if not lands or (func is aten.copy_.default and not isinstance(args[0], OnDevice)):
+            return args[0] if func is aten.copy_.default else found
+        known = {id(t.held): t for t in there}
+        return _mapped(lambda x: known[id(x)] if id(x) in known else OnDevice(x) if isinstance(x, Tensor) else x, found)
+
+    def _refuse(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], there: list[OnDevice]) -> None:
+        name = func.overloadpacket.__name__
+        if not there:
+            return
+        here = [t for t in tensors if not isinstance(t, OnDevice)]
+        if func in INDEXING and isinstance(args[0], OnDevice):
+            here = [t for t in here if t.is_floating_point() and t.ndim]
+        elif func in COPIES:
+            here = []
+        elif torch.Tag.pointwise in func.tags or name in ("where", "fill_", "masked_fill", "masked_fill_", "lerp"):
+            changed = args[0] if name.endswith("_") and isinstance(args[0], Tensor) else kwargs.get("out", there[0])
+            here = [t for t in here if t.ndim or t is changed]
+        if here:
+            shapes = [tuple(t.shape) for t in here]
+            raise RuntimeError(f"{func}: expected all tensors on cuda:0, got some on the CPU, of shapes {shapes}")
+        first = args[0]
+        if not isinstance(first, Tensor) or not first.is_floating_point():
+            weighed = name == "bincount" and (args[1] if len(args) > 1 else kwargs.get("weights")) is not None
+            if not weighed:
+                return
+        one_row = name in SCANS and first.ndim and first.numel() == first.shape[args[1]] and first.numel() > 1
+        one_row = one_row or (name == "multinomial" and first.numel() == first.shape[-1] and args[1] > 1)
+        if name in SUMS_IN_ANY_ORDER and _distinct(args[2].held, args[1]):
+            return
+        if name in SUMS_IN_ANY_ORDER or name == "bincount" or one_row:
+            raise RuntimeError(f"{func}: the order of its sums is open on a GPU, so equal seeds give other bits")
+        if name == "linalg_lstsq" and kwargs.get("driver", "gels") != "gels":
+            raise RuntimeError(f"{func}: no driver but 'gels' on a GPU, got {kwargs['driver']!r}")
+
+    def _count(self, func: Any, args: Any, kwargs: Any, there: list[OnDevice], lands: bool) -> None:
+        name = func.overloadpacket.__name__
+        if func in COPIES:
+            target = isinstance(args[0], OnDevice) if func is aten.copy_.default else lands
+            source = args[1] if func is aten.copy_.default else args[0]
+            if isinstance(source, OnDevice) and not target:
+                if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):
+                    self.waits[f"{caller()} copy to the host"] += 1
+            elif target and not isinstance(source, OnDevice):
+                self.uploads[caller()] += 1
+            return
+        masks = func in INDEXING and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+        if masks and func is not aten.index.Tensor and args[2].numel() == 1:
+            masks = False  # filled without looking where
+        if there and (name in WAITED_FOR or masks or (name == "repeat_interleave" and "output_size" not in kwargs)):
+            self.waits[f"{caller()} {name}"] += 1
+
+    @property
+    def n_waits(self) -> int:
+        """How often the host waited."""
+        return sum(self.waits.values())
+
+    def table(self, most: int = 20) -> str:
+        """The places that waited most often."""
+        return "\n".join(f"{count:6}  {place}" for place, count in self.waits.most_common(most))
+
+
+class _Translated(TorchFunctionMode):
+    """Calls that name the device, in torch's words for the tensors that stand for it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)
+        if "device" in kwargs:
+            kwargs["device"] = _translated(kwargs["device"])
+        if kwargs.get("generator") is not None:
+            asked = kwargs.get("device") or getattr(args[0], "device", "cpu")
+            if (torch.device(asked).type != "cpu") != (kwargs["generator"].device.type == "cuda"):
+                raise RuntimeError(f"{func}: the generator is on {kwargs['generator'].device}, the tensor elsewhere")
+        if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") == META:
+            kwargs.pop("device")
+            return func(*args, **kwargs).to(META)
+        if func is Tensor.to_dense and isinstance(args[0], OnDevice):
+            return args[0].held.to_dense().to(META)
+        if func is Tensor.new_tensor and isinstance(args[0], OnDevice):
+            return torch.tensor(*args[1:], **({"dtype": args[0].dtype} | kwargs)).to(META)
+        indexed = func in (Tensor.__getitem__, Tensor.__setitem__) and not isinstance(args[0], OnDevice)
+        if indexed and any(isinstance(x, OnDevice) for x in _leaves(args[1:])):
+            raise RuntimeError(f"{func.__name__} of a tensor on the CPU with one of cuda:0")
+        if func is Tensor.to:
+            args = (args[0], *map(_translated, args[1:]))
+        elif func is Tensor.cuda:
+            func, args = Tensor.to, (args[0], META)
+        return func(*args, **kwargs)
+
+
+def _translated(value: Any) -> Any:
+    named = isinstance(value, torch.device | str) and torch.device(value).type == "cuda"
+    return META if named else value
+
+
+def caller() -> str:
+    """The innermost line of the package that is being run."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/torchgw/" in name:
+            return f"{name.rpartition('/torchgw/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "the test"
+
+
+class _Event:
+    def record(self, stream: object = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+@contextmanager
+def simulated_gpu() -> Iterator[Simulation]:
+    """Within it there is one CUDA device, of which `Simulation` keeps count."""
+    cuda = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=132, total_memory=2**37),
+        "mem_get_info": lambda device=None: (2**36, 2**37),
+        "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "device": lambda device: nullcontext(),
+        "Event": _Event,
+        "current_stream": lambda device=None: None,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stand_in in cuda.items():
+            patch.setattr(torch.cuda, name, stand_in)
+        patch.setattr(torch, "Generator", Generator)
+        with Simulation() as simulation, _Translated() as translated:
+            # Calls leave the mode that sees them, and threads begin without any.
+            backward, work = torch.autograd._engine_run_backward, thread._WorkItem.run
+
+            def run_backward(*args: Any, **kwargs: Any) -> Any:
+                with translated:
+                    return backward(*args, **kwargs)
+
+            def run_item(item: Any, *args: Any) -> None:
+                with simulation, translated:
+                    work(item, *args)
+
+            patch.setattr(torch.autograd, "_engine_run_backward", run_backward)
+            patch.setattr(thread._WorkItem, "run", run_item)
+            yield simulation

@@ -1,0 +1,40 @@
+"""Sums whose order is fixed, so that the same numbers have the same sum on a GPU, and that know no limit of entries.
+
+A GPU adds by label (``index_add_``, ``scatter_add_``, ``bincount``) and scans a single row in whatever order its blocks
+end, and floating sums depend on the order. Instead
+
+    sum over {i : label_i = c} of x_i       entries sorted by label, stably, and each run added from its beginning to
+                                            its end: what ``index_put_(accumulate=True)`` does on a GPU
+    sum over {i <= j} of x_i                two equal rows at once, as one block scans each row of several
+
+CPUs add in the order of the entries, and keep the plain operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+MOST_ENTRIES = 2**30  # cuBLAS counts the entries of a vector in 31 bits
+
+
+def add_by_label(total: Tensor, label: Tensor, values: Tensor) -> Tensor:
+    """``total`` (C, ...) with the ``values`` (N, ...) added, in place, to the rows that ``label`` (N,) names."""
+    if total.is_cuda:
+        return total.index_put_((label,), values, accumulate=True)
+    return total.index_add_(0, label, values)
+
+
+def running(values: Tensor, dim: int, scan: Callable[[Tensor, int], Tensor] = torch.cumsum) -> Tensor:
+    """Cumulative sums along ``dim``; of exponentials, with ``torch.logcumsumexp`` as the ``scan``."""
+    if values.is_cuda and values.numel() == values.shape[dim]:
+        return scan(torch.stack((values, values)), dim if dim < 0 else dim + 1)[0]
+    return scan(values, dim)
+
+
+def inner(x: Tensor, y: Tensor) -> Tensor:
+    """<x, y>, the sum of the products of all entries, in products of at most 2^30."""
+    parts = zip(*(torch.split(side.flatten(), MOST_ENTRIES) for side in (x, y)), strict=True)
+    return sum((torch.dot(a, b) for a, b in parts), start=x.new_zeros(()))
