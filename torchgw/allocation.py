@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-# What torch's allocators, NumPy, the driver and the runtime under torch or Triton, and NVIDIA's and AMD's libraries say.
+# What torch's allocators, NumPy, the driver, the runtime under torch or Triton, and NVIDIA's and AMD's libraries say.
 # A kernel that needs more shared memory than there is (Triton's OutOfResources: "out of resource") is another matter.
 FAILED = (
     "not enough memory",
