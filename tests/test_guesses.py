@@ -55,6 +55,27 @@ def test_an_adjacency_ends_at_the_value_of_the_true_matching(kind: str) -> None:
     assert energy(A, B, result.plan.numpy()) == pytest.approx(result.value, rel=1e-6)
 
 
+@pytest.mark.peer
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_an_adjacency_ends_no_higher_than_any_solver_of_pot_from_the_product_plan(kind: str) -> None:
+    ot = pytest.importorskip("ot")
+    A = nx.to_numpy_array(GRAPHS[kind](11), weight=None)
+    B, _ = shuffled(A, 0.05, 12)
+    given = {"max_iter": 200}
+    found = [
+        ot.gromov.gromov_wasserstein(A, B, **given),
+        *(
+            ot.gromov.entropic_gromov_wasserstein(A, B, epsilon=5e-3, solver=solver, **given)
+            for solver in ("PGD", "PPA")
+        ),
+        ot.gromov.BAPG_gromov_wasserstein(A, B, epsilon=0.1, marginal_loss=True, **given),
+    ]
+    result = gw_align(A, B, distances="precomputed", epsilon=0, random_state=0)
+    feasible = [plan for plan in found if abs(plan.sum(0) - 1 / len(B)).max() < 1e-6 / len(B)]
+    assert len(feasible) >= 2
+    assert result.value <= 1.01 * min(energy(A, B, plan) for plan in feasible)
+
+
 @pytest.mark.parametrize("kind", ["blocks", "Watts-Strogatz"])
 def test_entropy_and_relaxed_marginals_find_the_same_matching(kind: str) -> None:
     A = nx.to_numpy_array(GRAPHS[kind](5), weight=None)
