@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, wide
-from torchgw.kernels import softmin_dense
+from torchgw.kernels import softmin_dense, transport
 from torchgw.kernels.kernel import Kernel, in_two_reads
-from torchgw.kernels.transport.reference import Transport
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
 from torchgw.types import Softmins
@@ -198,7 +197,7 @@ def outliers(kernel: Kernel, device: str, dtype: torch.dtype, damping: tuple[flo
     np.testing.assert_allclose(wide(state.g)[0] + shift, g, atol=0.02)
 
 
-def transports(transport: Transport, device: str, n: int, k: int, rank: int, dtype: torch.dtype) -> None:
+def transports(device: str, n: int, k: int, rank: int, dtype: torch.dtype) -> None:
     """T V, the largest entries of each row with their columns, and draws from the rows."""
     A, B = factors(n, k, rank, dtype, n + k + rank, reach=20.0)
     f, g = log_masses(n, dtype, 1, holes=True), log_masses(k, dtype, 2, holes=True)
@@ -220,7 +219,7 @@ def transports(transport: Transport, device: str, n: int, k: int, rank: int, dty
         assert all(sorted(row) == list(range(k)) for row in everything.tolist())
 
 
-def draws_follow_the_rows(transport: Transport, device: str) -> None:
+def draws_follow_the_rows(device: str) -> None:
     """Frequencies of the drawn columns against the row of the plan; columns without mass are never drawn."""
     rows, k = 4000, 9
     A = torch.zeros(rows, 2, dtype=torch.float32)

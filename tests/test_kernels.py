@@ -10,7 +10,7 @@ import torch
 
 from tests import kernel_cases as cases
 from tests.kernels import RANKS, SIZES, factors, wide
-from torchgw.kernels import blocks, softmin_dense, softmin_stream, transport
+from torchgw.kernels import blocks, softmin_dense, softmin_stream
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.sinkhorn.loop import sinkhorn
@@ -41,7 +41,7 @@ def test_eager_kernels_merge_many_blocks(axis: int, poison: None, monkeypatch: p
     cases.dense_softmin(DENSE, "cpu", 97, 41, torch.float64, axis, True)
     cases.stream_softmin(STREAM, "cpu", 97, 41, 7, torch.float64, axis, True)
     cases.dense_sweep(DENSE, "cpu", 97, 41, torch.float64)
-    cases.transports(transport.reference.TRANSPORT, "cpu", 97, 41, 7, torch.float64)
+    cases.transports("cpu", 97, 41, 7, torch.float64)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -100,12 +100,12 @@ def test_absorbing() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k", "rank"), [(1, 1, 1), (65, 63, 20), (300, 500, 65)])
-def test_eager_transport(n: int, k: int, rank: int, dtype: torch.dtype, poison: None) -> None:
-    cases.transports(transport.reference.TRANSPORT, "cpu", n, k, rank, dtype)
+def test_reading_a_plan(n: int, k: int, rank: int, dtype: torch.dtype, poison: None) -> None:
+    cases.transports("cpu", n, k, rank, dtype)
 
 
-def test_eager_draws_follow_the_rows() -> None:
-    cases.draws_follow_the_rows(transport.reference.TRANSPORT, "cpu")
+def test_draws_follow_the_rows() -> None:
+    cases.draws_follow_the_rows("cpu")
 
 
 @pytest.mark.parametrize("damping", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)])
@@ -205,16 +205,6 @@ class TestOnTheGPU:
 
     def test_bfloat16(self, backend: str) -> None:
         cases.stream_bfloat16(self.kernels(backend, torch.bfloat16)[1], "cuda")
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_transport(self, backend: str, dtype: torch.dtype) -> None:
-        if backend == "compile":
-            pytest.skip("reading a plan has no compiled implementation")
-        request = Request(torch.device("cuda"), dtype, (65, 64), 16)
-        chosen = transport.choose(backend, request).function
-        for n, k, rank in ((1, 1, 1), (65, 63, 20), (300, 500, 65), (2000, 3000, 130)):
-            cases.transports(chosen, "cuda", n, k, rank, dtype)
-        cases.draws_follow_the_rows(chosen, "cuda")
 
     @pytest.mark.parametrize("damping", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)])
     @pytest.mark.parametrize("weight", [1.0, 1.4])

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from tests.problems import gw_by_enumeration, linearised_cost, random_distances, random_masses
 from torchgw import couplings
+from torchgw.gw.landmarks import choose_landmarks
 from torchgw.gw.lowrank import LowRankSolve, _Problem, solve_low_rank
-from torchgw.gw.lowrank_starts import cold_starts, group_cells, warm_start
+from torchgw.gw.lowrank_starts import group_cells, warm_start
 from torchgw.lowrank_coupling import LowRankCoupling
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors
 from torchgw.spaces import EuclideanDistances, PrecomputedDistances
 from torchgw.status import Status
-from torchgw.types import Coupling
+from torchgw.types import Coupling, DistanceProvider
 
 
 class FactoredSpace:
@@ -87,16 +88,34 @@ def matrix(space: EuclideanDistances | FactoredSpace) -> np.ndarray:
     return found
 
 
+def spread_start(
+    spaces: tuple[DistanceProvider, DistanceProvider], p: Tensor, q: Tensor, rank: int, seed: int = 0
+) -> LowRankFactors:
+    """Points shared out among landmarks of their space, one for each component; in the order of their mean if even."""
+    sides = []
+    for space, mass in zip(spaces, (p, q), strict=True):
+        rows = choose_landmarks(space, mass, "spread", rank, gen(seed)).rows.clamp_min(0.0)
+        rows = rows[(rows.square() @ mass).argsort()] if seed % 2 == 0 else rows
+        beyond = rows - rows.amin(0)
+        sides.append(mass[:, None] * torch.softmax(-8 * beyond.T / (beyond @ mass).mean(), dim=1))
+    return LowRankFactors(sides[0], sides[1], uniform(rank))
+
+
 def solve(
     spaces: tuple[EuclideanDistances, EuclideanDistances] | tuple[FactoredSpace, FactoredSpace],
     rank: int,
     epsilon: float = 0.0,
-    seed: int = 0,
+    n_starts: int = 1,
     **options: float,
 ) -> LowRankSolve:
+    """The best of the solves from several starts."""
     p, q = (uniform(space.size) for space in spaces)
     chosen = LowRankOptions(rank=rank, **options)  # type: ignore[arg-type]
-    return solve_low_rank(*spaces, p, q, epsilon, chosen, gen(seed))
+    starts = (spread_start(spaces, p, q, rank, seed) for seed in range(n_starts))
+    return min(
+        (solve_low_rank(*spaces, p, q, epsilon, chosen, gen(), start=start) for start in starts),
+        key=lambda done: done.value,
+    )
 
 
 @pytest.fixture
@@ -244,7 +263,7 @@ def test_the_objective_falls_from_iteration_to_iteration(epsilon: float, step: f
     values = []
     for most in (1, 2, 3, 5, 8, 13, 21, 34):
         spaces = FactoredSpace(distances), FactoredSpace(1 - others)
-        done = solve(spaces, 5, epsilon, n_starts=1, max_iter=most, step=step)
+        done = solve(spaces, 5, epsilon, max_iter=most, step=step)
         entropy = sum(float((side - torch.xlogy(side, side)).sum()) for side in done.coupling.tensors().values())
         values.append(done.value / 2 - epsilon * entropy)
         if epsilon == 0.0:
@@ -257,7 +276,7 @@ def test_the_objective_falls_from_iteration_to_iteration(epsilon: float, step: f
 def test_no_feasible_direction_lowers_the_entropic_objective(epsilon: float) -> None:
     """The slope of <C(T), T> / 2 less epsilon times the entropies, by differentiation, towards other factors."""
     spaces = squared_spaces(20, 24, 4)
-    done = solve(spaces, 3, epsilon, n_starts=1, tol=1e-14, max_iter=5000)
+    done = solve(spaces, 3, epsilon, tol=1e-14, max_iter=5000)
     assert done.status is Status.SETTLED
     DX, DY = (torch.from_numpy(matrix(space)) for space in spaces)
     leaves = [side.clone().requires_grad_() for side in done.coupling.tensors().values()]
@@ -332,10 +351,10 @@ def test_points_without_mass_get_zero_rows_and_change_nothing_else() -> None:
     p = torch.cat((uniform(30), torch.zeros(4, dtype=torch.float64)))
     source, target = EuclideanDistances(x, squared=True), EuclideanDistances(y, squared=True)
     without = EuclideanDistances(x[:30], squared=True)
-    options, q = LowRankOptions(rank=4, n_starts=1), uniform(25)
-    start = cold_starts(source, target, p, q, options, gen(1))[0]
-    done = solve_low_rank(source, target, p, q, 0.0, options, gen(), starts=[start])
-    same = solve_low_rank(without, target, p[:30], q, 0.0, options, gen(), starts=[start._replace(Q=start.Q[:30])])
+    options, q = LowRankOptions(rank=4), uniform(25)
+    start = spread_start((source, target), p, q, 4)
+    done = solve_low_rank(source, target, p, q, 0.0, options, gen(), start=start)
+    same = solve_low_rank(without, target, p[:30], q, 0.0, options, gen(), start=start._replace(Q=start.Q[:30]))
     assert float(done.coupling.rows(torch.arange(30, 34)).abs().max()) == 0.0
     torch.testing.assert_close(done.coupling.marginal(1), p, rtol=0.0, atol=1e-14)
     torch.testing.assert_close(done.value, same.value, rtol=1e-6, atol=0.0)
@@ -346,20 +365,8 @@ def test_equal_components_are_left_behind() -> None:
     p = uniform(40)
     alike = LowRankFactors(p[:, None].repeat(1, 5) / 5, p[:, None].repeat(1, 5) / 5, uniform(5))
     product = _Problem.of(*spaces, p, p, 0.0).at(alike).value
-    done = solve_low_rank(*spaces, p, p, 0.0, LowRankOptions(rank=5), gen(), starts=[alike])
+    done = solve_low_rank(*spaces, p, p, 0.0, LowRankOptions(rank=5), gen(), start=alike)
     assert done.value < 0.3 * product
-
-
-def test_starts_have_the_row_sums_and_tell_components_apart() -> None:
-    spaces = squared_spaces(50, 60, 8)
-    p, q = masses(50, 0), masses(60, 1)
-    starts = cold_starts(*spaces, p, q, LowRankOptions(rank=6, n_starts=3), gen())
-    assert len(starts) == 3
-    for start in starts:
-        torch.testing.assert_close(start.Q.sum(1), p)
-        torch.testing.assert_close(start.R.sum(1), q)
-        assert torch.linalg.matrix_rank(start.Q) == 6
-    assert float((starts[0].Q - starts[1].Q).abs().sum()) > 0.1
 
 
 def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
@@ -380,7 +387,7 @@ def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
     for c in range(4):
         (cell,) = cells[0][start.Q[:, c] > 0.5 / 32].unique().tolist()
         assert cells[1][start.R[:, c] > 0.5 / 48].unique().tolist() == [match[cell - 2] + 2]
-    done = solve_low_rank(source, target, p, q, 0.0, options, gen(), starts=[start])
+    done = solve_low_rank(source, target, p, q, 0.0, options, gen(), start=start)
     assert best * (1 - 1e-9) <= done.value <= 1.01 * best
 
 
@@ -399,25 +406,23 @@ def test_cells_are_grouped_with_their_neighbours_into_any_number_of_groups(rank:
 
 def test_what_cannot_be_solved_is_refused() -> None:
     spaces, p, q = squared_spaces(20, 25, 9), uniform(20), uniform(25)
-    options = LowRankOptions(rank=4)
+    options, start = LowRankOptions(rank=4), feasible_factors(p, q, 4, 0)
     plain = PrecomputedDistances(random_distances(20, np.random.default_rng(0)))
     with pytest.raises(ValueError, match=r"source must have factored distances.*PrecomputedDistances has none; use"):
-        solve_low_rank(plain, spaces[1], p, q, 0.0, options, gen())
+        solve_low_rank(plain, spaces[1], p, q, 0.0, options, gen(), start=start)
     with pytest.raises(ValueError, match="target must have factored distances"):
-        solve_low_rank(spaces[0], plain, p, p, 0.0, options, gen())
+        solve_low_rank(spaces[0], plain, p, p, 0.0, options, gen(), start=start)
     with pytest.raises(ValueError, match=r"rank must be at most .*, 20, got 21"):
-        solve_low_rank(*spaces, p, q, 0.0, LowRankOptions(rank=21), gen())
+        solve_low_rank(*spaces, p, q, 0.0, LowRankOptions(rank=21), gen(), start=start)
     few = torch.where(torch.arange(20) < 3, 1 / 3, 0.0).double()
     with pytest.raises(ValueError, match=r"rank must be at most .*, 3, got 4"):
-        solve_low_rank(*spaces, few, q, 0.0, options, gen())
-    with pytest.raises(NotImplementedError, match=r"need hard marginals, Balanced\(\), got str"):
-        solve_low_rank(*spaces, p, q, 0.0, options, gen(), marginals="semi-relaxed")
+        solve_low_rank(*spaces, few, q, 0.0, options, gen(), start=start)
     with pytest.raises(ValueError, match="q must sum to 1, got 2"):
-        solve_low_rank(*spaces, p, 2 * q, 0.0, options, gen())
+        solve_low_rank(*spaces, p, 2 * q, 0.0, options, gen(), start=start)
     with pytest.raises(ValueError, match="epsilon must be a finite number"):
-        solve_low_rank(*spaces, p, q, -1.0, options, gen())
-    with pytest.raises(ValueError, match="starts must hold Q, R, g of shapes"):
-        solve_low_rank(*spaces, p, q, 0.0, options, gen(), starts=[feasible_factors(p, q, 3, 0)])
+        solve_low_rank(*spaces, p, q, -1.0, options, gen(), start=start)
+    with pytest.raises(ValueError, match="start must hold Q, R, g of shapes"):
+        solve_low_rank(*spaces, p, q, 0.0, options, gen(), start=feasible_factors(p, q, 3, 0))
 
 
 def test_options_are_checked() -> None:
@@ -431,14 +436,15 @@ def test_options_are_checked() -> None:
 
 LARGE = """
 import resource, torch
+from tests.test_lowrank import gen, spread_start
 from torchgw.gw.lowrank import solve_low_rank
 from torchgw.options import LowRankOptions
 from torchgw.spaces import EuclideanDistances
 x = torch.randn(20000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 0.6, 0.3])
 spaces = [EuclideanDistances(side, squared=True) for side in (x, x.flip(0, 1))]
 p = torch.full((20000,), 1 / 20000, dtype=torch.float64)
-options = LowRankOptions(rank=20, n_starts=1, max_iter=100)
-done = solve_low_rank(*spaces, p, p, 0.0, options, torch.Generator().manual_seed(0))
+options = LowRankOptions(rank=20, max_iter=100)
+done = solve_low_rank(*spaces, p, p, 0.0, options, gen(), start=spread_start(spaces, p, p, 20))
 error = max(float((done.coupling.marginal(axis) - p).abs().sum()) for axis in (0, 1))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, error, done.value)
 """

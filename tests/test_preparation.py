@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import block_diag, csr_matrix
+from scipy.sparse import csr_matrix
 from scipy.sparse import random as random_matrix
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.spatial.distance import cdist
@@ -21,7 +21,6 @@ from torchgw.gw import prepare
 from torchgw.options import SpaceOptions
 from torchgw.spaces import aside, edges, farthest, landmark, neighbours
 from torchgw.spaces.graph import build_graph, neighbour_graph
-from torchgw.spaces.relaxation import relaxed_paths
 from torchgw.spaces.shortcuts import DETOUR, short_cuts_of
 from torchgw.types import Array, GraphWarning
 
@@ -247,37 +246,3 @@ def random_graph(n: int, density: float, seed: int, zeros: bool = False) -> Any:
     length = np.where(rng.uniform(size=upper.nnz) < 0.3, 0.0, upper.data) if zeros else upper.data
     keep = upper.row != upper.col
     return edges.from_edges(n, upper.row[keep], upper.col[keep], length[keep])
-
-
-@pytest.mark.parametrize("block", [1, 700, 2**26])
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("density", [0.005, 0.05])
-def test_relaxed_paths_are_dijkstras(density: float, zeros: bool, block: int) -> None:
-    graph = random_graph(120, density, seed=4, zeros=zeros)
-    sources = np.array([7, 0, 119, 7])
-    found = relaxed_paths(graph, sources, CPU, block=block)
-    expected = dijkstra(graph, indices=sources)
-    assert np.isinf(expected).any() == (density < 0.01)
-    np.testing.assert_array_equal(found.numpy(), expected)
-
-
-def test_relaxed_paths_go_on_until_the_end_of_a_long_chain() -> None:
-    n = 3000
-    chain = edges.from_edges(n, np.arange(n - 1), np.arange(1, n), np.full(n - 1, 0.5))
-    found = relaxed_paths(chain, np.array([0]), CPU)
-    np.testing.assert_array_equal(found[0].numpy(), 0.5 * np.arange(n))
-
-
-def test_relaxed_paths_of_single_precision_disconnected_and_edgeless_graphs() -> None:
-    graph = block_diag((random_graph(30, 0.3, 5), csr_matrix((4, 4))), format="csr")
-    found = relaxed_paths(graph, np.arange(34), CPU, torch.float32)
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found.numpy(), dijkstra(graph), rtol=1e-5)
-    assert bool(found[30:].isinf().logical_not().sum(1).eq(1).all())
-
-
-@pytest.mark.gpu
-def test_relaxed_paths_on_a_gpu_are_dijkstras() -> None:
-    graph = neighbour_graph(make_swiss_roll(2000)[0])
-    found = relaxed_paths(graph, np.arange(0, 2000, 100), torch.device("cuda"))
-    np.testing.assert_array_equal(found.cpu().numpy(), dijkstra(graph, indices=np.arange(0, 2000, 100)))

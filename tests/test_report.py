@@ -196,7 +196,7 @@ def test_of_many_points_a_subset_is_drawn_and_its_matches_are_kept(
 
 def test_a_partial_plan_and_one_of_low_rank_and_a_sharp_one_have_pages(tmp_path: Path) -> None:
     D, E = cdist(SPIRAL[:30], SPIRAL[:30]), cdist(ROLL[:25], ROLL[:25])
-    low = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=4, n_starts=1, max_iter=30))
+    low = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=4, max_iter=30))
     cases: dict[str, dict[str, Any]] = {
         "partial": {"marginals": Partial(0.5), "options": GWOptions(coarse=None)},
         "low-rank": {"distances": "landmark", "options": low, "epsilon": 0.0},

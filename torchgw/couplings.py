@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.kernels import transport
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.transport import reference
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
@@ -185,7 +185,7 @@ class PotentialCoupling(BlockCoupling):
         self._check_rows(V, axis)
         sides = ((self.A, self.f, self.x), (self.B, self.g, self.y))
         (A, f, x), (B, g, y) = sides if axis == 1 else sides[::-1]
-        moved = reference.TRANSPORT.apply(A, B, f, g, V.reshape(len(V), -1).contiguous())
+        moved = transport.apply(A, B, f, g, V.reshape(len(V), -1).contiguous())
         if x is not None and y is not None:
             moved = moved + x[:, None] * (y @ V.reshape(len(V), -1))
         return moved.reshape(len(A), *V.shape[1:])
@@ -193,19 +193,19 @@ class PotentialCoupling(BlockCoupling):
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         if self.x is not None:
             return super().sample_columns(rows, generator)
-        return reference.TRANSPORT.sample(self.A[rows], self.B, self.g, generator)
+        return transport.sample(self.A[rows], self.B, self.g, generator)
 
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:
         if self.x is not None:
             return super().top_k(k)
-        values, columns = reference.TRANSPORT.largest(self.A, self.B, self.g, k)
+        values, columns = transport.largest(self.A, self.B, self.g, k)
         return values.add_(self.f[:, None]).exp2_(), columns
 
     def argmax(self, axis: int) -> Tensor:
         if self.x is not None:
             return super().argmax(axis)
         A, B, g = (self.A, self.B, self.g) if axis == 1 else (self.B, self.A, self.f)
-        return reference.TRANSPORT.largest(A, B, g, 1)[1][:, 0]
+        return transport.largest(A, B, g, 1)[1][:, 0]
 
     def tensors(self) -> dict[str, Tensor]:
         found = {"A": self.A, "B": self.B, "f": self.f, "g": self.g}

@@ -240,7 +240,6 @@ class LowRankOptions:
     Parameters
     ----------
     rank : components of the plan, at most the number of points with mass in either space.
-    n_starts : random starts, where none are given; the worse half is left out after 20, 40, 80 ... iterations.
     max_iter : most mirror-descent iterations.
     tol : change per iteration at which the factors count as settled: their symmetric Kullback-Leibler divergence over
         the squared largest exponent of the step. 1e-8 takes a third of the iterations and leaves a few per cent.
@@ -249,7 +248,6 @@ class LowRankOptions:
     """
 
     rank: int = 20
-    n_starts: int = 4
     max_iter: int = 1000
     tol: float = 1e-9
     step: float = 30.0
@@ -257,7 +255,6 @@ class LowRankOptions:
 
     def __post_init__(self) -> None:
         _keep(self, rank=validate.integer("rank", self.rank, least=1))
-        _keep(self, n_starts=validate.integer("n_starts", self.n_starts, least=1))
         _keep(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
         _keep(self, tol=validate.real("tol", self.tol, least=0.0))
         _keep(self, step=validate.real("step", self.step, above=0.0))

@@ -20,7 +20,7 @@ from tests.kernels import RANKS, factors, wide
 from torchgw import GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.gw import inner, large
-from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles, transport
+from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.tiles import all_tiles
 
@@ -30,7 +30,6 @@ CPU = torch.device("cpu")
 REQUEST = Request(CPU, torch.float32, (64, 64), 16, dot="ieee")
 DENSE = softmin_dense.choose("triton", REQUEST).function
 STREAM = softmin_stream.choose("triton", REQUEST).function
-TRANSPORT = transport.choose("triton", REQUEST).function
 TILES = softmin_tiles.choose("triton", REQUEST).function
 DTYPES = (torch.float32, torch.float64)
 SMALL = ((1, 1), (2, 63), (65, 64), (64, 2), (63, 65))
@@ -97,25 +96,6 @@ def test_absorbing() -> None:
     (A, B), score = operands(65, 300)
     cases.absorbs(DENSE, (score,), wide(score)[0], "cpu")
     cases.absorbs(STREAM, (A, B), wide(score)[0], "cpu")
-
-
-@pytest.mark.parametrize(
-    ("n", "k", "rank", "dtype"),
-    [(1, 1, 1, torch.float32), (65, 63, 20, torch.float32), (7, 70, 65, torch.float64)],
-)
-def test_transport(n: int, k: int, rank: int, dtype: torch.dtype) -> None:
-    cases.transports(TRANSPORT, "cpu", n, k, rank, dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "k", "rank"), [(1, 1, 1), (65, 63, 20), (30, 150, 65)])
-def test_transport_of_larger_sizes(n: int, k: int, rank: int, dtype: torch.dtype) -> None:
-    cases.transports(TRANSPORT, "cpu", n, k, rank, dtype)
-
-
-def test_draws() -> None:
-    cases.draws_follow_the_rows(TRANSPORT, "cpu")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -22,7 +22,6 @@ Sources: M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distan
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,9 +31,8 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.gw.gradient import factored_mean_squares
 from torchgw.gw.loop import record
-from torchgw.gw.lowrank_starts import cold_starts, perturbed
+from torchgw.gw.lowrank_starts import perturbed
 from torchgw.lowrank_coupling import LowRankCoupling
-from torchgw.marginals import Balanced
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors
 from torchgw.status import History, Status
@@ -44,7 +42,6 @@ from torchgw.watch import Watch
 FIRST_STEP, GROWTH, SHRINK = 0.03, 1.2, 0.5
 LARGEST_EXPONENT = 100.0
 MOST_CUTS = 30
-SCREENING = 20
 PROJECTION_TOL, USABLE, MOST_SWEEPS = 1e-9, 1e-6, 100
 MASS_TOLERANCE = 1e-6
 
@@ -54,7 +51,7 @@ class LowRankSolve:
     """A feasible coupling of low rank, <C(T), T> of it, and how the descent ended.
 
     ``change`` is the last value of the criterion that ``LowRankOptions.tol`` is compared with, ``n_iter`` counts the
-    iterations of the start that was chosen, ``n_sweeps`` those of its projections, ``residual`` is the L1 marginal
+    iterations, ``n_sweeps`` those of their projections, ``residual`` is the L1 marginal
     error that rounding removed. ``history.cost`` is <C(T), T>.
     """
 
@@ -77,8 +74,7 @@ def solve_low_rank(
     options: LowRankOptions,
     generator: torch.Generator,
     *,
-    starts: Sequence[LowRankFactors] | None = None,
-    marginals: object = Balanced(),
+    start: LowRankFactors,
     watch: Watch | None = None,
 ) -> LowRankSolve:
     """Minimise the Gromov-Wasserstein objective over couplings of rank ``options.rank``.
@@ -89,50 +85,26 @@ def solve_low_rank(
     p, q : masses (N,), (K,) of sum 1, on the device to use; points without mass get zero rows.
     epsilon : weight of the entropies of Q, R and g, in units of the scaled squared distances; 0 for none.
     options : rank, step sizes and stopping.
-    generator : breaks the ties between equal components, and draws the starts where none are given.
-    starts : Q (N, r), R (K, r), g (r,) to begin with, see `torchgw.gw.lowrank_starts`; of several the worse
-        half is left out after 20, 40, 80 ... iterations.
-    marginals : must be `Balanced`.
+    generator : breaks the ties between equal components.
+    start : Q (N, r), R (K, r), g (r,) to begin with, see `torchgw.gw.lowrank_starts`.
 
     Raises
     ------
     ValueError
-        For spaces without factors, a rank above the number of points, starts of other shapes, unequal masses.
-    NotImplementedError
-        For any other marginal model.
+        For spaces without factors, a rank above the number of points, a start of other shapes, unequal masses.
 
     Notes
     -----
     O((N + K) r (r + r_X + r_Y)) time for each iteration and O((N + K) (r + r_X + r_Y)) memory, in float64.
     """
-    if not isinstance(marginals, Balanced):
-        raise NotImplementedError(
-            f"couplings of low rank need hard marginals, Balanced(), got {type(marginals).__name__}; "
-            f"solve other marginal models without a rank"
-        )
     epsilon = validate.real("epsilon", epsilon, least=0.0)
     p, q = _unit_mass("p", p), _unit_mass("q", q)
     _check_rank(options.rank, int((p > 0).sum()), int((q > 0).sum()))
     problem = _Problem.of(source, target, p, q, epsilon)
-    starts = starts or cold_starts(source, target, p, q, options, generator)
-    descents = [
-        _Descent(problem, options, perturbed(_restricted(start, p, q, options.rank), problem.p, problem.q, generator))
-        for start in starts
-    ]
-    best = _best(descents)
-    best.run(options.max_iter, Watch() if watch is None else watch)
-    return best.result(p, q)
-
-
-def _best(descents: list[_Descent]) -> _Descent:
-    """The one that is lowest when the upper half has been left out time and again, after more and more iterations."""
-    most = SCREENING
-    while len(descents) > 1:
-        for descent in descents:
-            descent.run(min(most, descent.options.max_iter), Watch())
-        descents = sorted(descents, key=lambda descent: descent.point.objective)[: (len(descents) + 1) // 2]
-        most *= 2
-    return descents[0]
+    start = perturbed(_restricted(start, p, q, options.rank), problem.p, problem.q, generator)
+    descent = _Descent(problem, options, start)
+    descent.run(Watch() if watch is None else watch)
+    return descent.result(p, q)
 
 
 def _restricted(start: LowRankFactors, p: Tensor, q: Tensor, rank: int) -> LowRankFactors:
@@ -140,7 +112,7 @@ def _restricted(start: LowRankFactors, p: Tensor, q: Tensor, rank: int) -> LowRa
     expected = ((len(p), rank), (len(q), rank), (rank,))
     shapes = tuple(tuple(side.shape) for side in start)
     if shapes != expected:
-        raise ValueError(f"starts must hold Q, R, g of shapes {expected}, got {shapes}")
+        raise ValueError(f"start must hold Q, R, g of shapes {expected}, got {shapes}")
     return LowRankFactors(start.Q[p > 0].double(), start.R[q > 0].double(), start.g.double())
 
 
@@ -238,7 +210,7 @@ def _divergence(new: _Point, old: _Point) -> float:
 
 @dataclass
 class _Descent:
-    """Mirror descent from one start; ``run`` goes on where it was."""
+    """Mirror descent from one start; ``run`` goes on where it was stopped."""
 
     problem: _Problem
     options: LowRankOptions
@@ -256,15 +228,15 @@ class _Descent:
         factors, self.residual, self.n_sweeps = self._project(self.start.logarithms())
         self.point = self.problem.at(factors)
 
-    def run(self, max_iter: int, watch: Watch) -> None:
-        """Up to ``max_iter`` iterations in all."""
+    def run(self, watch: Watch) -> None:
+        """Up to ``options.max_iter`` iterations in all."""
         before = watch.restored()
         if before is not None:
             factors, self.step, self.status, self.change, self.n_sweeps, self.residual, entries = before
             self.history.go_on_from(entries)
             self.point = self.problem.at(factors)
         began = time.perf_counter() - self.history.seconds
-        while self.status is Status.MAX_ITER and len(self.history.cost) < max_iter:
+        while self.status is Status.MAX_ITER and len(self.history.cost) < self.options.max_iter:
             where = self.point.factors, self.step, self.status, self.change, self.n_sweeps, self.residual
             if watch.pause(lambda: (*where, self.history)):  # noqa: B023 - called at once
                 self.status = Status.CANCELLED

@@ -28,7 +28,7 @@ def run_low_rank(
     labels = rung.x.cells.label, rung.y.cells.label
     start = warm_start(wide[0], labels, rung.ended.plan, p, q, options.low_rank, generator)
     arguments = wide[0], wide[1], p, q, epsilon, options.low_rank, generator
-    done = task.watch.stage("descent", lambda: solve_low_rank(*arguments, starts=[start], watch=task.watch))
+    done = task.watch.stage("descent", lambda: solve_low_rank(*arguments, start=start, watch=task.watch))
     solved = time.perf_counter()
     coupling = done.coupling
     F, G = rung.large.x.control.F, rung.large.y.control.F

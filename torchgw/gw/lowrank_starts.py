@@ -1,12 +1,10 @@
 """Where the descent on couplings of low rank begins: factors (Q, R, g) that already tell the components apart.
 
 Equal components are a saddle point, and so, nearly, are components of independent noise, whose differences average out
-over many points. So starts follow the spaces. A cold one gives each component a random landmark of either space; a warm
-one groups the cells of a coarse plan by their mutual distances and sends each group where the plan sends it. Both are
-blurred, so that mirror descent, which only rescales, can change them.
+over many points. So the start follows the spaces: it groups the cells of a coarse plan by their mutual distances and
+sends each group where the plan sends it, blurred, so that mirror descent, which only rescales, can change it.
 
-Sources: F. Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011 (eccentricities);
-H.-S. Park, C.-H. Jun, "A simple and fast algorithm for K-medoids clustering", 2009.
+Source: H.-S. Park, C.-H. Jun, "A simple and fast algorithm for K-medoids clustering", 2009.
 """
 
 from __future__ import annotations
@@ -14,13 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw.gw.landmarks import choose_landmarks
 from torchgw.kernels.sampling import draw
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.lowrank import LowRankFactors
 from torchgw.types import DistanceProvider
 
-SHARPNESS = 8.0
 BLUR = 0.1
 NOISE, LEAST = 0.05, 1e-3
 MEDOID_ROUNDS = 20
@@ -34,42 +30,6 @@ def perturbed(start: LowRankFactors, p: Tensor, q: Tensor, generator: torch.Gene
         noise = torch.randn(side.shape, generator=generator, dtype=side.dtype, device=side.device)
         sides.append((side + LEAST * mass[:, None] * share) * (NOISE * noise).exp())
     return LowRankFactors(sides[0], sides[1], share)
-
-
-def cold_starts(
-    source: DistanceProvider,
-    target: DistanceProvider,
-    p: Tensor,
-    q: Tensor,
-    options: LowRankOptions,
-    generator: torch.Generator,
-) -> list[LowRankFactors]:
-    """``options.n_starts`` starts of the same kind: points go to components by their distances to random landmarks.
-
-    Every other start pairs the landmarks of the two spaces in the order of their eccentricities, the rest at random.
-    p (N,), q (K,) in float64, of sum 1. O((N + K) r) memory for each start, r rows of each space. Q and R have row sums
-    p and q; the descent projects their column sums.
-    """
-    found = []
-    for i in range(options.n_starts):
-        Q, R = (
-            _around_landmarks(space, mass, options.rank, i % 2 == 0, generator)
-            for space, mass in ((source, p), (target, q))
-        )
-        found.append(LowRankFactors(Q, R, p.new_full((options.rank,), 1 / options.rank)))
-    return found
-
-
-def _around_landmarks(
-    space: DistanceProvider, mass: Tensor, rank: int, ordered: bool, generator: torch.Generator
-) -> Tensor:
-    """Masses (N, rank) of the points, shared out among landmarks, in the order of their eccentricity or in none."""
-    space = space.to(mass.device, mass.dtype)
-    rows = choose_landmarks(space, mass, "spread", rank, generator).rows.clamp_min(0.0)
-    rows = rows[(rows.square() @ mass).argsort()] if ordered else rows
-    beyond = rows - rows.amin(0)
-    unit = (beyond @ mass).mean().clamp_min(torch.finfo(mass.dtype).tiny)
-    return mass[:, None] * torch.softmax(-SHARPNESS * beyond.T / unit, dim=1)
 
 
 def warm_start(

@@ -31,8 +31,7 @@ DEPENDENT = 1e-13
 class FactoredScore:
     """A (N, r), B (K, r) with A B^T the centred score at ``epsilon``, off by at most ``error`` bits in any entry.
 
-    ``row`` (N,) and ``column`` (K,) are what centring took off: the uncentred score is A B^T + row + column. A point
-    with factor u has the row (u - centre) @ map of A, and likewise for B.
+    ``row`` (N,) and ``column`` (K,) are what centring took off: the uncentred score is A B^T + row + column.
     """
 
     A: Tensor
@@ -41,8 +40,6 @@ class FactoredScore:
     column: Tensor
     epsilon: float
     error: float
-    centres: tuple[Tensor, Tensor]
-    maps: tuple[Tensor, Tensor]
 
 
 def factored_score(
@@ -66,7 +63,7 @@ def factored_score(
     to_A, to_B = to_A[:, :rank], to_B[:, :rank]
     A, B = _times(cost.U, to_A) - u0 @ to_A, _times(cost.V, to_B) - v0 @ to_B
     dtype = torch.float64 if wide else cost.U.dtype
-    return FactoredScore(A.to(dtype), B.to(dtype), row, column, epsilon, error, (u0, v0), (to_A, to_B))
+    return FactoredScore(A.to(dtype), B.to(dtype), row, column, epsilon, error)
 
 
 def _blocks(U: Tensor) -> list[Tensor]:

@@ -18,7 +18,7 @@ matrix function using Krylov subspace methods", 2021.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,45 +39,17 @@ from torchgw.spaces.krylov import (
     pull_back,
     recurrence,
 )
-from torchgw.spaces.scalar_functions import ScalarFunction, Smooth
+from torchgw.spaces.scalar_functions import ScalarFunction
 
 FEW_STEPS = 128
 ONCE = "Lanczos has first derivatives only: differentiate it once, without create_graph=True"
-
-
-def tridiagonal(matvec: Matvec, parameters: Sequence[Tensor], V: Tensor, n_steps: int) -> Krylov:
-    """Lanczos with full re-orthogonalisation from each column of V, differentiable in V and ``parameters``.
-
-    Parameters
-    ----------
-    matvec : ``matvec(parameters, X)`` is A X (N, M) for X (N, M), with A symmetric whatever the parameters, in
-        differentiable torch operations. It must not change its arguments.
-    parameters : tensors that A depends on; what else ``matvec`` reads is constant.
-    V : (N, M) start vectors, none of them zero.
-    n_steps : m, at most N are taken.
-
-    Raises
-    ------
-    ValueError, TypeError
-        For start vectors or steps that cannot be used.
-    RuntimeError
-        When the gradient is differentiated again.
-
-    Notes
-    -----
-    m products and O(M N m^2) work, memory O(M N m). The adjoint takes m vector-Jacobian products of ``matvec``, one at
-    a time, and keeps no graph.
-    """
-    n_steps = _checked(V, n_steps)
-    basis, alphas, betas, residual = _Tridiagonal.apply(matvec, n_steps, V, *parameters)  # type: ignore[no-untyped-call]
-    return Krylov(basis, alphas, betas, residual)
 
 
 def matrix_function(
     matvec: Matvec,
     parameters: Sequence[Tensor],
     V: Tensor,
-    f: ScalarFunction | Callable[..., Tensor],
+    f: ScalarFunction,
     n_steps: int,
     coefficients: Sequence[Tensor] = (),
     *,
@@ -87,8 +59,12 @@ def matrix_function(
 
     Parameters
     ----------
-    matvec, parameters, V, n_steps : as for `tridiagonal`.
-    f : `Exponential()`, another `ScalarFunction`, or a function of ``(x, *coefficients)`` with a torch derivative.
+    matvec : ``matvec(parameters, X)`` is A X (N, M) for X (N, M), with A symmetric whatever the parameters, in
+        differentiable torch operations. It must not change its arguments.
+    parameters : tensors that A depends on; what else ``matvec`` reads is constant.
+    V : (N, M) start vectors, none of them zero.
+    f : `Exponential()`, or another `ScalarFunction`.
+    n_steps : m, at most N are taken.
     coefficients : tensors, () or broadcasting against the eigenvalues (M, m), such as the time of `Exponential`.
     reorthogonalise : False takes the bare recurrence twice: 2 m products, O(M N m + M m^3) work and memory
         O(M N + M m^2). It serves values of functions like exp, which lose no accuracy by it, and refuses to be
@@ -104,16 +80,16 @@ def matrix_function(
     Notes
     -----
     The gradient is that of what was computed, not that of the limit of many steps, but for columns whose Krylov space
-    ended early: theirs is that of f(A) v itself. Cost and memory as for `tridiagonal`.
+    ended early: theirs is that of f(A) v itself. m products and O(M N m^2) work, memory O(M N m). The adjoint takes m
+    vector-Jacobian products of ``matvec``, one at a time, and keeps no graph.
     """
     n_steps = _checked(V, n_steps)
-    scalar: ScalarFunction = f if isinstance(f, ScalarFunction) else Smooth(f)
     inputs = (V, *parameters, *coefficients)
     if not reorthogonalise:
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
             raise ValueError("reorthogonalise must be True for inputs that require gradients; or detach them")
-        return _bare(matvec, tuple(parameters), V, scalar, n_steps, coefficients)
-    result: Tensor = _MatrixFunction.apply(matvec, scalar, n_steps, len(parameters), *inputs)  # type: ignore[no-untyped-call]
+        return _bare(matvec, tuple(parameters), V, f, n_steps, coefficients)
+    result: Tensor = _MatrixFunction.apply(matvec, f, n_steps, len(parameters), *inputs)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -169,26 +145,6 @@ def _tridiagonal_eigenvectors(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Te
 def _first_column(f: ScalarFunction, values: Tensor, vectors: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
     """f(T) e_1, (M, m)."""
     return products(vectors, f.value(values, *coefficients) * vectors[:, 0])
-
-
-class _Tridiagonal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, matvec: Matvec, n_steps: int, V: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        found, norm = recurrence(matvec, parameters, V, n_steps)
-        ctx.matvec = matvec
-        ctx.save_for_backward(V, *parameters, *found, norm)
-        ctx.mark_non_differentiable(found.residual)
-        return tuple(found)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        V, *parameters, basis, alphas, betas, residual, norm = ctx.saved_tensors
-        with torch.no_grad():
-            found = Krylov(basis, alphas, betas, residual)
-            cotangents = adjoint(
-                ctx.matvec, tuple(parameters), found, norm, lambda k: grads[0][:, k], grads[1], grads[2]
-            )
-        return None, None, *once(ONCE, [cotangents[0], *cotangents[1]], (V, *parameters, *grads[:3]))
 
 
 class _MatrixFunction(torch.autograd.Function):

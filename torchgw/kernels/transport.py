@@ -1,4 +1,4 @@
-"""Reading a plan T = 2^(A B^T + f + g) in blocks of rows, in plain torch: the eager backend and the oracle.
+"""Reading a plan T = 2^(A B^T + f + g) in blocks of rows, in plain torch on any device.
 
     apply(A, B, f, g, V)            T V, for V (K, d); exchange A with B and f with g for T^T U
     largest(A, B, g, count)         values of S_ij + g_j and columns of the ``count`` largest of each row, largest first
@@ -10,8 +10,7 @@ The row potential f does not change which entries of a row are the largest. Row 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -21,15 +20,6 @@ from torchgw.kernels.kernel import LOWEST_EXPONENT
 from torchgw.kernels.sampling import draw
 
 PLAN_BLOCK = 2
-
-
-@dataclass(frozen=True)
-class Transport:
-    """One implementation; see the head of this file."""
-
-    apply: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    largest: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
-    sample: Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
 
 
 def scores(A: Tensor, B: Tensor, g: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -65,6 +55,3 @@ def sample(A: Tensor, B: Tensor, g: Tensor, generator: torch.Generator) -> Tenso
         weights = block.sub_(block.amax(1, keepdim=True)).clamp_min_(LOWEST_EXPONENT).exp2_()
         drawn[where] = draw(weights.mul_(~g.isneginf()), 1, generator)[:, 0]
     return drawn
-
-
-TRANSPORT = Transport(apply, largest, sample)
