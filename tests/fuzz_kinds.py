@@ -615,7 +615,6 @@ FIELDS: dict[str, dict[str, str]] = {  # values by group and field, apart by "|"
     },
     "low_rank": {
         "rank": "1|2|{least_n}||0|{most_n} + 1",
-        "n_starts": "1|9||0",
         "max_iter": "1|50||0",
         "tol": "0.0|1e-4||-1.0",
         "step": "1e-3|1e3|1e30||0.0",
