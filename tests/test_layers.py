@@ -18,6 +18,7 @@ LAYERS = {
     "once": 0,
     "options": 0,
     "validate": 0,
+    "ranges": 0,
     "losses": 0,
     "marginals": 0,
     "features": 2,

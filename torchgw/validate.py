@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw import ranges
 from torchgw.types import Array
 
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
-LARGEST_COORDINATE = 1e150
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -111,9 +111,7 @@ def points(name: str, value: object, least: int = 2) -> Array:
         raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
-    largest = max(float(array.max()), -float(array.min()))
-    if largest > LARGEST_COORDINATE:
-        raise ValueError(f"{name} must stay below {LARGEST_COORDINATE:g}, got {largest:g}; rescale it")
+    ranges.squares(name, max(float(array.max()), -float(array.min())))
     return array
 
 
@@ -138,16 +136,18 @@ def distance_matrix(name: str, value: object) -> Array:
         )
     finite = np.where(np.isinf(array), -1.0, array)
     largest = max(float(finite.max()), 0.0)
+    ranges.distances(name, largest)
     gap = float(np.abs(finite - finite.T).max())
-    if gap > tolerance * max(largest, 1e-300):
+    if gap > tolerance * largest:
         raise ValueError(
             f"{name} must be a symmetric distance matrix, got entries that differ by {gap:g}; "
             f"if its rows are points, pass distances='landmark' or 'euclidean'"
         )
     worst = float(np.abs(array.diagonal()).max())
-    if worst > tolerance * max(largest, 1e-300):
+    if worst > tolerance * largest:
         raise ValueError(f"{name} must have a zero diagonal (distances, not similarities), got {worst:g} on it")
-    array = (array + array.T) / 2
+    array /= 2  # first: the sum of two large ones would not be finite
+    array = array + array.T
     np.fill_diagonal(array, 0.0)
     return array
 
@@ -185,6 +185,7 @@ def graph(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must have finite edge lengths, got {_count_bad(csr.data)}")
     if (csr.data < 0).any():
         raise ValueError(f"{name} must have non-negative edge lengths, got {csr.data.min():g}")
+    ranges.squares(f"{name}.data", float(csr.data.max(initial=0.0)))
     turned = csr.T.tocsr()
     mutual = np.array_equal(csr.indptr, turned.indptr) and np.array_equal(csr.indices, turned.indices)
     if not mutual or (np.abs(csr.data - turned.data) > SYMMETRY_TOLERANCE * turned.data).any():
@@ -200,7 +201,10 @@ def neighbours(name: str, k: int, n: int) -> None:
 
 
 def masses(name: str, value: object, n: int, letter: str) -> Array:
-    """Finite non-negative masses (n,) with a positive sum, as float64; uniform with sum 1 when None."""
+    """Finite non-negative masses (n,) with a positive sum, as float64; uniform with sum 1 when None.
+
+    Those below `ranges.NEGLIGIBLE_SHARE` of their sum become zero.
+    """
     if value is None:
         return np.full(n, 1.0 / n)
     array = _numbers(name, value, 1, f"({letter},) = ({n},)")
@@ -212,8 +216,8 @@ def masses(name: str, value: object, n: int, letter: str) -> Array:
         raise ValueError(f"{name} must be non-negative, got a smallest mass of {array.min():g}")
     with np.errstate(over="ignore"):
         total = float(array.sum())
-    if not 0 < total < np.inf:
-        raise ValueError(f"{name} must have a positive sum within float range, got {total:g}")
+    ranges.total(name, total)
+    array[array < ranges.NEGLIGIBLE_SHARE * total] = 0.0
     return array
 
 
@@ -318,3 +322,4 @@ def provider(name: str, value: Any) -> None:
         raise ValueError(f"{name}.rows must return a tensor (M, N) = (1, {size}) for one index, got {got}")
     if not bool(torch.isfinite(row).all()):
         raise ValueError(f"{name}.rows must be finite, got NaN or infinite distances from point 0")
+    ranges.served(name, float(row.max()))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchgw import validate
+from torchgw import ranges, validate
 from torchgw.checkpoint import Checkpoint
 from torchgw.features import FeatureCost
 from torchgw.gradients.demands import check_recorded, checked_mode, tolerance
@@ -102,7 +102,7 @@ def gw_align(
         "landmark" where it is accurate to 3 % on a few rows. `HeatDistances` are given as providers.
     p, q : masses (N,), (K,), non-negative; uniform with sum 1 when None. What they ask of the plan's marginals is said
         by ``marginals``. Under `Balanced` their sums must agree, and scale plan and value and nothing else: epsilon
-        belongs to masses of sum 1.
+        belongs to masses of sum 1. Masses below 2^-80 (1e-24) of their sum count as zero.
     cost : linear cost M (fused Gromov-Wasserstein): a non-negative matrix (N, K), taken as it is, which needs the dense
         strategy; or a pair of feature arrays (N, d), (K, d), or a `FeatureCost`, which never become a matrix. A pair
         costs the squared distance of its features over its largest possible value.
@@ -181,7 +181,7 @@ def gw_align(
     """
     validate.instance("options", options, GWOptions, "; for example GWOptions(sampling=SamplingOptions(n_anchors=200))")
     validate.instance("marginals", marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()")
-    validate.real("epsilon", epsilon, least=0.0)
+    validate.real("epsilon", epsilon, least=0.0, most=ranges.LARGEST_EPSILON)
     validate.choice("backend", backend, BACKENDS)
     cost = as_pair(cost)
     weight = check_alpha(alpha, cost)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import validate
+from torchgw import ranges, validate
 from torchgw.costs import FactoredCost
 from torchgw.features import FeatureCost
-from torchgw.gw.model import Model
+from torchgw.gw.model import Model, largest_entry
 from torchgw.losses import SeparableLoss
 from torchgw.marginals import Marginals, Partial
 from torchgw.options import AnnealingOptions, GWOptions
@@ -86,6 +86,8 @@ def make_model(
         scale = sums[0]
     else:
         scale = sums[0] if hard[0] else sums[1]
+    if marginals.total is None:
+        ranges.shares(sums, scale)
     one, other = (torch.from_numpy(side / end).to(device) for side, end in zip((p, q), ends, strict=True))
     beta = (1 - alpha) / scale
     model = Model(
@@ -100,6 +102,8 @@ def make_model(
         logarithm=math.log(scale),
         strength=strength / scale,
     )
+    if cost is not None:
+        ranges.cost(beta * largest_entry(cost) / (2 * float(model.weight(1.0))), epsilon)
     if rules is not None:
         price = min(model.hardness, model.strength)
         penalty = _on(rules.cost, device, price)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import validate
+from torchgw import ranges, validate
 from torchgw.options import GWOptions, SpaceOptions
 from torchgw.result import GWResult
 from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
@@ -165,6 +165,8 @@ def rescaled(
     if isinstance(scale, str):
         scale = max(largest_of(space) for space in made)
     scales = scale if isinstance(scale, tuple) else (scale, scale)
+    for name, space, divisor in zip("XY", made, scales, strict=True):
+        ranges.scaled(name, largest_of(space), divisor)
     x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))
     return x, y
 

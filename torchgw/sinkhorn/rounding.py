@@ -106,7 +106,7 @@ class RoundedTiles(NamedTuple):
     """A rounded plan on kept tiles, in the order of its points: potentials, correction, and what was read on the way.
 
     ``read`` is that of the plan without the correction, of ones and then of what was asked for; ``residual`` the larger
-    L1 marginal error before rounding.
+    L1 marginal error before rounding, or the share of its mass that the plan gave up where a point had too much.
     """
 
     A: Tensor
@@ -179,6 +179,7 @@ def round_tiles(
     most = max(1.0, _excess(after.moved[:, 0], p), _excess(after.back[:, 0], q))
     if marginals.total is not None:
         most = max(most, float(after.moved[:, 0].sum()) / marginals.total)
+    residual = max(residual, 1 - 1 / most)
     f, after = f - math.log2(most), Read(after.moved / most, after.back / most, after.largest / most, after.at)
     missing_p, missing_q = (p - after.moved[:, 0]).clamp_min(0.0), (q - after.back[:, 0]).clamp_min(0.0)
     x, y = _spread(missing_p, missing_q, after.moved[:, 0].sum(), marginals)

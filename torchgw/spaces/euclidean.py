@@ -1,8 +1,8 @@
 """Euclidean distances between points, plain or squared.
 
-Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2,
+Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2 and s the largest of them,
 
-    |x_i - x_j|^2 = ((a_i + 1)(a_j + 1) - (a_i - 1)(a_j - 1)) / 2 - 2 x_i . x_j.
+    |x_i - x_j|^2 = ((a_i + s)(a_j + s) - (a_i - s)(a_j - s)) / 2 s - 2 x_i . x_j.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class _Distances(torch.autograd.Function):
 def squared_factors(x: Tensor) -> tuple[Tensor, Tensor]:
     """F (N, D + 2) and signs (D + 2,) of the squared distances between the points x (N, D)."""
     a = x.square().sum(1, keepdim=True)
-    F = torch.cat(((a + 1) / 2**0.5, (a - 1) / 2**0.5, x * 2**0.5), dim=1)
+    s = a.detach().max()
+    s = torch.where(s > 0, s, 1.0)
+    root = (2 * s).sqrt()
+    F = torch.cat(((a + s) / root, (a - s) / root, x * 2**0.5), dim=1)
     signs = -torch.ones(F.shape[1], dtype=F.dtype, device=F.device)
     signs[0] = 1.0
     return F, signs

@@ -48,8 +48,7 @@ class PrecomputedDistances:
         self.leaf = D if isinstance(D, Tensor) and D.requires_grad else None
         if unreachable.any():
             warn_unreachable(name)
-            fill_unreachable(matrix, self.scale)
-        self._D = torch.from_numpy(matrix / self.scale)
+        self._D = torch.from_numpy(fill_unreachable(matrix / self.scale, 1.0))
 
     @classmethod
     def from_graphs(cls, graphs: Sequence[Any], names: Sequence[str] | None = None) -> list[PrecomputedDistances]:

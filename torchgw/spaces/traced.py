@@ -165,7 +165,8 @@ def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Measured:
     """A distance matrix that was given, mended as `validate.distance_matrix` and the provider mend it."""
     reached = torch.isfinite(leaf)
     finite = leaf.masked_fill(~reached, 0.0)
-    unit = (finite + finite.T) / (2 * space.scale)
+    unit = finite / space.scale
+    unit = (unit + unit.T) / 2
     unit = unit.masked_fill(torch.eye(len(unit), dtype=torch.bool, device=unit.device), 0.0)
     largest = unit.flatten()[unit.argmax()]
     if not bool(reached.all()):

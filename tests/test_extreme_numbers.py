@@ -1,0 +1,231 @@
+"""Numbers at the ends of the range of floats: a right plan, or a refusal at once that names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.problems import gw_by_enumeration, random_distances
+from torchgw import (
+    CoarseOptions,
+    EuclideanDistances,
+    GWOptions,
+    GWResult,
+    LadderOptions,
+    LowRankOptions,
+    Partial,
+    PrecomputedDistances,
+    SemiRelaxed,
+    SpaceOptions,
+    Unbalanced,
+    gw_align,
+)
+from torchgw.kernels.dispatch import Request
+from torchgw.kernels.softmin_tiles import choose
+from torchgw.kernels.tiles import all_tiles
+from torchgw.marginals import Marginals
+from torchgw.sinkhorn.rounding import off, round_tiles
+
+RNG = np.random.default_rng(0)
+N, K = 24, 26
+DX, DY = random_distances(N, RNG), random_distances(K, RNG)
+CLOUD, OTHER = RNG.normal(size=(N, 2)) * (2.0, 1.0), RNG.normal(size=(K, 3)) * (1.5, 1.0, 0.5)
+FEW = {
+    "coarse": CoarseOptions(n_landmarks=10, n_starts=3),
+    "ladder": LadderOptions(n_cells=16),
+    "low_rank": LowRankOptions(rank=2, max_iter=40),
+}
+TINY = (1e-30, 1e-37, 1e-46, 1e-300, 5e-324)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning"),
+]
+
+
+def align(X: Any = DX, Y: Any = DY, strategy: str = "dense", **given: Any) -> GWResult:
+    options = GWOptions(strategy=strategy, **FEW, **given.pop("options", {}))
+    return gw_align(X, Y, options=options, random_state=0, **{"epsilon": 5e-3, **given})
+
+
+def checked(
+    result: GWResult, X: np.ndarray, Y: np.ndarray, p: np.ndarray, q: np.ndarray, model: Marginals | None = None
+) -> np.ndarray:
+    """The plan of a result that is consistent with itself, for scaled distances."""
+    T = result.plan.numpy() if isinstance(result.plan, torch.Tensor) else result.plan
+    assert np.isfinite(T).all()
+    assert (T >= 0).all()
+    sums = torch.from_numpy(T.sum(1)), torch.from_numpy(T.sum(0))
+    wanted = torch.from_numpy(p), torch.from_numpy(q)
+    assert off(*sums, *wanted, Partial(1.0) if model is None else model) <= 2 * result.marginal_error + 1e-13 * p.sum()
+    assert result.value_quad == pytest.approx(gw_by_enumeration(X, Y, T), rel=1e-6)
+    assert 0 <= result.certificate.lower_bound <= result.value * (1 + 1e-9)
+    return T
+
+
+def squared(points: np.ndarray) -> EuclideanDistances:
+    return EuclideanDistances(points, squared=True)
+
+
+def scaled(points: np.ndarray) -> np.ndarray:
+    D = ((points[:, None] - points[None]) ** 2).sum(-1)
+    return D / D.max()
+
+
+def masses(tiny: tuple[float, ...]) -> np.ndarray:
+    p = np.full(N, 1.0 / (N - len(TINY)))
+    p[3 : 3 + len(TINY)] = tiny
+    return p
+
+
+@pytest.mark.parametrize(
+    ("strategy", "marginals"),
+    [("dense", None), ("streaming", None), ("low-rank", None), ("sharp", None), ("streaming", Unbalanced(0.1, 0.1)),
+     ("dense", Unbalanced(0.1, 0.1)), ("dense", SemiRelaxed(0.1)), ("dense", Partial(0.5))],
+)  # fmt: skip
+def test_negligible_masses_leave_the_plan_as_it_is_without_them(strategy: str, marginals: Marginals | None) -> None:
+    given: dict[str, Any] = {} if marginals is None else {"marginals": marginals}
+    given |= {"epsilon": 0.0} if strategy in ("sharp", "low-rank") else {}
+    q = np.full(K, 1 / K)
+    plans = []
+    for tiny in (TINY, (0.0,) * len(TINY)):
+        strategy = "dense" if strategy == "sharp" else strategy
+        result = align(squared(CLOUD), squared(OTHER), strategy, p=masses(tiny), q=q, **given)
+        plans.append(checked(result, scaled(CLOUD), scaled(OTHER), masses(tiny), q, marginals))
+    np.testing.assert_allclose(plans[0], plans[1], rtol=0, atol=1e-14)
+
+
+def test_the_least_mass_that_counts_leaves_the_rest_alone() -> None:
+    """In float32, on kept tiles: 1e-24 is just above 2^-80."""
+    q = np.full(K, 1 / K)
+    least, none = (masses((mass, 0.0, 0.0, 0.0, 0.0)) for mass in (1e-24, 0.0))
+    plans = [align(squared(CLOUD), squared(OTHER), "streaming", p=p, q=q).plan for p in (least, none)]
+    assert 0 < plans[0][3].sum() < 1e-15
+    np.testing.assert_allclose(plans[0], plans[1], rtol=0, atol=1e-10)
+
+
+def test_rounding_says_what_a_plan_gave_up_for_one_point() -> None:
+    """The point's mass lies below 2^-120 for each of its partners, so its row cannot be scaled down."""
+    p, q = torch.full((40,), 1 / 39, dtype=torch.float64), torch.full((50,), 1 / 50, dtype=torch.float64)
+    p[0] = 1e-38
+    A, B = torch.zeros(40, 1, dtype=torch.float64), torch.zeros(50, 1, dtype=torch.float64)
+    kernel = choose("eager", Request(A.device, A.dtype, (40, 50), 1)).function
+    found = round_tiles(kernel, A, B, all_tiles(40, 50, 32, A.device), p.log2(), q.log2(), p, q)
+    lost = 1 - float(found.read.moved[:, 0].sum())
+    assert lost > 0.5
+    assert found.residual >= lost - 1e-9
+
+
+@pytest.mark.parametrize("size", [1.7e308, 1e-290])
+def test_matrices_of_any_size_are_those_of_size_one(size: float) -> None:
+    cut = DX / DX.max()
+    cut[0, 1:4] = cut[1:4, 0] = np.inf
+    with pytest.warns(UserWarning, match="not connected"):
+        one, other = PrecomputedDistances(cut), PrecomputedDistances(cut * size)
+    torch.testing.assert_close(other.matrix, one.matrix, rtol=1e-13, atol=0)
+    assert other.largest == pytest.approx(size)
+
+
+def test_a_matrix_of_a_huge_range_is_aligned() -> None:
+    D = np.triu(10 ** np.random.default_rng(1).uniform(-30, 30, (N, N)), 1)
+    D += D.T
+    p, q = np.full(N, 1 / N), np.full(K, 1 / K)
+    checked(align(D), D / D.max(), DY / DY.max(), p, q)
+
+
+def test_small_asymmetric_matrices_are_not_taken_for_symmetric() -> None:
+    lopsided = np.random.default_rng(0).uniform(size=(5, 5)) * 1e-299
+    np.fill_diagonal(lopsided, 0.0)
+    with pytest.raises(ValueError, match="D must be a symmetric distance matrix"):
+        PrecomputedDistances(lopsided)
+
+
+@pytest.mark.parametrize("size", [1e149, 1e-149])
+def test_points_of_any_size_are_those_of_size_one(size: float) -> None:
+    for kind in (False, True):
+        one, other = (EuclideanDistances(CLOUD * s, squared=kind) for s in (1.0, size))
+        index = torch.arange(N)
+        torch.testing.assert_close(other.rows(index), one.rows(index), rtol=1e-12, atol=0)
+        assert 0 < other.scale < np.inf
+
+
+@pytest.mark.parametrize("largest", [1e-8, 1e8])
+def test_factors_of_squared_distances_are_as_accurate_at_any_scale(largest: float) -> None:
+    space = squared(CLOUD)
+    space = space.with_scale(space.scale / largest).to(torch.device("cpu"), torch.float32)
+    F, signs = space.factors()
+    torch.testing.assert_close((F * signs) @ F.T / largest, torch.from_numpy(scaled(CLOUD)).float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 5e-3])
+def test_distances_as_large_as_a_scale_may_leave_them(epsilon: float) -> None:
+    X, Y = DX / DX.max() * 9e8, DY / DY.max() * 9e8
+    p, q = np.full(N, 1 / N), np.full(K, 1 / K)
+    checked(align(X, Y, epsilon=epsilon * 8.1e17, options={"spaces": SpaceOptions(scale=1.0)}), X, Y, p, q)
+
+
+@pytest.mark.parametrize(("size", "alpha"), [(1e-300, 0.5), (1e10, 1 - 1e-6), (1e-300, 0.0)])
+def test_costs_of_any_size_beside_which_something_is_left(size: float, alpha: float) -> None:
+    M = np.random.default_rng(2).uniform(size=(N, K))
+    result = align(cost=M * size, alpha=alpha)
+    T = result.plan
+    assert np.isfinite(T).all()
+    assert result.value_linear == pytest.approx((M * T).sum() * size, rel=1e-6)
+    assert result.marginal_error < 1e-9
+
+
+ONES, HUGE = np.full(N, 1e100), GWOptions(spaces=SpaceOptions(scale=1.0))
+
+
+class Unscaled:
+    """Somebody's distances, as they are."""
+
+    size, scale, stored = N, 1.0, True
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Unscaled:
+        return self
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(DX * 1e20)[index]
+
+    def factors(self) -> None:
+        return None
+
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "a scale that leaves distances": (
+        lambda: gw_align(DX * 1e20, DY, options=HUGE),
+        ValueError,
+        "options.spaces.scale must be at least .* of X, .*e[+]20, got 1$",
+    ),
+    "a scale that leaves points": (
+        lambda: gw_align(CLOUD, OTHER * 1e20, distances="euclidean", options=HUGE),
+        ValueError,
+        "options.spaces.scale must be at least .* of Y",
+    ),
+    "a provider without a scale": (lambda: gw_align(Unscaled(), DY), ValueError, "X.rows must be divided by X.scale"),
+    "points of 1e200": (lambda: gw_align(CLOUD * 1e200, OTHER), ValueError, "X must stay below 1e[+]150"),
+    "points of 1e-200": (lambda: gw_align(CLOUD, OTHER * 1e-200), ValueError, "Y must reach 1e-150 or be zero"),
+    "distances of 1e-310": (lambda: gw_align(DX * 1e-310, DY), ValueError, "X must reach 1e-300 or be zero"),
+    "a cost of 1e300": (lambda: align(cost=np.full((N, K), 1e300)), ValueError, "cost must be at most 1e[+]18"),
+    "a cost alone": (lambda: align(cost=np.eye(N, K) * 1e300, alpha=0.0), ValueError, "cost must be at most 1e[+]18"),
+    "a cost beyond digits": (lambda: align(cost=np.eye(N, K) * 1e16), FloatingPointError, "too small for cost: their"),
+    "a tiny sum": (lambda: align(p=ONES * 1e-300, q=np.full(K, 1e-200)), ValueError, r"p must have .* within \[1e-150"),
+    "sums far apart": (
+        lambda: align(p=ONES, q=np.full(K, 1e-100), marginals=Unbalanced(0.1, 0.1)),
+        ValueError,
+        "p and q must have sums within a factor of 1e[+]09",
+    ),
+    "a huge epsilon": (lambda: align(epsilon=1e300), ValueError, "epsilon must be a finite number .* <= 1e[+]30"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_floats_do_not_carry_is_refused_by_name(case: str) -> None:
+    call, error, text = REFUSED[case]
+    with pytest.raises(error, match=text):
+        call()

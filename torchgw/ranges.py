@@ -1,0 +1,82 @@
+"""How large and how small numbers may be: what floats do not carry through a solve is refused before it starts.
+
+Distances are divided by a scale of their own and masses by their sum, so both may have any size whose squares are
+floats. What is not scaled must suit float32, in which a solve begins: gradients are squares of distances, and are
+squared again.
+"""
+
+from __future__ import annotations
+
+import sys
+
+LARGEST = 1e150
+SMALLEST_DISTANCE = 1e-300
+LARGEST_SCALED = 1e9
+LARGEST_SHARE = 1e9
+LARGEST_EPSILON = 1e30
+
+# Together such masses are less than the rounding of their sum. Kernels clamp entries of a plan at 2^-120, which is more
+# than a point of much less mass has for each of its partners.
+NEGLIGIBLE_SHARE = 2.0**-80
+
+
+def squares(name: str, largest: float) -> None:
+    """Numbers whose squares are within the range of floats; they may all be zero."""
+    if largest > LARGEST:
+        raise ValueError(f"{name} must stay below {LARGEST:g}, got {largest:g}; rescale it")
+    if 0 < largest < 1 / LARGEST:
+        raise ValueError(f"{name} must reach {1 / LARGEST:g} or be zero, got no more than {largest:g}; rescale it")
+
+
+def distances(name: str, largest: float) -> None:
+    """A matrix of distances that hold their digits; its largest entry is divided out."""
+    if 0 < largest < SMALLEST_DISTANCE:
+        raise ValueError(
+            f"{name} must reach {SMALLEST_DISTANCE:g} or be zero, got no more than {largest:g}; rescale it"
+        )
+
+
+def total(name: str, found: float) -> None:
+    """The sum of masses, by the square of which a value is multiplied."""
+    if not 1 / LARGEST <= found <= LARGEST:
+        span = f"[{1 / LARGEST:g}, {LARGEST:g}]"
+        raise ValueError(f"{name} must have a positive sum within {span}, got {found:g}; rescale it")
+
+
+def shares(sums: tuple[float, float], scale: float) -> None:
+    """The sums of p and q beside the mass ``scale`` that a plan has."""
+    largest, smallest = max(sums), min(sums)
+    if largest > LARGEST_SHARE * scale or smallest * LARGEST_SHARE < scale:
+        raise ValueError(
+            f"p and q must have sums within a factor of {LARGEST_SHARE:g} of the mass of the plan, about {scale:.3g}, "
+            f"got {sums[0]:.3g} and {sums[1]:.3g}; rescale one of them"
+        )
+
+
+def scaled(name: str, largest: float, scale: float) -> None:
+    """Distances divided by a scale that the user gave."""
+    if largest > LARGEST_SCALED * scale:
+        raise ValueError(
+            f"options.spaces.scale must be at least {largest / LARGEST_SCALED:.3g}, a {LARGEST_SCALED:g}th of the "
+            f"largest distance of {name}, {largest:.3g}, got {scale:g}"
+        )
+
+
+def served(name: str, largest: float) -> None:
+    """Distances as a provider of the user's serves them."""
+    if largest > LARGEST_SCALED:
+        raise ValueError(f"{name}.rows must be divided by {name}.scale, up to {LARGEST_SCALED:g}, got {largest:g}")
+
+
+def cost(largest: float, epsilon: float) -> None:
+    """A linear cost whose entries are at most ``largest`` in the units of squared distances, for epsilon > 0."""
+    if not largest <= LARGEST_SCALED**2:
+        raise ValueError(
+            f"cost must be at most {LARGEST_SCALED**2:g} beside squared distances of at most 1, as alpha weighs them, "
+            f"got {largest:g}; rescale it, or take a larger alpha"
+        )
+    if largest * sys.float_info.epsilon > epsilon:
+        raise FloatingPointError(
+            f"epsilon = {epsilon:g} is too small for cost: their ratio reaches {largest / epsilon:.1e}, beyond what "
+            f"float64 resolves; raise epsilon, rescale cost, or take a larger alpha"
+        )
