@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,12 +43,15 @@ from torchgw import (
     StoppingOptions,
     Supervision,
     Unbalanced,
+    checkpoint,
     datasets,
     epsilon_path,
     gw_align,
     resume,
 )
+from torchgw.checkpoint import FORMAT, write
 from torchgw.gw.checkpoints import CODEC
+from torchgw.sealed import written
 from torchgw.spaces.graph import neighbour_graph
 
 BRIEF = GWOptions(stopping=StoppingOptions(max_iter=6))
@@ -305,34 +310,48 @@ def test_foreign_folders_and_hostile_files_are_refused_unrun(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="folder of a checkpoint"):
         resume(tmp_path)
     bad, ran = tmp_path / "call.pt", tmp_path / "ran"
-    contents = [b"", b"no file of torch", pickle.dumps(Payload(str(ran)))]
-    for content in contents:
+    for content in (b"", b"no file of torch", pickle.dumps(Payload(str(ran)))):
         bad.write_bytes(content)
-        with pytest.raises(ValueError, match="cannot be read as a part of a checkpoint"):
+        with pytest.raises(ValueError, match=r"cannot be read as a part of a checkpoint; begin again.*no checksum"):
             resume(tmp_path)
-    torch.save({"format": 1, "value": Payload(str(ran))}, bad)
-    with pytest.raises(ValueError, match="cannot be read as a part of a checkpoint"):
-        resume(tmp_path)
-    torch.save({"format": 99}, bad)
+    write(bad, {"format": 99})
     with pytest.raises(ValueError, match="not of a checkpoint that this version"):
         resume(tmp_path)
     parts = {name: torch.tensor(numbers) for name, numbers in (("data", [1.0]), ("indices", [99]), ("indptr", [0, 1]))}
+    doubled: list[Any] = []
+    for _ in range(60):
+        doubled = [doubled, doubled]
     values: list[tuple[Any, str]] = [
+        (Payload(str(ran)), "tensors, numbers and text only, got '(_)?io open'"),
         ({"kind:": "os.system"}, r"known classes only, got 'os\.system'"),
         ({"kind:": "dtype", "name": "_import_dotted_name"}, "dtypes of torch, got '_import_dotted_name'"),
         ({"kind:": "graph", "shape": [1, 1]} | parts, "indices must be < 1"),
         ({"no kind": 3}, "KeyError"),
         ({"kind:": "dict", "items": [["X", 3]]}, "holds no call"),
+        (torch.ones(1).expand(20_000, 20_000), r"shape \(20000, 20000\) is stored in fewer numbers than it has"),
+        (torch.ones(40_000).as_strided((20_000, 20_000), (1, 1)), "is stored in fewer numbers"),
+        (torch.eye(3).to_sparse(), "tensors, numbers and text only, got 'torch._utils _rebuild_sparse_tensor'"),
+        (bytearray(9), "tensors, numbers and text only, got '__builtin__ bytearray'"),
+        ({3, 4}, "tensors, numbers and text only, got '__builtin__ set'"),
+        ((3, 4), "can be kept, got tuple"),
+        (doubled, "a list or dictionary stands in two places"),
     ]
     for value, message in values:
-        torch.save({"format": 1, "every": 0.0, "random": None, "made": {}, "value": value}, bad)
+        write(bad, {"format": FORMAT, "every": 0.0, "random": None, "made": {}, "value": value})
+        assert bad.stat().st_size < 200_000
         with pytest.raises(ValueError, match=message):
             quietly(tmp_path)
-    with ZipFile(bad, "w", ZIP_DEFLATED) as archive:
+    with written(bad) as file, ZipFile(file, "w", ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"0" * 10**6)
     with pytest.raises(ValueError, match="are compressed"):
         resume(tmp_path)
     assert not ran.exists()
+
+
+def test_masses_that_are_one_number_are_kept(tmp_path: Path, whole: dict[str, Whole]) -> None:
+    one = torch.full((1,), 1 / len(SPIRAL), dtype=torch.float64).expand(len(SPIRAL))
+    result = align({"p": one}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
+    assert_same(quietly(tmp_path / "kept"), result)
 
 
 @pytest.mark.parametrize("coarse", [None, pytest.param(CoarseOptions(), marks=pytest.mark.slow)])
@@ -397,32 +416,97 @@ def test_what_was_written_is_not_lost_to_what_takes_no_time(tmp_path: Path) -> N
     assert not again
 
 
-def test_a_full_disk_costs_the_checkpoint_and_not_the_solve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, save = align({}), torch.save
+def small(_: Path) -> None:
+    """The disk is full from here on."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    def full(plain: dict[str, Any], file: Any) -> None:
-        if "call" not in Path(file.name).name:
-            raise OSError(28, "No space left on device")
-        save(plain, file)
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.warns(CheckpointWarning, match="No space left on device"):
-        result = gw_align(SPIRAL, ROLL, random_state=0, checkpoint=Checkpoint(tmp_path / "kept", every=0))
+def gone(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def in_the_way(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.touch()
+
+
+@pytest.mark.parametrize("name", ["exact gradient", "no entropy"])
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [(small, "File too large"), (gone, "No such file or directory"), (in_the_way, "Not a directory")],
+)
+def test_a_disk_that_fails_midway_costs_the_checkpoint_and_not_the_solve(
+    happens: Any, reason: str, name: str, tmp_path: Path, whole: dict[str, Whole]
+) -> None:
+    folder, (expected, calls), heard = tmp_path / "kept", left_alone(name, whole), [0]
+
+    def fail(_: Progress) -> None:
+        heard[0] += 1
+        if heard[0] == (calls + 1) // 2:
+            happens(folder)
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.warns(CheckpointWarning, match=f"was not written .{reason}.; the solve goes on"):
+            result = gw_align(
+                SPIRAL, ROLL, random_state=0, callback=fail, checkpoint=Checkpoint(folder, every=0), **CASES[name]
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert_same(result, expected)
+    if happens is small:  # what had been written is good
+        assert not list(folder.glob("*.part"))
+        assert_same(quietly(folder), expected)
 
-    def fuller(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", fuller)
-    with pytest.raises(OSError, match="No space left"):
-        gw_align(SPIRAL, ROLL, checkpoint=tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]  # nothing half-made
+def test_a_folder_that_cannot_be_made_is_refused_before_the_solve(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    told: list[Progress] = []
+    small(tmp_path)
+    try:
+        with pytest.raises(OSError, match=r"the checkpoint cannot be made: File too large: .*new"):
+            gw_align(cdist(SPIRAL, SPIRAL), ROLL, checkpoint=tmp_path / "new", callback=told.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not told
+    assert not list(tmp_path.iterdir())  # nothing half-made
+
+
+def test_a_file_that_cannot_be_read_any_more_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Whole]
+) -> None:
+    expected, _ = left_alone("exact gradient", whole)
+    align({}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
+    read = checkpoint.read
+
+    def failing(file: Path) -> Any:
+        if file.name != "call.pt":
+            raise OSError(5, "Input/output error")
+        return read(file)
+
+    monkeypatch.setattr(checkpoint, "read", failing)
+    with pytest.warns(CheckpointWarning, match=r"cannot be read .Input/output error.; what it holds is"):
+        assert_same(resume(tmp_path / "kept"), expected)
+
+
+def test_a_folder_that_cannot_be_written_gives_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    align({}, callback=lambda told: told.iteration == 3, checkpoint=tmp_path / "kept")
+    expected, opened = align({}), os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY) and str(tmp_path) in str(path):
+            raise OSError(30, "Read-only file system", str(path))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.warns(CheckpointWarning, match="kept cannot be written .Read-only file system.; the solve goes on"):
+        assert_same(resume(tmp_path / "kept"), expected)
 
 
 HOLDS = """
 import fcntl, sys
 file = open(sys.argv[1], "w")
-fcntl.lockf(file, fcntl.LOCK_EX)
+fcntl.flock(file, fcntl.LOCK_EX)
 print(1, flush=True)
 input()
 """
@@ -435,9 +519,26 @@ def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(ValueError, match="is written by another process"):
+        with pytest.raises(ValueError, match="is in use by a solve, in this process or another"):
             resume(tmp_path / "kept")
         other.kill()
+
+
+def test_a_folder_is_in_use_as_long_as_its_solve_runs(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    folder, refusals = tmp_path / "kept", []
+
+    def intrude(_: Progress) -> None:
+        with pytest.raises(ValueError, match="is in use by a solve, in this process or another") as caught:
+            resume(folder)
+        refusals.append(caught)
+        raise Killed
+
+    with pytest.raises(Killed) as killed:
+        align({}, callback=intrude, checkpoint=folder)
+    assert_same(quietly(folder), align({}))  # although its end, and all that it held, is still at hand
+    assert len(refusals) == 1
+    assert killed.value is not None
 
 
 def test_other_threads_are_told(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ LAYERS = {
     "_version": 0,
     "types": 0,
     "once": 0,
+    "sealed": 0,
     "options": 0,
     "validate": 0,
     "ranges": 0,

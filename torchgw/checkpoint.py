@@ -4,12 +4,15 @@
     dense.search.pt              the result of a stage
     dense.solve-0.loop.pt        the state of a loop; gone when its stage is done
 
-A file is written aside and then renamed, so each is whole or not there. A stage or loop state has the random state with
-it. What is missing is computed again and comes out the same, so a folder is good whenever its owner was killed.
+A file is written aside and then renamed, so each is whole or not there, and sealed, see `torchgw.sealed`: the seal of a
+stage or loop is of its name and of the seal of the call too, so no file passes for another one. A stage or loop state
+has the random state with it. What is missing is computed again and comes out the same, so a folder is good whenever its
+owner was killed.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pickle
@@ -17,28 +20,32 @@ import shutil
 import tempfile
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
-from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from zipfile import BadZipFile
 
 import torch
 
 from torchgw import validate
 from torchgw._version import __version__
-from torchgw.codec import Codec
+from torchgw.codec import Codec, load
+from torchgw.sealed import checked_seal, written
 from torchgw.types import CheckpointWarning
 
 logger = logging.getLogger("torchgw")
 
-FORMAT = 1
-CALL = "call"
+FORMAT = 2
+CALL = "call.pt"
 LOOP = "loop"
 SHORT = 1.0
+FAULTS = (
+    *(AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError),
+    *(BadZipFile, EOFError, pickle.UnpicklingError),
+)
 
 Result = TypeVar("Result")
 
@@ -69,18 +76,35 @@ class Checkpoint:
 
 
 class Folder:
-    """The journal of one solve, in the folder of a checkpoint; see `torchgw.watch.Journal`. One process at a time."""
+    """The journal of one solve, in the folder of a checkpoint; see `torchgw.watch.Journal`. One solve at a time.
+
+    Raises
+    ------
+    ValueError
+        When another solve is at it, or a file in it is damaged or belongs to another checkpoint.
+    """
 
     def __init__(self, checkpoint: Checkpoint, codec: Codec, generator: torch.Generator) -> None:
         self.folder, self.every = Path(checkpoint.path), checkpoint.every
         self.codec, self.generator = codec, generator
         self.stages: list[str] = []
         self.written = time.monotonic()
-        lock = locked(self.folder)
-        if lock is not None:
-            weakref.finalize(self, os.close, lock)
-        for left in self.folder.glob("*.part"):  # of a process that was killed
-            left.unlink()
+        self.lock = locked(self.folder)
+        try:
+            self.call = sealed(self.folder / CALL)
+            self.files = {file.name for file in self.folder.glob("*.pt")} - {CALL}
+            for name in sorted(self.files):
+                sealed(self.folder / name, self._place(name))
+            self._remove({file.name for file in self.folder.glob("*.part")})  # of a process that was killed
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
@@ -93,21 +117,20 @@ class Folder:
     def stage(self, name: str, compute: Callable[[], Result], keep: Callable[[], bool]) -> Result:
         with self.within(name):
             file = self._file()
-            if file.exists():
-                found: Result = self._read(file)
-                return found
+            found: tuple[Result] | None = self._read(file)
+            if found is not None:
+                return found[0]
             began = time.monotonic()
             result = compute()
-            parts = list(self.folder.glob(file.stem + ".*.pt"))
+            parts = {part for part in self.files if part.startswith(f"{file.stem}.") and part != file.name}
             # What took no time is computed again, unless a part of it that was written would be lost.
             if keep() and (parts or time.monotonic() - began >= min(SHORT, self.every)) and self._write(file, result):
-                for part in parts:
-                    part.unlink()
+                self._remove(parts)
             return result
 
     def restored(self) -> Any:
-        file = self._file(LOOP)
-        return self._read(file) if file.exists() else None
+        found = self._read(self._file(LOOP))
+        return None if found is None else found[0]
 
     def offer(self, state: Callable[[], Any], now: bool) -> None:
         if now or time.monotonic() - self.written >= self.every:
@@ -116,24 +139,51 @@ class Folder:
     def _file(self, *more: str) -> Path:
         return self.folder / (".".join((*self.stages, *more)) + ".pt")
 
-    def _read(self, file: Path) -> Any:
-        plain = read(file)
+    def _place(self, name: str) -> bytes:
+        return self.call + name.encode()
+
+    def _read(self, file: Path) -> tuple[Any] | None:
+        """What a file that was there at the beginning, or was written since, holds; None without one."""
+        if file.name not in self.files:
+            return None
+        try:
+            plain = read(file)
+        except OSError as error:
+            _warn(f"{file} cannot be read ({error.strerror}); what it holds is computed again")
+            return None
         with naming(file):
             self.generator.set_state(plain["random"])
             value = self.codec.decode(plain["value"])
         logger.info("checkpoint: going on with %s", file)
-        return value
+        return (value,)
 
     def _write(self, file: Path, value: Any) -> bool:
         """Whether the value is in the file now. A disk that is full is no reason to lose a solve."""
         self.written = time.monotonic()
         try:
-            write(file, {"random": self.generator.get_state(), "value": self.codec.encode(value)})
+            plain = {"random": self.generator.get_state(), "value": self.codec.encode(value)}
+            write(file, plain, self._place(file.name))
         except (OSError, RuntimeError, TypeError) as error:
-            reason = str(error).partition("\n")[0]
-            warnings.warn(f"{file} was not written ({reason}); the solve goes on", CheckpointWarning, stacklevel=2)
+            _warn(f"{file} was not written ({_reason(error)}); the solve goes on")
             return False
+        self.files.add(file.name)
         return True
+
+    def _remove(self, names: set[str]) -> None:
+        self.files -= names
+        for name in names:
+            with suppress(OSError):  # it is passed over as long as the whole that it is a part of is there
+                (self.folder / name).unlink()
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, CheckpointWarning, stacklevel=3)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).partition("\n")[0]
 
 
 def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Generator) -> Folder:
@@ -142,25 +192,30 @@ def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Gene
     Raises
     ------
     ValueError
-        For a folder that is there already, or cannot be made.
+        For a folder that is there already, or lies in none.
+    OSError
+        When it cannot be made or written, naming it.
     """
     folder = Path(checkpoint.path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(_taken(folder))
     if not folder.absolute().parent.is_dir():
         raise ValueError(f"checkpoint {folder} lies in a folder that is not there; make {folder.parent} first")
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
+    made = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
+    plain = {"format": FORMAT, "every": checkpoint.every, "random": generator.get_state(), "value": call, "made": made}
+    aside = None
     try:
-        made = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
-        plain = {"format": FORMAT, "every": checkpoint.every, "random": generator.get_state(), "value": call}
-        write(aside / f"{CALL}.pt", plain | {"made": made})
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
+        write(aside / CALL, plain)
         aside.chmod(0o755)
-        try:
-            aside.replace(folder)  # whole or not there, and only one of two that begin at once
-        except OSError as error:
+        aside.replace(folder)  # whole or not there, and only one of two that begin at once
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise ValueError(_taken(folder)) from error
+        raise OSError(error.errno, f"the checkpoint cannot be made: {_reason(error)}", str(folder)) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
     return Folder(checkpoint, codec, generator)
 
 
@@ -184,12 +239,15 @@ def reopened(path: str | PathLike[str], codec: Codec) -> tuple[Any, float, torch
     CheckpointWarning
         When it was begun by other versions, or with another number of threads: bits may differ.
     """
-    file = Path(path) / f"{CALL}.pt"
+    file = Path(path) / CALL
     if not file.is_file():
-        raise ValueError(f"path must name the folder of a checkpoint, with {CALL}.pt in it, got {path}")
+        raise ValueError(f"path must name the folder of a checkpoint, with {CALL} in it, got {path}")
+    sealed(file)
     plain = read(file)
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        raise ValueError(f"{file} is not of a checkpoint that this version of torchgw reads")
+        raise ValueError(
+            f"{file} is not of a checkpoint that this version of torchgw reads; begin again in another folder"
+        )
     with naming(file):
         call, every, random, made = codec.decode(plain["value"]), plain["every"], plain["random"], plain["made"]
     now = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
@@ -199,20 +257,41 @@ def reopened(path: str | PathLike[str], codec: Codec) -> tuple[Any, float, torch
 
 
 def locked(folder: Path) -> int | None:
-    """The descriptor of a file that this process alone holds while it is open, where the system has such locks."""
+    """The descriptor of a file that this solve alone holds while it is open, where the system has such locks."""
     try:
         import fcntl
     except ImportError:
         return None
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        _warn(f"checkpoint {folder} cannot be written ({error.strerror}); the solve goes on")
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lockf would let the same process in twice
     except BlockingIOError:
         os.close(file)
-        raise ValueError(f"checkpoint {folder} is written by another process; wait for it, or end it") from None
+        raise ValueError(
+            f"checkpoint {folder} is in use by a solve, in this process or another; wait for it, or end it"
+        ) from None
     except OSError as error:
         logger.info("checkpoint: %s cannot be locked (%s)", folder, error)
     return file
+
+
+def sealed(file: Path, place: bytes = b"") -> bytes:
+    """The checksum of a file of a checkpoint.
+
+    Raises
+    ------
+    ValueError
+        When the file has none, or it does not fit.
+    """
+    with naming(file):
+        found = checked_seal(file, place)
+        if found is None:
+            raise ValueError("it has no checksum, so it is cut off, or of an older version of torchgw")
+        return found
 
 
 @contextmanager
@@ -220,40 +299,19 @@ def naming(file: Path) -> Iterator[None]:
     """What goes wrong in this context is the file's fault."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+    except FAULTS as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"{file} cannot be read as a part of a checkpoint: {reason}") from error
+        remedy = "begin again in another folder" if file.name == CALL else "remove it, and it is computed again"
+        raise ValueError(f"{file} cannot be read as a part of a checkpoint; {remedy} ({reason})") from error
 
 
-def write(file: Path, plain: dict[str, Any]) -> None:
-    """Write aside, then rename, so that a reader never sees half a file."""
-    aside = file.with_name(file.name + ".part")
-    try:
-        with aside.open("wb") as opened:
-            torch.save(plain, opened)
-            opened.flush()
-            os.fsync(opened.fileno())
-        aside.replace(file)
-    finally:
-        aside.unlink(missing_ok=True)
+def write(file: Path, plain: dict[str, Any], place: bytes = b"") -> None:
+    """Write aside, seal, then rename, so that a reader never sees half a file."""
+    with written(file, place) as opened:
+        torch.save(plain, opened)
 
 
 def read(file: Path) -> Any:
-    """What `write` wrote. Nothing that a file brings is run, and nothing in it is larger than it is.
-
-    Raises
-    ------
-    ValueError
-        When the file is something else.
-    """
+    """What `write` wrote, as `torchgw.codec.load` reads it."""
     with naming(file):
-        try:
-            with file.open("rb") as opened, ZipFile(opened) as archive:
-                opened.seek(0)
-                if opened.read(4) != b"PK\x03\x04":  # older formats of torch.load are for trusted files
-                    raise ValueError("it is no archive of tensors")
-                if any(member.compress_type != ZIP_STORED for member in archive.infolist()):
-                    raise ValueError("its members are compressed, as torch never does")
-            return torch.load(file, weights_only=True)
-        except (BadZipFile, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(error) from error
+        return load(file)

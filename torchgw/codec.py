@@ -1,14 +1,18 @@
 """Objects as containers of tensors and numbers, and back, for the classes of a list.
 
 What this makes is read again by ``torch.load(weights_only=True)``: a file can name a class of the list and give its
-members, and nothing else; no code of a file runs.
+members, and nothing else; no code of a file runs, and nothing in it is larger than the file.
 """
 
 from __future__ import annotations
 
+import pickletools
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 import torch
@@ -18,6 +22,10 @@ from torchgw import guards
 
 KIND = "kind:"
 PLAIN = (bool, int, float, str)
+MAKERS = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_tensor_v[23]|torch\.storage UntypedStorage|"
+    r"torch (\w+Storage|u?int\d+|b?float\d\w*)"
+)
 
 
 class Codec:
@@ -35,7 +43,8 @@ class Codec:
             For an object of a class that is not known.
         """
         if isinstance(value, Tensor):
-            return value.detach()
+            value = value.detach()
+            return value.contiguous() if _repeats(value) else value
         if value is None or type(value) in PLAIN:
             return value
         if isinstance(value, list):
@@ -114,6 +123,57 @@ class Codec:
         else:  # frozen dataclasses too: their members were checked when they were first made
             vars(made).update(members)
         return made
+
+
+def load(file: Path) -> Any:
+    """What `Codec.encode` made, from an archive of ``torch.save``.
+
+    Raises
+    ------
+    ValueError, BadZipFile, EOFError, UnpicklingError
+        When the file is something else.
+    """
+    with file.open("rb") as opened, ZipFile(opened) as archive:
+        opened.seek(0)
+        if opened.read(4) != b"PK\x03\x04":  # older formats of torch.load are for trusted files
+            raise ValueError("it is no archive of tensors")
+        for member in archive.infolist():
+            if member.compress_type != ZIP_STORED:
+                raise ValueError("its members are compressed, as torch never does")
+            if member.filename.lower().endswith("data.pkl"):
+                _check_makers(archive.read(member))
+    plain = torch.load(file, weights_only=True)
+    _check_size(plain)
+    return plain
+
+
+def _check_makers(pickled: bytes) -> None:
+    """Refuse what torch would make besides tensors: ``bytearray(2**40)``, say."""
+    for code, argument, _ in pickletools.genops(pickled):
+        if code.name == "GLOBAL" and not MAKERS.fullmatch(str(argument)):
+            raise ValueError(f"it must hold tensors, numbers and text only, got {argument!r}")
+
+
+def _check_size(plain: Any) -> None:
+    """Refuse few bytes that stand for many: tensors whose entries share places, and containers that do."""
+    seen, left = set(), [plain]
+    while left:
+        entry = left.pop()
+        if isinstance(entry, list | dict):
+            if id(entry) in seen:
+                raise ValueError("a list or dictionary stands in two places")
+            seen.add(id(entry))
+            left.extend(entry.values() if isinstance(entry, dict) else entry)
+        elif isinstance(entry, Tensor):
+            if _repeats(entry):
+                raise ValueError(f"a tensor of shape {tuple(entry.shape)} is stored in fewer numbers than it has")
+        elif entry is not None and type(entry) not in PLAIN:
+            raise ValueError(f"tensors, numbers and text can be kept, got {type(entry).__name__}")
+
+
+def _repeats(tensor: Tensor) -> bool:
+    """Whether some entries share a place in storage, as those of expanded tensors do."""
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def _dtype(name: str) -> torch.dtype:

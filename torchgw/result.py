@@ -7,7 +7,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from torchgw.reading import Readable, point_indices
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.known import Known
 from torchgw.status import History, Status
-from torchgw.storage import pack, unpack
+from torchgw.storage import check_members, read, write
 from torchgw.types import Coupling, Differentiated
 from torchgw.unseen import Unseen, extended
 
@@ -246,18 +245,20 @@ class GWResult(Readable):
         ----------
         path : the file; one that is there is replaced.
 
+        Raises
+        ------
+        OSError
+            Naming the path, when it cannot be written; what was there before is still there then.
+
         Notes
         -----
         Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON).
+        A checksum is in the archive's comment.
         """
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
-        arrays = pack(
-            {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED},
-            self.coupling,
-        )
-        with open(path, "wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        kept = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}
+        write(path, kept, self.coupling)
 
     def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
         """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is
@@ -296,23 +297,24 @@ class GWResult(Readable):
 
         Parameters
         ----------
-        path : the file. Nothing in it is run.
+        path : the file; one of a version that wrote no checksum is read without. Nothing in it is run.
         max_memory : bytes that one of its arrays may take, by default that of `GWOptions`; all together, twice as much.
 
         Raises
         ------
         ValueError
-            When the file is not such a result, or declares more.
+            Naming the file and what is wrong, when it is not such a result, is damaged, or declares more.
         OSError
             When there is no such file, or it cannot be opened.
         """
         limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
         if Path(path).exists() and not guards.is_regular(Path(path)):
             raise ValueError(f"path must name a file written by GWResult.save, {path} is no regular file")
-        with open(path, "rb"):  # what is not there or not ours to read says so itself
-            pass
+        open(path, "rb").close()  # what is not there or not ours to read says so itself
         try:
-            return cls(**unpack(guards.read_arrays(Path(path), limit)))
+            found = cls(**read(Path(path), limit))
+            check_members(found, but=("coupling", *NOT_SAVED))
+            return found
         except Exception as error:  # what reads broken files raises errors of every kind
-            reason = guards.one_line(error)
+            reason = guards.one_line(error if isinstance(error, ValueError) else repr(error))
             raise ValueError(f"path must name a file written by GWResult.save, {path} is not one ({reason})") from error

@@ -237,22 +237,21 @@ def gw_align(
 
     call |= {"supervision": supervision, "epsilon": float(epsilon), "marginals": marginals, "options": asked}
     call |= {"device": str(where), "backend": backend}
-    watch = followed(callback, checkpoint, call, generator)
-    ready = time.perf_counter()  # a compiler may have been tried
-    prepare = partial(make_providers, checked, options.spaces)
-    made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
-    prepared = time.perf_counter()
-    logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
     exact = against is None and options.gradient != "sampled"
-
     tol = None if gradient_mode is None else tolerance(gradient_mode, strategy)
+    with followed(callback, checkpoint, call, generator) as watch:
+        ready = time.perf_counter()  # a compiler may have been tried
+        prepare = partial(make_providers, checked, options.spaces)
+        made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
+        prepared = time.perf_counter()
+        logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
 
-    def solve(name: str) -> Outcome:
-        task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)
-        return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
+        def solve(name: str) -> Outcome:
+            task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)
+            return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
 
-    with stopped_by_interrupt(watch):
-        begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, watch, solve)
+        with stopped_by_interrupt(watch):
+            begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, watch, solve)
     if strategy != begun:
         chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
     certificate = found.certificate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -71,13 +73,14 @@ class Continued(Checkpoint):
     random: Tensor | None = None
 
 
+@contextmanager
 def followed(
     callback: Callback | None,
     checkpoint: str | PathLike[str] | Checkpoint | None,
     call: dict[str, Any],
     generator: torch.Generator,
-) -> Watch:
-    """Who follows a solve with these arguments.
+) -> Iterator[Watch]:
+    """Who follows a solve with these arguments, in this context.
 
     Raises
     ------
@@ -85,13 +88,17 @@ def followed(
         For a checkpoint that cannot be made, and arguments that it cannot hold.
     """
     if checkpoint is None:
-        return Watch(callback)
+        yield Watch(callback)
+        return
     if isinstance(checkpoint, Continued):
         assert checkpoint.random is not None
         generator.set_state(checkpoint.random)
-        return Watch(callback, Folder(checkpoint, CODEC, generator))
-    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-    return Watch(callback, begin(checkpoint, CODEC, kept(call), generator))
+        folder = Folder(checkpoint, CODEC, generator)
+    else:
+        checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        folder = begin(checkpoint, CODEC, kept(call), generator)
+    with closing(folder):
+        yield Watch(callback, folder)
 
 
 def kept(call: dict[str, Any]) -> Any:

@@ -1,0 +1,91 @@
+"""Files that are whole or not there, and that are seen to be what was written.
+
+Results and checkpoints are .zip archives. Such a file ends in a seal: a comment, which other programs pass over, with
+the SHA-256 of the place that the file belongs to and of everything before it. A bit that is changed, an end that is cut
+off, or a file from another place no longer fits it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO
+
+MARK = b"torchgw\x01"
+DIGEST = 32
+BLOCK = 2**20
+
+
+@contextmanager
+def written(path: str | PathLike[str], place: bytes = b"") -> Iterator[BinaryIO]:
+    """A file for an archive, which at the end of the context is sealed and takes its name; that is not touched before.
+
+    Raises
+    ------
+    OSError
+        Naming the path, when anything fails to be written; what was there before still is.
+    """
+    final = Path(os.path.realpath(path))
+    if final.exists() and not final.is_file():
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    aside = final.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with aside.open("x+b") as file:
+            yield file
+            _seal(file, place)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(final)
+    except (OSError, RuntimeError) as error:
+        # torch goes on after a write has failed, and then finds its own position wrong.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise OSError(cause.errno or errno.EIO, cause.strerror or str(cause), str(path)) from error
+    finally:
+        with suppress(OSError):
+            aside.unlink()
+
+
+def _seal(file: BinaryIO, place: bytes) -> None:
+    """An archive ends in the length of its comment, two bytes, which are zero so far."""
+    file.seek(-2, os.SEEK_END)
+    file.write(struct.pack("<H", len(MARK) + DIGEST) + MARK)
+    file.write(_digest(file, file.tell(), place))
+
+
+def checked_seal(path: str | PathLike[str], place: bytes = b"") -> bytes | None:
+    """The checksum at the end of a file, None where it has none.
+
+    Raises
+    ------
+    ValueError
+        When it is not that of the file in this place.
+    """
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END) - DIGEST
+        if end < len(MARK):
+            return None
+        file.seek(end - len(MARK))
+        if file.read(len(MARK)) != MARK:
+            return None
+        found = file.read()
+        if found != _digest(file, end, place):
+            raise ValueError("its checksum does not fit: it is damaged, or belongs elsewhere")
+        return found
+
+
+def _digest(file: BinaryIO, end: int, place: bytes) -> bytes:
+    """Of the place, and of the file up to ``end``, where it is left."""
+    found = hashlib.sha256(place)
+    file.seek(0)
+    while (left := end - file.tell()) > 0 and (block := file.read(min(left, BLOCK))):
+        found.update(block)
+    return found.digest()
