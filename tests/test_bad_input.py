@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import time
 from typing import Any
 
@@ -18,17 +20,24 @@ from torchgw import (
     AnnealingOptions,
     CoarseOptions,
     DijkstraDistances,
+    Envelope,
     EuclideanDistances,
     GWOptions,
+    Implicit,
     LandmarkDistances,
+    LowRankOptions,
     PrecomputedDistances,
     SamplingOptions,
     SinkhornOptions,
     SpaceOptions,
     StoppingOptions,
+    Unrolled,
     gw_align,
+    gw_loss,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.entry import OURS
+from torchgw.gw import align as align_module
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(30, 2)), RNG.normal(size=(40, 3))
@@ -239,3 +248,120 @@ def test_a_single_bad_entry_anywhere_is_found(bad: float, data: st.DataObject) -
 def test_any_number_of_dimensions_but_two_is_refused(shape: list[int]) -> None:
     with pytest.raises(ValueError, match="X must have shape"):
         torchgw.EuclideanDistances(np.zeros(shape), name="X")
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        *dict.fromkeys(("reg", "eps"), "epsilon").items(),
+        *dict.fromkeys(("seed", "rng"), "random_state").items(),
+        *dict.fromkeys(("loss_fun", "max_iter", "numItermax", "n_iter", "tol", "k"), "options=GWOptions").items(),
+        ("M", "cost"),
+        ("metric", "distances"),
+        ("C1", "X"),
+        ("C2", "Y"),
+        ("a", "p"),
+        ("b", "q"),
+        ("verbose", "callback"),
+        ("G0", "init"),
+        ("m", "marginals=Partial"),
+    ],
+)
+@pytest.mark.parametrize("function", [gw_align, gw_loss])
+def test_other_packages_words_are_answered_with_ours(function: Any, word: str, ours: str) -> None:
+    with pytest.raises(TypeError, match=rf"no argument '{word}'; here that is {ours}"):
+        function(X, Y, **{word: 1})
+
+
+def test_every_answer_to_another_word_is_an_argument_or_an_expression_of_this_package() -> None:
+    arguments = inspect.signature(gw_align).parameters
+    for word, ours in OURS.items():
+        name, _, value = ours.partition("=")
+        assert word not in arguments
+        assert name in arguments
+        if value:
+            found = eval(value.replace("...", "7").replace("loss=7", "loss='kl'"), vars(torchgw) | NAMES)
+            assert isinstance(found, GWOptions | torchgw.Unbalanced | torchgw.Partial)
+
+
+NAMES = {"rho_x": 1.0, "rho_y": 1.0, "mass": 0.5}
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e305, 1.7e308])
+def test_a_plan_to_begin_with_may_be_of_any_size(size: float) -> None:
+    plan = np.random.default_rng(0).uniform(0.5, 1.0, (6, 7))
+    keywords: dict[str, Any] = {"distances": "euclidean", "epsilon": 0.05, "random_state": 0}
+    expected = gw_align(X[:6], Y[:7], init=plan, **keywords).plan
+    found = gw_align(X[:6], Y[:7], init=plan * size, **keywords).plan
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [2e-8, 1e-12, 1e-300])
+@pytest.mark.parametrize("mode", [None, Envelope(), Implicit(), Unrolled()])
+@pytest.mark.parametrize("strategy", ["dense", "streaming", "low-rank"])
+def test_an_epsilon_beyond_float64_is_refused_at_once(epsilon: float, mode: Any, strategy: str) -> None:
+    if mode is not None and strategy != "dense":
+        return
+    options = GWOptions(strategy=strategy, low_rank=LowRankOptions(rank=3))
+    began = time.perf_counter()
+    with pytest.raises(FloatingPointError, match=r"epsilon = .* too small: .*; raise epsilon"):
+        gw_align(X, Y, epsilon=epsilon, options=options, gradient_mode=mode, distances="landmark")
+    with pytest.raises(FloatingPointError, match="raise epsilon"):
+        gw_align(X, Y, epsilon=epsilon, marginals=torchgw.Unbalanced(1.0, 1.0))
+    assert time.perf_counter() - began < 1.0
+
+
+def test_an_epsilon_is_small_or_not_beside_the_scale_of_distances() -> None:
+    options = GWOptions(spaces=SpaceOptions(scale=1e6), coarse=None)
+    result = gw_align(X, Y, distances="euclidean", epsilon=1e-12, options=options, random_state=0)
+    assert result.converged
+    with pytest.raises(FloatingPointError, match="raise epsilon"):
+        gw_align(EuclideanDistances(X).with_scale(1e-3), Y, epsilon=1e-3)
+
+
+MODELS = [torchgw.Balanced(), torchgw.SemiRelaxed(0.1), torchgw.Unbalanced(1.0, 1e6), torchgw.Partial(0.5)]
+
+
+@pytest.mark.parametrize("marginals", MODELS, ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("strategy", ["auto", "dense", "streaming", "low-rank"])
+@pytest.mark.parametrize("mode", [None, Envelope(), Unrolled()])
+@pytest.mark.parametrize("more", ["", "cost", "kl", "sampled", "little memory"])
+def test_a_remedy_for_a_small_epsilon_is_one_that_is_taken(
+    marginals: Any, strategy: str, mode: Any, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Begun(Exception):  # noqa: N818
+        pass
+
+    def begin(*_: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(align_module, "make_providers", begin)
+    options = GWOptions(
+        strategy=strategy,
+        low_rank=LowRankOptions(rank=3),
+        loss="kl" if more == "kl" else "square",
+        gradient="sampled" if more == "sampled" else "auto",
+        max_memory=20 * 30 * 40 if more == "little memory" else 2**30,
+    )
+    keywords: dict[str, Any] = {
+        "options": options,
+        "marginals": marginals,
+        "gradient_mode": mode,
+        "cost": (X, X[:, :2].repeat(2, 0)[:40]) if more == "cost" else None,
+        "distances": "landmark",
+    }
+
+    def outcome(epsilon: float, **changed: Any) -> BaseException:
+        with pytest.raises((Begun, ValueError, MemoryError, FloatingPointError)) as caught:
+            gw_align(X, Y, epsilon=epsilon, **keywords | changed)
+        return caught.value
+
+    refused = outcome(1e-32)
+    if isinstance(refused, FloatingPointError):
+        assert isinstance(outcome(1e-2), Begun)
+        assert ("epsilon=0" in str(refused)) == isinstance(outcome(0), Begun)
+        if "math.inf" in str(refused):
+            assert isinstance(outcome(1e-2, marginals=torchgw.Unbalanced(0.5, math.inf)), Begun)
+        assert ("weights" in str(refused)) == isinstance(marginals, torchgw.SemiRelaxed | torchgw.Unbalanced)
+    else:
+        assert not isinstance(refused, Begun)

@@ -17,6 +17,8 @@ LAYERS = {
     "types": 0,
     "once": 0,
     "sealed": 0,
+    "allocation": 0,
+    "entry": 0.1,
     "options": 0,
     "validate": 0,
     "ranges": 0,

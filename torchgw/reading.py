@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.allocation import allocating
 from torchgw.couplings import BlockCoupling
 from torchgw.kernels.sampling import draw, make_generator
 from torchgw.types import Array, Coupling, RandomState
@@ -49,12 +50,13 @@ class Readable:
         Raises
         ------
         MemoryError
-            Over ``options.max_memory``, naming what to use instead.
+            Over ``options.max_memory``, or where memory ends below it, naming what to use instead.
         """
         n, k = self.shape
         advice = "use argmax(), top_k(k), sparsify(mass), row(i), push(V), pull(V) or coupling.apply(V, axis)"
         validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.max_memory, advice)
-        return self._dense()
+        with allocating(f"the dense plan ({n} x {k})", advice):
+            return self._dense()
 
     def push(self, V: Array | Tensor) -> Array | Tensor:
         """Carry values on the source points to the target: averages weighted by the plan.

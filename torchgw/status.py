@@ -14,8 +14,8 @@ class Status(Enum):
     TRANSPORT = "a linear transport problem was not solved, so the plan before it was returned; use a small epsilon > 0"
     STATIONARY = "no plan nearby is better to first order"
     MAX_ITER = (
-        "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter or epsilon, or "
-        "take epsilon=0 instead of a tiny one"
+        "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter "
+        "(options.low_rank.max_iter where the plan is of low rank) or epsilon"
     )
     CANCELLED = (
         "it was ended from outside, and this is the best so far; torchgw.resume goes on with it where gw_align was "

@@ -241,7 +241,7 @@ def pairs(name: str, value: object, n: int, k: int) -> Tensor:
 
 
 def plan(name: str, value: object, n: int, k: int) -> Tensor:
-    """A finite non-negative plan (N, K) with some mass, as float64."""
+    """A finite non-negative plan (N, K) with some mass, as float64, over its largest entry."""
     array = _numbers(name, value, 2, f"(N, K) = ({n}, {k}), or integer pairs (m, 2)")
     if array.shape != (n, k):
         dtype = getattr(value, "dtype", "unknown")
@@ -249,10 +249,10 @@ def plan(name: str, value: object, n: int, k: int) -> Tensor:
             f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got shape {array.shape} of "
             f"dtype {dtype}"
         )
-    if not np.isfinite(array).all() or (array < 0).any() or array.sum() <= 0:
-        found = f"{_count_bad(array)}, {int((array < 0).sum())} negative ones, and a sum of {array.sum():g}"
+    if not np.isfinite(array).all() or (array < 0).any() or array.max() == 0:
+        found = f"{_count_bad(array)}, {int((array < 0).sum())} negative ones, and a largest of {array.max():g}"
         raise ValueError(f"{name} must be finite and non-negative with a positive sum, got {found}")
-    return torch.from_numpy(array)
+    return torch.from_numpy(array / array.max())
 
 
 def cost(name: str, value: object, n: int, k: int) -> Array:

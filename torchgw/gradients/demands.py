@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from torchgw import validate
 from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
 from torchgw.options import GWOptions
@@ -12,13 +14,14 @@ STORED_TOLERANCE = 1e-9
 RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 
 
-def checked_mode(mode: object, options: GWOptions, epsilon: float) -> GWOptions:
+def checked_mode(mode: object, options: GWOptions, epsilon: float, alpha: object, checkpoint: object) -> GWOptions:
     """The options for a solve that is differentiated; an error where they cannot be had.
 
     Raises
     ------
     ValueError, TypeError
-        For what is no mode, epsilon = 0, sampled gradients, low-rank plans, and recorded iterations that stream.
+        For what is no mode, epsilon = 0, sampled gradients, low-rank plans, recorded iterations that stream, an alpha
+        of 0 that is to be differentiated, and a checkpoint.
     """
     if not isinstance(mode, Envelope | Implicit | Unrolled):
         given = f"the class {mode.__name__}, not an object of it" if isinstance(mode, type) else type(mode).__name__
@@ -29,6 +32,10 @@ def checked_mode(mode: object, options: GWOptions, epsilon: float) -> GWOptions:
         raise ValueError("options.gradient must be 'auto' or 'exact' with a gradient mode, got 'sampled'")
     if options.strategy == "low-rank":
         raise ValueError("options.strategy must be 'dense' or 'streaming' with a gradient mode, got 'low-rank'")
+    if checkpoint is not None:
+        raise ValueError("checkpoint must be None with a gradient_mode: files do not hold what gradients flow to")
+    if isinstance(alpha, Tensor) and alpha.requires_grad and not bool(alpha.detach().any()):
+        raise ValueError("alpha must be > 0 to be differentiated, got 0, which has no use for distances; take 1e-6")
     if isinstance(mode, Unrolled):
         if options.strategy == "streaming":
             raise ValueError("options.strategy must be 'dense' with Unrolled(), which stores plans, got 'streaming'")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -16,27 +15,31 @@ from torch import Tensor
 
 from torchgw import ranges, validate
 from torchgw.checkpoint import Checkpoint
+from torchgw.entry import entry
 from torchgw.features import FeatureCost
 from torchgw.gradients.demands import check_recorded, checked_mode, tolerance
 from torchgw.gradients.differentiable import differentiable
 from torchgw.gradients.modes import GradientMode
 from torchgw.gradients.parameters import Given
 from torchgw.gw.checkpoints import followed, is_provider
-from torchgw.gw.demands import as_pair, check_alpha, check_cost, make_model, suited, tensors_of, without_distances
+from torchgw.gw.demands import (
+    as_pair,
+    check_alpha,
+    check_cost,
+    check_resolved,
+    make_model,
+    suited,
+    tensors_of,
+    without_distances,
+)
 from torchgw.gw.large import run_large
 from torchgw.gw.large_problem import Task
 from torchgw.gw.lowrank_run import run_low_rank
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.planner import choose_strategy, estimate
-from torchgw.gw.prepare import (
-    check_distances,
-    check_init,
-    check_space,
-    make_providers,
-    pick_device,
-)
-from torchgw.gw.remarks import warn_if_ambiguous, warn_if_broken, warn_unless_converged
-from torchgw.gw.room import check_room
+from torchgw.gw.prepare import check_distances, check_init, check_space, count_of, make_providers, pick_device
+from torchgw.gw.remarks import against_small_epsilon, warn_of
+from torchgw.gw.room import check_room, sharp_fits
 from torchgw.gw.run import run
 from torchgw.gw.strategies import all_factored, choose_kernels, known_points, passed_over, solved_where_it_fits
 from torchgw.interrupt import stopped_by_interrupt
@@ -49,18 +52,14 @@ from torchgw.result import GWResult
 from torchgw.sinkhorn.rounding import off
 from torchgw.status import Status
 from torchgw.supervision import Supervision
-from torchgw.types import (
-    Array,
-    Callback,
-    PrecisionWarning,
-    RandomState,
-)
+from torchgw.types import Array, Callback, RandomState
 
 logger = logging.getLogger("torchgw")
 
 Cost: TypeAlias = "Array | Tensor | tuple[Array | Tensor, Array | Tensor] | FeatureCost"
 
 
+@entry
 def gw_align(
     X: Any,
     Y: Any,
@@ -137,9 +136,11 @@ def gw_align(
     ValueError, TypeError
         For input that cannot be used, naming the argument, before any work.
     MemoryError
-        When a distance matrix, or the score of a dense solve, would exceed ``options.max_memory``, before any work.
+        When a distance matrix, or the score of a dense solve, would exceed ``options.max_memory``, before any work;
+        or when memory ends.
     FloatingPointError
-        When epsilon is so small that cost / epsilon exceeds what float64 resolves.
+        When epsilon is so small that cost / epsilon exceeds what float64 resolves: before any work below 2.2e-8, where
+        distances have a largest of 1.
 
     Warns
     -----
@@ -190,11 +191,9 @@ def gw_align(
         validate.instance("supervision", supervision, Supervision, "; for example Supervision(pairs=[(0, 3), (10, 7)])")
     asked, options = options, suited(options, epsilon, weight, cost, marginals, supervision)
     if gradient_mode is not None:
-        options = checked_mode(gradient_mode, options, epsilon)
+        options = checked_mode(gradient_mode, options, epsilon, alpha, checkpoint)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
-    if checkpoint is not None and gradient_mode is not None:
-        raise ValueError("checkpoint must be None with a gradient_mode: files do not hold what gradients flow to")
     call = {"X": X, "Y": Y, "distances": distances, "p": p, "q": q, "cost": cost, "alpha": alpha, "init": init}
     given = (X, Y, *tensors_of(cost))
     where = pick_device(device, given)
@@ -207,9 +206,7 @@ def gw_align(
         (name, *check_space(name, space, kind, options.spaces))
         for name, space, kind in zip("XY", (X, Y), kinds, strict=True)
     ]
-    if gradient_mode is not None and weight == 0 and isinstance(alpha, Tensor) and alpha.requires_grad:
-        raise ValueError("alpha must be > 0 to be differentiated, got 0, which has no use for distances; take 1e-6")
-    n, k = (space.size if kind == "provider" else len_of(space) for _, space, kind in checked)
+    n, k = (space.size if kind == "provider" else count_of(space) for _, space, kind in checked)
     p_given, q_given = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")
     linear, cost_scale = check_cost(cost, n, k)
     loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]
@@ -229,7 +226,10 @@ def gw_align(
         options = replace(options, strategy="dense")  # no other strategy can take over what is stored
     strength = math.inf if supervision is None else supervision.strength
     model, mass = make_model(p_given, q_given, marginals, weight, float(epsilon), linear, rules, strength, loss, where)
-    against = check_room(strategy, checked, (n, k), epsilon, where, options)
+    against = check_room(strategy, checked, model, where, options, gradient_mode)
+    sharp = sharp_fits(model, against, asked, gradient_mode)
+    advice = against_small_epsilon(marginals, sharp)
+    check_resolved(model, checked, options.spaces.scale, advice)
     chosen, kernels = choose_kernels(strategy, backend, where, (n, k), options)
     logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
     if logger.isEnabledFor(logging.INFO):
@@ -248,10 +248,16 @@ def gw_align(
 
         def solve(name: str) -> Outcome:
             task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)
-            return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
+            try:
+                return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
+            except FloatingPointError as error:
+                if watch.raised:
+                    raise
+                raise FloatingPointError(f"{error}; {advice}") from error
 
+        only = options if epsilon > 0 else replace(options, strategy=strategy)  # no other strategy does without entropy
         with stopped_by_interrupt(watch):
-            begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, watch, solve)
+            begun, (strategy, found) = strategy, solved_where_it_fits(strategy, only, generator, watch, solve)
     if strategy != begun:
         chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
     certificate = found.certificate
@@ -302,14 +308,5 @@ def gw_align(
         numpy_input=not any(isinstance(space, Tensor) for space in given),
         differentiated=derived,
     )
-    if found.strain is not None:
-        warnings.warn(found.strain, PrecisionWarning, stacklevel=2)
-    warn_unless_converged(result)
-    warn_if_broken(result)
-    warn_if_ambiguous(result)
+    warn_of(result, found.strain, sharp)
     return result
-
-
-def len_of(space: Any) -> int:
-    """Number of points of validated points, a matrix or a graph."""
-    return int(space.shape[0])

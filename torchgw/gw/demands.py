@@ -13,13 +13,18 @@ from torch import Tensor
 from torchgw import ranges, validate
 from torchgw.costs import FactoredCost
 from torchgw.features import FeatureCost
+from torchgw.gw.finish import RESOLUTION
 from torchgw.gw.model import Model, largest_entry
-from torchgw.losses import SeparableLoss
+from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Marginals, Partial
 from torchgw.options import AnnealingOptions, GWOptions
 from torchgw.spaces import FactoredDistances
+from torchgw.spaces.traced import largest_of
 from torchgw.supervision import Rules, Supervision
 from torchgw.types import Array
+
+LARGEST_EXPONENT = RESOLUTION / torch.finfo(torch.float64).eps
+LEAST_EPSILON = 1e-30  # scores of costs near one overflow float32 soon below it
 
 
 def check_alpha(alpha: object, cost: object) -> float:
@@ -112,6 +117,20 @@ def make_model(
     return model, scale
 
 
+def check_resolved(
+    model: Model, checked: list[tuple[str, Any, str]], scale: str | float | tuple[float, float] | None, advice: str
+) -> None:
+    """Refuse an epsilon at which float64 could not add up potentials, as far as that is known before any distance is:
+    of squared differences of distances with a given largest. Potentials of a solve are checked again when it ends."""
+    epsilon, reach = model.epsilon, 0.0
+    if model.loss is SQUARE and not isinstance(scale, float | tuple):
+        largest = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in checked]
+        reach = model.alpha / float(model.weight(1.0)) * max(largest) ** 2
+    if epsilon > 0 and (epsilon < LEAST_EPSILON or reach / epsilon > LARGEST_EXPONENT):
+        reason = f"cost / epsilon reaches {max(reach, 1.0) / epsilon:.1e}, beyond what float64 resolves"
+        raise FloatingPointError(f"epsilon = {epsilon:g} is too small: {reason}; {advice}")
+
+
 def _both(sides: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
     return sides[0].to(device), sides[1].to(device)
 
@@ -187,7 +206,7 @@ def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, Fac
         raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
     sizes = []
     for name, given, expected in zip("XY", (X, Y), shape, strict=True):
-        found = expected if given is None else given.size if hasattr(given, "rows") else len(given)
+        found = expected if given is None else given.size if hasattr(given, "rows") else _length(name, given)
         if found != expected:
             raise ValueError(
                 f"cost must have one row or column for each of the {found} points of {name}, got {expected}"
@@ -198,6 +217,14 @@ def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, Fac
         for size in sizes
     )
     return one, other
+
+
+def _length(name: str, space: Any) -> int:
+    """Number of points of a space whose distances are not looked at."""
+    shape = np.shape(space) if not hasattr(space, "shape") else space.shape
+    if len(shape) == 0 or isinstance(space, str | bytes):
+        raise TypeError(f"{name} must be points, a matrix, a graph or None with alpha=0, got {type(space).__name__}")
+    return int(shape[0])
 
 
 def _on(cost: FactoredCost | None, device: torch.device, factor: float = 1.0) -> FactoredCost | None:

@@ -87,6 +87,5 @@ def require_resolved(f: Tensor, g: Tensor, epsilon: float) -> None:
     largest = max(float(torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max()) for side in (f, g))
     if largest * torch.finfo(torch.float64).eps > RESOLUTION:
         raise FloatingPointError(
-            f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves; "
-            f"raise epsilon, or take epsilon=0 for the optimum without entropy"
+            f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves"
         )

@@ -103,7 +103,7 @@ def _geodesic(n: int) -> str:
 
 
 def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | None:
-    """A plan (N, K) as float64, or matching pairs (m, 2) as int64, on ``device``; None stays None.
+    """A float64 plan (N, K) over its largest entry, or matching pairs (m, 2) as int64, on ``device``; None stays None.
 
     From those, from a matching (N,) of integers, or from a result.
     """
@@ -121,6 +121,11 @@ def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | N
     return validate.plan("init", values, n, k).to(device)
 
 
+def without_matrix(kind: str) -> str:
+    """What to pass instead of a space of this kind, so that no distance matrix of it is stored."""
+    return "pass points or a sparse graph instead" if kind in ("matrix", "provider") else "use distances='landmark'"
+
+
 def why_not_exact(sides: list[tuple[str, Any, int]], device: torch.device, options: GWOptions) -> str | None:
     """None where the exact gradient can and should run, else the reason against it, before anything is built.
 
@@ -135,7 +140,7 @@ def why_not_exact(sides: list[tuple[str, Any, int]], device: torch.device, optio
     ]
     for kind, space, size in plain:
         if 8 * size**2 > options.max_memory:
-            return f"a dense distance matrix of {size} points exceeds options.max_memory; use distances='landmark'"
+            return f"a dense distance matrix of {size} points exceeds options.max_memory; {without_matrix(kind)}"
         searched = kind == "dijkstra" or (kind == "provider" and not space.stored)
         if searched and size > SEARCHED_SIZE and options.gradient == "auto":
             return f"all pairs of {size} points cost as many graph searches"
@@ -179,7 +184,7 @@ def _own_scales(
     All-pairs searches of several spaces run together, and long landmark searches of two spaces side by side.
     """
     if [kind for _, _, kind in spaces] == ["landmark", "landmark"]:
-        n, k = (_count(space) for _, space, _ in spaces)
+        n, k = (count_of(space) for _, space, _ in spaces)
         if worthwhile(n, k, options.n_landmarks):
             return _two_landmark_spaces(spaces, options)
     graphs: dict[int, Any] = {}
@@ -198,7 +203,7 @@ def _own_scales(
     return (first, second), (reports[0], reports[1])
 
 
-def _count(space: Any) -> int:
+def count_of(space: Any) -> int:
     """The points of a validated graph or array."""
     return int(space.shape[0])
 
@@ -215,10 +220,10 @@ def _two_landmark_spaces(
     (name_x, x, _), (name_y, y, _) = spaces
     with SearchAside() as aside:
         graph, report_x = _graph(name_x, x, options)
-        aside.start(graph, options.n_landmarks, storage(_count(graph)))
+        aside.start(graph, options.n_landmarks, storage(count_of(graph)))
         del graph
         graph, report_y = _graph(name_y, y, options)
-        found = farthest_points(graph, options.n_landmarks, storage(_count(graph)))
+        found = farthest_points(graph, options.n_landmarks, storage(count_of(graph)))
         del graph
         second = LandmarkDistances.from_search(*found, name=name_y)
         del found

@@ -1,23 +1,51 @@
-"""What `gw_align` warns of when it is done."""
+"""What `gw_align` warns of when it is done, and what it advises against an epsilon that is too small."""
 
 from __future__ import annotations
 
+import math
 import warnings
 
+from torchgw.marginals import Marginals
 from torchgw.result import GWResult
-from torchgw.types import AmbiguityWarning, ConvergenceWarning, SupervisionWarning
+from torchgw.status import Status
+from torchgw.types import AmbiguityWarning, ConvergenceWarning, PrecisionWarning, SupervisionWarning
 
 BROKEN = 1e-3
+SHARP = "take epsilon=0 for the optimum without entropy"
 
 
-def warn_unless_converged(result: GWResult) -> None:
+def against_small_epsilon(marginals: Marginals, sharp: bool) -> str:
+    """What to do about an epsilon that is too small; ``sharp`` says whether the problem may have none."""
+    if sharp:
+        return f"raise epsilon, or {SHARP}"
+    if any(0 < rho < math.inf for rho in marginals.weights):
+        return f"raise epsilon, or change {marginals!r}: lower weights, or math.inf for a hard marginal"
+    return "raise epsilon"
+
+
+def warn_of(result: GWResult, strain: str | None, sharp: bool) -> None:
+    """All warnings of a result, which the caller of `gw_align` is shown at its own line."""
+    warn_if_strained(strain, sharp)
+    warn_unless_converged(result, sharp)
+    warn_if_broken(result)
+    warn_if_ambiguous(result)
+
+
+def warn_if_strained(strain: str | None, sharp: bool) -> None:
+    """Say that float32 did not carry the scores."""
+    if strain is not None:
+        warnings.warn(f"{strain}{f'; or {SHARP}' if sharp else ''}", PrecisionWarning, stacklevel=5)
+
+
+def warn_unless_converged(result: GWResult, sharp: bool) -> None:
     """Say what happened and what to change."""
     if not result.converged:
+        tiny = sharp and result.epsilon > 0 and result.status is Status.MAX_ITER
         warnings.warn(
-            f"{result.status.value} "
+            f"{result.status.value}{f', or {SHARP}' if tiny else ''} "
             f"(marginal residual {result.marginal_residual:.1e} after {result.n_iter} iterations)",
             ConvergenceWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
 
 
@@ -31,7 +59,7 @@ def warn_if_broken(result: GWResult) -> None:
             f"{result.violation / mass:.1%} of the mass is on pairs that supervision= forbids: the masses leave it no "
             f"other place; relax the marginals (SemiRelaxed, Unbalanced or Partial), or give the rules a strength",
             SupervisionWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
 
 
@@ -42,11 +70,14 @@ def warn_if_ambiguous(result: GWResult) -> None:
         assert rival is not None
         far = f"{rival.difference:.0%} of" if rival.difference <= 1 else f"{rival.difference:.3g} times"
         blurred = "" if result.epsilon == 0 else "; if epsilon is so large that plans hardly differ, lower it"
+        more = "Known pairs or labels (supervision=), a feature of both sides (cost=, alpha=0.99), "
+        if result.epsilon == 0 or result.strategy == "low-rank":  # for distances alone
+            more = ""
         warnings.warn(
             f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
             f"{rival.energy:.4g}, and send points {far} the target's scale apart on average (a symmetry?); "
-            f"result.basins lists both. Known pairs or labels (supervision=), a plan or pairs to begin with (init=), a "
-            f"feature of both sides (cost=, alpha=0.99), or masses p and q can break the tie{blurred}",
+            f"result.basins lists both. {more}{'a' if more else 'A'} plan or pairs to begin with (init=), or masses p "
+            f"and q can break the tie{blurred}",
             AmbiguityWarning,
-            stacklevel=3,
+            stacklevel=5,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchgw.allocation import out_of_memory
 from torchgw.gw.large_problem import Kernels
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.prepare import Graphs, is_graph
@@ -58,17 +59,11 @@ def solved_where_it_fits(
         f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead; "
         f"GWOptions(strategy='streaming') takes it at once",
         OutOfMemoryWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
     generator.set_state(state)
     with watch.within("streaming"):
         return "streaming", solve("streaming")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or on the CPU."""
-    said = ("not enough memory", "can't allocate memory", "ALLOC_FAILED")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in said)
 
 
 def passed_over(strategy: str, options: GWOptions) -> str:

@@ -60,5 +60,5 @@ def unsafe(largest: float, rank: int) -> str | None:
         return None
     return (
         f"scores reach {largest:.1e} bits, where float32 may leave plan entries off by a factor of {1 + lost:.1g}; "
-        f"{LAST}: use epsilon=0, a larger epsilon, or GWOptions(mixed_precision=False)"
+        f"{LAST}: use a larger epsilon, or GWOptions(mixed_precision=False)"
     )

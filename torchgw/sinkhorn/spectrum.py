@@ -51,11 +51,11 @@ def lanczos(operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, n
     """
     known = start.new_zeros(len(start), 0) if null is None else null
     start = start - known @ (known.T @ start)
+    norm = torch.linalg.vector_norm(start)
+    if n_steps < 1 or not bool(norm > 0):
+        return Spectrum(start.new_zeros(0), start.new_zeros(len(start), 0), 1.0, 1.0)
     basis = start.new_zeros(len(start), n_steps)
     diagonal, off_diagonal = start.new_zeros(n_steps), start.new_zeros(n_steps)
-    norm = torch.linalg.vector_norm(start)
-    if not bool(norm > 0):
-        return Spectrum(start.new_zeros(0), start.new_zeros(len(start), 0), 1.0, 1.0)
     v, count = start / norm, 0
     while True:
         basis[:, count] = v
