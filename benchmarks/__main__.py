@@ -17,6 +17,7 @@ SUITES = {
     "quality": "the right optimum on every kind of problem, against POT, SCOT's recipe and the published solver",
     "models": "marginal models and fused costs against POT, and a space of which a part is missing",
     "pairwise": "all pairs of many small spaces against a loop of POT's, and what lower bounds save",
+    "beside": "what a busy program on the same cores costs, with the threads that are chosen and with all",
     "scale": "sizes up to a million points, tile skipping, low rank and unseen points",
     "sampling": "error of the sampled gradient by how its anchors are used",
     "lanczos": "gradients of a matrix function: the Lanczos adjoint against back-propagation through the iteration",

@@ -1,39 +1,113 @@
-"""Figures that others publish, with ours at the same size beside them.
+"""What a busy torch program on the same cores costs a solve, with the threads that the library takes and with all.
 
-Theirs are theirs: `published.json` says whose they are, and they were not measured here; their memory is that of a GPU.
-Ours are the stored results of ``python -m benchmarks scale``; their memory is that of the main process.
+Each round solves alone, beside one and beside two such programs, which are stopped in between; ratios are within a
+round. With all threads, beside one program at most, for that takes long enough.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
-from benchmarks.common import HERE, RESULTS
+from benchmarks.common import once, paired, show, write
+from benchmarks.threads import pinned
+from torchgw import gw_align, threads
+from torchgw.datasets import make_spiral, make_swiss_roll
 
-Row = dict[str, Any]
-LOOSE = 5e-2
+CASES = ((100, 130, 0.0), (400, 500, 1e-3), (1000, 1200, 1e-3), (1000, 1200, 0.0), (2000, 2500, 1e-3))
+ROUNDS, MOST, REQUIRED_TO = 5, 3.0, 1000 * 1200
+BUSY = """
+import os, torch
+parent, A, B = os.getppid(), torch.rand(600, 600), torch.rand(1000, 1000)
+print("ready", flush=True)
+while os.getppid() == parent:
+    A @ A
+    for _ in range(10):
+        B.exp()
+"""
+
+Key = tuple[str, int]
+Times = dict[Key, list[float]]
 
 
-def rows() -> list[Row]:
-    """The published rows, each with what was measured here at its size."""
-    theirs = json.loads((HERE / "published.json").read_text())["rows"]
-    environment, ours = measured()
-    here = f"here, {environment['cores']} CPU cores"
-    found = []
-    for row in theirs:
-        size = row["N"], row["K"]
-        shown = {f"theirs, {name}": row[name] for name in row if name not in ("N", "K")}
-        found.append({"size": f"{size[0]} x {size[1]}"} | shown | {here: ours.get(size, "-")})
+@contextmanager
+def programs(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Busy torch programs with a thread for each core, all of them stopped."""
+    command = [sys.executable, "-c", BUSY]
+    begun = [subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | pinned()) for _ in range(count)]
+    try:
+        for program in begun:
+            assert program.stdout is not None
+            program.stdout.readline()
+            program.send_signal(signal.SIGSTOP)
+        yield begun
+    finally:
+        for program in begun:
+            program.kill()
+            program.communicate()
+
+
+@contextmanager
+def going(some: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """These programs run in this context."""
+    for program in some:
+        program.send_signal(signal.SIGCONT)
+    try:
+        yield
+    finally:
+        for program in some:
+            program.send_signal(signal.SIGSTOP)
+
+
+def timed(solve: Callable[[], object], others: Sequence[subprocess.Popen[bytes]], rounds: int) -> Times:
+    """Seconds in each round, with the "chosen" threads and with "all", beside so many programs."""
+    keys: list[Key] = [("chosen", 0), ("all", 0), ("chosen", 1), ("all", 1), ("chosen", 2)]
+    found: Times = {key: [] for key in keys}
+    solve()
+    for _ in range(rounds):
+        for name, count in keys:
+            pay = threads.SEVERAL_PAY if name == "chosen" else 0
+            with patch.object(threads, "SEVERAL_PAY", pay), going(others[:count]):
+                found[name, count].append(once(solve))
     return found
 
 
-def measured() -> tuple[dict[str, Any], dict[tuple[int, int], str]]:
-    """The environment of the large runs, and time and memory by size, at the looser marginal tolerance."""
-    scale = json.loads((RESULTS / "scale.json").read_text())
-    found = {}
-    for detail in (entry["detail"] for entry in scale["details"]):
-        if detail.get("tol") == LOOSE:
-            gigabytes = detail["gib"] * 2**30 / 1e9
-            found[detail["n"], detail["k"]] = f"{detail['seconds']:.1f} s, {gigabytes:.1f} GB"
-    return scale["environment"], found
+def rows(n: int, k: int, epsilon: float, found: Times) -> list[dict[str, Any]]:
+    """Medians, and how many times longer a solve takes than alone with the chosen threads."""
+    alone = found["chosen", 0]
+    return [
+        {
+            "size": f"{n} x {k}",
+            "epsilon": epsilon,
+            "threads": name,
+            "beside": count,
+            "seconds": statistics.median(seconds),
+            "times_alone": (ratio := paired(seconds, alone)),
+            "required": f"<= {MOST:g}"
+            if (required := name == "chosen" and count == 1 and n * k <= REQUIRED_TO)
+            else "-",
+            "met": ratio <= MOST if required else "-",
+        }
+        for (name, count), seconds in found.items()
+    ]
+
+
+def run() -> None:
+    """Measure, print, store."""
+    warnings.simplefilter("ignore")
+    measured: list[dict[str, Any]] = []
+    with programs(2) as others:
+        for n, k, epsilon in CASES:
+            X, Y = make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
+            found = timed(lambda: gw_align(X, Y, epsilon=epsilon, random_state=0), others, ROUNDS)
+            measured += rows(n, k, epsilon, found)
+    show(measured)
+    write("beside", measured)

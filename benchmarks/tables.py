@@ -13,12 +13,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import beside, headline
+from benchmarks import headline, published
 from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md", "docs/pairwise.md")
-MADE = {"published": beside.rows, "headline": headline.beside_peers, "large": headline.large}
+MADE = {"published": published.rows, "headline": headline.beside_peers, "large": headline.large}
 MARKED = re.compile(r"(<!-- table (\S+)(?: \| (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import beside, common
+from benchmarks import common, published
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ def test_published_figures_stand_beside_those_of_the_same_size_and_tolerance(tmp
     (tmp_path / "scale.json").write_text(json.dumps({"environment": {"cores": 2}, "details": details}))
     rows = [{"N": 10, "K": 10, "GPU": "18 s, 65 GB"}, {"N": 20, "K": 20, "GPU": "-"}]
     (tmp_path / "published.json").write_text(json.dumps({"rows": rows}))
-    monkeypatch.setattr(beside, "RESULTS", tmp_path)
-    monkeypatch.setattr(beside, "HERE", tmp_path)
-    assert beside.rows() == [
+    monkeypatch.setattr(published, "RESULTS", tmp_path)
+    monkeypatch.setattr(published, "HERE", tmp_path)
+    assert published.rows() == [
         {"size": "10 x 10", "theirs, GPU": "18 s, 65 GB", "here, 2 CPU cores": "1.5 s, 1.1 GB"},
         {"size": "20 x 20", "theirs, GPU": "-", "here, 2 CPU cores": "-"},
     ]

@@ -31,6 +31,7 @@ LAYERS = {
     "codec": 0.2,
     "watch": 0.3,
     "interrupt": 0.4,
+    "threads": 0,
     "kernels": 1,
     "spaces": 2,
     "costs": 2,

@@ -25,6 +25,7 @@ from torchgw.gradients.readings import Reading, Stored, Streamed
 from torchgw.gw.curvature import Curvature
 from torchgw.gw.model import Model
 from torchgw.sinkhorn.implicit import DIRECT_ONCE, DIRECT_SIZE, Answer, Response
+from torchgw.threads import threads_for
 from torchgw.types import GradientWarning
 
 GMRES_TOLERANCE = 1e-11
@@ -123,7 +124,8 @@ class Adjoint:
 
     def pulled(self, G: FactoredCost, theta: Parameters, needed: list[bool]) -> list[Tensor | None]:
         """dL/dtheta for those of its tensors that are needed, from dL/dT."""
-        answer = self.solve(G)
+        with threads_for(math.prod(self.solution.plan.shape)):
+            answer = self.solve(G)
         leaves = [tensor.detach().requires_grad_(need) for tensor, need in zip(theta.tensors(), needed, strict=True)]
         f, g = self.solution.multipliers
         with torch.enable_grad():

@@ -52,6 +52,7 @@ from torchgw.result import GWResult
 from torchgw.sinkhorn.rounding import off
 from torchgw.status import Status
 from torchgw.supervision import Supervision
+from torchgw.threads import threads_for
 from torchgw.types import Array, Callback, RandomState
 
 logger = logging.getLogger("torchgw")
@@ -242,7 +243,8 @@ def gw_align(
     with followed(callback, checkpoint, call, generator) as watch:
         ready = time.perf_counter()  # a compiler may have been tried
         prepare = partial(make_providers, checked, options.spaces)
-        made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
+        with threads_for(n * k):
+            made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
         prepared = time.perf_counter()
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
 
@@ -256,7 +258,7 @@ def gw_align(
                 raise FloatingPointError(f"{error}; {advice}") from error
 
         only = options if epsilon > 0 else replace(options, strategy=strategy)  # no other strategy does without entropy
-        with stopped_by_interrupt(watch):
+        with threads_for(n * k), stopped_by_interrupt(watch):
             begun, (strategy, found) = strategy, solved_where_it_fits(strategy, only, generator, watch, solve)
     if strategy != begun:
         chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
@@ -266,7 +268,8 @@ def gw_align(
     wanted = torch.from_numpy(p_given), torch.from_numpy(q_given)
     derived = None
     if gradient_mode is not None:
-        derived = differentiable(found, model, made, told, wanted, marginals, options, gradient_mode)
+        with threads_for(n * k):
+            derived = differentiable(found, model, made, told, wanted, marginals, options, gradient_mode)
     result = GWResult(
         coupling=coupling,
         value=found.values.total * mass**2,

@@ -24,6 +24,7 @@ from torchgw.losses import SQUARE
 from torchgw.options import CoarseOptions
 from torchgw.sinkhorn.scaling import balance, feasible
 from torchgw.sinkhorn.sides import Side, translation
+from torchgw.threads import threads_for
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -190,7 +191,8 @@ def coarse_basins(
         x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
         y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
         kept = (SMALL_KEPT if small else KEPT) * options.n_basins
-        found.append(landmark_basins(LandmarkProblem.of(x, y, model), epsilon, count, kept, generator))
+        with threads_for(count * len(x.index) * len(y.index)):
+            found.append(landmark_basins(LandmarkProblem.of(x, y, model), epsilon, count, kept, generator))
     return found
 
 

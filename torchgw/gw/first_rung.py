@@ -17,6 +17,7 @@ from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.run import Ended, solve_contenders, solve_smoothly, where_to_start
 from torchgw.gw.search import Problem, listed
 from torchgw.kernels.precision import loop_dtype
+from torchgw.threads import threads_for
 from torchgw.watch import Watch
 
 FEWEST = 16
@@ -55,9 +56,10 @@ def first_rung(task: Task, epsilon: float, watch: Watch) -> FirstRung:
         for side, features in zip((first, second), _features(large), strict=True)
     )
     problem = replace(on_cells(large, x, y), watch=watch)
-    candidates, reference = where_to_start(problem, seen_by_cells(task.init, x, y))
-    searched = time.perf_counter()
-    ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem))
+    with threads_for(x.cells.count * y.cells.count):
+        candidates, reference = where_to_start(problem, seen_by_cells(task.init, x, y))
+        searched = time.perf_counter()
+        ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem))
     basins: tuple[Basin, ...] = ()
     if reference is not None:
         small = listed(candidates, reference, problem.masses[0])

@@ -41,6 +41,7 @@ from torchgw.kernels.sampling import draw
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.sides import Side
 from torchgw.status import History, Status
+from torchgw.threads import threads_for
 from torchgw.watch import Watch
 
 logger = logging.getLogger("torchgw")
@@ -252,7 +253,8 @@ def _solved(large: Large, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Ten
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
     tol = large.tolerance if _stored(large, x, y) else max(large.tolerance, LEFT * large.options.ladder.marginal_tol)
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
-    state = _inner(large, x, y, last).potentials(linear, f, g)
+    with threads_for(x.cells.count * y.cells.count):
+        state = _inner(large, x, y, last).potentials(linear, f, g)
     return Step(cost, score, x, y, linear, state.f, state.g, state.n_iter)
 
 

@@ -36,6 +36,7 @@ from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.options import CoarseOptions, GWOptions
 from torchgw.spaces import PrecomputedDistances
+from torchgw.threads import threads_for
 from torchgw.types import DistanceProvider
 from torchgw.watch import Watch
 
@@ -234,8 +235,7 @@ class _Rung:
         )
         model = problem.model.taken(x.index, y.index, p, q)
         gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
-        inner = replace(problem, source=near, target=far, gradient=gradient, model=model)
-        return cls(x, y, inner, problem.model)
+        return cls(x, y, replace(problem, source=near, target=far, gradient=gradient, model=model), problem.model)
 
     def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
         """The basin solved on the subset, and its energy there."""
@@ -251,7 +251,8 @@ class _Rung:
 
 def _descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
     given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
-    return descend(*given, max_iter=steps)
+    with threads_for(len(problem.p) * len(problem.q)):
+        return descend(*given, max_iter=steps)
 
 
 def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candidate:
@@ -286,8 +287,7 @@ def _by_distributions(problem: Problem) -> list[Candidate]:
         return []  # all points see the same distances: nothing to go by
     epsilon = float(mean) / QUANTILE_SHARPNESS
     done = _descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
-    linearised = problem.gradient(DenseCoupling(done.plan), p)
-    start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
+    start = Start(problem.gradient(DenseCoupling(done.plan), p), p.log2(), q.log2(), problem.epsilon)
     return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)]
 
 

@@ -11,7 +11,7 @@ from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs
 from torchgw.pairwise.space import Space, prepare
 from torchgw.pairwise.tiles import Pair, tiles
-from torchgw.pairwise.work import Task, one_thread_each, torch_threads_restored
+from torchgw.pairwise.work import Task, one_thread_each
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Maker:
 
     def _prepare(self, new: Sequence[int]) -> None:
         """Prepare spaces, each in a thread."""
-        with torch_threads_restored(), one_thread_each(torch.get_num_threads()) as pool:
+        with one_thread_each(torch.get_num_threads()) as pool:
             self.prepared.update(zip(new, pool.map(self._space, new), strict=True))
 
     def _space(self, i: int) -> Space:

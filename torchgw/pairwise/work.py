@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from torchgw.pairwise.status import PairStatus
 from torchgw.pairwise.tiles import Pair
 from torchgw.spaces import PrecomputedDistances
 from torchgw.status import Status
+from torchgw.threads import one_thread, set_own_threads
 from torchgw.types import Array
 
 AT_A_TIME = 4  # tasks for each worker
@@ -128,17 +129,8 @@ def _aligned(x: Space, y: Space, task: Task, stopped: Callable[[], bool]) -> Pol
 
 
 def one_thread_each(workers: int) -> ThreadPoolExecutor:
-    """Workers in which torch has one thread. `torch_threads_restored` belongs around them."""
-    return ThreadPoolExecutor(workers, "torchgw-pairwise", torch.set_num_threads, (1,))
-
-
-@contextmanager
-def torch_threads_restored() -> Iterator[None]:
-    """Threads begin with the number of threads that was set last in any other; set that of this one again."""
-    try:
-        yield
-    finally:
-        torch.set_num_threads(torch.get_num_threads())
+    """Workers in which torch has one thread."""
+    return ThreadPoolExecutor(workers, "torchgw-pairwise", set_own_threads, (1,))
 
 
 def outcomes(
@@ -146,8 +138,7 @@ def outcomes(
 ) -> Generator[list[Solved], None, None]:
     """Results of tasks as they come, in no order. Once ``stopped``, or closed, nothing begins any more."""
     if n_jobs is not None or _joblib_is_asked():
-        with torch_threads_restored():
-            yield from _by_joblib(tasks, n_jobs, stopped)
+        yield from _by_joblib(tasks, n_jobs, stopped)
         return
     yield from _in_threads([task for task in tasks if not task.large], stopped)
     for task in (task for task in tasks if task.large):
@@ -165,14 +156,13 @@ def outcomes(
 def _in_threads(tasks: Sequence[Task], stopped: Callable[[], bool]) -> Iterator[list[Solved]]:
     on_cpu = all(task.device.type == "cpu" for task in tasks)
     workers = max(min(torch.get_num_threads() if on_cpu else 1, len(tasks)), 1)
-    with torch_threads_restored():
-        pool = one_thread_each(workers)
-        try:
-            begun = [pool.submit(lambda task: [] if stopped() else solve(task), task) for task in tasks]
-            for done in as_completed(begun):
-                yield done.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    pool = one_thread_each(workers)
+    try:
+        begun = [pool.submit(lambda task: [] if stopped() else solve(task), task) for task in tasks]
+        for done in as_completed(begun):
+            yield done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _joblib_is_asked() -> bool:
@@ -213,14 +203,10 @@ def _by_joblib(tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], 
 
 def _in_worker(task: Task, caller: int) -> list[Solved]:
     """`solve` with one thread; nothing where Ctrl-C in a terminal has reached another process than the ``caller``."""
-    threads = torch.get_num_threads()
     try:
-        if not task.large:
-            torch.set_num_threads(1)
-        return solve(task)
+        with nullcontext() if task.large else one_thread():
+            return solve(task)
     except (KeyboardInterrupt, Ended):
         if os.getpid() == caller:
             raise KeyboardInterrupt from None
         return []
-    finally:
-        torch.set_num_threads(threads)

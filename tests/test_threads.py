@@ -1,0 +1,152 @@
+"""A small solve has one of torch's threads, a large one all that were given, and what was given is there afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchgw import GWOptions, Implicit, Progress, gw_align, gw_loss, resume, threads
+from torchgw.threads import one_thread, set_own_threads, threads_for
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::torchgw.{name}") for name in ("AmbiguityWarning", "ConvergenceWarning")
+]
+GIVEN = 3
+X, Y = (np.random.default_rng(seed).normal(size=(n, 2)) for seed, n in ((0, 9), (1, 11)))
+
+
+@pytest.fixture(autouse=True)
+def _given() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(GIVEN)
+    yield
+    torch.set_num_threads(before)
+
+
+def in_a_new_thread(call: Callable[[], Any] = torch.get_num_threads) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def numbers() -> tuple[int, int]:
+    """Of this thread, and of one that begins now."""
+    return torch.get_num_threads(), in_a_new_thread()
+
+
+def align(**arguments: Any) -> Any:
+    """A solve without its search."""
+    return gw_align(X, Y, distances="euclidean", epsilon=1e-2, init=np.arange(len(X)), random_state=0, **arguments)
+
+
+def hears(solve: Callable[..., Any], *given: Any, **arguments: Any) -> set[tuple[int, int]]:
+    """What `numbers` says within a solve."""
+    seen: set[tuple[int, int]] = set()
+    solve(*given, callback=lambda _: seen.add(numbers()), **arguments)
+    return seen
+
+
+@pytest.mark.parametrize("arguments", [{}, {"epsilon": 0.0}, {"options": GWOptions(strategy="streaming")}])
+def test_a_small_solve_has_one_thread_and_leaves_what_it_found(arguments: dict[str, Any]) -> None:
+    assert hears(gw_align, X, Y, random_state=0, **arguments) == {(1, GIVEN)}
+    assert numbers() == (GIVEN, GIVEN)
+
+
+def test_a_large_solve_has_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "SEVERAL_PAY", len(X) * len(Y))
+    assert hears(align) == {(GIVEN, GIVEN)}
+    torch.set_num_threads(1)
+    assert hears(align) == {(1, 1)}
+
+
+def test_parts_of_a_large_solve_that_are_small_have_one_thread() -> None:
+    with threads_for(threads.SEVERAL_PAY):
+        assert torch.get_num_threads() == GIVEN
+        with threads_for(threads.SEVERAL_PAY - 1):
+            assert torch.get_num_threads() == 1
+            with threads_for(threads.SEVERAL_PAY):  # no more than around it
+                assert torch.get_num_threads() == 1
+            with one_thread():
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == GIVEN
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_what_was_given_is_there_after_an_error(error: type[BaseException]) -> None:
+    def callback(_: Progress) -> None:
+        raise error
+
+    with pytest.raises(error):
+        align(callback=callback)
+    assert numbers() == (GIVEN, GIVEN)
+
+
+def test_what_was_given_is_there_after_an_early_stop_and_a_resumed_solve(tmp_path: Path) -> None:
+    align(callback=lambda _: True, checkpoint=tmp_path / "kept")
+    assert numbers() == (GIVEN, GIVEN)
+    assert hears(resume, tmp_path / "kept") == {(1, GIVEN)}
+    assert numbers() == (GIVEN, GIVEN)
+
+
+def test_a_solve_within_a_solve_leaves_the_outer_one_its_thread() -> None:
+    seen = []
+
+    def callback(_: Progress) -> None:
+        if not seen:
+            seen.append(numbers())
+            align()
+            seen.append(numbers())
+
+    align(callback=callback)
+    assert seen == [(1, GIVEN)] * 2
+    assert numbers() == (GIVEN, GIVEN)
+
+
+def test_python_threads_that_solve_at_once_each_keep_their_number() -> None:
+    """The first one to end must not raise the others' number, nor the last one leave its own to those to come."""
+    counts, both = (GIVEN, 5, 2), threading.Barrier(3)
+
+    def solve(count: int) -> list[int]:
+        set_own_threads(count)
+        seen = [torch.get_num_threads()]
+
+        def callback(_: Progress) -> None:
+            if len(seen) == 1:
+                both.wait(60)
+                seen.append(torch.get_num_threads())
+
+        align(callback=callback)
+        return [*seen, torch.get_num_threads()]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(solve, counts))
+    assert found == [[count, 1, count] for count in counts]
+    assert numbers() == (GIVEN, GIVEN)
+
+
+def test_a_python_thread_that_begins_during_a_solve_has_the_number_of_the_process() -> None:
+    with one_thread():
+        assert in_a_new_thread() == GIVEN
+        in_a_new_thread(align)
+        assert numbers() == (1, GIVEN)
+    assert numbers() == (GIVEN, GIVEN)
+
+
+def test_gradients_are_solved_by_one_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchgw.gradients.adjoint import Adjoint
+
+    seen, solve = [], Adjoint.solve
+    monkeypatch.setattr(Adjoint, "solve", lambda *given: seen.append(numbers()) or solve(*given))
+    points = torch.from_numpy(X).requires_grad_()
+    arguments = {"distances": "euclidean", "epsilon": 1e-2, "init": np.arange(len(X)), "random_state": 0}
+    gw_align(points, Y, gradient_mode=Implicit(), **arguments).plan.square().sum().backward()
+    assert seen == [(1, GIVEN)]
+    gw_loss(points, Y, **arguments).backward()
+    assert numbers() == (GIVEN, GIVEN)

@@ -1,0 +1,52 @@
+"""How many threads torch has for a solve: one for a small one, else those that it was given.
+
+An operation that is divided among threads ends with the last of them. Beside another busy program one of them often
+waits for its time slice, milliseconds within an operation of microseconds, and a small solve is ten thousands of such
+operations. From `SEVERAL_PAY` pairs of points on what the large products and exponentials gain is worth that.
+
+torch keeps one number for each Python thread, and one that threads begin with. `torch.set_num_threads` sets both, so
+that a thread which begins meanwhile, or another solve in one, would be left with a number that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+SEVERAL_PAY = 2_000_000
+
+_setting = threading.Lock()
+
+
+def threads_for(pairs: int) -> AbstractContextManager[None]:
+    """In this context torch has the threads for plans of so many pairs of points, in this Python thread."""
+    return nullcontext() if pairs >= SEVERAL_PAY else one_thread()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """In this context torch has one thread in this Python thread."""
+    given = torch.get_num_threads()
+    if given == 1:
+        yield
+        return
+    try:
+        set_own_threads(1)
+        yield
+    finally:
+        set_own_threads(given)
+
+
+def set_own_threads(count: int) -> None:
+    """Set torch's number for this Python thread alone; others, and those to come, keep theirs."""
+    torch.get_num_threads()  # at its first use a thread takes the common number, whatever was set before
+    with _setting, ThreadPoolExecutor(1) as aside:
+        common = aside.submit(torch.get_num_threads).result()
+        try:
+            torch.set_num_threads(count)
+        finally:
+            aside.submit(torch.set_num_threads, common)
