@@ -26,11 +26,21 @@ def check_output(path: Path, *suffixes: str) -> None:
 
 
 def write_whole(write: Callable[[Path], object], path: Path) -> None:
-    """Write aside, then rename, so that a reader never sees half a file."""
-    with TemporaryDirectory(prefix=".torchgw-", dir=path.parent) as folder:
-        aside = Path(folder) / path.name
-        write(aside)
-        aside.replace(path)
+    """Write aside, then rename, so that a reader never sees half a file.
+
+    Raises
+    ------
+    OSError
+        Naming the file, when the disk is full or fails. What was there before is untouched.
+    """
+    try:
+        with TemporaryDirectory(prefix=".torchgw-", dir=path.parent) as folder:
+            aside = Path(folder) / path.name
+            write(aside)
+            aside.replace(path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"output {path} was not written: {reason}; make room, or name a file elsewhere") from error
 
 
 def write_matching(result: GWResult, path: Path) -> None:

@@ -19,6 +19,8 @@ from torchgw.progress import bar_on_terminal
 if TYPE_CHECKING:
     from torchgw.pairwise import PairwiseResult
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
 
 def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
     """Read, compare, write."""
@@ -73,8 +75,13 @@ def save_arrays(path: Path, names: list[str], found: PairwiseResult) -> None:
 
 
 def save_table(path: Path, names: list[str], found: PairwiseResult) -> None:
-    """The square matrix under a header of names."""
+    """The square matrix under a header of names, none of which a spreadsheet would run as a formula."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(names)
+        table.writerow(map(as_text, names))
         table.writerows(found.square().tolist())
+
+
+def as_text(name: str) -> str:
+    """A name as a cell that spreadsheets show: one that begins like a formula gets an apostrophe in front."""
+    return f"'{name}" if name.startswith(FORMULA) else name

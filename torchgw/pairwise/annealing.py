@@ -4,8 +4,13 @@ At temperature e the plan is T = 2^(S + f + g) pq with the score S = (2 / e) D_X
 The potentials, in units of cost, move smoothly with the temperature, so each solve starts from their extrapolation; a
 few plain Sinkhorn iterations on the stored kernel and some over-relaxed ones then come close enough to its solution.
 
-Shapes: B pairs of n and k points, n and k the same for all of them, everything in float32. Nothing here waits for a
-device, and nothing mixes two pairs.
+Shapes: B pairs of n and k points, n and k the same for all of them, multiples of 16, everything in float32. Nothing
+here waits for a device, and nothing mixes two pairs.
+
+What a CPU computes for a pair has the same bits whatever stands beside it in the batch, with registers of any width.
+That rules out torch's powers: whole runs of registers and what is left over at the end of a tensor go through two
+functions that differ in the last bit. So do those of exp2, but a kernel has a multiple of 256 entries, which leaves
+nothing over; log, log2 and exp fill up the last register, and everything else here is rounded exactly.
 
 Sources: G. Peyre, M. Cuturi, J. Solomon, "Gromov-Wasserstein averaging of kernel and distance matrices", 2016;
 over-relaxation: A. Thibault, L. Chizat, C. Dossal, N. Papadakis, "Overrelaxed Sinkhorn-Knopp algorithm", 2017.
@@ -99,8 +104,8 @@ def scalings(kernel: Tensor, turned: Tensor, p: Tensor, q: Tensor, effort: Effor
         u = p / torch.bmm(v, turned, out=x)
     safe = v
     for _ in range(effort.relaxed):
-        v = v * torch.div(q, torch.bmm(u, kernel, out=y), out=y).div_(v).pow_(RELAXATION)
-        u = u * torch.div(p, torch.bmm(v, turned, out=x), out=x).div_(u).pow_(RELAXATION)
+        v = v * torch.div(q, torch.bmm(u, kernel, out=y), out=y).div_(v).log_().mul_(RELAXATION).exp_()
+        u = u * torch.div(p, torch.bmm(v, turned, out=x), out=x).div_(u).log_().mul_(RELAXATION).exp_()
     v = q / torch.bmm(u, kernel, out=y)
     u = p / torch.bmm(v, turned, out=x)
     good = (torch.isfinite(u) & (u > 0)).all(-1, keepdim=True) & (torch.isfinite(v) & (v > 0)).all(-1, keepdim=True)

@@ -94,11 +94,13 @@ def gw_pairwise(
     ------
     ValueError, TypeError
         For input that cannot be used, naming the entry like ``spaces[3]``, before any work; and for a store that is
-        damaged, is something else, or belongs to another call.
+        damaged, were it by one bit (rows and header have checksums), is something else, or belongs to another call.
     MemoryError
         When the distances of all spaces would exceed ``options.max_memory``, before any work.
     RuntimeError
         When another process has the store open.
+    OSError
+        When the disk of the store is full or fails. The store has all batches before, and the same call goes on.
 
     Warns
     -----

@@ -154,7 +154,7 @@ def _distinct(plans: Tensor, energy: Tensor) -> Iterator[Tensor]:
 def _falling(first: Sequence[float], last: Sequence[float], steps: int, device: torch.device) -> Tensor:
     """Geometric sequences from ``first`` (B,) to ``last`` (B,), (steps, B).
 
-    One by one: torch's powers differ in the last bit between whole SIMD registers and what is left over.
+    One by one: torch's powers depend on the place in a tensor, see `torchgw.pairwise.annealing`.
     """
     rows = [[a * (b / a) ** (step / (steps - 1)) for a, b in zip(first, last, strict=True)] for step in range(steps)]
     return torch.tensor(rows, dtype=torch.float32, device=device)

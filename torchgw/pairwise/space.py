@@ -4,9 +4,10 @@ A ladder of resolutions, from a few cells to all points. A cell holds points tha
 the distance of two cells is the mean distance between their points, so that the energy of a plan between cells is that
 of the plan between points which spreads each entry over its two cells: coarse problems are the fine one on fewer plans.
 
-Numbers of points are filled up to multiples of 16 with points of no mass. Vectors then begin and end at whole SIMD
-registers, and what a CPU computes for a pair has the same bits whichever pairs share its batch. Products are torch's,
-in a thread that has no others, so that they do not depend on the number of threads either.
+Numbers of points are filled up to multiples of 16 with points of no mass. Each matrix of a batch then begins at a line
+of the cache and fills whole registers of any width, and what a CPU computes for a pair has the same bits whichever
+pairs share its batch. Products are torch's, in a thread that has no others, so that they do not depend on the number of
+threads either.
 
 Sources: J. Ward, "Hierarchical grouping to optimize an objective function", 1963; F. Memoli, "Gromov-Wasserstein
 distances and the metric approach to object matching", 2011 (distributions of distances).

@@ -2,12 +2,15 @@
 
 A batch of pairs is one transaction: killed at any time, the file has whole batches and nothing else. It belongs to the
 spaces, masses and options that it was begun with, whose hashes it has, and to one process at a time, which holds its
-lock as long as it lives.
+lock as long as it lives. The header and every pair have a checksum, those of pairs keyed by the header's, so that
+nothing is taken from a file that was damaged or put together from others.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,10 +30,11 @@ TABLES = """
 CREATE TABLE header (name TEXT PRIMARY KEY, content TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE pairs (
     i INTEGER NOT NULL, j INTEGER NOT NULL, value REAL, gap REAL, marginal_error REAL, status INTEGER NOT NULL,
-    forward BLOB, backward BLOB, PRIMARY KEY (i, j)
+    forward BLOB, backward BLOB, checksum BLOB NOT NULL, PRIMARY KEY (i, j)
 ) WITHOUT ROWID;
 """
-INSERT = "INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT = "INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+DISK_FAILS = ("disk is full", "disk I/O error")  # as SQLite says it
 
 
 def check_place(path: object) -> Path:
@@ -60,6 +64,8 @@ class Store:
         When the file is something else, is damaged, or belongs to other spaces or options.
     RuntimeError
         When another process has it open.
+    OSError
+        When the disk is full, or fails.
     """
 
     def __init__(self, path: str | PathLike[str], fingerprint: Mapping[str, str], seed: int, insists: bool) -> None:
@@ -87,15 +93,22 @@ class Store:
                 run(statement)
             run(f"PRAGMA application_id = {APPLICATION}")
             content = {"fingerprint": json.dumps(dict(fingerprint)), "seed": str(seed)}
+            self.key = _checksum(b"", content["fingerprint"], content["seed"])
+            content["checksum"] = self.key.hex()
             self.connection.executemany("INSERT INTO header VALUES (?, ?)", content.items())
             return seed
         if not ours or tables != {"header", "pairs"}:
             raise ValueError(f"store {self.path} is an SQLite file of something else; give another path")
+        (wrong,) = run("PRAGMA integrity_check(1)").fetchone()
+        if wrong != "ok":
+            raise self._damaged(wrong.splitlines()[-1])
         header = dict(run("SELECT name, content FROM header").fetchall())
-        try:
-            before, kept = json.loads(header["fingerprint"]), int(header["seed"])
-        except (KeyError, ValueError) as error:
-            raise ValueError(f"store {self.path} is damaged ({error!r}); delete it or give another path") from None
+        self.key = _checksum(b"", header.get("fingerprint"), header.get("seed"))
+        if header.get("checksum") != self.key.hex():
+            raise self._damaged(
+                "its header is not as it was written" if "checksum" in header else "an earlier version wrote it"
+            )
+        before, kept = json.loads(header["fingerprint"]), int(header["seed"])
         other = sorted(name for name in {*before, *fingerprint} if before.get(name) != fingerprint.get(name))
         other += ["random_state"] if insists and kept != seed else []
         if other:
@@ -113,21 +126,33 @@ class Store:
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise RuntimeError(f"store {self.path} is in use by another process; wait for it") from None
-            raise ValueError(f"store {self.path} cannot be used: {error}") from None
-        except sqlite3.DatabaseError as error:
-            raise ValueError(f"store {self.path} is not a file of pairs, or is damaged: {error}") from None
+            if any(words in str(error) for words in DISK_FAILS):
+                hint = "make room, or mend it; the same call then goes on from what was written before"
+                raise OSError(f"store {self.path} cannot be read or written: {error}; {hint}") from None
+            raise ValueError(f"store {self.path} cannot be used: {error}; give another path") from None
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            raise self._damaged(str(error)) from None
+
+    def _damaged(self, what: str) -> ValueError:
+        return ValueError(
+            f"store {self.path} is not a file of pairs, or is damaged: {what}; put a copy in its place, delete it, or "
+            f"give another path"
+        )
 
     def finished(self) -> list[Solved]:
-        """All pairs that are in the file."""
+        """All pairs that are in the file, as they were written."""
         with self._understood():
             rows = self.connection.execute("SELECT * FROM pairs").fetchall()
-        return [_read(row) for row in rows]
+        for *row, checksum in rows:
+            if checksum != _checksum(self.key, *row):
+                raise self._damaged(f"the pair ({row[0]}, {row[1]}) is not as it was written")
+        return [_read(row) for *row, _ in rows]
 
     def add(self, pairs: Sequence[Solved]) -> None:
         """Write pairs down, all or none of them."""
         with self._understood():
             self.connection.execute("BEGIN")
-            self.connection.executemany(INSERT, map(_written, pairs))
+            self.connection.executemany(INSERT, [_written(pair, self.key) for pair in pairs])
             self.connection.execute("COMMIT")
 
     def __enter__(self) -> Store:
@@ -139,9 +164,18 @@ class Store:
         self.connection.close()
 
 
-def _written(found: Solved) -> tuple[object, ...]:
+def _written(found: Solved, key: bytes) -> tuple[object, ...]:
+    """A row, as it will be read: SQLite has neither NaN nor a negative zero."""
+    each = found.value, found.gap, found.marginal_error
+    numbers = [None if math.isnan(number) else float(number) + 0.0 for number in each]
     blobs = [None, None] if found.matching is None else [part.astype("<i4").tobytes() for part in found.matching]
-    return (*found.pair, found.value, found.gap, found.marginal_error, int(found.status), *blobs)
+    row = (*found.pair, *numbers, int(found.status), *blobs)
+    return (*row, _checksum(key, *row))
+
+
+def _checksum(key: bytes, *content: object) -> bytes:
+    """Of integers, floats, texts, bytes and None, each with its type."""
+    return hashlib.blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16, key=key).digest()
 
 
 def _read(row: Sequence[Any]) -> Solved:
