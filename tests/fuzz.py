@@ -107,7 +107,7 @@ class Draw:
                 dressed = "learned({x})" if learned else self.pick(f"{side} form", forms, 0.4)
                 text = dressed.replace("{x}", text)
             able = {"points": 5, "graph": 4, "matrix": 1, "provider": 1}[kind]
-            word = self._any((list(kinds.WORDS) + ["euclidean"])[:able] + ["auto"] * 2)
+            word = self._any([*kinds.WORDS, "euclidean"][:able] + ["auto"] * 2)
             word = self._any(["auto", "landmark"]) if factored and kind in ("points", "graph") else word
             word = "precomputed" if kind == "matrix" and self.some(0.2) else word
             spaces.append(text)
@@ -246,7 +246,8 @@ def table(verdicts: list[tuple[Call, Verdict]]) -> str:
     width = max(len(kind) for kind in counts)
     lines = [f"{'':{width}} {'accepted':>9} {'refused':>9} {'failed':>9}"]
     for kind in sorted(counts, key=lambda kind: (kind != "all calls", kind)):
-        lines.append(f"{kind:{width}} " + " ".join(f"{counts[kind][o]:9d}" for o in ("accepted", "refused", "failed")))
+        row = [f"{counts[kind][outcome]:9d}" for outcome in ("accepted", "refused", "failed")]
+        lines.append(f"{kind:{width}} {' '.join(row)}")
     return "\n".join(lines)
 
 

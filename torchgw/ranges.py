@@ -7,6 +7,7 @@ squared again.
 
 from __future__ import annotations
 
+import math
 import sys
 
 LARGEST = 1e150
@@ -49,8 +50,14 @@ def shares(sums: tuple[float, float], scale: float) -> None:
     if largest > LARGEST_SHARE * scale or smallest * LARGEST_SHARE < scale:
         raise ValueError(
             f"p and q must have sums within a factor of {LARGEST_SHARE:g} of the mass of the plan, about {scale:.3g}, "
-            f"got {sums[0]:.3g} and {sums[1]:.3g}; rescale one of them"
+            f"got {sums[0]:.3g} and {sums[1]:.3g}; rescale one of them, or give Partial() more mass"
         )
+
+
+def divergence(name: str, rho: float) -> None:
+    """The weight of a marginal's divergence, which float32 carries beside squared distances; infinity is no weight."""
+    if LARGEST_SCALED**2 < rho < math.inf:
+        raise ValueError(f"{name} must be at most {LARGEST_SCALED**2:g}, got {rho:g}; math.inf makes a marginal hard")
 
 
 def scaled(name: str, largest: float, scale: float) -> None:

@@ -91,8 +91,7 @@ def make_model(
         scale = sums[0]
     else:
         scale = sums[0] if hard[0] else sums[1]
-    if marginals.total is None:
-        ranges.shares(sums, scale)
+    ranges.shares(sums, scale)
     one, other = (torch.from_numpy(side / end).to(device) for side, end in zip((p, q), ends, strict=True))
     beta = (1 - alpha) / scale
     model = Model(
