@@ -25,6 +25,8 @@ from torchgw.kernels.tiles import Tiles, centres
 SAMPLE_BLOCK = 2**22
 NEGLIGIBLE = 0.1
 MOST_SPREAD = 5e7
+SEEN_ROWS = 16
+FAR = 60.0  # bits from one, at which half of those of float32 are left; the plan of a mass of one is nearer
 
 
 class TiledCoupling(BlockCoupling):
@@ -146,10 +148,20 @@ class TiledCoupling(BlockCoupling):
     def _read(self, V: Tensor, axis: int, find: bool = False) -> Read:
         """The plan (axis 1) or its transpose (axis 0) without the correction, applied to V; in the held order."""
         held = self._tensors
-        none = V.new_zeros(self.shape[1 - axis], 0)
+        none, f, unit = V.new_zeros(self.shape[1 - axis], 0), held["f"] - self._level, self._level.exp2()
         if axis == 1:
-            return reference.read(held["A"], held["B"], self.tiles, held["f"], held["g"], V, none, find)
-        return reference.read(held["B"], held["A"], self.tiles.transposed, held["g"], held["f"], V, none, find)
+            found = reference.read(held["A"], held["B"], self.tiles, f, held["g"], V, none, find)
+        else:
+            found = reference.read(held["B"], held["A"], self.tiles.transposed, held["g"], f, V, none, find)
+        return Read(found.moved * unit, found.back * unit, found.largest * unit, found.at)
+
+    @cached_property
+    def _level(self) -> Tensor:
+        """The exponent () of the entries, as a few rows have it, that is taken off where float32 does not hold it."""
+        present = torch.nonzero(self._tensors["f"] > -torch.inf)[:, 0]
+        some = present[:: max(1, len(present) // SEEN_ROWS)][:SEEN_ROWS]
+        level = self._entries(some).amax().log2().round()
+        return torch.where(level.isfinite() & (level.abs() > FAR), level, 0.0)
 
     def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x of the answer, y of the question, rank of the answer's points, order of the question's."""
