@@ -32,7 +32,7 @@ def poison() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", (0, *RANKS))
+@pytest.mark.parametrize("rank", [0, *RANKS])
 def test_softmins_of_any_rank(rank: int, dtype: torch.dtype, poison: None) -> None:
     cases.softmins(EAGER, "cpu", 32, 70, 130, rank, dtype)
 
