@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 
 from tests.problems import gw_by_enumeration, random_distances
 from torchgw import (
@@ -144,7 +145,7 @@ def test_small_asymmetric_matrices_are_not_taken_for_symmetric() -> None:
         PrecomputedDistances(lopsided)
 
 
-@pytest.mark.parametrize("size", [1e149, 1e-149])
+@pytest.mark.parametrize("size", [1e148, 1e-148])
 def test_points_of_any_size_are_those_of_size_one(size: float) -> None:
     for kind in (False, True):
         one, other = (EuclideanDistances(CLOUD * s, squared=kind) for s in (1.0, size))
@@ -210,7 +211,9 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "a provider without a scale": (lambda: gw_align(Unscaled(), DY), ValueError, "X.rows must be divided by X.scale"),
     "points of 1e200": (lambda: gw_align(CLOUD * 1e200, OTHER), ValueError, "X must stay below 1e[+]150"),
-    "points of 1e-200": (lambda: gw_align(CLOUD, OTHER * 1e-200), ValueError, "Y must reach 1e-150 or be zero"),
+    "points of 1e-310": (lambda: gw_align(CLOUD, OTHER * 1e-310), ValueError, "Y must reach 1e-300 or be zero"),
+    "edges of 1e200": (lambda: gw_align(csr_matrix(DX * 1e200), DY), ValueError, "X.data must stay below 1e[+]150"),
+    "squares of 1e-400": (lambda: squared(CLOUD * 1e-200), ValueError, "points must reach 1e-150 or be zero"),
     "distances of 1e-310": (lambda: gw_align(DX * 1e-310, DY), ValueError, "X must reach 1e-300 or be zero"),
     "a cost of 1e300": (lambda: align(cost=np.full((N, K), 1e300)), ValueError, "cost must be at most 1e[+]18"),
     "a cost alone": (lambda: align(cost=np.eye(N, K) * 1e300, alpha=0.0), ValueError, "cost must be at most 1e[+]18"),
@@ -220,6 +223,21 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: align(p=ONES, q=np.full(K, 1e-100), marginals=Unbalanced(0.1, 0.1)),
         ValueError,
         "p and q must have sums within a factor of 1e[+]09",
+    ),
+    "a sliver of the masses": (
+        lambda: align(marginals=Partial(1e-30)),
+        ValueError,
+        "p and q must have sums within .* of the plan, about 1e-30, got 1 and 1",
+    ),
+    "a scale beside a small epsilon": (
+        lambda: gw_align(DX * 1e7, DY * 1e7, options=HUGE, random_state=0),
+        FloatingPointError,
+        "epsilon = 0.001 is too small for squared distances.* larger options.spaces.scale",
+    ),
+    "a plan of 1e308": (
+        lambda: align(init=np.full((N, K), 1e308)),
+        ValueError,
+        "init must be finite and non-negative with a positive sum.*a sum of inf",
     ),
     "a huge epsilon": (lambda: align(epsilon=1e300), ValueError, "epsilon must be a finite number .* <= 1e[+]30"),
 }

@@ -10,38 +10,40 @@ from __future__ import annotations
 import math
 import sys
 
+import numpy as np
+
+from torchgw.types import Array
+
 LARGEST = 1e150
-SMALLEST_DISTANCE = 1e-300
+SMALLEST = 1e-300
 LARGEST_SCALED = 1e9
 LARGEST_SHARE = 1e9
 LARGEST_EPSILON = 1e30
 
-# Together such masses are less than the rounding of their sum. Kernels clamp entries of a plan at 2^-120, which is more
-# than a point of much less mass has for each of its partners.
 NEGLIGIBLE_SHARE = 2.0**-80
 
 
-def squares(name: str, largest: float) -> None:
-    """Numbers whose squares are within the range of floats; they may all be zero."""
-    if largest > LARGEST:
-        raise ValueError(f"{name} must stay below {LARGEST:g}, got {largest:g}; rescale it")
-    if 0 < largest < 1 / LARGEST:
-        raise ValueError(f"{name} must reach {1 / LARGEST:g} or be zero, got no more than {largest:g}; rescale it")
+def sizes(name: str, largest: float, least: float = SMALLEST, most: float = LARGEST) -> None:
+    """Numbers of which the largest is divided out; they may all be zero."""
+    if largest > most:
+        raise ValueError(f"{name} must stay below {most:g}, got {largest:g}; rescale it")
+    if 0 < largest < least:
+        raise ValueError(f"{name} must reach {least:g} or be zero, got no more than {largest:g}; rescale it")
 
 
-def distances(name: str, largest: float) -> None:
-    """A matrix of distances that hold their digits; its largest entry is divided out."""
-    if 0 < largest < SMALLEST_DISTANCE:
-        raise ValueError(
-            f"{name} must reach {SMALLEST_DISTANCE:g} or be zero, got no more than {largest:g}; rescale it"
-        )
+def masses(name: str, found: Array) -> Array:
+    """Non-negative masses (n,) whose sum has a square, which multiplies values; changed in place.
 
-
-def total(name: str, found: float) -> None:
-    """The sum of masses, by the square of which a value is multiplied."""
-    if not 1 / LARGEST <= found <= LARGEST:
+    Those below 2^-80 of the sum become zero. Together they are less than its rounding, and kernels clamp entries of a
+    plan at 2^-120, which is more than a point of much less mass has for each of its partners.
+    """
+    with np.errstate(over="ignore"):
+        total = float(found.sum())
+    if not 1 / LARGEST <= total <= LARGEST:
         span = f"[{1 / LARGEST:g}, {LARGEST:g}]"
-        raise ValueError(f"{name} must have a positive sum within {span}, got {found:g}; rescale it")
+        raise ValueError(f"{name} must have a positive sum within {span}, got {total:g}; rescale it")
+    found[found < NEGLIGIBLE_SHARE * total] = 0.0
+    return found
 
 
 def shares(sums: tuple[float, float], scale: float) -> None:
@@ -82,8 +84,13 @@ def cost(largest: float, epsilon: float) -> None:
             f"cost must be at most {LARGEST_SCALED**2:g} beside squared distances of at most 1, as alpha weighs them, "
             f"got {largest:g}; rescale it, or take a larger alpha"
         )
-    if largest * sys.float_info.epsilon > epsilon:
+    resolved("cost", largest, epsilon, "rescale cost, or take a larger alpha")
+
+
+def resolved(what: str, largest: float, epsilon: float, otherwise: str) -> None:
+    """Costs of which float64 holds more than the leading digit beside ``epsilon``, where that is above zero."""
+    if largest * sys.float_info.epsilon > epsilon > 0:
         raise FloatingPointError(
-            f"epsilon = {epsilon:g} is too small for cost: their ratio reaches {largest / epsilon:.1e}, beyond what "
-            f"float64 resolves; raise epsilon, rescale cost, or take a larger alpha"
+            f"epsilon = {epsilon:g} is too small for {what}: their ratio reaches {largest / epsilon:.1e}, beyond what "
+            f"float64 resolves; raise epsilon, {otherwise}"
         )

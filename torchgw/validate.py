@@ -111,7 +111,7 @@ def points(name: str, value: object, least: int = 2) -> Array:
         raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
-    ranges.squares(name, max(float(array.max()), -float(array.min())))
+    ranges.sizes(name, max(float(array.max()), -float(array.min())))
     return array
 
 
@@ -136,7 +136,7 @@ def distance_matrix(name: str, value: object) -> Array:
         )
     finite = np.where(np.isinf(array), -1.0, array)
     largest = max(float(finite.max()), 0.0)
-    ranges.distances(name, largest)
+    ranges.sizes(name, largest, most=math.inf)
     gap = float(np.abs(finite - finite.T).max())
     if gap > tolerance * largest:
         raise ValueError(
@@ -185,7 +185,7 @@ def graph(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must have finite edge lengths, got {_count_bad(csr.data)}")
     if (csr.data < 0).any():
         raise ValueError(f"{name} must have non-negative edge lengths, got {csr.data.min():g}")
-    ranges.squares(f"{name}.data", float(csr.data.max(initial=0.0)))
+    ranges.sizes(f"{name}.data", float(csr.data.max(initial=0.0)))
     turned = csr.T.tocsr()
     mutual = np.array_equal(csr.indptr, turned.indptr) and np.array_equal(csr.indices, turned.indices)
     if not mutual or (np.abs(csr.data - turned.data) > SYMMETRY_TOLERANCE * turned.data).any():
@@ -201,10 +201,7 @@ def neighbours(name: str, k: int, n: int) -> None:
 
 
 def masses(name: str, value: object, n: int, letter: str) -> Array:
-    """Finite non-negative masses (n,) with a positive sum, as float64; uniform with sum 1 when None.
-
-    Those below `ranges.NEGLIGIBLE_SHARE` of their sum become zero.
-    """
+    """Finite non-negative masses (n,) with a positive sum, as float64, see `ranges.masses`; uniform when None."""
     if value is None:
         return np.full(n, 1.0 / n)
     array = _numbers(name, value, 1, f"({letter},) = ({n},)")
@@ -214,11 +211,7 @@ def masses(name: str, value: object, n: int, letter: str) -> Array:
         raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
     if (array < 0).any():
         raise ValueError(f"{name} must be non-negative, got a smallest mass of {array.min():g}")
-    with np.errstate(over="ignore"):
-        total = float(array.sum())
-    ranges.total(name, total)
-    array[array < ranges.NEGLIGIBLE_SHARE * total] = 0.0
-    return array
+    return ranges.masses(name, array)
 
 
 def same_mass(p: Array, q: Array) -> None:

@@ -50,6 +50,7 @@ from torchgw.marginals import Balanced, Marginals
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.rounding import off
+from torchgw.spaces.traced import largest_of
 from torchgw.status import Status
 from torchgw.supervision import Supervision
 from torchgw.threads import threads_for
@@ -247,6 +248,9 @@ def gw_align(
             made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
         prepared = time.perf_counter()
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
+        if weight > 0:
+            squares = max((largest_of(space) / space.scale) ** 2 for space in made)
+            ranges.resolved("squared distances", squares, epsilon, "or divide distances by a larger options.spaces.scale")
 
         def solve(name: str) -> Outcome:
             task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)

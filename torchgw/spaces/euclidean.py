@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw import validate
+from torchgw import ranges, validate
 from torchgw.spaces.graph import unit_cloud
 from torchgw.spaces.paths import positive_scale
 from torchgw.types import Array
@@ -55,7 +55,10 @@ class EuclideanDistances:
         unit = torch.from_numpy(raw)
         found, self.furthest = furthest_pair(unit)
         spread = positive_scale(found)
-        self.scale = self.largest = (spread * size) ** 2 if self.squared else spread * size
+        self.scale = self.largest = spread * size
+        if self.squared:
+            ranges.sizes(name, self.largest, least=1 / ranges.LARGEST)
+            self.scale = self.largest = self.largest**2
         self._x = unit / spread
 
     @property
