@@ -26,11 +26,13 @@ from torchgw import (
     Implicit,
     LandmarkDistances,
     LowRankOptions,
+    Partial,
     PrecomputedDistances,
     SamplingOptions,
     SinkhornOptions,
     SpaceOptions,
     StoppingOptions,
+    Supervision,
     Unrolled,
     gw_align,
     gw_loss,
@@ -153,6 +155,20 @@ BAD: list[tuple[str, Any, str]] = [
     ("NaN epsilon", align(epsilon=float("nan")), "epsilon must be"),
     ("text epsilon", align(epsilon="small"), "epsilon must be a number"),
     ("unknown distances", align(distances="geodesic"), "distances must be one of"),
+    ("a ragged init", align(init=[[1], [2, 3]]), "init must have shape|init must be an array"),
+    ("pairs between points", align(init=None, supervision=Supervision(pairs=[(0.5, 0)])), r"pairs of indices .*0\.5"),
+    ("pairs of three", align(supervision=Supervision(pairs=[(0, 1, 2)])), r"pairs of indices .*shape \(1, 3\)"),
+    ("masses whose squares overflow", align(p=np.full(30, 1e200)), "p must have a positive sum within float range"),
+    ("masses whose squares vanish", align(p=np.full(30, 1e-200)), "p must have a positive sum within float range"),
+    ("a mass below float32", align(p=np.r_[1e-300, np.ones(29)]), "p must be 0 or at least 1e-37 of its sum"),
+    ("next to no mass", align(marginals=Partial(1e-20)), "marginals must ask for 1e-09 of the smaller mass"),
+    ("an astronomic epsilon", align(epsilon=1e300), "epsilon must be .*<= 1e"),
+    ("an astronomic cost", align(cost=np.full((30, 40), 1e300)), "cost must stay below"),
+    ("no points beside a cost", align(3, Y, cost=np.ones((30, 40)), alpha=0), "X must be points, .* got int"),
+    ("text beside a cost", align("a" * 30, Y, cost=np.ones((30, 40)), alpha=0), "X must be points, .* got str"),
+    ("a ragged cost alone", align(cost=[[1, 2], [3]], alpha=0), "cost must be a matrix"),
+    ("features that are numbers", align(cost=(1, 2), alpha=0), "cost must be a matrix .* or a pair of feature arrays"),
+    ("a graph of another size", align(csr_matrix(D), Y, cost=np.ones((9, 40)), alpha=0), "each of the 10 points of X"),
     ("three distances", align(distances=("auto",) * 3), "distances must be"),
     ("distances by number", align(distances=3), "distances must be one of"),
     ("unknown backend", align(backend="cuda"), "backend must be one of"),
@@ -317,6 +333,12 @@ def test_an_epsilon_is_small_or_not_beside_the_scale_of_distances() -> None:
     assert result.converged
     with pytest.raises(FloatingPointError, match="raise epsilon"):
         gw_align(EuclideanDistances(X).with_scale(1e-3), Y, epsilon=1e-3)
+
+
+def test_a_graph_beside_a_cost_alone_counts_its_points_only() -> None:
+    cost = np.random.default_rng(0).uniform(size=(10, 40))
+    result = gw_align(csr_matrix(D), Y, cost=cost, alpha=0, epsilon=1e-2)
+    assert torch.equal(result.plan, gw_align(None, None, cost=cost, alpha=0, epsilon=1e-2).plan)
 
 
 MODELS = [torchgw.Balanced(), torchgw.SemiRelaxed(0.1), torchgw.Unbalanced(1.0, 1e6), torchgw.Partial(0.5)]

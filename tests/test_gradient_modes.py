@@ -47,6 +47,7 @@ from torchgw import (
     GWOptions,
     GWResult,
     Implicit,
+    Partial,
     PrecomputedDistances,
     Unrolled,
     gw_loss,
@@ -398,3 +399,26 @@ def test_two_runs_have_the_same_bits(mode: str) -> None:
         return [result.loss.detach(), result.plan.detach(), x.grad, p.grad]
 
     assert all(torch.equal(one, other) for one, other in zip(run(), run(), strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("side", ["p", "q"])
+def test_a_mass_on_one_point_has_gradients(mode: str, side: str) -> None:
+    single = torch.zeros(6 if side == "p" else 7, dtype=torch.float64)
+    single[1] = 1.0
+
+    def value(y: Tensor) -> Tensor:
+        return of_providers(EuclideanDistances(X), EuclideanDistances(y), mode=MODES[mode], **{side: single}).loss
+
+    found, along = gradient(value, Y), direction(Y)
+    assert float((found * along).sum()) == pytest.approx(float(slope(value, Y, along)), rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_partial_plan_of_little_mass_has_gradients(mode: str) -> None:
+    def value(x: Tensor) -> Tensor:
+        return of_providers(EuclideanDistances(x), Y, mode=MODES[mode], marginals=Partial(1e-3)).loss
+
+    found = gradient(value, X)
+    assert bool(torch.isfinite(found).all())
+    assert bool(found.any())

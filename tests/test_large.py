@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -337,3 +338,13 @@ def test_a_gpu_streams_to_the_same_matching(distances: str) -> None:
     assert other.unseen(points[0][:50] + 1e-3).argmax().shape == (50,)
     assert len(other.top_k(3)[0]) == 5000
     assert abs(other.sparsify(0.5).sum() - 0.5) < 0.1
+
+
+def test_one_iteration_of_the_last_solve_is_named_by_its_own_option() -> None:
+    options = GWOptions(strategy="streaming", sinkhorn=SinkhornOptions(final_max_iter=1))
+    x, y = make_spiral(60)[0], make_spiral(70, random_state=1)[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = gw_align(x, y, distances="landmark", epsilon=1e-3, options=options, random_state=0)
+    assert not result.converged
+    assert any("final_max_iter" in str(warning.message) for warning in caught)

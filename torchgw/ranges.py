@@ -52,7 +52,7 @@ def shares(sums: tuple[float, float], scale: float) -> None:
     if largest > LARGEST_SHARE * scale or smallest * LARGEST_SHARE < scale:
         raise ValueError(
             f"p and q must have sums within a factor of {LARGEST_SHARE:g} of the mass of the plan, about {scale:.3g}, "
-            f"got {sums[0]:.3g} and {sums[1]:.3g}; rescale one of them, or give Partial() more mass"
+            f"got {sums[0]:.3g} and {sums[1]:.3g}; rescale one of them"
         )
 
 

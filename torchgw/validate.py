@@ -223,25 +223,21 @@ def same_mass(p: Array, q: Array) -> None:
 
 def pairs(name: str, value: object, n: int, k: int) -> Tensor:
     """Matching pairs (m, 2) of indices below N and K, m >= 1, as int64."""
-    array = _numbers(name, value, 2, "(m, 2)").astype(np.int64)
-    largest = array.max(0, initial=0).tolist()
+    array = _numbers(name, value, 2, "(m, 2)")
     if len(array) == 0:
         raise ValueError(f"{name} must hold at least one matching pair, got shape {array.shape}")
-    if (array < 0).any() or (array >= (n, k)).any():
-        found = f"some from {array.min()} up to {largest}"
+    if array.shape[1] != 2 or ((wrong := (array % 1 != 0) | (array < 0) | (array >= (n, k))).any()):
+        found = f"shape {array.shape}" if array.shape[1] != 2 else array[wrong.any(1)][0].tolist()
         raise ValueError(f"{name} must hold pairs of indices below ({n}, {k}), got {found}")
-    return torch.from_numpy(array)
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def plan(name: str, value: object, n: int, k: int) -> Tensor:
     """A finite non-negative plan (N, K) with some mass, as float64, over its largest entry."""
     array = _numbers(name, value, 2, f"(N, K) = ({n}, {k}), or integer pairs (m, 2)")
     if array.shape != (n, k):
-        dtype = getattr(value, "dtype", "unknown")
-        raise ValueError(
-            f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got shape {array.shape} of "
-            f"dtype {dtype}"
-        )
+        found = f"shape {array.shape} of dtype {getattr(value, 'dtype', 'unknown')}"
+        raise ValueError(f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got {found}")
     if not np.isfinite(array).all() or (array < 0).any() or array.max() == 0:
         found = f"{_count_bad(array)}, {int((array < 0).sum())} negative ones, and a largest of {array.max():g}"
         raise ValueError(f"{name} must be finite and non-negative with a positive sum, got {found}")
@@ -252,9 +248,8 @@ def cost(name: str, value: object, n: int, k: int) -> Array:
     """A finite, non-negative linear cost (N, K), as float64."""
     array = _numbers(name, value, 2, f"(N, K) = ({n}, {k}), or a pair of feature arrays")
     if array.shape != (n, k):
-        raise ValueError(
-            f"{name} must be a matrix of shape (N, K) = ({n}, {k}) or a pair of feature arrays, got shape {array.shape}"
-        )
+        wanted = f"a matrix of shape (N, K) = ({n}, {k}) or a pair of feature arrays"
+        raise ValueError(f"{name} must be {wanted}, got shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite, got {_count_bad(array)}; pairs are forbidden by supervision=")
     if (array < 0).any():

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torchgw.allocation import allocating
 from torchgw.cli.align import Interrupted, run_align, run_resume
 from torchgw.cli.estimate import run_estimate
 from torchgw.cli.info import run_info
@@ -83,7 +84,8 @@ def _in_words(message: Warning | str, command: str) -> str:
 def _outcome(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, str]:
     """The exit code, what the command found, and the last line for stderr."""
     try:
-        return 0, COMMANDS[options.command](options), ""
+        with allocating(f"torchgw {options.command}", "torchgw estimate says what it takes"):
+            return 0, COMMANDS[options.command](options), ""
     except Interrupted as ended:
         return 130, ended.found, f"interrupted: {ended}"
     except KeyboardInterrupt:

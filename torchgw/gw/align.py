@@ -167,6 +167,9 @@ def gw_align(
     distances' factors (without any, N + K) or the number of anchors. Beyond: O((N + K) r) memory, see
     `torchgw.estimate` and `torchgw.gw.ladder`.
 
+    Exchanging X and Y, or the order of points, changes the starts that are searched from: between unrelated spaces
+    values can differ by about 2 %. Solve both ways, or with several seeds, and keep the lowest, where that matters.
+
     References
     ----------
     - Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011.
@@ -250,7 +253,8 @@ def gw_align(
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
         if weight > 0:
             squares = max((largest_of(space) / space.scale) ** 2 for space in made)
-            ranges.resolved("squared distances", squares, epsilon, "or divide distances by a larger options.spaces.scale")
+            larger = "or divide distances by a larger options.spaces.scale"
+            ranges.resolved("squared distances", squares, epsilon, larger)
 
         def solve(name: str) -> Outcome:
             task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)

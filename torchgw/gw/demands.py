@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from torchgw.costs import FactoredCost
 from torchgw.features import FeatureCost
 from torchgw.gw.finish import RESOLUTION
 from torchgw.gw.model import Model, largest_entry
+from torchgw.gw.prepare import shape_of
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Marginals, Partial
 from torchgw.options import AnnealingOptions, GWOptions
@@ -24,6 +24,8 @@ from torchgw.supervision import Rules, Supervision
 from torchgw.types import Array
 
 LARGEST_EXPONENT = RESOLUTION / torch.finfo(torch.float64).eps
+LARGEST_COST = 1e30
+LEAST_PART = 1e-9
 LEAST_EPSILON = 1e-30  # scores of costs near one overflow float32 soon below it
 
 
@@ -55,7 +57,10 @@ def check_cost(cost: Any, n: int, k: int) -> tuple[FactoredCost | None, float]:
         cost = FeatureCost(*cost)
     if isinstance(cost, FeatureCost):
         return cost.factored(n, k)
-    return FactoredCost.stored(torch.from_numpy(validate.cost("cost", cost, n, k))), 1.0
+    matrix = validate.cost("cost", cost, n, k)
+    if matrix.max() > LARGEST_COST:
+        raise ValueError(f"cost must stay below {LARGEST_COST:g}, got {matrix.max():g}; forbid pairs by supervision=")
+    return FactoredCost.stored(torch.from_numpy(matrix)), 1.0
 
 
 def make_model(
@@ -81,6 +86,8 @@ def make_model(
                 f"marginals must ask for at most the smaller of sum(p) = {sums[0]:g} and sum(q) = {sums[1]:g}, got "
                 f"Partial(mass={total:g})"
             )
+        if total < LEAST_PART * min(sums):
+            raise ValueError(f"marginals must ask for {LEAST_PART:g} of the smaller mass at least, got {marginals!r}")
         scale, marginals = min(total, *sums), Partial(1.0)
         ends = [scale, scale]
     elif marginals.free_mass:
@@ -91,7 +98,8 @@ def make_model(
         scale = sums[0]
     else:
         scale = sums[0] if hard[0] else sums[1]
-    ranges.shares(sums, scale)
+    if marginals.total is None:
+        ranges.shares(sums, scale)
     one, other = (torch.from_numpy(side / end).to(device) for side, end in zip((p, q), ends, strict=True))
     beta = (1 - alpha) / scale
     model = Model(
@@ -200,8 +208,8 @@ def tensors_of(cost: Any) -> tuple[Any, ...]:
 def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, FactoredDistances]:
     """Spaces of the right sizes whose points all coincide, for a problem that has no use for distances."""
     sides = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
-    shape = tuple(getattr(cost, "shape", None) or np.shape(cost)) if sides is None else tuple(len(s) for s in sides)
-    if len(shape) != 2:
+    shape = shape_of(cost) if sides is None else tuple((*shape_of(side), 0)[0] for side in sides)
+    if len(shape) != 2 or 0 in shape:
         raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
     sizes = []
     for name, given, expected in zip("XY", (X, Y), shape, strict=True):
@@ -220,8 +228,8 @@ def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, Fac
 
 def _length(name: str, space: Any) -> int:
     """Number of points of a space whose distances are not looked at."""
-    shape = np.shape(space) if not hasattr(space, "shape") else space.shape
-    if len(shape) == 0 or isinstance(space, str | bytes):
+    shape = shape_of(space)
+    if len(shape) == 0:
         raise TypeError(f"{name} must be points, a matrix, a graph or None with alpha=0, got {type(space).__name__}")
     return int(shape[0])
 

@@ -76,7 +76,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         graph = validate.graph(name, space)
         return graph, distances if distances != "auto" else _geodesic(graph.shape[0])
     matrix_asked = distances in ("auto", "precomputed")
-    shape = _shape(space)
+    shape = shape_of(space)
     if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
         return validate.distance_matrix(name, space), "matrix"
     points = validate.points(name, space)
@@ -89,10 +89,10 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
     return points, distances if distances != "auto" else _geodesic(len(points))
 
 
-def _shape(space: Any) -> tuple[int, ...]:
+def shape_of(space: Any) -> tuple[int, ...]:
     """The shape of an array-like; () for what has none, which validation then names."""
     try:
-        return tuple(np.shape(space))
+        return tuple(space.shape if hasattr(space, "shape") else np.shape(space))
     except ValueError:
         return ()
 
@@ -111,8 +111,8 @@ def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | N
         return None
     if isinstance(init, GWResult):
         init = init.plan
-    shape = _shape(init.detach() if isinstance(init, Tensor) else init)
-    values = np.asarray(init.detach().cpu() if isinstance(init, Tensor) else init)
+    shape = shape_of(init.detach() if isinstance(init, Tensor) else init)
+    values = np.asarray(init.detach().cpu() if isinstance(init, Tensor) else init if shape else 0)
     if shape == (n,) and values.dtype.kind in "iu":
         values = np.stack((np.arange(n), values), 1)
         shape = values.shape

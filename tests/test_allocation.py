@@ -1,0 +1,111 @@
+"""Memory that ends is a `MemoryError` that says what to do, whoever asked for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchgw import GWOptions, cli, gw_align
+from torchgw.allocation import allocating
+from torchgw.datasets import make_spiral
+from torchgw.gw import align
+from torchgw.lowrank_coupling import LowRankCoupling
+from torchgw.unseen import Unseen
+
+X = make_spiral(60)[0]
+
+
+def bare() -> None:
+    raise MemoryError
+
+
+def native() -> None:
+    raise MemoryError("std::bad_alloc")
+
+
+def remote() -> None:
+    raise RuntimeError("a result could not be read") from RuntimeError("...\nMemoryError\n")
+
+
+def device() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB\nmore")
+
+
+FAILURES: list[Callable[[], object]] = [
+    bare,
+    native,
+    remote,
+    device,
+    lambda: torch.empty(10**16),
+    lambda: np.empty(10**17),
+]
+
+
+@pytest.mark.parametrize("fails", FAILURES)
+def test_an_allocation_that_fails_in_a_solve_says_what_to_do(
+    fails: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(align, "make_providers", lambda *_: fails())
+    with pytest.raises(MemoryError, match=r"memory ran out in gw_align \([^\n]+\); torchgw.estimate.* fewer points$"):
+        gw_align(X, X)
+
+
+def test_refusals_and_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(MemoryError, match=r"^score and plan"):
+        gw_align(X, X, options=GWOptions(strategy="dense", max_memory=10))
+    for error in (RuntimeError("shapes cannot be multiplied"), ValueError("MemoryError")):
+        with pytest.raises(type(error)) as caught, allocating("a test", "no advice"):
+            raise error
+        assert caught.value is error
+
+
+def test_a_plan_beyond_the_memory_names_what_to_use_instead() -> None:
+    n, k = 2 * 10**8, 10**8
+    one = torch.ones(1, 1, dtype=torch.float64)
+    plan = LowRankCoupling(one.expand(n, 1), one.expand(k, 1), torch.ones(1, dtype=torch.float64))
+    with pytest.raises(MemoryError, match=r"memory ran out in the dense plan .*; use argmax\(\)"):
+        _ = Unseen(plan, 0, False, 2**62).plan
+
+
+def test_the_command_says_it_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", X)
+    monkeypatch.setattr(align, "make_providers", lambda *_: torch.empty(10**16))
+    file = str(tmp_path / "x.npy")
+    assert cli.main(["align", file, file, "-o", str(tmp_path / "out.npz")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("torchgw: error: memory ran out in gw_align")
+    assert said.count("\n") == 1
+
+
+LIMITED = """
+import re, resource
+from pathlib import Path
+import torch, torchgw
+
+torch.set_num_threads(1)
+x, _ = torchgw.datasets.make_spiral(2500)
+y, _ = torchgw.datasets.make_swiss_roll(2600)
+options = torchgw.GWOptions(strategy="dense")
+held = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (held + 64 * 2**20,) * 2)
+try:
+    torchgw.gw_align(x, y, epsilon=1e-2, distances="landmark", options=options, random_state=0)
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what is held is read from /proc")
+def test_a_process_with_too_little_memory_is_told() -> None:
+    script = [sys.executable, "-W", "ignore", "-c", LIMITED]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "memory ran out in gw_align" in done.stdout
