@@ -291,7 +291,10 @@ def test_a_result_that_cannot_be_written_leaves_the_old_file(size: int, result: 
 def test_a_result_goes_through_links_and_to_no_device(result: GWResult, tmp_path: Path) -> None:
     (tmp_path / "link.npz").symlink_to("real.npz")
     result.save(tmp_path / "link.npz")
+    (tmp_path / "real.npz").chmod(0o600)
+    result.save(tmp_path / "link.npz")
     assert (tmp_path / "link.npz").is_symlink()
+    assert (tmp_path / "real.npz").stat().st_mode & 0o777 == 0o600
     assert_same(GWResult.load(tmp_path / "real.npz"), result)
     (tmp_path / "full.npz").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"is no regular file.*full\.npz"):

@@ -85,7 +85,7 @@ class Folder:
     """
 
     def __init__(self, checkpoint: Checkpoint, codec: Codec, generator: torch.Generator) -> None:
-        self.folder, self.every = Path(checkpoint.path), checkpoint.every
+        self.folder, self.every = Path(checkpoint.path).absolute(), checkpoint.every
         self.codec, self.generator = codec, generator
         self.stages: list[str] = []
         self.written = time.monotonic()
@@ -149,7 +149,7 @@ class Folder:
         try:
             plain = read(file)
         except OSError as error:
-            _warn(f"{file} cannot be read ({error.strerror}); what it holds is computed again")
+            _warn(f"{file} cannot be read ({_reason(error)}); what it holds is computed again")
             return None
         with naming(file):
             self.generator.set_state(plain["random"])
@@ -265,7 +265,7 @@ def locked(folder: Path) -> int | None:
     try:
         file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        _warn(f"checkpoint {folder} cannot be written ({error.strerror}); the solve goes on")
+        _warn(f"checkpoint {folder} cannot be written ({_reason(error)}); the solve goes on")
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lockf would let the same process in twice

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import secrets
+import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,6 +43,8 @@ def written(path: str | PathLike[str], place: bytes = b"") -> Iterator[BinaryIO]
             _seal(file, place)
             file.flush()
             os.fsync(file.fileno())
+        with suppress(FileNotFoundError):
+            shutil.copymode(final, aside)
         aside.replace(final)
     except (OSError, RuntimeError) as error:
         # torch goes on after a write has failed, and then finds its own position wrong.

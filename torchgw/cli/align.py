@@ -153,8 +153,10 @@ def check_report(page: Path | None) -> None:
 
 def written(result: GWResult, path: Path, page: Path | None) -> dict[str, Any]:
     """Write the result in the format of the path, and describe it; raises where the solve was interrupted."""
-    save = result.save if path.suffix == ".npz" else lambda aside: write_matching(result, aside)
-    write_whole(save, path)
+    if path.suffix == ".npz":
+        result.save(path)
+    else:
+        write_whole(lambda aside: write_matching(result, aside), path)
     return ended(result, path, page)
 
 

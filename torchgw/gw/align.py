@@ -140,6 +140,8 @@ def gw_align(
     MemoryError
         When a distance matrix, or the score of a dense solve, would exceed ``options.max_memory``, before any work;
         or when memory ends.
+    OSError
+        When the folder of a checkpoint cannot be made, before any work.
     FloatingPointError
         When epsilon is so small that cost / epsilon exceeds what float64 resolves: before any work below 2.2e-8, where
         distances have a largest of 1.
@@ -153,6 +155,8 @@ def gw_align(
         When the scores reach further than float32 carries them; a dense solve ends in float64 all the same.
     OutOfMemoryWarning
         When the device ran out of memory and the streaming strategy ran instead.
+    CheckpointWarning
+        When what is done could not be written to the checkpoint; the solve goes on.
     ConvergenceWarning
         When the result is not a converged one; its status says what to change.
     AmbiguityWarning

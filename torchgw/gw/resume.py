@@ -31,7 +31,13 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
     Raises
     ------
     ValueError
-        When the folder holds no checkpoint of this version, or a provider is missing.
+        When the folder holds no checkpoint of this version, a file in it is damaged or of another checkpoint, a solve
+        is at it, or a provider is missing; before anything is computed, naming the file.
+
+    Warns
+    -----
+    CheckpointWarning
+        When it was begun by another version, or with another number of threads, and when it cannot be written.
 
     Notes
     -----
