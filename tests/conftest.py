@@ -13,8 +13,9 @@ from torchgw import GWOptions, GWResult, SpaceOptions, gw_align
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The longest tests first: at the end, one of several processes would be left alone with them.
-    items.sort(key=lambda item: item.path.name != "test_triton.py")
+    # The longest tests first: at the end, one of several processes would be left alone with them. Those that compile
+    # follow each other, so that one process does.
+    items.sort(key=lambda item: item.path.name not in ("test_triton.py", "test_memory.py", "test_kernels.py"))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -20,21 +20,6 @@ CPU = torch.device("cpu")
 DENSE = softmin_dense.reference.KERNEL
 
 
-COUNTING = """
-import torch
-from torch._dynamo.utils import counters
-from torchgw.kernels import softmin_stream, softmin_dense
-from torchgw.kernels.dispatch import Request
-sizes = [(10 * i + 3, 7 * i + 5) for i in range(1, 10)] + [(64, 64), (1, 9), (500, 300)]
-for n, k in sizes:
-    A, B, f, g = torch.randn(n, 11), torch.randn(k, 11), torch.randn(n), torch.randn(k)
-    for epsilon in torch.logspace(-4, 0, 10).tolist():
-        request = Request(torch.device("cpu"), torch.float32, (n, k), 11)
-        softmin_stream.choose("compile", request).function.on(A / epsilon, B).sweep(g, f, f, 1.0)
-        softmin_dense.choose("compile", request).function.on(A @ B.T / epsilon).sweep(g, f, f, 1.0)
-print(counters["stats"]["unique_graphs"])
-"""
-
 SOLVING = """
 import warnings
 import numpy as np
@@ -49,20 +34,10 @@ print(counters["stats"]["unique_graphs"])
 """
 
 
-def graphs(code: str) -> int:
-    """Compilations of a process of its own."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])
-
-
-def test_sizes_and_epsilons_do_not_compile_again() -> None:
-    """12 sizes and 10 epsilons: one graph for the product, one for each axis of a stored score."""
-    assert graphs(COUNTING) == 3
-
-
 @pytest.mark.slow
 def test_whole_solves_compile_each_axis_once_a_dtype() -> None:
-    assert graphs(SOLVING) == 4
+    done = subprocess.run([sys.executable, "-c", SOLVING], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) == 4
 
 
 @pytest.mark.parametrize("family", [softmin_dense, softmin_stream])
@@ -133,7 +108,8 @@ def test_without_a_compiler_the_reason_is_given(monkeypatch: pytest.MonkeyPatch)
     compiler.broken.cache_clear()
 
 
-def test_each_compilation_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_compilation_is_announced_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)  # what is said costs no compilation
     twice = compiler.compiled(lambda x: x * 2)
     with caplog.at_level("INFO", "torchgw"):
         for dtype in (torch.float32, torch.float64, torch.float64):

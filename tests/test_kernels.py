@@ -149,6 +149,22 @@ def test_relaxed_marginals_give_the_same_potentials_compiled(damping: tuple[floa
     cases.relaxed_agree(softmin_dense.compiled.build(), softmin_stream.compiled.build(), damping, weight)
 
 
+def test_sizes_and_epsilons_do_not_compile_again() -> None:
+    """12 sizes and 10 epsilons: one graph for the product, one for each axis of a stored score."""
+    from torch._dynamo import reset
+    from torch._dynamo.utils import counters
+
+    reset()  # what other tests have compiled in this process
+    counters.clear()
+    for n, k in [*((10 * i + 3, 7 * i + 5) for i in range(1, 10)), (64, 64), (1, 9), (500, 300)]:
+        A, B, f, g = torch.randn(n, 11), torch.randn(k, 11), torch.randn(n), torch.randn(k)
+        request = Request(CPU, torch.float32, (n, k), 11)
+        for epsilon in torch.logspace(-4, 0, 10).tolist():
+            softmin_stream.choose("compile", request).function.on(A / epsilon, B).sweep(g, f, f, 1.0)
+            softmin_dense.choose("compile", request).function.on(A @ B.T / epsilon).sweep(g, f, f, 1.0)
+    assert counters["stats"]["unique_graphs"] == 3
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["eager", "compile", "triton"])
 class TestOnTheGPU:
