@@ -24,6 +24,7 @@ import torchgw
 from tests import oracle
 from torchgw import FeatureCost, GWResult, TorchGWWarning, gw_align
 from torchgw.spaces.graph import build_graph
+from torchgw.types import is_provider
 
 HOME = str(Path(torchgw.__file__).parent)
 REFUSALS = (ValueError, TypeError, MemoryError, FloatingPointError)
@@ -147,7 +148,7 @@ def resolved(call: Any) -> bool:
         for kind in call.kinds
         if "cost" in kind or "scale" in kind
     )
-    return float(eval(call.keywords["epsilon"], {"np": np})) > 1e-10 and not scaled
+    return float(eval(call.keywords["epsilon"], {"np": np})) > 3e-8 and not scaled
 
 
 # Accepted calls
@@ -317,7 +318,7 @@ def certificate(result: GWResult, problem: oracle.Problem, costs: np.ndarray, sl
 def distances(space: Any, side: int, result: GWResult) -> np.ndarray:
     """Scaled distances of a space; those that are approximations as their provider has them."""
     kind, scale = result.providers[side], result.scales[side]
-    if kind == "LandmarkDistances" or hasattr(space, "rows"):
+    if kind == "LandmarkDistances" or is_provider(space):
         assert result.known is not None
         provider = result.known[side].space
         return np.asarray(provider.rows(torch.arange(provider.size)).double().numpy())
@@ -375,7 +376,7 @@ def scales(result: GWResult, spaces: list[Any], options: Any) -> list[str]:
 
 def _largest(space: Any, side: int, result: GWResult) -> float | None:
     kind = result.providers[side]
-    if hasattr(space, "rows") or kind in ("LandmarkDistances", "DijkstraDistances"):
+    if is_provider(space) or kind in ("LandmarkDistances", "DijkstraDistances"):
         return None
     raw, unit = raw_distances(space, kind, result, side)
     return float(raw[np.isfinite(raw)].max()) * unit or 1.0

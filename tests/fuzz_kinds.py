@@ -648,3 +648,4 @@ GROUPS = {
     "ladder": "LadderOptions",
     "low_rank": "LowRankOptions",
 }
+SPACES = {"points": POINTS, "matrix": MATRICES, "graph": GRAPHS, "provider": PROVIDERS}

@@ -10,9 +10,10 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from tests.problems import gw_by_enumeration, random_distances
+from tests.problems import gw_by_enumeration, path_graph, random_distances
 from torchgw import (
     CoarseOptions,
+    DijkstraDistances,
     EuclideanDistances,
     GWOptions,
     GWResult,
@@ -119,6 +120,13 @@ def test_rounding_says_what_a_plan_gave_up_for_one_point() -> None:
     lost = 1 - float(found.read.moved[:, 0].sum())
     assert lost > 0.5
     assert found.residual >= lost - 1e-9
+
+
+@pytest.mark.parametrize("size", [1e100, 1e-100])
+def test_searched_distances_of_any_size_are_those_of_size_one_in_float32(size: float) -> None:
+    graph, _ = path_graph([1.0, 2.0, 3.0])
+    one, other = (DijkstraDistances(graph * s).to(torch.device("cpu"), torch.float32) for s in (1.0, size))
+    torch.testing.assert_close(other.rows(torch.arange(4)), one.rows(torch.arange(4)))
 
 
 @pytest.mark.parametrize("size", [1.7e308, 1e-290])

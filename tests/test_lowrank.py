@@ -360,6 +360,16 @@ def test_points_without_mass_get_zero_rows_and_change_nothing_else() -> None:
     torch.testing.assert_close(done.value, same.value, rtol=1e-6, atol=0.0)
 
 
+def test_all_mass_on_one_point_leaves_nothing_to_descend() -> None:
+    rng = np.random.default_rng(74)
+    points = (1e8 + rng.normal(size=(10, 2))).astype(np.float32)  # few distinct ones: rounding makes squares negative
+    options = GWOptions(strategy="low-rank", coarse=None, low_rank=LowRankOptions(rank=1))
+    one = np.eye(10)[5]
+    result = gw_align(points, rng.normal(size=(10, 2)), q=one, epsilon=0.01, options=options, random_state=0)
+    assert result.converged
+    np.testing.assert_allclose(result.plan, np.outer(np.full(10, 0.1), one), atol=1e-12)
+
+
 def test_equal_components_are_left_behind() -> None:
     spaces = squared_spaces(40, 40, 7)
     p = uniform(40)

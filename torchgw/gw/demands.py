@@ -21,7 +21,7 @@ from torchgw.options import AnnealingOptions, GWOptions
 from torchgw.spaces import FactoredDistances
 from torchgw.spaces.traced import largest_of
 from torchgw.supervision import Rules, Supervision
-from torchgw.types import Array
+from torchgw.types import Array, is_provider
 
 LARGEST_EXPONENT = RESOLUTION / torch.finfo(torch.float64).eps
 LARGEST_COST = 1e30
@@ -98,8 +98,7 @@ def make_model(
         scale = sums[0]
     else:
         scale = sums[0] if hard[0] else sums[1]
-    if marginals.total is None:
-        ranges.shares(sums, scale)
+    ranges.shares(sums, scale)
     one, other = (torch.from_numpy(side / end).to(device) for side, end in zip((p, q), ends, strict=True))
     beta = (1 - alpha) / scale
     model = Model(
@@ -213,7 +212,7 @@ def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, Fac
         raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
     sizes = []
     for name, given, expected in zip("XY", (X, Y), shape, strict=True):
-        found = expected if given is None else given.size if hasattr(given, "rows") else _length(name, given)
+        found = expected if given is None else given.size if is_provider(given) else _length(name, given)
         if found != expected:
             raise ValueError(
                 f"cost must have one row or column for each of the {found} points of {name}, got {expected}"
