@@ -376,11 +376,11 @@ MARGINALS: Table = {
     "semi-relaxed, strong": "SemiRelaxed(1e3)",
     "semi-relaxed, 1e17": "SemiRelaxed(1e17)",
     "semi-relaxed, inf": "SemiRelaxed(np.inf)",
-    "semi-relaxed, 1e-300": "SemiRelaxed(1e-300)",
     "unbalanced": "Unbalanced(0.1, 0.1)",
     "unbalanced, weak": "Unbalanced(1e-3, 1e-4)",
+    "semi-relaxed, 1e-17": "SemiRelaxed(1e-17)",
+    "unbalanced, 1e-17": "Unbalanced(1e-17, 1.0)",
     "unbalanced, 1e-12": "Unbalanced(1e-12, 1e-12)",
-    "unbalanced, 1e-300": "Unbalanced(1e-300, 1.0)",
     "unbalanced, strong": "Unbalanced(100, 30)",
     "unbalanced, 1e17": "Unbalanced(1e17, 1e17)",
     "unbalanced, x": "Unbalanced(0.1, np.inf)",
@@ -392,6 +392,8 @@ MARGINALS: Table = {
     "partial, 1e-3": "Partial({least} * 1e-3)",
 }
 BAD_MARGINALS: Table = {
+    "unbalanced, 1e-300": "Unbalanced(1e-300, 1.0)",
+    "semi-relaxed, 1e-300": "SemiRelaxed(1e-300)",
     "partial, 1e-200": "Partial({least} * 1e-200)",
     "partial, 1e-12": "Partial({least} * 1e-12)",
     "unbalanced, 1e300": "Unbalanced(1e300, 1e300)",

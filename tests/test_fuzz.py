@@ -67,6 +67,6 @@ TABLES = {
     "init": fuzz_kinds.INIT,
     "gradient_mode": fuzz_kinds.MODES,
     **{f"{side} {kind}": table for side in "XY" for kind, table in fuzz_kinds.SPACES.items()},
-    **{side: fuzz_kinds.MASSES for side in "pq"},
+    **dict.fromkeys("pq", fuzz_kinds.MASSES),
     **{name: good for name, (good, _) in fuzz_kinds.OTHERS.items()},
 }

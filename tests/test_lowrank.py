@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.problems import gw_by_enumeration, linearised_cost, random_distances, random_masses
-from torchgw import couplings
+from torchgw import GWOptions, couplings, gw_align
 from torchgw.gw.landmarks import choose_landmarks
 from torchgw.gw.lowrank import LowRankSolve, _Problem, solve_low_rank
 from torchgw.gw.lowrank_starts import group_cells, warm_start

@@ -19,6 +19,7 @@ SMALLEST = 1e-300
 LARGEST_SCALED = 1e9
 LARGEST_SHARE = 1e9
 LARGEST_EPSILON = 1e30
+LEAST_WEIGHT = 1e-30
 
 NEGLIGIBLE_SHARE = 2.0**-80
 
@@ -57,9 +58,12 @@ def shares(sums: tuple[float, float], scale: float) -> None:
 
 
 def divergence(name: str, rho: float) -> None:
-    """The weight of a marginal's divergence, which float32 carries beside squared distances; infinity is no weight."""
-    if LARGEST_SCALED**2 < rho < math.inf:
-        raise ValueError(f"{name} must be at most {LARGEST_SCALED**2:g}, got {rho:g}; math.inf makes a marginal hard")
+    """The weight of a marginal's divergence, which counts beside squared distances; 0 and infinity are none."""
+    most = LARGEST_SCALED**2
+    if most < rho < math.inf:
+        raise ValueError(f"{name} must be at most {most:g}, got {rho:g}; math.inf makes a marginal hard")
+    if 0 < rho < 1 / most:
+        raise ValueError(f"{name} must be at least {1 / most:g}, got {rho:g}; SemiRelaxed(0.0) leaves a marginal free")
 
 
 def scaled(name: str, largest: float, scale: float) -> None:
@@ -85,6 +89,15 @@ def cost(largest: float, epsilon: float) -> None:
             f"got {largest:g}; rescale it, or take a larger alpha"
         )
     resolved("cost", largest, epsilon, "rescale cost, or take a larger alpha")
+
+
+def weight(beta: float, largest: float) -> None:
+    """The weight of a linear cost in a solve of masses of sum one, and what it makes of the largest entry."""
+    if beta > 0 and not LEAST_WEIGHT <= beta * max(largest, 1.0) <= 1 / LEAST_WEIGHT:
+        raise ValueError(
+            f"p and q must have sums beside which a cost can be weighed, (1 - alpha) / sum within "
+            f"[{LEAST_WEIGHT:g}, {1 / LEAST_WEIGHT:g}], got {beta:g}; rescale them"
+        )
 
 
 def resolved(what: str, largest: float, epsilon: float, otherwise: str) -> None:

@@ -160,7 +160,8 @@ class TiledCoupling(BlockCoupling):
         """The exponent () of the entries, as a few rows have it, that is taken off where float32 does not hold it."""
         present = torch.nonzero(self._tensors["f"] > -torch.inf)[:, 0]
         some = present[:: max(1, len(present) // SEEN_ROWS)][:SEEN_ROWS]
-        level = self._entries(some).amax().log2().round()
+        held = self._tensors["f"]
+        level = self._entries(some).amax().log2().round() if len(some) else held.new_zeros(())
         return torch.where(level.isfinite() & (level.abs() > FAR), level, 0.0)
 
     def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

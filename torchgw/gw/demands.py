@@ -114,6 +114,7 @@ def make_model(
         strength=strength / scale,
     )
     if cost is not None:
+        ranges.weight(beta, largest_entry(cost))
         ranges.cost(beta * largest_entry(cost) / (2 * float(model.weight(1.0))), epsilon)
     if rules is not None:
         price = min(model.hardness, model.strength)
