@@ -162,6 +162,14 @@ def test_points_of_any_size_are_those_of_size_one(size: float) -> None:
         assert 0 < other.scale < np.inf
 
 
+def test_points_that_coincide_have_a_scale_of_one_whatever_their_mean_rounds_to() -> None:
+    points = np.tile(np.random.default_rng(95).normal(size=5), (3, 1))
+    assert (points - points.mean(0)).any()
+    space = EuclideanDistances(points)
+    assert space.scale == 1.0
+    assert not space.rows(torch.arange(3)).any()
+
+
 @pytest.mark.parametrize("largest", [1e-8, 1e8])
 def test_factors_of_squared_distances_are_as_accurate_at_any_scale(largest: float) -> None:
     space = squared(CLOUD)
