@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from tests import fuzz_kinds as kinds
 from tests.fuzz_judge import Verdict, judge
@@ -41,7 +43,8 @@ class Call:
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """The objects, made afresh."""
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", sparse.SparseEfficiencyWarning)
             spaces = [self._made(text) for text in self.spaces]
             return spaces, {name: self._made(text) for name, text in self.keywords.items()}
 
