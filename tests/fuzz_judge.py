@@ -145,9 +145,9 @@ def refusal(error: Exception, call: Any) -> list[str]:
 def resolved(call: Any) -> bool:
     """Whether epsilon is not so small that scores are beyond float64."""
     scaled = any(
-        "scale: " in kind or "of size" in kind or "huge" in kind
+        "scale: " in kind or "of size" in kind or "huge" in kind or "own, large" in kind
         for kind in call.kinds
-        if "cost" in kind or "scale" in kind
+        if "cost" in kind or "scale" in kind or "own, large" in kind
     )
     return float(eval(call.keywords["epsilon"], {"np": np})) > 3e-8 and not scaled
 

@@ -487,7 +487,7 @@ RULES: Table = {
 STRENGTHS: Table = {
     "inf": "",
     "0.1": ", strength=0.1",
-    "1e-300": ", strength=1e-300",
+    "1e-17": ", strength=1e-17",
     "1e-3": ", strength=1e-3",
     "10": ", strength=10",
     "1e17": ", strength=1e17",
@@ -506,6 +506,7 @@ BAD_RULES: Table = {
     "labels below -1": "labels=(np.full({N}, -2), np.zeros({K}, int))",
     "empty mask": "mask=np.zeros(({N}, {K}))",
     "mask of another shape": "mask=np.ones(({K} + 1, {N}))",
+    "strength 1e-300": "pairs=[(0, 0)], strength=1e-300",
     "strength 1e300": "pairs=[(0, 0)], strength=1e300",
     "strength 0": "pairs=[(0, 0)], strength=0.0",
     "strength NaN": "pairs=[(0, 0)], strength=np.nan",

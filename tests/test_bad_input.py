@@ -140,12 +140,12 @@ BAD: list[tuple[str, Any, str]] = [
         align(Own(edited(D, 5, 6, np.nan)), Y, options=STREAMING),
         "Own.rows must give finite",
     ),
-    ("a divergence beyond floats", lambda: Unbalanced(1e300, 1.0), r"rho_x must be at most 1e\+18.*math.inf"),
-    ("a divergence of nothing", lambda: SemiRelaxed(1e-300), r"rho must be at least 1e-18.*SemiRelaxed\(0.0\)"),
+    ("a divergence beyond floats", lambda: Unbalanced(1e300, 1.0), r"rho_x must be within .*1e\+18.*math.inf"),
+    ("a divergence of nothing", lambda: SemiRelaxed(1e-300), r"rho must be within \[1e-18.*SemiRelaxed\(0.0\)"),
     (
         "a strength beyond floats",
         lambda: Supervision(pairs=[(0, 0)], strength=1e300),
-        r"strength must be at most 1e\+18",
+        r"strength must be within .*1e\+18",
     ),
     (
         "masses and a cost",

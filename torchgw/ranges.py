@@ -59,16 +59,14 @@ def shares(sums: tuple[float, float], scale: float) -> None:
 
 def divergence(name: str, rho: float) -> None:
     """The weight of a marginal's divergence, which counts beside squared distances; 0 and infinity are none."""
-    price(name, rho, "makes a marginal hard")
-    if 0 < rho < LARGEST_SCALED**-2:
-        least = f"{LARGEST_SCALED**-2:g}"
-        raise ValueError(f"{name} must be at least {least}, got {rho:g}; SemiRelaxed(0.0) leaves a marginal free")
+    price(name, rho, "makes a marginal hard, SemiRelaxed(0.0) leaves it free")
 
 
 def price(name: str, value: float, infinite: str) -> None:
     """What a unit of mass costs, which is a number beside squared distances or infinite."""
-    if LARGEST_SCALED**2 < value < math.inf:
-        raise ValueError(f"{name} must be at most {LARGEST_SCALED**2:g}, got {value:g}; math.inf {infinite}")
+    most = LARGEST_SCALED**2
+    if 0 < value < 1 / most or most < value < math.inf:
+        raise ValueError(f"{name} must be within [{1 / most:g}, {most:g}], got {value:g}; math.inf {infinite}")
 
 
 def scaled(name: str, largest: float, scale: float) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchgw.gw.cells import Side
 from torchgw.gw.certify import Read, certify, dot
+from torchgw.gw.finish import require_resolved
 from torchgw.gw.first_rung import first_rung
 from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.inner import StreamedInner
@@ -70,6 +71,7 @@ def run_large(
     moved = 0.0
     if task.tol is not None:
         climbed, moved = _refined(task, large, climbed, task.tol, history)
+    require_resolved(climbed.f, climbed.g, task.epsilon)
     climbed_at = time.perf_counter()
     finished = finish_tiles(large, climbed)
     dual = column_dual(climbed.cost, climbed.g - climbed.score.column, large.q, task.epsilon)
