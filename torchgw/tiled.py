@@ -9,6 +9,7 @@ is asked and answered is in the order of the user's points.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -25,8 +26,6 @@ from torchgw.kernels.tiles import Tiles, centres
 SAMPLE_BLOCK = 2**22
 NEGLIGIBLE = 0.1
 MOST_SPREAD = 5e7
-SEEN_ROWS = 16
-FAR = 60.0  # bits from one, at which half of those of float32 are left; the plan of a mass of one is nearer
 
 
 class TiledCoupling(BlockCoupling):
@@ -37,6 +36,8 @@ class TiledCoupling(BlockCoupling):
     ``tile_separable`` () list the tiles as `torchgw.kernels.tiles.Tiles` does. ``matching`` (N,) is what ``argmax(1)``
     gives, where it is known already.
     """
+
+    _level = 0  # exponent of the mass, which reads in float32 do without
 
     def __init__(
         self,
@@ -110,7 +111,9 @@ class TiledCoupling(BlockCoupling):
         scaled = self.tensors()
         scaled["f"] = scaled["f"] + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
         scaled["x"] = scaled["x"] * mass
-        return TiledCoupling(**scaled, matching=self._matching)
+        found = TiledCoupling(**scaled, matching=self._matching)
+        found._level = self._level + round(math.log2(mass))
+        return found
 
     def rows(self, index: Tensor | slice) -> Tensor:
         held = self._tensors
@@ -148,21 +151,11 @@ class TiledCoupling(BlockCoupling):
     def _read(self, V: Tensor, axis: int, find: bool = False) -> Read:
         """The plan (axis 1) or its transpose (axis 0) without the correction, applied to V; in the held order."""
         held = self._tensors
-        none, f, unit = V.new_zeros(self.shape[1 - axis], 0), held["f"] - self._level, self._level.exp2()
-        if axis == 1:
-            found = reference.read(held["A"], held["B"], self.tiles, f, held["g"], V, none, find)
-        else:
-            found = reference.read(held["B"], held["A"], self.tiles.transposed, held["g"], f, V, none, find)
+        none, tiles = V.new_zeros(self.shape[1 - axis], 0), self.tiles if axis == 1 else self.tiles.transposed
+        one, other = ((held["A"], held["f"] - self._level), (held["B"], held["g"]))[:: 2 * axis - 1]
+        found = reference.read(one[0], other[0], tiles, one[1], other[1], V, none, find)
+        unit = 2.0**self._level
         return Read(found.moved * unit, found.back * unit, found.largest * unit, found.at)
-
-    @cached_property
-    def _level(self) -> Tensor:
-        """The exponent () of the entries, as a few rows have it, that is taken off where float32 does not hold it."""
-        present = torch.nonzero(self._tensors["f"] > -torch.inf)[:, 0]
-        some = present[:: max(1, len(present) // SEEN_ROWS)][:SEEN_ROWS]
-        held = self._tensors["f"]
-        level = self._entries(some).amax().log2().round() if len(some) else held.new_zeros(())
-        return torch.where(level.isfinite() & (level.abs() > FAR), level, 0.0)
 
     def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x of the answer, y of the question, rank of the answer's points, order of the question's."""
@@ -210,7 +203,7 @@ class TiledCoupling(BlockCoupling):
     def turned(self) -> TiledCoupling:
         """The transposed coupling."""
         held, tiles = self._tensors, self.tiles.transposed
-        return TiledCoupling(
+        found = TiledCoupling(
             A=held["B"],
             B=held["A"],
             f=held["g"],
@@ -224,6 +217,8 @@ class TiledCoupling(BlockCoupling):
             tile_column=tiles.column,
             tile_separable=held["tile_separable"],
         )
+        found._level = self._level
+        return found
 
     def row_tiles(self, points: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Blocks of rows of a tile: their points (n,), those of the columns that it keeps (k,), the plan there (n, k),
