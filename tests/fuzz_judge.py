@@ -81,10 +81,11 @@ def _run(call: Any) -> Verdict:
             kinds.append(f"refusal: {type(error).__name__}")
             failures += refusal(error, call)
         else:
+            warned = [warning.category for warning in given[made:]]
             try:
                 fresh = call.arguments()
                 failures += untouched(fresh, (spaces, keywords))
-                failures += promises(result, *fresh, [warning.category for warning in given[made:]])
+                failures += promises(result, *fresh, warned)
                 failures += gradients(result, spaces, keywords)
             except Exception:
                 failures.append(traceback.format_exc())
