@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.sparse import csr_matrix
 
 import torchgw
+from tests.fuzz_kinds import Own, edited
 from torchgw import (
     AnnealingOptions,
     CoarseOptions,
@@ -29,10 +30,12 @@ from torchgw import (
     Partial,
     PrecomputedDistances,
     SamplingOptions,
+    SemiRelaxed,
     SinkhornOptions,
     SpaceOptions,
     StoppingOptions,
     Supervision,
+    Unbalanced,
     Unrolled,
     gw_align,
     gw_loss,
@@ -94,6 +97,7 @@ def align(*spaces: Any, **keywords: Any) -> Any:
     return lambda: gw_align(*(spaces or (X, Y)), **keywords)
 
 
+STREAMING = GWOptions(strategy="streaming")
 BAD: list[tuple[str, Any, str]] = [
     ("three-dimensional points", align(np.zeros((3, 3, 3)), Y), "X must have shape"),
     ("one-dimensional points", align(X, np.zeros(7)), "Y must have shape"),
@@ -131,6 +135,23 @@ BAD: list[tuple[str, Any, str]] = [
     ("provider of the wrong width", align(Provider(rows=np.ones((1, 9))), Y), r"X.rows must return .*\(1, 10\)"),
     ("provider of lists", align(Provider(size=11), Y), "X.rows must return"),
     ("provider of NaN", align(Provider(rows=np.full((1, 10), np.nan)), Y), "X.rows must be finite"),
+    (
+        "provider of NaN further on",
+        align(Own(edited(D, 5, 6, np.nan)), Y, options=STREAMING),
+        "Own.rows must give finite",
+    ),
+    ("a divergence beyond floats", lambda: Unbalanced(1e300, 1.0), r"rho_x must be within .*1e\+18.*math.inf"),
+    ("a divergence of nothing", lambda: SemiRelaxed(1e-300), r"rho must be within \[1e-18.*SemiRelaxed\(0.0\)"),
+    (
+        "a strength beyond floats",
+        lambda: Supervision(pairs=[(0, 0)], strength=1e300),
+        r"strength must be within .*1e\+18",
+    ),
+    (
+        "masses and a cost",
+        align(p=np.full(30, 1e-100), q=np.full(40, 7.5e-101), cost=np.ones((30, 40))),
+        "p and q must .*cost",
+    ),
     ("masses beyond floats", align(p=np.full(30, 1e308)), r"p must have a positive sum within \[1e-150, 1e\+150\]"),
     ("negative masses", align(p=np.linspace(-1, 1, 30)), "p must be non-negative"),
     ("zero masses", align(q=np.zeros(40)), "q must have a positive sum"),

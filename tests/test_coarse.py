@@ -155,8 +155,16 @@ def test_energies_of_a_batch_are_those_of_each_plan_and_equal_plans_are_one_basi
     for plan, energy in zip(plans, found, strict=True):
         assert float(energy) == pytest.approx(float((linearised_cost(DX, DY, plan) * plan).sum()), rel=1e-9)
     twice = torch.from_numpy(np.concatenate((plans, plans + 1e-4)))
-    groups = basins_of(twice, torch.arange(6.0))
-    assert sorted(len(group) for group in groups) == [2, 2, 2]
+    groups = basins_of(twice, torch.arange(6.0), 3)
+    assert groups == [[0, 3], [1, 4], [2, 5]]
+    assert basins_of(twice, -torch.arange(6.0), 2) == [[5, 2], [4, 1]]
+
+
+def test_few_points_get_more_starts_but_not_as_many_as_landmarks_were_asked_for() -> None:
+    two, mass = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=F64), torch.full((2,), 0.5, dtype=F64)
+    space, options = PrecomputedDistances(two.numpy()), CoarseOptions(n_landmarks=10**6, n_starts=4)
+    (basins,) = coarse_basins(space, space, mass, mass, Model(mass, mass, 1e-3), 1e-3, options, generator())
+    assert sum(basin.count for basin in basins) == 3 * 4 * 30
 
 
 def test_the_coarse_stage_finds_both_orientations_of_a_path_and_their_energies() -> None:

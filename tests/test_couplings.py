@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,15 @@ def test_products_and_marginals_are_those_of_the_plan(coupling: BlockCoupling, a
     V = torch.randn(plan.shape[1], 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(coupling.apply(V, axis), plan @ V)
     torch.testing.assert_close(coupling.marginal(axis), plan.sum(1))
+
+
+@pytest.mark.parametrize("mass", [1e-140, 1e-30, 1e30, 1e140])
+def test_products_of_a_plan_of_any_mass_are_in_proportion(coupling: BlockCoupling, mass: float) -> None:
+    scaled: Any = coupling.times(mass)  # type: ignore[attr-defined]
+    V = torch.randn(31, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(scaled.apply(V, 1) / mass, coupling.apply(V, 1))
+    torch.testing.assert_close(scaled.marginal(0) / mass, coupling.marginal(0))
+    assert scaled.argmax(0).equal(coupling.argmax(0))
 
 
 def test_a_product_of_the_wrong_length_is_refused(coupling: BlockCoupling) -> None:

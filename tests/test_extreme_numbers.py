@@ -10,9 +10,10 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from tests.problems import gw_by_enumeration, random_distances
+from tests.problems import gw_by_enumeration, path_graph, random_distances
 from torchgw import (
     CoarseOptions,
+    DijkstraDistances,
     EuclideanDistances,
     GWOptions,
     GWResult,
@@ -121,6 +122,13 @@ def test_rounding_says_what_a_plan_gave_up_for_one_point() -> None:
     assert found.residual >= lost - 1e-9
 
 
+@pytest.mark.parametrize("size", [1e100, 1e-100])
+def test_searched_distances_of_any_size_are_those_of_size_one_in_float32(size: float) -> None:
+    graph, _ = path_graph([1.0, 2.0, 3.0])
+    one, other = (DijkstraDistances(graph * s).to(torch.device("cpu"), torch.float32) for s in (1.0, size))
+    torch.testing.assert_close(other.rows(torch.arange(4)), one.rows(torch.arange(4)))
+
+
 @pytest.mark.parametrize("size", [1.7e308, 1e-290])
 def test_matrices_of_any_size_are_those_of_size_one(size: float) -> None:
     cut = DX / DX.max()
@@ -152,6 +160,14 @@ def test_points_of_any_size_are_those_of_size_one(size: float) -> None:
         index = torch.arange(N)
         torch.testing.assert_close(other.rows(index), one.rows(index), rtol=1e-12, atol=0)
         assert 0 < other.scale < np.inf
+
+
+def test_points_that_coincide_have_a_scale_of_one_whatever_their_mean_rounds_to() -> None:
+    points = np.tile(np.random.default_rng(95).normal(size=5), (3, 1))
+    assert (points - points.mean(0)).any()
+    space = EuclideanDistances(points)
+    assert space.scale == 1.0
+    assert not space.rows(torch.arange(3)).any()
 
 
 @pytest.mark.parametrize("largest", [1e-8, 1e8])

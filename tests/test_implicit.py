@@ -49,6 +49,19 @@ class Demands:
         return one, other
 
 
+def test_a_plan_on_one_column_answers_with_numbers() -> None:
+    """What is left of the system is a constant, so that conjugate gradients have nothing to do."""
+    A, B, f, g = torch.zeros(5, 1), torch.zeros(13, 1), torch.full((5,), -math.log2(5)), torch.full((13,), -math.inf)
+    g[6] = 0.0
+    plan = PotentialCoupling(*(side.double() for side in (A, B, f, g)))
+    held = torch.ones(5, dtype=torch.float64), torch.ones(13, dtype=torch.float64)
+    response = Response(plan, held, EPSILON, direct_size=0)
+    U, V = torch.ones(5, 1, dtype=torch.float64), torch.linspace(0, 1, 13, dtype=torch.float64)[:, None]
+    answer = response(FactoredCost(U[:, 0], V[:, 0], U, V))
+    assert all(bool(part.isfinite().all()) for part in (answer.change.marginal(1), answer.a, answer.b))
+    assert response.error < 1e-9
+
+
 DEMANDS = {
     "balanced": Demands(),
     "rows relaxed": Demands(rho_x=0.3),

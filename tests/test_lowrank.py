@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.problems import gw_by_enumeration, linearised_cost, random_distances, random_masses
-from torchgw import couplings
+from torchgw import GWOptions, couplings, gw_align
 from torchgw.gw.landmarks import choose_landmarks
 from torchgw.gw.lowrank import LowRankSolve, _Problem, solve_low_rank
 from torchgw.gw.lowrank_starts import group_cells, warm_start
@@ -358,6 +358,16 @@ def test_points_without_mass_get_zero_rows_and_change_nothing_else() -> None:
     assert float(done.coupling.rows(torch.arange(30, 34)).abs().max()) == 0.0
     torch.testing.assert_close(done.coupling.marginal(1), p, rtol=0.0, atol=1e-14)
     torch.testing.assert_close(done.value, same.value, rtol=1e-6, atol=0.0)
+
+
+def test_all_mass_on_one_point_leaves_nothing_to_descend() -> None:
+    rng = np.random.default_rng(74)
+    points = (1e8 + rng.normal(size=(10, 2))).astype(np.float32)  # few distinct ones: rounding makes squares negative
+    options = GWOptions(strategy="low-rank", coarse=None, low_rank=LowRankOptions(rank=1))
+    one = np.eye(10)[5]
+    result = gw_align(points, rng.normal(size=(10, 2)), q=one, epsilon=0.01, options=options, random_state=0)
+    assert result.converged
+    np.testing.assert_allclose(result.plan, np.outer(np.full(10, 0.1), one), atol=1e-12)
 
 
 def test_equal_components_are_left_behind() -> None:

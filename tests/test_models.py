@@ -140,3 +140,18 @@ def test_the_kullback_leibler_loss_has_the_oracles_plan_and_value(name: str, kin
         problem, given | {"epsilon": 0.6}, loss="kl", stopping=StoppingOptions(plan_tol=1e-15, max_iter=3000)
     )
     agrees(result, problem)
+
+
+@pytest.mark.parametrize("strategy", ["dense", "streaming"])
+def test_what_an_initial_plan_has_on_points_without_mass_does_not_count(strategy: str) -> None:
+    problem, given = posed("unbalanced", "pure")
+    p = problem.p * (np.arange(len(problem.p)) % 3 > 0)
+    init = np.random.default_rng(0).random((len(p), len(problem.q)))
+    options = replace(OPTIONS, strategy=strategy, gradient="sampled" if strategy == "streaming" else "auto")
+    found = [
+        gw_align(problem.D, problem.E, init=plan, options=options, random_state=0, **given | {"p": p}).plan
+        for plan in (init, init * (p > 0)[:, None])
+    ]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-12)
+    with pytest.raises(ValueError, match="init must have an entry for a pair of points that both have mass"):
+        gw_align(problem.D, problem.E, init=init * (p == 0)[:, None], options=options, **given | {"p": p})

@@ -15,7 +15,7 @@ from scipy.sparse import random as random_matrix
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.spatial.distance import cdist
 
-from torchgw import LandmarkDistances, validate
+from torchgw import LandmarkDistances, gw_pairwise, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.gw import prepare
 from torchgw.options import SpaceOptions
@@ -220,6 +220,18 @@ def test_a_graph_that_needs_no_mending_is_not_copied_and_none_is_written_to() ->
     repeated = csr_matrix((np.ones(4), np.array([1, 1, 0, 0]), np.array([0, 2, 4])), shape=(2, 2))
     assert validate.graph("graph", repeated)[0, 1] == 2
     assert repeated.nnz == 4
+
+
+@pytest.mark.parametrize("form", ["csc", "coo", "lil", "dok", "dia", "bsr"])
+def test_graphs_of_any_sparse_format_are_graphs(form: str) -> None:
+    graph = random_graph(20, 0.4, 0)
+    given = graph.asformat(form)
+    checked, kind = prepare.check_space("X", given, "auto", SpaceOptions())
+    assert kind == "precomputed"
+    assert (checked != graph).nnz == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)
+        assert gw_pairwise([given, graph], n_jobs=1).values[0] == pytest.approx(0, abs=1e-9)
 
 
 def test_points_are_neither_copied_nor_written_to() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchgw import validate
+from torchgw import ranges, validate
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class SemiRelaxed(Marginals):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rho", validate.real("rho", self.rho, least=0.0, infinite=True))
+        ranges.divergence("rho", self.rho)
         object.__setattr__(self, "side", validate.choice("side", self.side, ("x", "y")))
 
     @property
@@ -104,6 +105,7 @@ class Unbalanced(Marginals):
     def __post_init__(self) -> None:
         for name in ("rho_x", "rho_y"):
             object.__setattr__(self, name, validate.real(name, getattr(self, name), above=0.0, infinite=True))
+            ranges.divergence(name, getattr(self, name))
 
     @property
     def weights(self) -> tuple[float, float]:

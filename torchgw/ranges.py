@@ -7,6 +7,7 @@ squared again.
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
@@ -18,6 +19,7 @@ SMALLEST = 1e-300
 LARGEST_SCALED = 1e9
 LARGEST_SHARE = 1e9
 LARGEST_EPSILON = 1e30
+LEAST_WEIGHT = 1e-30
 
 NEGLIGIBLE_SHARE = 2.0**-80
 
@@ -55,6 +57,18 @@ def shares(sums: tuple[float, float], scale: float) -> None:
         )
 
 
+def divergence(name: str, rho: float) -> None:
+    """The weight of a marginal's divergence, which counts beside squared distances; 0 and infinity are none."""
+    price(name, rho, "makes a marginal hard, SemiRelaxed(0.0) leaves it free")
+
+
+def price(name: str, value: float, infinite: str) -> None:
+    """What a unit of mass costs, which is a number beside squared distances or infinite."""
+    most = LARGEST_SCALED**2
+    if 0 < value < 1 / most or most < value < math.inf:
+        raise ValueError(f"{name} must be within [{1 / most:g}, {most:g}], got {value:g}; math.inf {infinite}")
+
+
 def scaled(name: str, largest: float, scale: float) -> None:
     """Distances divided by a scale that the user gave."""
     if largest > LARGEST_SCALED * scale:
@@ -76,6 +90,15 @@ def cost(largest: float) -> None:
         raise ValueError(
             f"cost must be at most {LARGEST_SCALED**2:g} beside squared distances of at most 1, as alpha weighs them, "
             f"got {largest:g}; rescale it, or take a larger alpha; pairs are forbidden by supervision="
+        )
+
+
+def weight(beta: float, largest: float) -> None:
+    """The weight of a linear cost in a solve of masses of sum one, and what it makes of the largest entry."""
+    if beta > 0 and not LEAST_WEIGHT <= beta * max(largest, 1.0) <= 1 / LEAST_WEIGHT:
+        raise ValueError(
+            f"p and q must have sums beside which a cost can be weighed, (1 - alpha) / sum within "
+            f"[{LEAST_WEIGHT:g}, {1 / LEAST_WEIGHT:g}], got {beta:g}; rescale them"
         )
 
 

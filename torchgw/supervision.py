@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import validate
+from torchgw import ranges, validate
 from torchgw.costs import FactoredCost
 from torchgw.types import Array
 
@@ -50,6 +50,7 @@ class Supervision:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strength", validate.real("strength", self.strength, above=0.0, infinite=True))
+        ranges.price("strength", self.strength, "forbids what breaks a rule")
         if all(rule is None for rule in (self.pairs, self.forbidden, self.labels, self.mask)):
             raise ValueError("Supervision must have at least one of pairs, forbidden, labels and mask, got none")
         if self.labels is not None and not (isinstance(self.labels, tuple) and len(self.labels) == 2):

@@ -9,6 +9,7 @@ is asked and answered is in the order of the user's points.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -36,6 +37,8 @@ class TiledCoupling(BlockCoupling):
     ``tile_separable`` () list the tiles as `torchgw.kernels.tiles.Tiles` does. ``matching`` (N,) is what ``argmax(1)``
     gives, where it is known already.
     """
+
+    _level = 0  # exponent of the mass, which reads in float32 do without
 
     def __init__(
         self,
@@ -109,7 +112,9 @@ class TiledCoupling(BlockCoupling):
         scaled = self.tensors()
         scaled["f"] = scaled["f"] + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
         scaled["x"] = scaled["x"] * mass
-        return TiledCoupling(**scaled, matching=self._matching)
+        found = TiledCoupling(**scaled, matching=self._matching)
+        found._level = self._level + round(math.log2(mass))
+        return found
 
     def rows(self, index: Tensor | slice) -> Tensor:
         held = self._tensors
@@ -147,10 +152,11 @@ class TiledCoupling(BlockCoupling):
     def _read(self, V: Tensor, axis: int, find: bool = False) -> Read:
         """The plan (axis 1) or its transpose (axis 0) without the correction, applied to V; in the held order."""
         held = self._tensors
-        none = V.new_zeros(self.shape[1 - axis], 0)
-        if axis == 1:
-            return reference.read(held["A"], held["B"], self.tiles, held["f"], held["g"], V, none, find)
-        return reference.read(held["B"], held["A"], self.tiles.transposed, held["g"], held["f"], V, none, find)
+        none, tiles = V.new_zeros(self.shape[1 - axis], 0), self.tiles if axis == 1 else self.tiles.transposed
+        one, other = ((held["A"], held["f"] - self._level), (held["B"], held["g"]))[:: 2 * axis - 1]
+        found = reference.read(one[0], other[0], tiles, one[1], other[1], V, none, find)
+        unit = 2.0**self._level
+        return Read(found.moved * unit, found.back * unit, found.largest * unit, found.at)
 
     def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x of the answer, y of the question, rank of the answer's points, order of the question's."""
@@ -198,7 +204,7 @@ class TiledCoupling(BlockCoupling):
     def turned(self) -> TiledCoupling:
         """The transposed coupling."""
         held, tiles = self._tensors, self.tiles.transposed
-        return TiledCoupling(
+        found = TiledCoupling(
             A=held["B"],
             B=held["A"],
             f=held["g"],
@@ -212,6 +218,8 @@ class TiledCoupling(BlockCoupling):
             tile_column=tiles.column,
             tile_separable=held["tile_separable"],
         )
+        found._level = self._level
+        return found
 
     def row_tiles(self, points: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Blocks of rows of a tile: their points (n,), those of the columns that it keeps (k,), the plan there (n, k),

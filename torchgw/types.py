@@ -153,6 +153,11 @@ class Coupling(Protocol):
         """SciPy CSR matrix of the largest entries that carry ``mass`` of each row."""
 
 
+def is_provider(space: Any) -> bool:
+    """Whether a space brings its own distances; SciPy's matrices of lists have ``rows`` too."""
+    return hasattr(space, "rows") and not hasattr(space, "nnz")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """What a callback receives at every check of the Gromov-Wasserstein loop.

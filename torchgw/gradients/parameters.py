@@ -19,7 +19,7 @@ from torchgw.marginals import Marginals
 from torchgw.once import once
 from torchgw.options import SpaceOptions
 from torchgw.spaces.traced import traced
-from torchgw.types import DistanceProvider
+from torchgw.types import DistanceProvider, is_provider
 
 REFUSED = (
     "second derivatives of Gromov-Wasserstein losses and plans are not available with Envelope or Implicit gradients, "
@@ -58,7 +58,7 @@ class Given:
 
 def _leaf(space: Any) -> Any:
     """What a provider was made from, where it keeps that; other spaces themselves."""
-    return getattr(space, "leaf", None) if hasattr(space, "rows") else space
+    return getattr(space, "leaf", None) if is_provider(space) else space
 
 
 def applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:

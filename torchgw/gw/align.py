@@ -21,7 +21,7 @@ from torchgw.gradients.demands import check_recorded, checked_mode, tolerance
 from torchgw.gradients.differentiable import differentiable
 from torchgw.gradients.modes import GradientMode
 from torchgw.gradients.parameters import Given
-from torchgw.gw.checkpoints import followed, is_provider
+from torchgw.gw.checkpoints import followed
 from torchgw.gw.demands import (
     as_pair,
     check_alpha,
@@ -55,7 +55,7 @@ from torchgw.spaces.traced import largest_of
 from torchgw.status import Status
 from torchgw.supervision import Supervision
 from torchgw.threads import threads_for
-from torchgw.types import Array, Callback, RandomState
+from torchgw.types import Array, Callback, RandomState, is_provider
 
 logger = logging.getLogger("torchgw")
 

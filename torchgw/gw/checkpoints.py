@@ -52,7 +52,7 @@ from torchgw.status import History, Status
 from torchgw.storage import GROUPS, MARGINALS
 from torchgw.supervision import Supervision
 from torchgw.tiled import TiledCoupling
-from torchgw.types import Callback
+from torchgw.types import Callback, is_provider
 from torchgw.watch import Watch
 
 ARGUMENTS = (GWOptions, *GROUPS.values(), *MARGINALS.values(), FeatureCost, Supervision)
@@ -121,11 +121,6 @@ def _encoded(name: str, value: Any) -> Any:
         return CODEC.encode(value)
     except TypeError as error:
         raise TypeError(f"checkpoint cannot hold {name}: {error}") from error
-
-
-def is_provider(space: Any) -> bool:
-    """Whether a space brings its own distances."""
-    return hasattr(space, "rows")
 
 
 def looks_of(space: Any) -> tuple[int, float, Tensor]:

@@ -37,6 +37,7 @@ SAME_PLAN = 0.5
 SEARCH_STEPS = (4, 8)
 COOLING = (4, 10)
 SMALLEST_RHO = 1e-20
+MOST_TIMES = 30  # as many starts, where points are few: what the default landmarks are to the two points of a space
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,8 @@ def coarse_basins(
     largest = max(int((p > 0).sum()), int((q > 0).sum()))
     small = largest <= options.n_landmarks
     # Where the landmarks are all points, starts cost little, and their problem is the whole problem.
-    count = len(KINDS) * options.n_starts * max(options.n_landmarks // largest, 1) if small else options.n_starts
+    times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
+    count = len(KINDS) * options.n_starts * times if small else options.n_starts
     kinds = KINDS[:1] if small else KINDS
     found = []
     for kind in kinds:
@@ -205,7 +207,7 @@ def landmark_basins(
     for hot_step, cold_step in zip(HOT, COLD, strict=True):
         step = torch.where(cold, p.new_tensor(cold_step * unit), p.new_tensor(hot_step * unit)).clamp_min(epsilon)
         batch = anneal(problem, batch, step, *SEARCH_STEPS)
-    groups = basins_of(batch.plan, problem.energies(batch.plan))[:n_kept]
+    groups = basins_of(batch.plan, problem.energies(batch.plan), n_kept)
     counts = [len(group) for group in groups]
     batch = batch[torch.tensor([group[0] for group in groups], device=p.device)]
     last, now = max(epsilon, COLDEST * unit), float(batch.epsilon[0])
@@ -216,7 +218,7 @@ def landmark_basins(
     energy = problem.energies(plans)
     return [
         CoarseBasin(x, y, plans[i], batch.f[i], batch.g[i], last, float(energy[i]), sum(counts[j] for j in group))
-        for group in basins_of(plans, energy)
+        for group in basins_of(plans, energy, n_kept)
         for i in group[:1]
     ]
 
@@ -270,16 +272,16 @@ def _logsumexp2(exponent: Tensor, axis: int) -> Tensor:
     return (exponent - highest).clamp_min_(LOWEST_EXPONENT).exp2_().sum(axis).log2_() + highest.squeeze(axis)
 
 
-def basins_of(plans: Tensor, energy: Tensor) -> list[list[int]]:
-    """Groups of plans that agree up to an L1 distance of half their mass, lowest energy first in and between groups."""
+def basins_of(plans: Tensor, energy: Tensor, most: int) -> list[list[int]]:
+    """At most so many groups of plans that agree up to an L1 distance of half their mass, lowest energy first in and
+    between groups."""
     flat = plans.flatten(1)
     flat = flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
-    apart = torch.cdist(flat, flat, p=1.0).tolist()
+    rest = torch.argsort(torch.nan_to_num(energy, nan=torch.inf))
     groups: list[list[int]] = []
-    for i in torch.argsort(torch.nan_to_num(energy, nan=torch.inf)).tolist():
-        home = next((group for group in groups if apart[i][group[0]] <= SAME_PLAN), None)
-        if home is None:
-            groups.append([i])
-        else:
-            home.append(i)
+    while len(rest) and len(groups) < most:
+        same = (flat[rest] - flat[rest[0]]).abs().sum(1) <= SAME_PLAN
+        same[0] = True  # a plan that is no number, too
+        groups.append(rest[same].tolist())
+        rest = rest[~same]
     return groups

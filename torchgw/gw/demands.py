@@ -21,7 +21,7 @@ from torchgw.options import AnnealingOptions, GWOptions
 from torchgw.spaces import FactoredDistances
 from torchgw.spaces.traced import largest_of
 from torchgw.supervision import Rules, Supervision
-from torchgw.types import Array
+from torchgw.types import Array, is_provider
 
 LARGEST_EXPONENT = RESOLUTION / torch.finfo(torch.float64).eps
 LEAST_PART = 1e-9
@@ -110,6 +110,7 @@ def make_model(
         strength=strength / scale,
     )
     if cost is not None:
+        ranges.weight(beta, largest_entry(cost))
         ranges.cost(_reach(model))
     if rules is not None:
         price = min(model.hardness, model.strength)
@@ -214,7 +215,7 @@ def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, Fac
         raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
     sizes = []
     for name, given, expected in zip("XY", (X, Y), shape, strict=True):
-        found = expected if given is None else given.size if hasattr(given, "rows") else _length(name, given)
+        found = expected if given is None else given.size if is_provider(given) else _length(name, given)
         if found != expected:
             raise ValueError(
                 f"cost must have one row or column for each of the {found} points of {name}, got {expected}"

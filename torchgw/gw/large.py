@@ -6,6 +6,7 @@ entry of each row, and F^T T G, from which the value follows.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -70,6 +71,8 @@ def run_large(
     moved = 0.0
     if task.tol is not None:
         climbed, moved = _refined(task, large, climbed, task.tol, history)
+    if not all(bool((side < math.inf).all()) for side in (climbed.f, climbed.g)):  # NaN as well
+        raise FloatingPointError(f"epsilon = {task.epsilon:g} is too small: potentials are beyond what float64 holds")
     climbed_at = time.perf_counter()
     finished = finish_tiles(large, climbed)
     dual = column_dual(climbed.cost, climbed.g - climbed.score.column, large.q, task.epsilon)

@@ -252,7 +252,7 @@ class _Descent:
         gradient = self.problem.reduced(self.point.gradient)
         norm = max(float(side.abs().amax()) for side in gradient)
         noise = torch.finfo(torch.float64).eps * self.problem.constant
-        for _ in range(MOST_CUTS if norm > noise else 0):
+        for _ in range(MOST_CUTS if norm > max(noise, 0.0) else 0):
             exponent = min(self.step / norm, LARGEST_EXPONENT)
             gamma = exponent / norm
             damping = 1 + gamma * self.problem.epsilon

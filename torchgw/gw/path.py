@@ -23,7 +23,7 @@ from torchgw.evidence import entropy_and_margin
 from torchgw.gw.align import gw_align
 from torchgw.result import GWResult
 from torchgw.status import Status
-from torchgw.types import AmbiguityWarning, Array, ConvergenceWarning
+from torchgw.types import AmbiguityWarning, Array, ConvergenceWarning, is_provider
 
 HIGHEST, SOFT, SHARP, LOWEST = 10.0, 3e-2, 3e-4, 1e-5
 TOLERANCE, MOST_SOLVES, STRIDE = 0.02, 8, 2.5
@@ -130,7 +130,7 @@ def epsilon_path(
         raise TypeError("checkpoint is of one solve: epsilon_path has none; take one gw_align for each epsilon")
     solver, points = _Solver(X, Y, kwargs), list[_Point]()
     if perplexities is not None:
-        size = Y.size if hasattr(Y, "rows") else (*np.shape(Y), math.inf)[0]
+        size = Y.size if is_provider(Y) else (*np.shape(Y), math.inf)[0]
         for target in _falling("perplexities", perplexities, apart=2 * TOLERANCE, least=1.0, most=size):
             points += _at_perplexity(solver, target, points[-1] if points else None)
             if _cancelled(points):

@@ -21,7 +21,7 @@ from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import storage
 from torchgw.spaces.paths import fill_unreachable, shortest_paths
 from torchgw.spaces.traced import largest_of
-from torchgw.types import Array, DistanceProvider, GraphWarning
+from torchgw.types import Array, DistanceProvider, GraphWarning, is_provider
 
 logger = logging.getLogger("torchgw")
 
@@ -61,7 +61,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             f"{name} must be a SciPy sparse graph of edge lengths, got {type(space).__name__}; "
             f"networkx.to_scipy_sparse_array makes one"
         )
-    if hasattr(space, "rows"):
+    if is_provider(space):
         validate.provider(name, space)
         if distances != "auto":
             raise ValueError(f"distances must be 'auto' when {name} is a distance provider, got {distances!r}")

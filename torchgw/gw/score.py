@@ -90,7 +90,7 @@ def _gram(U: Tensor, centre: Tensor, mass: Tensor) -> Tensor:
 def _roots(gram: Tensor) -> tuple[Tensor, Tensor]:
     """L (r, s) with L L^T the Gram matrix, and its pseudo-inverse transposed; directions that vanish are left out."""
     values, vectors = torch.linalg.eigh(gram)
-    keep = values > DEPENDENT * values[-1].clamp_min(torch.finfo(values.dtype).tiny)
+    keep = values > DEPENDENT * values[-1:].clamp_min(torch.finfo(values.dtype).tiny)
     root = values[keep].sqrt()
     return vectors[:, keep] * root, vectors[:, keep] / root
 

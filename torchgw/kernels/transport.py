@@ -20,6 +20,7 @@ from torchgw.kernels.kernel import LOWEST_EXPONENT
 from torchgw.kernels.sampling import draw
 
 PLAN_BLOCK = 2
+LOWEST_WIDE_EXPONENT = -900.0  # of float64: plans have any mass
 
 
 def scores(A: Tensor, B: Tensor, g: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -34,9 +35,10 @@ def scores(A: Tensor, B: Tensor, g: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 def apply(A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor) -> Tensor:
     """T V, (N, d)."""
+    least = LOWEST_EXPONENT if g.dtype == torch.float32 else LOWEST_WIDE_EXPONENT
     out, V = V.new_empty(len(A), V.shape[1]), V.masked_fill(g.isneginf()[:, None], 0.0)
     for where, block in scores(A, B, g):
-        torch.mm(block.add_(f[where, None]).clamp_min_(LOWEST_EXPONENT).exp2_(), V, out=out[where])
+        torch.mm(block.add_(f[where, None]).clamp_min_(least).exp2_(), V, out=out[where])
     return out.masked_fill_(f.isneginf()[:, None], 0.0)
 
 

@@ -16,7 +16,7 @@ from torchgw.gw.prepare import DISTANCES, check_space, is_graph
 from torchgw.options import GWOptions
 from torchgw.spaces import EuclideanDistances, LandmarkDistances, PrecomputedDistances
 from torchgw.spaces.graph import build_graph
-from torchgw.types import Array, DistanceProvider
+from torchgw.types import Array, DistanceProvider, is_provider
 
 LARGEST = 1000  # points of a space whose pairs are solved in batches
 SMALLEST = 1e-70  # of distances, whose squares are still numbers
@@ -121,9 +121,9 @@ def as_list(name: str, value: object, least: int, exactly: int | None = None) ->
 def _checked(name: str, space: Any, distances: str, options: GWOptions) -> tuple[Any, str]:
     """The validated space and the kind of its distances; "point" where there is only one."""
     shape = _shape(space)
-    if getattr(space, "size", None) == 1 and hasattr(space, "rows"):
+    if getattr(space, "size", None) == 1 and is_provider(space):
         return np.zeros((1, 1)), "point"
-    if shape[:1] == (1,) and not hasattr(space, "rows"):
+    if shape[:1] == (1,) and not is_provider(space):
         if is_graph(space) or distances == "precomputed":
             if shape != (1, 1) or space[0, 0] != 0:
                 raise ValueError(f"{name} must be (1, 1) and zero for the distances of one point, got shape {shape}")
@@ -143,7 +143,7 @@ def _shape(space: Any) -> tuple[int, ...]:
 
 
 def _size(space: Any) -> int:
-    return int(space.size) if hasattr(space, "rows") else int(space.shape[0])
+    return int(space.size) if is_provider(space) else int(space.shape[0])
 
 
 def _matrices(names: list[str], checked: list[tuple[Any, str]], options: GWOptions) -> list[Array]:

@@ -235,10 +235,10 @@ class Response:
 
     def _iterated(self, right: Tensor) -> Tensor:
         """Preconditioned conjugate gradients."""
-        x, rest = torch.zeros_like(right), right
+        x, rest = torch.zeros_like(right), self._projected(right)  # of the rest there is nothing but rounding
         size, tolerance = torch.linalg.vector_norm(right), max(LINEAR_TOLERANCE, 10 * torch.finfo(right.dtype).eps)
         direction, last, count = torch.zeros_like(right), right.new_ones(()), 0
-        left = 1.0 if bool(size > 0) else 0.0
+        left = float(torch.linalg.vector_norm(rest) / size) if bool(size > 0) else 0.0
         while count < self.max_iter and left > tolerance:
             eased = self._eased(rest)
             now = rest @ eased

@@ -77,7 +77,7 @@ class DijkstraDistances:
             index.cpu().numpy(),
             lambda missing: fill_unreachable(shortest_paths([(self._graph, missing)])[0], self.largest),
         )
-        return torch.from_numpy(found).to(self._device, self._dtype) / self.scale
+        return torch.from_numpy(found / self.scale).to(self._device, self._dtype)  # divided while it is float64
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
         return None

@@ -55,7 +55,7 @@ class EuclideanDistances:
         unit = torch.from_numpy(raw)
         found, self.furthest = furthest_pair(unit)
         spread = positive_scale(found)
-        self.scale = self.largest = spread * size
+        self.scale = self.largest = spread * size if found > 0 else 1.0
         if self.squared:
             ranges.sizes(name, self.largest, least=1 / ranges.LARGEST)
             self.scale = self.largest = self.largest**2

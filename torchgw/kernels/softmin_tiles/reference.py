@@ -37,7 +37,7 @@ class _Reader:
         self.most = max(1, BLOCK_ELEMENTS.get(A.device.type, 2**24) // tiles.size**2) * tiles.size
         self._buffer = A.new_empty(min(tiles.size, len(A)) * min(self.most, len(B)))
         # With a column of ones the rows' potentials are added by the product itself.
-        self._B = torch.cat((B, torch.ones_like(B[:, :1])), 1)
+        self._B = torch.cat((B, B.new_ones(len(B), 1)), 1)  # also where B has no column
         self.wide = B.to(g.dtype)
 
     def row_tiles(self) -> Iterator[tuple[slice, list[slice]]]:
@@ -60,7 +60,7 @@ class _Reader:
 
     def raise_rows(self, level: Tensor | None) -> None:
         """Potentials (n,) that blocks of this row tile get from now on."""
-        added = torch.zeros_like(self._local[:, 0]) if level is None else level.to(self._local.dtype)
+        added = self._local.new_zeros(len(self._local)) if level is None else level.to(self._local.dtype)
         self._rows = torch.cat((self._local, added[:, None]), 1)
 
     def block(self, columns: slice) -> Tensor:

@@ -108,7 +108,7 @@ def _position(local: Tensor, B: Tensor, right: Tensor, home: Tensor, size: int, 
 
 
 def _with_ones(near: Tensor) -> Tensor:
-    return torch.cat((torch.ones_like(near[:, :1]), near), 1)
+    return torch.cat((near.new_ones(len(near), 1), near), 1)
 
 
 def _taken(values: Tensor, spans: list[slice]) -> Tensor:
