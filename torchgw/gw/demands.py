@@ -110,8 +110,8 @@ def make_model(
         strength=strength / scale,
     )
     if cost is not None:
-        ranges.weight(beta, largest_entry(cost))
         ranges.cost(_reach(model))
+        ranges.weight(beta, largest_entry(cost))
     if rules is not None:
         price = min(model.hardness, model.strength)
         penalty = _on(rules.cost, device, price)
