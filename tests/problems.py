@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -25,6 +25,12 @@ def daily(some: Collection[tuple[Any, ...]], *axes: Iterable[Any]) -> list[Any]:
     table = list(product(*axes))
     assert set(some) <= set(table)
     return [pytest.param(*cell, marks=() if cell in some else pytest.mark.slow) for cell in table]
+
+
+def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """`daily` for every entry of ``first``, each with one combination of the others, in turn."""
+    rest = list(product(*others))
+    return daily({(entry, *rest[i % len(rest)]) for i, entry in enumerate(first)}, first, *others)
 
 
 def generator(seed: int = 0) -> torch.Generator:

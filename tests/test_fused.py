@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests import oracle
-from tests.problems import daily, generator, random_space
+from tests.problems import daily, generator, in_turn, random_space
 from tests.test_models import MODELS, OPTIONS, features, matrix_of, posed, solved
 from torchgw import (
     Balanced,
@@ -74,12 +74,9 @@ LIMITS = [
     (Unbalanced(0.3, math.inf), SemiRelaxed(0.3, "x"), 1e-12),
     (Partial(1.0), Balanced(), 1e-7),
 ]
-KINDS = ["pure", "features"]
 
 
-@pytest.mark.parametrize(
-    ("case", "kind"), daily({(case, KINDS[i % 2]) for i, case in enumerate(LIMITS)}, LIMITS, KINDS), ids=str
-)
+@pytest.mark.parametrize(("case", "kind"), in_turn(LIMITS, ["pure", "features"]), ids=str)
 def test_models_go_over_into_each_other(case: tuple[Any, Any, float], kind: str) -> None:
     relaxed, limit, tolerance = case
     problem, given = posed("balanced", kind)
@@ -141,7 +138,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    daily({(name, ("dense", "streaming")[i % 2]) for i, name in enumerate(CHANGES)}, CHANGES, ["dense", "streaming"]),
+    in_turn(list(CHANGES), ["dense", "streaming"]),
 )
 def test_changing_an_argument_changes_the_result(name: str, strategy: str) -> None:
     model, change = CHANGES[name]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import oracle
-from tests.problems import daily
+from tests.problems import daily, in_turn
 from torchgw import (
     Balanced,
     FeatureCost,
@@ -142,7 +142,7 @@ def test_a_gpu_has_the_same_plan_and_value(name: str, kind: str, gradient: str, 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    daily({(name, ("pure", "matrix")[i % 2]) for i, name in enumerate(MODELS)}, MODELS, ["pure", "matrix"]),
+    in_turn(list(MODELS), ["pure", "matrix"]),
 )
 def test_the_kullback_leibler_loss_has_the_oracles_plan_and_value(name: str, kind: str) -> None:
     problem, given = posed(name, kind)
