@@ -181,7 +181,9 @@ def test_gradients_are_those_of_finite_differences(kind: str, model: str, name: 
         assert abs(found - expected[output]) <= 1e-5 * abs(expected[output]), (output, mode)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=pytest.mark.slow if name in ("semi-relaxed", "free") else ()) for name in MODELS]
+)
 def test_streaming_gradients_are_the_dense_ones(model: str) -> None:
     """Of points, features, masses and alpha, through the loss and through what the plan carries."""
     found = []

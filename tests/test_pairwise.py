@@ -247,7 +247,7 @@ def test_bits_do_not_depend_on_how_many_pairs_go_together() -> None:
 def test_a_batch_has_the_bits_of_its_pairs_alone() -> None:
     """Of odd numbers of registers of any width, wherever in it a pair stands."""
     rng = np.random.default_rng(8)
-    with work.torch_threads_restored(), work.one_thread_each(1) as pool:
+    with work.one_thread_each(1) as pool:
         for (n, k), many in (((15, 12), 7), ((47, 20), 5), ((33, 33), 4)):
             drawn = [[prepare(random_distances(m, rng), random_masses(m, rng), 0) for m in (n, k)] for _ in range(many)]
             sides = [(x, y) for x, y in drawn]

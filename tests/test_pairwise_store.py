@@ -26,13 +26,13 @@ from torchgw.cli import pairwise as command
 from torchgw.pairwise import work
 from torchgw.pairwise.work import Solved, Task
 
-SPACES = [datasets.make_spiral(n, random_state=n)[0] for n in (20, 95, 43, 80, 33, 90, 48, 85, 29, 100)]
+SPACES = [datasets.make_spiral(n, random_state=n)[0] for n in (40, 190, 85, 160, 65, 180, 95, 170, 58, 200)]
 N_PAIRS = 45
 CHILD = """
     import os, signal, sys
     import torchgw
 
-    spaces = [torchgw.datasets.make_spiral(n, random_state=n)[0] for n in (20, 95, 43, 80, 33, 90, 48, 85, 29, 100)]
+    spaces = [torchgw.datasets.make_spiral(n, random_state=n)[0] for n in (40, 190, 85, 160, 65, 180, 95, 170, 58, 200)]
 
     def told(progress):
         if progress.iteration >= int(sys.argv[2]):
@@ -163,7 +163,7 @@ def test_a_call_that_is_ended_or_fails_goes_on_too(tmp_path: Path, whole: Pairwi
         ({"tol": 0.05}, "with other tol;"),
         ({"random_state": 1}, "with other random_state;"),
         ({"scale": "own", "tol": 0.05}, "with other spaces, masses or scale, tol;"),
-        ({"masses": [*[None] * 9, np.arange(100)]}, "with other spaces, masses or scale;"),
+        ({"masses": [*[None] * 9, np.arange(200)]}, "with other spaces, masses or scale;"),
         ({"distances": "dijkstra"}, "with other spaces, masses or scale;"),
     ],
 )
