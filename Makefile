@@ -25,9 +25,10 @@ docs: $(DOCS)
 docs-external: $(DOCS)
 	$(BIN)/python -m sphinx -q -b linkcheck -D plot_gallery=0 docs docs/_build/external
 
-# One process for each core: two torch programs with several threads each would slow each other down.
+# One process for each core: two torch programs with several threads each would slow each other down. A file stays in one
+# of them, since its tests share what was solved, and the longest come first, as tests/conftest.py has them.
 test: $(DONE)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-slow: $(DONE)
 	$(BIN)/python -m pytest -m slow

@@ -20,7 +20,7 @@ from benchmarks.threads import pinned
 ROOT = Path(__file__).parent.parent
 STAMP = ROOT / ".benchmarks-verified"
 CODE = ("torchgw/**/*.py", "tests/**/*.py", "benchmarks/**/*.py")
-COMMAND = (sys.executable, "-m", "pytest", "-n", "auto", "-q")
+COMMAND = (sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "-q")
 
 
 def fingerprint(root: Path = ROOT) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+from itertools import product
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from scipy.sparse import csr_matrix
 
@@ -13,6 +18,19 @@ from torchgw.tiled import TiledCoupling
 
 SPIRAL, SPIRAL_ANGLE = make_spiral(90)
 ROLL, ROLL_ANGLE = make_spiral(110, random_state=1)
+
+
+def daily(some: Collection[tuple[Any, ...]], *axes: Iterable[Any]) -> list[Any]:
+    """The table of these axes for ``parametrize``: ``some`` of its cells by default, and the others are slow."""
+    table = list(product(*axes))
+    assert set(some) <= set(table)
+    return [pytest.param(*cell, marks=() if cell in some else pytest.mark.slow) for cell in table]
+
+
+def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """`daily` for every entry of ``first``, each with one combination of the others, in turn."""
+    rest = list(product(*others))
+    return daily({(entry, *rest[i % len(rest)]) for i, entry in enumerate(first)}, first, *others)
 
 
 def generator(seed: int = 0) -> torch.Generator:

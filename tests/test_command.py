@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -265,19 +266,31 @@ def test_verbose_says_what_happens(files: tuple[str, str], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("module", ["torchgw", "torchgw.cli"])
-def test_the_command_runs_as_a_module(module: str) -> None:
-    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"torchgw {__version__}\n"
+def test_the_command_runs_as_a_module(
+    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["-m", "--version"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module(module, run_name="__main__")
+    assert not stopped.value.code
+    assert capsys.readouterr().out == f"torchgw {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["info"], ["completion", "bash"]])
-def test_a_reader_that_leaves_ends_the_command_quietly(arguments: list[str]) -> None:
+def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "torchgw", *arguments]
+    command = [sys.executable, "-m", "torchgw", "info"]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (cli.UNREAD, "")
+
+
+def test_a_reader_that_leaves_amid_a_long_output_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert cli.main(["completion", "bash"]) == cli.UNREAD
 
 
 @pytest.mark.parametrize("name", ["estimate", "demo"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests import oracle
-from tests.problems import generator, random_space
+from tests.problems import daily, generator, in_turn, random_space
 from tests.test_models import MODELS, OPTIONS, features, matrix_of, posed, solved
 from torchgw import (
     Balanced,
@@ -65,21 +65,20 @@ def test_the_limits_of_alpha_are_the_two_problems_alone(strategy: str) -> None:
     assert math.isnan(zero.value_quad)
 
 
-@pytest.mark.parametrize(
-    ("relaxed", "limit", "tolerance"),
-    [
-        (SemiRelaxed(1e4, "y"), Balanced(), 1e-4),
-        (SemiRelaxed(math.inf, "x"), Balanced(), 1e-12),
-        (SemiRelaxed(1e-7, "y"), SemiRelaxed(0.0, "y"), 1e-5),
-        (Unbalanced(1e4, 1e4), Balanced(), 1e-4),
-        (Unbalanced(math.inf, math.inf), Balanced(), 1e-12),
-        (Unbalanced(0.3, math.inf), SemiRelaxed(0.3, "x"), 1e-12),
-        (Partial(1.0), Balanced(), 1e-7),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", ["pure", "features"])
-def test_models_go_over_into_each_other(relaxed: Any, limit: Any, tolerance: float, kind: str) -> None:
+LIMITS = [
+    (SemiRelaxed(1e4, "y"), Balanced(), 1e-4),
+    (SemiRelaxed(math.inf, "x"), Balanced(), 1e-12),
+    (SemiRelaxed(1e-7, "y"), SemiRelaxed(0.0, "y"), 1e-5),
+    (Unbalanced(1e4, 1e4), Balanced(), 1e-4),
+    (Unbalanced(math.inf, math.inf), Balanced(), 1e-12),
+    (Unbalanced(0.3, math.inf), SemiRelaxed(0.3, "x"), 1e-12),
+    (Partial(1.0), Balanced(), 1e-7),
+]
+
+
+@pytest.mark.parametrize(("case", "kind"), in_turn(LIMITS, ["pure", "features"]), ids=str)
+def test_models_go_over_into_each_other(case: tuple[Any, Any, float], kind: str) -> None:
+    relaxed, limit, tolerance = case
     problem, given = posed("balanced", kind)
     one, other = (solved(problem, given | {"marginals": m}) for m in (relaxed, limit))
     assert distance(one, other) < tolerance
@@ -93,8 +92,10 @@ def test_a_free_marginal_is_free_and_a_hard_one_holds() -> None:
     assert float((plan(result).sum(0) - torch.from_numpy(problem.q)).abs().sum()) > 0.1
 
 
-@pytest.mark.parametrize("mass", [0.05, 0.5, 0.95])
-@pytest.mark.parametrize("strategy", ["dense", "streaming"])
+@pytest.mark.parametrize(
+    ("mass", "strategy"),
+    daily({(0.05, "streaming"), (0.5, "dense"), (0.95, "dense")}, [0.05, 0.5, 0.95], ["dense", "streaming"]),
+)
 def test_partial_transports_the_mass_asked_for_and_no_point_more_than_it_has(mass: float, strategy: str) -> None:
     problem, given = posed("partial", "features")
     result = solved(problem, given | {"marginals": Partial(mass)}, strategy=strategy)
@@ -135,8 +136,10 @@ CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["dense", "streaming"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    in_turn(list(CHANGES), ["dense", "streaming"]),
+)
 def test_changing_an_argument_changes_the_result(name: str, strategy: str) -> None:
     model, change = CHANGES[name]
     problem, given = posed(model, "features")
@@ -323,7 +326,7 @@ def test_masses_that_differ_are_welcome_where_they_may() -> None:
     assert 1.2 < float(streamed.marginal(1).sum()) < 1.8
 
 
-@pytest.mark.parametrize("seeds", [range(3, 5), pytest.param(range(5, 10), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(3, 4), pytest.param(range(4, 10), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     "marginals", [SemiRelaxed(0.0), SemiRelaxed(1e-300), Partial(0.5), Unbalanced(0.1, 0.1)], ids=str
 )
@@ -334,7 +337,7 @@ def test_a_cloud_and_itself_are_solved_though_the_objective_rounds_to_zero(margi
         assert 0 <= result.certificate.lower_bound <= result.value < 1e-3
 
 
-@pytest.mark.parametrize("rho", [1e4, 1e6, 1e9])
+@pytest.mark.parametrize("rho", [1e4, pytest.param(1e6, marks=pytest.mark.slow), 1e9])
 @pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
 def test_strong_divergences_are_all_but_hard_in_float32_too(rho: float) -> None:
     rng = np.random.default_rng(0)
@@ -361,12 +364,7 @@ def test_plans_that_answer_each_other_are_ended_by_shorter_steps() -> None:
 
 @pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
 @pytest.mark.parametrize(
-    ("name", "n_control"),
-    [
-        pytest.param(name, n, marks=() if n > 0 or name in ("balanced", "unbalanced", "partial") else pytest.mark.slow)
-        for name in MODELS
-        for n in (0, 8)
-    ],
+    ("name", "n_control"), daily({("balanced", 8), ("unbalanced", 0), ("partial", 8)}, MODELS, (0, 8))
 )
 def test_sampling_with_noise_comes_near_the_plan_without(name: str, n_control: int) -> None:
     """The table's sampled cells have as many landmarks as points, so their control variates leave no noise."""

@@ -97,7 +97,7 @@ def test_gradients_equal_those_of_the_dense_eigendecomposition(name: str) -> Non
     assert max(relative(a, b) for a, b in pairs) < 1e-9
 
 
-@pytest.mark.parametrize("n_steps", [1, 4, 9])
+@pytest.mark.parametrize("n_steps", [1, pytest.param(4, marks=pytest.mark.slow), 9])
 def test_the_adjoint_is_exact_for_the_steps_taken(n_steps: int) -> None:
     """However far from convergence: the derivative is that of what was computed."""
     ends, weights = random_graph(9, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -80,6 +81,12 @@ def test_sizes_that_are_none_are_refused(n: float, k: float) -> None:
         estimate(n, k)  # type: ignore[arg-type]
 
 
+@cache
+def streamed() -> GWResult:
+    options = GWOptions(strategy="streaming")
+    return gw_align(X, Y, distances="landmark", epsilon=1e-2, options=options, random_state=0)
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -104,8 +111,7 @@ def test_memory_that_ends_moves_to_the_next_strategy_once_and_says_so(
     with pytest.warns(OutOfMemoryWarning, match="dense strategy ran out of memory"):
         result = gw_align(X, Y, distances="landmark", epsilon=1e-2, random_state=0)
     assert result.strategy == "streaming"
-    streaming = GWOptions(strategy="streaming")
-    at_once = gw_align(X, Y, distances="landmark", epsilon=1e-2, options=streaming, random_state=0)
+    at_once = streamed()
     assert result.value == at_once.value
     assert result.backend == at_once.backend
     assert result.coupling.marginal(1).dtype == torch.float64

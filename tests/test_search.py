@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.problems import (
+    daily,
     generator,
     path_graph,
     random_distances,
@@ -30,18 +31,20 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 F64 = torch.float64
 
 
-@pytest.mark.parametrize("distances", ["precomputed", "landmark", "dijkstra"])
-def test_the_spiral_is_never_reversed(distances: str) -> None:
+@pytest.mark.parametrize(
+    ("distances", "seed"),
+    daily({("precomputed", 0), ("landmark", 1), ("dijkstra", 2)}, ["precomputed", "landmark", "dijkstra"], range(3)),
+)
+def test_the_spiral_is_never_reversed(distances: str, seed: int) -> None:
     from scipy.stats import spearmanr
 
-    for seed in range(3):
-        X, angle_x = make_spiral(300, random_state=seed)
-        Y, angle_y = make_swiss_roll(380, random_state=50 + seed)
-        result = gw_align(X, Y, distances=distances, random_state=seed)
-        assert spearmanr(angle_x, angle_y[result.argmax()])[0] > 0.99
-        assert result.gradient == "exact"
-        assert not result.ambiguous
-        assert result.converged
+    X, angle_x = make_spiral(300, random_state=seed)
+    Y, angle_y = make_swiss_roll(380, random_state=50 + seed)
+    result = gw_align(X, Y, distances=distances, random_state=seed)
+    assert spearmanr(angle_x, angle_y[result.argmax()])[0] > 0.99
+    assert result.gradient == "exact"
+    assert not result.ambiguous
+    assert result.converged
 
 
 def test_the_sampled_loop_starts_in_the_right_basin_too() -> None:
@@ -180,9 +183,16 @@ def test_the_exact_gradient_is_passed_over_where_it_costs_too_much(monkeypatch: 
     assert asked.gradient_passed_over == ""
 
 
-@pytest.mark.parametrize(("n", "k"), [(2, 2), (2, 3), (3, 2), (3, 40), (40, 3), (5, 90)])
-@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
-def test_the_smallest_spaces_go_through_the_search(n: int, k: int, epsilon: float) -> None:
+@pytest.mark.parametrize(
+    ("size", "epsilon"),
+    daily(
+        {((2, 2), 0.0), ((2, 3), 1e-3), ((3, 40), 1e-3), ((40, 3), 0.0)},
+        [(2, 2), (2, 3), (3, 2), (3, 40), (40, 3), (5, 90)],
+        [0.0, 1e-3],
+    ),
+)
+def test_the_smallest_spaces_go_through_the_search(size: tuple[int, int], epsilon: float) -> None:
+    n, k = size
     rng = np.random.default_rng(n + k)
     result = quiet(rng.normal(size=(n, 2)), rng.normal(size=(k, 3)), distances="euclidean", epsilon=epsilon)
     assert result.shape == (n, k)
@@ -208,8 +218,9 @@ def test_points_that_coincide_or_carry_no_mass_go_through_the_search() -> None:
         assert np.isfinite(result.value)
 
 
-@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 8))])
-@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize(
+    ("seed", "mixed"), daily({(0, True), (1, False), (2, True), (3, False)}, range(8), [True, False])
+)
 def test_copies_with_few_distances_are_solved_although_their_energies_round_to_zero(seed: int, mixed: bool) -> None:
     rng = np.random.default_rng(seed)
     n = 3 + seed % 5

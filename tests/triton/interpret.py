@@ -19,6 +19,7 @@ from triton.runtime import interpreter
 from tests import kernel_cases as cases
 from tests import tile_cases
 from tests.kernels import RANKS, factors, wide
+from tests.problems import daily, in_turn
 from torchgw import GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.gw import inner, large
@@ -56,10 +57,11 @@ def _poisoned() -> Iterator[None]:
     yield from cases.poisoned()
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "k"), [*SMALL, (500, 130), (90, 1000), (1000, 65)])
-def test_dense_softmin(n: int, k: int, dtype: torch.dtype, axis: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "dtype", "axis"), in_turn([*SMALL, (500, 130), (90, 1000), (1000, 65)], DTYPES, [0, 1])
+)
+def test_dense_softmin(size: tuple[int, int], dtype: torch.dtype, axis: int) -> None:
+    n, k = size
     cases.dense_softmin(DENSE, "cpu", n, k, dtype, axis, holes=n != 65)
 
 
@@ -79,9 +81,7 @@ def test_dense_sweep_of_rows_too_wide_for_the_registers(monkeypatch: pytest.Monk
     cases.dense_sweep(DENSE, "cpu", 3, 130, torch.float32)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize(("rank", "dtype", "axis"), in_turn(RANKS, DTYPES, [0, 1]))
 def test_stream_softmin_of_any_rank(rank: int, dtype: torch.dtype, axis: int) -> None:
     cases.stream_softmin(STREAM, "cpu", 65, 130, rank, dtype, axis, holes=rank % 2 == 0)
 
@@ -111,24 +111,25 @@ def test_absorbing() -> None:
     cases.absorbs(STREAM, (A, B), wide(score)[0], "cpu")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize(("rank", "dtype"), in_turn(RANKS, DTYPES))
 def test_tiled_softmins_of_any_rank(rank: int, dtype: torch.dtype) -> None:
     tile_cases.softmins(TILES, "cpu", 32, 70, 50, rank, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("size", "n", "k"), tile_cases.SHAPES)
-def test_tiled_softmins_of_any_size(size: int, n: int, k: int, dtype: torch.dtype) -> None:
-    tile_cases.softmins(TILES, "cpu", size, n, k, 7, dtype)
+@pytest.mark.parametrize(("shape", "dtype"), in_turn(tile_cases.SHAPES, DTYPES))
+def test_tiled_softmins_of_any_size(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    tile_cases.softmins(TILES, "cpu", *shape, 7, dtype)
 
 
 @pytest.mark.parametrize(
-    "dtypes", [(torch.float32, torch.float32), (torch.float32, torch.float64), (torch.float64,) * 2]
+    ("shape", "dtypes"),
+    in_turn(
+        tile_cases.SHAPES,
+        [(torch.float32, torch.float32), (torch.float32, torch.float64), (torch.float64, torch.float64)],
+    ),
 )
-@pytest.mark.parametrize(("size", "n", "k"), tile_cases.SHAPES)
-def test_tiled_reads_of_any_size(size: int, n: int, k: int, dtypes: tuple[torch.dtype, ...]) -> None:
-    tile_cases.reads(TILES, "cpu", size, n, k, 7, 3, dtypes)
+def test_tiled_reads_of_any_size(shape: tuple[int, int, int], dtypes: tuple[torch.dtype, ...]) -> None:
+    tile_cases.reads(TILES, "cpu", *shape, 7, 3, dtypes)
 
 
 @pytest.mark.parametrize(("rank", "width"), [(1, 0), (7, 1), (16, 16), (64, 65), (65, 64), (130, 130)])
@@ -137,7 +138,7 @@ def test_tiled_reads_of_any_rank_and_width(rank: int, width: int) -> None:
         tile_cases.reads(TILES, "cpu", 32, 70, 50, rank, width, dtypes)
 
 
-@pytest.mark.parametrize("parts", [2, 5])
+@pytest.mark.parametrize("parts", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_tiled_kernels_merge_the_parts_of_a_list(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(softmin_tiles.triton, "splits", lambda *_: parts)
     tile_cases.softmins(TILES, "cpu", 16, 20, 90, 7, torch.float64)
@@ -165,8 +166,10 @@ def test_tiles_that_blocks_do_not_divide_are_refused() -> None:
             TILES.softmin(A, B, all_tiles(30, 50, size, CPU), B[:, 0], 1)
 
 
-@pytest.mark.parametrize("damping", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)])
-@pytest.mark.parametrize("weight", [pytest.param(1.0, marks=pytest.mark.slow), 1.4])
+@pytest.mark.parametrize(
+    ("damping", "weight"),
+    daily({((1.0, 1.0), 1.4), ((0.3, 0.9), 1.4)}, [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)], [1.0, 1.4]),
+)
 def test_relaxed_marginals_give_the_potentials_of_the_eager_kernel(damping: tuple[float, float], weight: float) -> None:
     cases.relaxed_agree(DENSE, STREAM, damping, weight, n_iter=20)
 
