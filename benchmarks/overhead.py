@@ -49,14 +49,14 @@ LARGE, LARGE_ITERATIONS, LARGE_SINKHORN = 5000, 6, 20
 EXPLAINED_SIZE, EXPLAINED_ROUNDS = 50, 60
 PARTS = {
     "validation": (
-        "as_pair", "check_alpha", "check_cost", "check_distances", "check_init", "check_space", "pick_device", "suited",
-        "tensors_of",
+        "as_pair", "check_alpha", "check_cost", "check_distances", "check_init", "check_resolved", "check_space",
+        "pick_device", "suited", "tensors_of",
     ),
     "planning": ("choose_strategy", "estimate", "check_room", "followed"),
     "choice of kernels": ("choose_kernels",),
     "masses, model and generator": ("make_generator", "make_model"),
     "result object and warnings": (
-        "GWResult", "known_points", "off", "warn_if_ambiguous", "warn_if_broken", "warn_unless_converged",
+        "GWResult", "known_points", "off", "warn_of",
     ),
     "solve": ("solved_where_it_fits",),
 }  # fmt: skip

@@ -30,7 +30,6 @@ from torchgw import (
     Partial,
     PrecomputedDistances,
     SamplingOptions,
-    SemiRelaxed,
     SinkhornOptions,
     SpaceOptions,
     StoppingOptions,
@@ -141,7 +140,7 @@ BAD: list[tuple[str, Any, str]] = [
         "Own.rows must give finite",
     ),
     ("a divergence beyond floats", lambda: Unbalanced(1e300, 1.0), r"rho_x must be within .*1e\+18.*math.inf"),
-    ("a divergence of nothing", lambda: SemiRelaxed(1e-300), r"rho must be within \[1e-18.*SemiRelaxed\(0.0\)"),
+    ("a divergence of nothing", lambda: Unbalanced(1e-300, 1.0), r"rho_x must be within \[1e-18.*SemiRelaxed\(0.0\)"),
     (
         "a strength beyond floats",
         lambda: Supervision(pairs=[(0, 0)], strength=1e300),

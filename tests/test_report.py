@@ -242,7 +242,7 @@ def test_a_partial_plan_and_one_of_low_rank_and_a_sharp_one_have_pages(tmp_path:
         points = "distances" in more
         spaces = (torch.from_numpy(SPIRAL[:30]), torch.from_numpy(ROLL[:25])) if points else (D, E)
         with pytest.MonkeyPatch.context() as quiet:
-            quiet.setattr("torchgw.gw.align.warn_unless_converged", lambda _: None)
+            quiet.setattr("torchgw.gw.remarks.warn_unless_converged", lambda *_: None)
             solved = gw_align(*spaces, **{"epsilon": 1e-3, "random_state": 0} | more)
         solved.report(tmp_path / f"{name}.html")
         shown = data((tmp_path / f"{name}.html").read_text("utf-8"))

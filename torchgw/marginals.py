@@ -74,7 +74,7 @@ class SemiRelaxed(Marginals):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rho", validate.real("rho", self.rho, least=0.0, infinite=True))
-        ranges.divergence("rho", self.rho)
+        ranges.price("rho", self.rho, "makes the marginal hard", least=0.0)
         object.__setattr__(self, "side", validate.choice("side", self.side, ("x", "y")))
 
     @property
@@ -105,7 +105,7 @@ class Unbalanced(Marginals):
     def __post_init__(self) -> None:
         for name in ("rho_x", "rho_y"):
             object.__setattr__(self, name, validate.real(name, getattr(self, name), above=0.0, infinite=True))
-            ranges.divergence(name, getattr(self, name))
+            ranges.price(name, getattr(self, name), "makes a marginal hard, SemiRelaxed(0.0) leaves it free")
 
     @property
     def weights(self) -> tuple[float, float]:

@@ -57,16 +57,11 @@ def shares(sums: tuple[float, float], scale: float) -> None:
         )
 
 
-def divergence(name: str, rho: float) -> None:
-    """The weight of a marginal's divergence, which counts beside squared distances; 0 and infinity are none."""
-    price(name, rho, "makes a marginal hard, SemiRelaxed(0.0) leaves it free")
-
-
-def price(name: str, value: float, infinite: str) -> None:
-    """What a unit of mass costs, which is a number beside squared distances or infinite."""
+def price(name: str, value: float, infinite: str, least: float = 1 / LARGEST_SCALED**2) -> None:
+    """What a unit of mass costs, beside squared distances; or infinite."""
     most = LARGEST_SCALED**2
-    if 0 < value < 1 / most or most < value < math.inf:
-        raise ValueError(f"{name} must be within [{1 / most:g}, {most:g}], got {value:g}; math.inf {infinite}")
+    if 0 < value < least or most < value < math.inf:
+        raise ValueError(f"{name} must be within [{least:g}, {most:g}], got {value:g}; math.inf {infinite}")
 
 
 def scaled(name: str, largest: float, scale: float) -> None:

@@ -229,7 +229,9 @@ def squares(x: Tensor, y: Tensor) -> Tensor:
 def factors(x: Tensor) -> tuple[Tensor, Tensor]:
     """F (N, D + 2) and signs s with F diag(s) F^T the squared distances of x (N, D)."""
     a = x.square().sum(1, keepdim=True)
-    F = torch.cat(((a + 1) / 2**0.5, (a - 1) / 2**0.5, x * 2**0.5), dim=1)
+    largest = a.max()
+    root = (2 * largest).sqrt()
+    F = torch.cat(((a + largest) / root, (a - largest) / root, x * 2**0.5), dim=1)
     signs = -torch.ones(F.shape[1], dtype=F.dtype)
     signs[0] = 1.0
     return F, signs

@@ -108,6 +108,11 @@ def of_overhead(results: Results) -> tuple[list[Plot], list[Table]]:
     return pictures, [Table("", result.rows), Table("Where a call's fixed cost goes", result.part("explained"))]
 
 
+def of_beside(results: Results) -> tuple[list[Plot], list[Table]]:
+    """Times alone and beside busy programs."""
+    return [], [Table("", results["beside"].rows)]
+
+
 def of_scale(results: Results) -> tuple[list[Plot], list[Table]]:
     """Requirements, and growth."""
     result = results["scale"]
@@ -182,6 +187,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         of_phases,
     ),
     "overhead": ("Overhead", "The library's call against the same tensor code written flat.", of_overhead),
+    "beside": ("Beside another program", "How much longer a solve takes beside busy programs on its cores.", of_beside),
     "scale": ("Scale", "Sizes up to a million points, tile skipping, low rank and unseen points.", of_scale),
     "quality": (
         "Quality",

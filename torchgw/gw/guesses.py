@@ -19,7 +19,7 @@ from torchgw.gw.gradient import ExactGradient, dense
 from torchgw.gw.model import mean_cost
 from torchgw.gw.problem import Candidate, Problem, descended
 from torchgw.gw.proximal import proximal_plan
-from torchgw.gw.start import Start
+from torchgw.gw.start import Start, plan_start
 from torchgw.gw.starts import quantiles
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.spaces import PrecomputedDistances
@@ -28,6 +28,7 @@ from torchgw.spaces.hops import hop_distances
 FULL_QUANTILES = 32
 QUANTILE_SHARPNESS = 32.0
 LEAST_QUANTILE_COST = 1e-7
+FEW_PAIRS = 40_000
 
 
 def by_distributions(problem: Problem) -> list[Candidate]:
@@ -59,6 +60,23 @@ def by_hops(problem: Problem) -> list[Candidate]:
         return []
     first = proximal_plan(hops, *problem.masses, watch)
     return [_guessed(problem, proximal_plan(problem.gradient, *problem.masses, watch, first))]
+
+
+def from_product(problem: Problem) -> list[Candidate]:
+    """The product plan, for a problem without entropy."""
+    p, q = problem.masses
+    return sharp_starts(problem, p[:, None] * q, "full")
+
+
+def sharp_starts(problem: Problem, plan: Tensor, level: str) -> list[Candidate]:
+    """Both ways from a plan to an optimum without entropy: by annealing, which forgets what is rough in it, and between
+    few points by conditional gradients from the plan itself, which only go down, by many linear programs."""
+    p, q = problem.masses
+    start = plan_start(plan, problem.gradient, p.log2(), q.log2(), problem.epsilon)
+    starts = [start]
+    if len(p) * len(q) <= FEW_PAIRS:
+        starts.append(replace(start, plan=feasible(plan / plan.sum(), p, q)))
+    return [Candidate(each, plan.argmax(1), math.inf, 1, level, True) for each in starts]
 
 
 def _hop_gradient(problem: Problem) -> ExactGradient | None:

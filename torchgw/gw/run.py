@@ -18,6 +18,7 @@ from torchgw.gw.certify_stored import certify_stored
 from torchgw.gw.descent import Descent, descend
 from torchgw.gw.finish import finish
 from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landmark_control
+from torchgw.gw.guesses import from_product, sharp_starts
 from torchgw.gw.inner import StoredInner
 from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.large_problem import Task
@@ -46,6 +47,7 @@ SHARP_STEPS = 4
 SHARP_PROGRESS = 1e-3
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
 SHARP_BASINS_PAIRS = 10_000
+PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 Refinement: TypeAlias = "tuple[ExactGradient | None, float | None]"
@@ -145,13 +147,17 @@ def solve_contenders(
     """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
 
     Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
-    the best or the matching ambiguous. Small problems without entropy are solved from every candidate.
+    the best or the matching ambiguous. Small problems without entropy are solved from every candidate, and up to a
+    million pairs also from the product plan, so that no search is worth less than that.
     """
     best, others = candidates[0], candidates[1:]
     near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
     tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + TINY]
-    small = problem.sharp and len(problem.p) * len(problem.q) <= SHARP_BASINS_PAIRS
-    contenders = [best, *(others if small else tied[:most])]
+    pairs = len(problem.p) * len(problem.q)
+    small = problem.sharp and pairs <= SHARP_BASINS_PAIRS
+    contenders = [best, *(others if small or best.level == "given" else tied[:most])]
+    if problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
+        contenders += from_product(problem)
     ends: list[Ended] = []
     for position, candidate in enumerate(contenders):
         if position == 0 or not problem.watch.cut():
@@ -203,6 +209,8 @@ def _start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Land
         return find_basins(problem, problem.options.coarse)
     if init is None:
         start = product_start(log_p, log_q)
+    elif init.is_floating_point() and problem.sharp:
+        return sharp_starts(problem, init.to(log_p.dtype), "given"), None
     elif init.is_floating_point():
         start = plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)
     else:
@@ -280,7 +288,8 @@ def solve_sharply(problem: Problem, wide: ExactGradient, start: Start) -> Ended:
 
     They begin from the plan of a start that brings one, and annealing only finds potentials."""
     p, q, epsilon, limit = problem.p, problem.q, problem.epsilon, problem.options.stopping.max_iter
-    now, step = _annealed(problem, start, epsilon, History(), 0), 1
+    steps = SHARP_STEPS if start.plan is None else 1
+    now, step = _annealed(problem, start, epsilon, History(), 0, steps), 1
     while start.plan is None and epsilon > SHARP_END and now.n_iter < limit and not problem.watch.cut():
         before, epsilon = now.history.cost[-1], epsilon * SHARP_RATIO
         now = now.followed_by(_annealed(problem, now.start(), epsilon, now.history, step))
@@ -307,9 +316,11 @@ def solve_sharply(problem: Problem, wide: ExactGradient, start: Start) -> Ended:
     )
 
 
-def _annealed(problem: Problem, start: Start, epsilon: float, history: History, step: int) -> Descent:
+def _annealed(
+    problem: Problem, start: Start, epsilon: float, history: History, step: int, steps: int = SHARP_STEPS
+) -> Descent:
     """A few iterations at one epsilon of the sharp end's ladder."""
-    steps = min(SHARP_STEPS, problem.options.stopping.max_iter - len(history.iteration))
+    steps = min(steps, problem.options.stopping.max_iter - len(history.iteration))
     arguments = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch
     whole = partial(descend, *arguments, max_iter=steps, history=history)
     return problem.watch.stage(f"anneal-{step}", whole)

@@ -19,7 +19,7 @@ from torchgw.couplings import BlockCoupling
 from torchgw.evidence import TINY, Basin
 from torchgw.gw.coarse import CoarseBasin, coarse_basins
 from torchgw.gw.gradient import ExactGradient
-from torchgw.gw.guesses import by_distributions, by_hops, by_product
+from torchgw.gw.guesses import FEW_PAIRS, by_distributions, by_hops, by_product
 from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage
 from torchgw.gw.lift import Solved, lift
 from torchgw.gw.model import Model
@@ -40,7 +40,6 @@ NEAR = 2.0
 CLOSE = 1.25
 APART = 0.1
 SAME_ENERGY = 1.01
-FEW_PAIRS = 40_000  # of all points of them the product plan is a guess, as it is of landmarks
 POOR_COVERAGE = 0.02
 MOST_QUANTILE_PAIRS = 2.5e7
 

@@ -187,9 +187,14 @@ def round_tiles(
 
 
 def _excess(actual: Tensor, wanted: Tensor) -> float:
-    """The largest ratio of a point's mass to the mass it should have."""
-    tiny = torch.finfo(wanted.dtype).tiny
-    return float(torch.where(wanted > 0, actual / wanted.clamp_min(tiny), 0.0).max())
+    """The largest ratio of a point's mass to the mass it should have, of points with more than rounding too much.
+
+    The whole plan is divided by it: a point of next to no mass, whose entries kernels clamp, must not take part.
+    """
+    beyond = actual - wanted > torch.finfo(wanted.dtype).eps * wanted.sum()
+    return float(
+        torch.where(beyond & (wanted > 0), actual / wanted.clamp_min(torch.finfo(wanted.dtype).tiny), 0.0).max()
+    )
 
 
 def _kept(target: Tensor, actual: Tensor) -> Tensor:
