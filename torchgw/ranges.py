@@ -18,9 +18,11 @@ LARGEST = 1e150
 SMALLEST = 1e-300
 LARGEST_SCALED = 1e9
 LARGEST_SHARE = 1e9
-LARGEST_EPSILON = 1e30
 LEAST_WEIGHT = 1e-30
 
+LARGEST_EPSILON, LEAST_EPSILON = 1e30, 1e-30  # beyond them scores of costs near one soon leave float32
+RESOLUTION = 1e-8
+LARGEST_RATIO = RESOLUTION / sys.float_info.epsilon
 NEGLIGIBLE_SHARE = 2.0**-80
 
 
@@ -97,9 +99,9 @@ def weight(beta: float, largest: float) -> None:
         )
 
 
-def resolved(what: str, largest: float, epsilon: float, advice: str) -> None:
-    """Costs of which float64 holds more than the leading digit beside ``epsilon``, where that is above zero."""
-    if largest * sys.float_info.epsilon > epsilon > 0:
+def resolved(what: str, largest: float, epsilon: float, advice: str, most: float = LARGEST_RATIO) -> None:
+    """Costs up to ``largest``, which float64 can add up in units of ``epsilon`` where that is above zero."""
+    if largest > most * epsilon > 0:
         raise FloatingPointError(
             f"epsilon = {epsilon:g} is too small for {what}: their ratio reaches {largest / epsilon:.1e}, beyond what "
             f"float64 resolves; {advice}"

@@ -26,6 +26,7 @@ from torchgw.gw.demands import (
     as_pair,
     check_alpha,
     check_cost,
+    check_distances_resolved,
     check_resolved,
     make_model,
     suited,
@@ -255,10 +256,8 @@ def gw_align(
         made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
         prepared = time.perf_counter()
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
-        if weight > 0:
-            squares = max((largest_of(space) / space.scale) ** 2 for space in made)
-            reason = f"{advice}; or divide distances by a larger options.spaces.scale"
-            ranges.resolved("squared distances", squares, epsilon, reason)
+        scaled = f"{advice}; or divide distances by a larger options.spaces.scale"
+        check_distances_resolved(model, max(largest_of(space) / space.scale for space in made), scaled)
 
         def solve(name: str) -> Outcome:
             task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torchgw import ranges, validate
 from torchgw.costs import FactoredCost
 from torchgw.features import FeatureCost
-from torchgw.gw.finish import RESOLUTION
-from torchgw.gw.model import Model, largest_entry
+from torchgw.gw.model import Model, largest_entry, largest_loss
 from torchgw.gw.prepare import shape_of
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Marginals, Partial
@@ -23,9 +22,7 @@ from torchgw.spaces.traced import largest_of
 from torchgw.supervision import Rules, Supervision
 from torchgw.types import Array, is_provider
 
-LARGEST_EXPONENT = RESOLUTION / torch.finfo(torch.float64).eps
 LEAST_PART = 1e-9
-LEAST_EPSILON = 1e-30  # scores of costs near one overflow float32 soon below it
 
 
 def check_alpha(alpha: object, cost: object) -> float:
@@ -124,15 +121,22 @@ def check_resolved(
     model: Model, checked: list[tuple[str, Any, str]], scale: str | float | tuple[float, float] | None, advice: str
 ) -> None:
     """Refuse an epsilon at which float64 could not add up potentials, as far as that is known before any distance is:
-    of squared differences of distances with a given largest. Potentials of a solve are checked again when it ends."""
-    epsilon, reach = model.epsilon, 0.0
-    ranges.resolved("cost", _reach(model), epsilon, f"{advice}; or rescale cost, or take a larger alpha")
-    if model.loss is SQUARE and not isinstance(scale, float | tuple):
-        largest = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in checked]
-        reach = model.alpha / float(model.weight(1.0)) * max(largest) ** 2
-    if epsilon > 0 and (epsilon < LEAST_EPSILON or reach / epsilon > LARGEST_EXPONENT):
-        reason = f"cost / epsilon reaches {max(reach, 1.0) / epsilon:.1e}, beyond what float64 resolves"
-        raise FloatingPointError(f"epsilon = {epsilon:g} is too small: {reason}; {advice}")
+    of linear costs, and of distances with a given largest. Potentials of a solve are checked again when it ends."""
+    # A potential is a smallest cost, so a few large entries, which forbid pairs, do no harm.
+    cost = f"{advice}; or rescale cost, or take a larger alpha"
+    ranges.resolved("cost", _reach(model), model.epsilon, cost, 1 / torch.finfo(torch.float64).eps)
+    ranges.resolved("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
+    if not isinstance(scale, float | tuple):
+        given = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in checked]
+        check_distances_resolved(model, max(given), advice)
+
+
+def check_distances_resolved(model: Model, largest: float, advice: str) -> None:
+    """Refuse an epsilon beside which losses of scaled distances up to ``largest`` are too much for float64."""
+    if model.loss is SQUARE or largest <= 1:
+        loss = largest**2 if model.loss is SQUARE else largest_loss(model.loss)
+        reach = model.alpha / float(model.weight(1.0)) * loss
+        ranges.resolved("squared distances" if model.loss is SQUARE else "losses", reach, model.epsilon, advice)
 
 
 def _reach(model: Model) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgw import ranges
 from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling, PotentialCoupling
 from torchgw.gw.model import Model
@@ -15,8 +16,6 @@ from torchgw.kernels.kernel import Kernel
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.rounding import round_to_marginals
 from torchgw.sinkhorn.scaling import scaling
-
-RESOLUTION = 1e-8
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def finish(
 def require_resolved(f: Tensor, g: Tensor, epsilon: float) -> None:
     """Refuse to return a plan whose potentials float64 cannot add up: its marginals could not be made exact."""
     largest = max(float(torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max()) for side in (f, g))
-    if largest * torch.finfo(torch.float64).eps > RESOLUTION:
+    if largest > ranges.LARGEST_RATIO:
         raise FloatingPointError(
             f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ def first_rung(task: Task, epsilon: float, watch: Watch) -> FirstRung:
     with threads_for(x.cells.count * y.cells.count):
         candidates, reference = where_to_start(problem, seen_by_cells(task.init, x, y))
         searched = time.perf_counter()
-        ended, candidates = solve_contenders(problem, candidates, partial(solve_smoothly, problem))
+        ended, candidates = solve_contenders(problem, candidates, solve_smoothly)
     basins: tuple[Basin, ...] = ()
     if reference is not None:
         small = listed(candidates, reference, problem.masses[0])

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from torchgw.gw.coarse import CoarseBasin
 from torchgw.gw.descent import Descent, descend
-from torchgw.gw.gradient import ExactGradient, Gradient
+from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landmark_control
 from torchgw.gw.inner import StoredInner
 from torchgw.gw.memory import memory_of, recall
 from torchgw.gw.model import Model
-from torchgw.gw.model_gradient import ModelGradient
+from torchgw.gw.model_gradient import ModelGradient, gradient_of
 from torchgw.gw.start import Start
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
@@ -101,3 +101,25 @@ def descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Des
     given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
     with threads_for(len(problem.p) * len(problem.q)):
         return descend(*given, max_iter=steps)
+
+
+def make_gradient(
+    source: DistanceProvider,
+    target: DistanceProvider,
+    model: Model,
+    exact: bool,
+    options: GWOptions,
+    generator: torch.Generator,
+) -> Gradient:
+    """The exact gradient, or the sampled one with landmark control variates, of the model's objective."""
+    masses = [mass.to(loop_dtype(options.mixed_precision)) for mass in model.masses]
+    if exact:
+        return gradient_of(model, ExactGradient(source, target, masses[0], masses[1], model.loss))
+    count = options.sampling.n_control
+    if count == 0:
+        return gradient_of(model, SampledGradient(source, target, options.sampling, generator))
+    x, y = (
+        landmark_control(space, mass / mass.sum(), count, generator)
+        for space, mass in zip((source, target), masses, strict=True)
+    )
+    return gradient_of(model, SampledGradient(source, target, options.sampling, generator, (x, y)))

@@ -17,17 +17,15 @@ from torchgw.evidence import NEAR_TIE, TINY, Basin
 from torchgw.gw.certify_stored import certify_stored
 from torchgw.gw.descent import Descent, descend
 from torchgw.gw.finish import finish
-from torchgw.gw.gradient import ExactGradient, Gradient, SampledGradient, landmark_control
+from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.guesses import from_product, sharp_starts
 from torchgw.gw.inner import StoredInner
 from torchgw.gw.landmarks import Landmarks
 from torchgw.gw.large_problem import Task
 from torchgw.gw.loop import Solution, solve
 from torchgw.gw.memory import NOTHING, recall
-from torchgw.gw.model import Model
-from torchgw.gw.model_gradient import gradient_of
 from torchgw.gw.outcome import Outcome
-from torchgw.gw.problem import Candidate, Problem
+from torchgw.gw.problem import Candidate, Problem, make_gradient
 from torchgw.gw.refine import refined, relaxation_for, tightened
 from torchgw.gw.search import find_basins, listed, sampled_energy
 from torchgw.gw.sharp import column_dual, conditional_gradient
@@ -37,7 +35,6 @@ from torchgw.options import GWOptions
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.spaces import PrecomputedDistances
 from torchgw.status import History, Status
-from torchgw.types import DistanceProvider
 
 ROUNDING_SLACK = 2.0
 SHARP_START = 2.5e-4
@@ -51,6 +48,7 @@ PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 Refinement: TypeAlias = "tuple[ExactGradient | None, float | None]"
+Solver: TypeAlias = "Callable[[Problem, Start], Ended]"
 
 
 @dataclass(frozen=True)
@@ -103,10 +101,10 @@ def run(task: Task) -> Outcome:
     candidates, reference = where_to_start(problem, task.init)
     searched = time.perf_counter()
     if epsilon == 0:
-        solver = partial(solve_sharply, problem, ExactGradient(wide[0], wide[1], p, q))
+        solver: Solver = partial(solve_sharply, wide=ExactGradient(wide[0], wide[1], p, q))
     else:
         wider = None if task.tol is None else ExactGradient(wide[0], wide[1], p, q, model.loss)
-        solver = partial(solve_smoothly, problem, refinement=(wider, task.tol))
+        solver = partial(solve_smoothly, refinement=(wider, task.tol))
     ended, candidates = solve_contenders(problem, candidates, solver)
     solved = time.perf_counter()
     value, values, certificate = certify_stored(
@@ -141,9 +139,7 @@ def run(task: Task) -> Outcome:
     )
 
 
-def solve_contenders(
-    problem: Problem, candidates: list[Candidate], solver: Callable[[Start], Ended]
-) -> tuple[Ended, list[Candidate]]:
+def solve_contenders(problem: Problem, candidates: list[Candidate], solver: Solver) -> tuple[Ended, list[Candidate]]:
     """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
 
     Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
@@ -159,11 +155,13 @@ def solve_contenders(
     if problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
         contenders += from_product(problem)
     ends: list[Ended] = []
+    quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
     for position, candidate in enumerate(contenders):
         if position == 0 or not problem.watch.cut():
             if position:  # anchors of another basin
                 recall(problem.gradient, NOTHING)
-            ends.append(problem.stage(f"solve-{position}", partial(solver, candidate.start)))
+            ends.append(problem.stage(f"solve-{position}", partial(solver, problem, candidate.start)))
+        problem = quiet
     contenders = contenders[: len(ends)]
     if len(ends) == 1 and not others:
         return ends[0], candidates
@@ -174,28 +172,6 @@ def solve_contenders(
     order = sorted(range(len(ends)), key=lambda i: ends[i].energy)
     rest = [c for c in others if all(c is not contender for contender in contenders)]
     return ends[order[0]], [*(settled[i] for i in order), *rest]
-
-
-def make_gradient(
-    source: DistanceProvider,
-    target: DistanceProvider,
-    model: Model,
-    exact: bool,
-    options: GWOptions,
-    generator: torch.Generator,
-) -> Gradient:
-    """The exact gradient, or the sampled one with landmark control variates, of the model's objective."""
-    masses = [mass.to(loop_dtype(options.mixed_precision)) for mass in model.masses]
-    if exact:
-        return gradient_of(model, ExactGradient(source, target, masses[0], masses[1], model.loss))
-    count = options.sampling.n_control
-    if count == 0:
-        return gradient_of(model, SampledGradient(source, target, options.sampling, generator))
-    x, y = (
-        landmark_control(space, mass / mass.sum(), count, generator)
-        for space, mass in zip((source, target), masses, strict=True)
-    )
-    return gradient_of(model, SampledGradient(source, target, options.sampling, generator, (x, y)))
 
 
 def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:
@@ -283,7 +259,7 @@ def strained(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | No
     return unsafe(reach(A, B), A.shape[1])
 
 
-def solve_sharply(problem: Problem, wide: ExactGradient, start: Start) -> Ended:
+def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Ended:
     """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients.
 
     They begin from the plan of a start that brings one, and annealing only finds potentials."""
