@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 
-BETWEEN = ("torchgw", "torch", "sklearn", "joblib")  # packages whose frames lie between a user and a warning
+BETWEEN = (
+    "torchgw",
+    "torch",
+    "sklearn",
+    "joblib",
+    "contextlib",
+)  # packages whose frames lie between a user and a warning
 
 
 def warn_caller(text: str, category: type[Warning]) -> None:
