@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from torchgw import GWOptions, cli, gw_align
+from torchgw import GWOptions, Progress, cli, epsilon_path, gw_align, gw_loss, gw_pairwise
 from torchgw.allocation import allocating
 from torchgw.datasets import make_spiral
 from torchgw.gw import align
@@ -63,6 +64,27 @@ def test_refusals_and_other_errors_stay_what_they_are() -> None:
         with pytest.raises(type(error)) as caught, allocating("a test", "no advice"):
             raise error
         assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("mine"), RuntimeError("my pool: out of memory")]
+)
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        *((each, {"X": X[::3], "Y": X[::3]}) for each in (gw_align, gw_loss, epsilon_path)),
+        (gw_pairwise, {"spaces": [X[:9], X[9:20]]}),
+    ],
+)
+def test_what_a_callback_raises_passes_through(
+    function: Callable[..., object], given: dict[str, Any], error: Exception
+) -> None:
+    def callback(_: Progress) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        function(**given, callback=callback, random_state=0)
+    assert caught.value is error
 
 
 def test_no_streaming_follows_a_solve_without_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
