@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchgw import GWOptions, Progress, cli, epsilon_path, gw_align, gw_loss, gw_pairwise
+from torchgw import GWOptions, Progress, cli, epsilon_path, gw_align, gw_loss, gw_neighbours, gw_pairwise
 from torchgw.allocation import allocating
 from torchgw.datasets import make_spiral
 from torchgw.gw import align
@@ -55,6 +55,15 @@ def test_an_allocation_that_fails_in_a_solve_says_what_to_do(
     monkeypatch.setattr(align, "make_providers", lambda *_: fails())
     with pytest.raises(MemoryError, match=r"memory ran out in gw_align \([^\n]+\); torchgw.estimate.* fewer points$"):
         gw_align(X, X)
+
+
+@pytest.mark.parametrize("function", [gw_pairwise, gw_neighbours])
+def test_memory_that_ends_among_many_spaces_says_what_to_do_there(
+    function: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{function.__module__}.read_spaces", lambda *_, **__: bare())
+    with pytest.raises(MemoryError, match=rf"memory ran out in {function.__name__} \(.*; give fewer or smaller spaces"):
+        function([X] * 6)
 
 
 def test_refusals_and_other_errors_stay_what_they_are() -> None:

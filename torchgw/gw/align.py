@@ -63,7 +63,7 @@ logger = logging.getLogger("torchgw")
 Cost: TypeAlias = "Array | Tensor | tuple[Array | Tensor, Array | Tensor] | FeatureCost"
 
 
-@entry
+@entry()
 def gw_align(
     X: Any,
     Y: Any,
