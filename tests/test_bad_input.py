@@ -319,6 +319,14 @@ def test_what_solves_many_spaces_answers_with_its_own_words(function: Any) -> No
             function([X, Y], **{word: 1})
 
 
+def test_the_estimator_answers_other_packages_words_too() -> None:
+    for word, ours in (("eps", "epsilon"), ("seed", "random_state"), ("tol", "options=GWOptions")):
+        with pytest.raises(TypeError, match=rf"^GromovWasserstein has no argument '{word}'; here that is {ours}"):
+            torchgw.GromovWasserstein(**{word: 1})
+    with pytest.raises(TypeError, match=r"^GromovWasserstein\(\) got an unexpected keyword argument 'C1'"):
+        torchgw.GromovWasserstein(**{"C1": 1})
+
+
 @pytest.mark.parametrize("function", [gw_align, gw_loss, epsilon_path, torchgw.gw_pairwise, torchgw.gw_neighbours])
 def test_words_that_nobody_knows_are_refused_by_the_function_that_was_called(function: Any) -> None:
     words = ("foo", "arguments", "kwargs", *(("C1", "eps", "m") if "pairwise" in function.__module__ else ()))

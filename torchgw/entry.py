@@ -67,14 +67,16 @@ def entry(
         each = [inspect.signature(given).parameters for given in (function, passes_to) if given]
         known = {name for one in each for name, parameter in one.items() if parameter.kind is not parameter.VAR_KEYWORD}
 
+        name = function.__qualname__.removesuffix(".__init__")
+
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> R:
             for word in filter(lambda word: word not in known, keywords):
                 ours = words.get(word, "")
                 if ours.partition("=")[0] in known:
-                    raise TypeError(f"{function.__name__} has no argument {word!r}; here that is {ours}")
-                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {word!r}")
-            with allocating(function.__name__, advice):
+                    raise TypeError(f"{name} has no argument {word!r}; here that is {ours}")
+                raise TypeError(f"{name}() got an unexpected keyword argument {word!r}")
+            with allocating(name, advice):
                 return function(*arguments, **keywords)
 
         return call
