@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from torchgw import GWOptions, cli, gw_align
+from torchgw import GWOptions, Progress, cli, epsilon_path, gw_align, gw_loss, gw_neighbours, gw_pairwise
 from torchgw.allocation import allocating
 from torchgw.datasets import make_spiral
 from torchgw.gw import align
@@ -56,6 +57,15 @@ def test_an_allocation_that_fails_in_a_solve_says_what_to_do(
         gw_align(X, X)
 
 
+@pytest.mark.parametrize("function", [gw_pairwise, gw_neighbours])
+def test_memory_that_ends_among_many_spaces_says_what_to_do_there(
+    function: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{function.__module__}.read_spaces", lambda *_, **__: bare())
+    with pytest.raises(MemoryError, match=rf"memory ran out in {function.__name__} \(.*; give fewer or smaller spaces"):
+        function([X] * 6)
+
+
 def test_refusals_and_other_errors_stay_what_they_are() -> None:
     with pytest.raises(MemoryError, match=r"^score and plan"):
         gw_align(X, X, options=GWOptions(strategy="dense", max_memory=10))
@@ -63,6 +73,27 @@ def test_refusals_and_other_errors_stay_what_they_are() -> None:
         with pytest.raises(type(error)) as caught, allocating("a test", "no advice"):
             raise error
         assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("mine"), RuntimeError("my pool: out of memory")]
+)
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        *((each, {"X": X[::3], "Y": X[::3]}) for each in (gw_align, gw_loss, epsilon_path)),
+        (gw_pairwise, {"spaces": [X[:9], X[9:20]]}),
+    ],
+)
+def test_what_a_callback_raises_passes_through(
+    function: Callable[..., object], given: dict[str, Any], error: Exception
+) -> None:
+    def callback(_: Progress) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        function(**given, callback=callback, random_state=0)
+    assert caught.value is error
 
 
 def test_no_streaming_follows_a_solve_without_entropy(monkeypatch: pytest.MonkeyPatch) -> None:

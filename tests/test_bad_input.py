@@ -36,11 +36,12 @@ from torchgw import (
     Supervision,
     Unbalanced,
     Unrolled,
+    epsilon_path,
     gw_align,
     gw_loss,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.entry import OURS
+from torchgw.entry import OF_MANY, OURS
 from torchgw.gw import align as align_module
 
 RNG = np.random.default_rng(0)
@@ -302,10 +303,43 @@ def test_any_number_of_dimensions_but_two_is_refused(shape: list[int]) -> None:
         ("m", "marginals=Partial"),
     ],
 )
-@pytest.mark.parametrize("function", [gw_align, gw_loss])
+@pytest.mark.parametrize("function", [gw_align, gw_loss, epsilon_path])
 def test_other_packages_words_are_answered_with_ours(function: Any, word: str, ours: str) -> None:
-    with pytest.raises(TypeError, match=rf"no argument '{word}'; here that is {ours}"):
+    ours = "epsilons" if function is epsilon_path and ours == "epsilon" else ours
+    with pytest.raises(TypeError, match=rf"^{function.__name__} has no argument '{word}'; here that is {ours}"):
         function(X, Y, **{word: 1})
+
+
+@pytest.mark.parametrize("function", [torchgw.gw_pairwise, torchgw.gw_neighbours])
+def test_what_solves_many_spaces_answers_with_its_own_words(function: Any) -> None:
+    k = "n_neighbours" if function is torchgw.gw_neighbours else r"options=GWOptions\(spaces=SpaceOptions\(k="
+    for word, ours in (("Cs", "spaces"), ("p", "masses"), ("metric", "distances"), ("seed", "random_state"), ("k", k)):
+        with pytest.raises(TypeError, match=rf"^{function.__name__} has no argument '{word}'; here that is {ours}"):
+            function([X, Y], **{word: 1})
+
+
+def test_the_estimator_answers_other_packages_words_too() -> None:
+    for word, ours in (("eps", "epsilon"), ("seed", "random_state"), ("tol", "options=GWOptions")):
+        with pytest.raises(TypeError, match=rf"^GromovWasserstein has no argument '{word}'; here that is {ours}"):
+            torchgw.GromovWasserstein(**{word: 1})
+    with pytest.raises(TypeError, match=r"^GromovWasserstein\(\) got an unexpected keyword argument 'C1'"):
+        torchgw.GromovWasserstein(**{"C1": 1})
+
+
+@pytest.mark.parametrize("function", [gw_align, gw_loss, epsilon_path, torchgw.gw_pairwise, torchgw.gw_neighbours])
+def test_words_that_nobody_knows_are_refused_by_the_function_that_was_called(function: Any) -> None:
+    words = ("foo", "arguments", "kwargs", *(("C1", "eps", "m") if "pairwise" in function.__module__ else ()))
+    for word in words:
+        with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) got an unexpected keyword argument '{word}'"):
+            function([X, Y], Y, **{word: 1})
+
+
+@pytest.mark.parametrize("function", [torchgw.gw_pairwise, torchgw.gw_neighbours])
+def test_every_answer_of_what_solves_many_spaces_is_its_argument(function: Any) -> None:
+    known = inspect.signature(function).parameters
+    for word, ours in OF_MANY.items():
+        assert word not in known
+        assert ours.partition("=")[0] in known or (ours, function) == ("callback", torchgw.gw_neighbours)
 
 
 def test_every_answer_to_another_word_is_an_argument_or_an_expression_of_this_package() -> None:

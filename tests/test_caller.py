@@ -83,6 +83,18 @@ def test_a_gradient_is_warned_of_where_backward_is_called() -> None:
     assert caught[0].filename == __file__
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_is_warned_of_where_it_is_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    straight(LINE, options=ONCE, checkpoint=folder, callback=lambda _: True)()
+    (folder / "lock").unlink()
+    (folder / "lock").mkdir()
+    with pytest.warns(torchgw.CheckpointWarning, match="cannot be written") as caught:
+        torchgw.resume(folder)
+    (found,) = [warning for warning in caught if issubclass(warning.category, torchgw.CheckpointWarning)]
+    assert found.filename == __file__
+
+
 def test_every_warning_of_the_package_takes_that_way() -> None:
     package = Path(torchgw.__file__).parent
     direct = [

@@ -462,6 +462,33 @@ def test_a_disk_that_fails_midway_costs_the_checkpoint_and_not_the_solve(
         assert_same(quietly(folder), expected)
 
 
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("out of memory")])
+def test_memory_that_ends_in_writing_costs_the_checkpoint_and_not_the_solve(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Whole]
+) -> None:
+    def fail(file: Path, *given: Any) -> None:
+        if file.name != "call.pt":
+            raise error
+        write(file, *given)
+
+    expected, _ = left_alone("exact gradient", whole)
+    monkeypatch.setattr(checkpoint, "write", fail)
+    reason = str(error) or type(error).__name__
+    with pytest.warns(CheckpointWarning, match=f"was not written .{reason}.; the solve goes on"):
+        found = gw_align(SPIRAL, ROLL, random_state=0, checkpoint=Checkpoint(tmp_path / "kept", every=0))
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o027])
+def test_a_folder_is_open_to_whom_the_user_lets_in(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        align({}, callback=lambda _: True, checkpoint=tmp_path / "kept")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o777 & ~mask
+
+
 def test_a_folder_that_cannot_be_made_is_refused_before_the_solve(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     told: list[Progress] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -11,10 +12,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 import torchgw
 
 ROOT = Path(__file__).parent.parent
+TO_FIND_TORCH = 240.0  # seconds, in which it is unpacked too
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,70 @@ def test_an_installed_package_runs_far_from_its_source(source: Path, tmp_path: P
     )
     assert run([sys.executable, "-c", code], tmp_path, target).startswith(str(target))
     assert "</html>" in (tmp_path / "page.html").read_text()
+
+
+IMPORTED = {
+    "scikit-learn": {"sklearn"},
+    "anndata": {"anndata", "h5py", "pandas"},  # which it brings along
+    "matplotlib": {"matplotlib", "mpl_toolkits"},
+}
+
+
+def modules(requirements: list[str]) -> set[str]:
+    """What requirements of pyproject.toml are imported as."""
+    names = [re.split(r"[^\w-]", requirement)[0] for requirement in requirements]
+    return set().union(*(IMPORTED.get(name, {name}) for name in names))
+
+
+def imports(path: Path) -> set[str]:
+    """Packages that a file imports, but for those of annotations alone."""
+    found: set[str] = set()
+    left: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+        left.extend(ast.iter_child_nodes(node))
+    return found - set(sys.stdlib_module_names)
+
+
+def test_what_is_imported_is_what_is_required() -> None:
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required, extras = modules(told["dependencies"]), told["optional-dependencies"]
+    used = ("plot", "anndata", "progress", "completion", "report")
+    offered = modules([each for name in used for each in extras[name]])
+    found = set().union(*map(imports, (ROOT / "torchgw").rglob("*.py"))) - {"torchgw"}
+    assert found - offered == required
+    assert offered - required <= found
+
+
+@pytest.mark.slow
+def test_it_installs_and_runs_in_an_empty_environment(source: Path, tmp_path: Path) -> None:
+    python = str(tmp_path / "fresh" / "bin" / "python")
+    run([sys.executable, "-m", "venv", str(tmp_path / "fresh")], tmp_path)
+    version = torch.__version__.partition("+")[0]
+    try:  # the one that is here, before the package asks for any
+        asked = [python, "-m", "pip", "install", "-q", "--retries", "0", f"torch=={version}"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=TO_FIND_TORCH)
+    except subprocess.TimeoutExpired:
+        pytest.skip("torch was not installed in time")
+    if done.returncode != 0:
+        pytest.skip(f"pip does not find torch {version}")
+    run([python, "-m", "pip", "install", "-q", "."], source)
+    code = (
+        "import torchgw; X, _ = torchgw.datasets.make_spiral(60);"
+        "found = torchgw.gw_align(X, X + 1, random_state=0); found.save('found.npz');"
+        "print(torchgw.__file__, torchgw.GWResult.load('found.npz').shape, torchgw.gw_pairwise([X, X]).square().shape)"
+    )
+    told = run([python, "-W", "ignore", "-c", code], tmp_path)
+    assert told.startswith(str(tmp_path / "fresh"))
+    assert told.endswith("(60, 60) (2, 2)\n")
+    assert run([python, "-m", "pip", "check"], tmp_path) == "No broken requirements found.\n"
 
 
 def test_only_what_is_public_is_listed() -> None:

@@ -103,8 +103,7 @@ def test_a_solve_stays_on_the_device_and_ends_as_on_the_cpu(name: str) -> None:
         found = align(**given)
         assert found.coupling.rows(torch.tensor([0])).is_cuda
         matching = found.argmax()
-        print(f"{name}: the host waited {simulation.n_waits} times\n{simulation.table(5)}")
-    assert simulation.n_waits <= most
+    assert simulation.n_waits <= most, simulation.table(5)
     expected = align(device="cpu", **given)
     if found.gradient == "exact":  # the others draw by another algorithm
         assert found.value == pytest.approx(expected.value, rel=1e-6)

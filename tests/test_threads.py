@@ -139,6 +139,39 @@ def test_a_python_thread_that_begins_during_a_solve_has_the_number_of_the_proces
     assert numbers() == (GIVEN, GIVEN)
 
 
+class NoThreads(ThreadPoolExecutor):
+    """What it says where the system, or the ending interpreter, gives no Python thread."""
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+
+def test_without_another_python_thread_a_solve_still_gives_back_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threads, "ThreadPoolExecutor", NoThreads)
+        with one_thread():
+            assert numbers() == (1, 1)  # there is nobody else to keep it
+        assert numbers() == (GIVEN, GIVEN)
+
+    def fail(_: Progress) -> None:
+        monkeypatch.setattr(threads, "ThreadPoolExecutor", NoThreads)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        align(callback=fail)
+    assert numbers() == (GIVEN, GIVEN)
+
+
+def test_a_solve_runs_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("concurrent.futures.thread._shutdown", True)
+        with pytest.raises(RuntimeError, match="after interpreter shutdown"):
+            in_a_new_thread()
+        assert align().shape == (len(X), len(Y))
+        assert torch.get_num_threads() == GIVEN
+    assert numbers() == (GIVEN, GIVEN)
+
+
 def test_gradients_are_solved_by_one_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchgw.gradients.adjoint import Adjoint
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from torchgw.caller import is_theirs
+
 # What torch's allocators, NumPy, the driver, the runtime under torch or Triton, and NVIDIA's and AMD's libraries say.
 # A kernel that needs more shared memory than there is (Triton's OutOfResources: "out of resource") is another matter.
 FAILED = (
@@ -22,7 +24,10 @@ FAILED = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU, on the CPU, or in a process whose results were read (in its cause)."""
+    """Whether an allocation failed, on a GPU, on the CPU, or in a process whose results were read (in its cause).
+    What a callback raised is its author's own matter, whatever it says."""
+    if is_theirs(error):
+        return False
     said = f"{error} {error.__cause__!r}".lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in said for text in FAILED)
 

@@ -16,8 +16,8 @@ import errno
 import logging
 import os
 import pickle
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -158,12 +158,12 @@ class Folder:
         return (value,)
 
     def _write(self, file: Path, value: Any) -> bool:
-        """Whether the value is in the file now. A disk that is full is no reason to lose a solve."""
+        """Whether the value is in the file now. A full disk or memory is no reason to lose a solve."""
         self.written = time.monotonic()
         try:
             plain = {"random": self.generator.get_state(), "value": self.codec.encode(value)}
             write(file, plain, self._place(file.name))
-        except (OSError, RuntimeError, TypeError) as error:
+        except (MemoryError, OSError, RuntimeError, TypeError) as error:
             warn_caller(f"{file} was not written ({_reason(error)}); the solve goes on", CheckpointWarning)
             return False
         self.files.add(file.name)
@@ -179,7 +179,7 @@ class Folder:
 def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).partition("\n")[0]
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Generator) -> Folder:
@@ -199,19 +199,17 @@ def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Gene
         raise ValueError(f"checkpoint {folder} lies in a folder that is not there; make {folder.parent} first")
     made = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
     plain = {"format": FORMAT, "every": checkpoint.every, "random": generator.get_state(), "value": call, "made": made}
-    aside = None
+    aside = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(8)}")
     try:
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
+        aside.mkdir()
         write(aside / CALL, plain)
-        aside.chmod(0o755)
         aside.replace(folder)  # whole or not there, and only one of two that begin at once
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise ValueError(_taken(folder)) from error
         raise OSError(error.errno, f"the checkpoint cannot be made: {_reason(error)}", str(folder)) from error
     finally:
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
     return Folder(checkpoint, codec, generator)
 
 

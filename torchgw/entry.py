@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 from torchgw.allocation import allocating
@@ -42,17 +42,43 @@ ADVICE = (
 )
 
 
-def entry(function: Callable[P, R]) -> Callable[P, R]:
-    """The function with what public calls share; signature and documentation stay its own."""
-    known = inspect.signature(function).parameters
+OF_MANY = {
+    **{word: ours for word, ours in OURS.items() if ours in ("distances", "random_state", "callback", NEIGHBOURS)},
+    **dict.fromkeys(("Cs", "Ds", "Xs", "graphs", "matrices"), "spaces"),
+    **dict.fromkeys(("a", "p", "ps", "mu", "weights"), "masses"),
+    **dict.fromkeys(("num_processes", "n_workers"), "n_jobs"),
+}
+ADVICE_ON_MANY = "give fewer or smaller spaces (four N x N matrices are kept of each), or a smaller n_jobs"
 
-    @functools.wraps(function)
-    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
-        for word in keywords:
-            ours = OURS.get(word, "")
-            if word not in known and ours.partition("=")[0] in known:
-                raise TypeError(f"{function.__name__} has no argument {word!r}; here that is {ours}")
-        with allocating(function.__name__, ADVICE):
-            return function(*arguments, **keywords)
 
-    return call
+def entry(
+    words: Mapping[str, str] = OURS, advice: str = ADVICE, passes_to: Callable[..., object] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator that gives a function what public calls share; signature and documentation stay its own.
+
+    Parameters
+    ----------
+    words : other packages' words for arguments, and ours; those whose answer is an argument of the function are given.
+    advice : what to do when memory ends.
+    passes_to : the function whose arguments it takes too.
+    """
+
+    def shared(function: Callable[P, R]) -> Callable[P, R]:
+        each = [inspect.signature(given).parameters for given in (function, passes_to) if given]
+        known = {name for one in each for name, parameter in one.items() if parameter.kind is not parameter.VAR_KEYWORD}
+
+        name = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+            for word in filter(lambda word: word not in known, keywords):
+                ours = words.get(word, "")
+                if ours.partition("=")[0] in known:
+                    raise TypeError(f"{name} has no argument {word!r}; here that is {ours}")
+                raise TypeError(f"{name}() got an unexpected keyword argument {word!r}")
+            with allocating(name, advice):
+                return function(*arguments, **keywords)
+
+        return call
+
+    return shared

@@ -21,6 +21,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from torchgw import validate
+from torchgw.entry import entry
 from torchgw.gw.align import Cost, gw_align
 from torchgw.gw.prepare import check_distances
 from torchgw.marginals import Balanced, Marginals
@@ -84,6 +85,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     (100, 3)
     """
 
+    @entry()
     def __init__(
         self,
         *,

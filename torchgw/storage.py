@@ -48,6 +48,7 @@ GROUPS = {
     "ladder": LadderOptions,
     "low_rank": LowRankOptions,
 }
+GONE = {"low_rank": ("n_starts",)}  # options that files of earlier versions have
 FACTORS = {"A": "nr", "B": "kr", "f": "n", "g": "k", "x": "n", "y": "k"}
 TILES = {"tile_size": "", "tile_first": "t", "tile_column": "c", "tile_separable": ""}
 SHAPES: dict[type[BlockCoupling], dict[str, str]] = {
@@ -112,10 +113,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
     """
     meta: dict[str, Any] = json.loads(str(arrays["meta"]))
     tensors = {name[9:]: torch.from_numpy(a) for name, a in arrays.items() if name.startswith("coupling_")}
-    options = {
-        name: GROUPS[name](**value) if name in GROUPS and value is not None else value
-        for name, value in meta["options"].items()
-    }
+    options = {name: _to_group(name, value) for name, value in meta["options"].items()}
     coupling = _coupling(tensors, torch.from_numpy(arrays["matching"]))
     n, k = coupling.shape
     many = len(meta["basins"])
@@ -148,6 +146,13 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         "scales": tuple(meta["scales"]),
         "providers": tuple(meta["providers"]),
     }
+
+
+def _to_group(name: str, saved: Any) -> Any:
+    """A member of `GWOptions`; a group of options without those that are gone."""
+    if name not in GROUPS or saved is None:
+        return saved
+    return GROUPS[name](**{option: value for option, value in saved.items() if option not in GONE.get(name, ())})
 
 
 def _from_loss(loss: str | SeparableLoss) -> str | list[str]:

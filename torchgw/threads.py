@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
 
@@ -42,11 +42,12 @@ def one_thread() -> Iterator[None]:
 
 
 def set_own_threads(count: int) -> None:
-    """Set torch's number for this Python thread alone; others, and those to come, keep theirs."""
+    """Set torch's number for this Python thread alone; others, and those to come, keep theirs. Where no Python thread
+    can be had, those to come have it too."""
     torch.get_num_threads()  # at its first use a thread takes the common number, whatever was set before
-    with _setting, ThreadPoolExecutor(1) as aside:
-        common = aside.submit(torch.get_num_threads).result()
+    with _setting, suppress(RuntimeError), ThreadPoolExecutor(1) as aside:  # as Python exits, no thread begins
         try:
-            torch.set_num_threads(count)
+            common = aside.submit(torch.get_num_threads).result()
         finally:
-            aside.submit(torch.set_num_threads, common)
+            torch.set_num_threads(count)
+        aside.submit(torch.set_num_threads, common)

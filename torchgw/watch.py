@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from torchgw.caller import mark_as_theirs
 from torchgw.types import Callback, Progress
 
 Result = TypeVar("Result")
@@ -50,7 +51,6 @@ class Watch:
     ) -> None:
         self.callback, self.journal = callback, journal
         self.signal = Signal() if signal is None else signal
-        self.raised = False
 
     @property
     def stopped(self) -> bool:
@@ -70,15 +70,18 @@ class Watch:
         return Watch(signal=self.signal)
 
     def tell(self, progress: Progress) -> None:
-        """Tell the callback, which asks for an end by returning True or raising StopIteration."""
+        """Tell the callback, which asks for an end by returning True or raising StopIteration.
+
+        What else it raises passes through as it is.
+        """
         if self.callback is None:
             return
         try:
             answer = self.callback(progress)
         except StopIteration:
             answer = True
-        except BaseException:
-            self.raised = True
+        except BaseException as error:
+            mark_as_theirs(error)
             raise
         if isinstance(answer, bool | np.bool_) and answer:
             self.stop()

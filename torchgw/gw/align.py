@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw import ranges, validate
+from torchgw.caller import is_theirs
 from torchgw.checkpoint import Checkpoint
 from torchgw.entry import entry
 from torchgw.features import FeatureCost
@@ -63,7 +64,7 @@ logger = logging.getLogger("torchgw")
 Cost: TypeAlias = "Array | Tensor | tuple[Array | Tensor, Array | Tensor] | FeatureCost"
 
 
-@entry
+@entry()
 def gw_align(
     X: Any,
     Y: Any,
@@ -264,7 +265,7 @@ def gw_align(
             try:
                 return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
             except FloatingPointError as error:
-                if watch.raised:
+                if is_theirs(error):
                     raise
                 raise FloatingPointError(f"{error}; {advice}") from error
 

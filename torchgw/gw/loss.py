@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw.checkpoint import Checkpoint
+from torchgw.entry import entry
 from torchgw.gradients.modes import Envelope, GradientMode
 from torchgw.gw.align import Cost, gw_align
 from torchgw.marginals import Marginals
@@ -60,6 +61,7 @@ def gw_loss(
     return_result: Literal[True],
     **arguments: Unpack[Arguments],
 ) -> tuple[Tensor, GWResult]: ...
+@entry(passes_to=gw_align)
 def gw_loss(
     X: Any,
     Y: Any,

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.caller import warn_caller
 from torchgw.couplings import BlockCoupling
+from torchgw.entry import OURS, entry
 from torchgw.evidence import entropy_and_margin
 from torchgw.gw.align import gw_align
 from torchgw.result import GWResult
@@ -70,6 +71,7 @@ class EpsilonPath:
         return "\n".join((*lines, self.reason))
 
 
+@entry({**OURS, **{word: "epsilons" for word, ours in OURS.items() if ours == "epsilon"}}, passes_to=gw_align)
 def epsilon_path(
     X: Any,
     Y: Any,

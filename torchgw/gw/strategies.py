@@ -52,7 +52,7 @@ def solved_where_it_fits(
         with watch.within(strategy):
             return strategy, solve(strategy)
     except (MemoryError, RuntimeError) as error:
-        if watch.raised or options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
+        if options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
     if torch.cuda.is_available():

@@ -17,6 +17,7 @@ import torch
 from torchgw import validate
 from torchgw._version import __version__
 from torchgw.caller import warn_caller
+from torchgw.entry import ADVICE_ON_MANY, OF_MANY, entry
 from torchgw.gw.prepare import pick_device
 from torchgw.interrupt import stopped_by_interrupt
 from torchgw.kernels.products import exact_products
@@ -37,6 +38,7 @@ logger = logging.getLogger("torchgw")
 KEEP = ("values", "matchings")
 
 
+@entry(OF_MANY, ADVICE_ON_MANY)
 def gw_pairwise(
     spaces: Sequence[Any],
     *,
@@ -97,7 +99,7 @@ def gw_pairwise(
         For input that cannot be used, naming the entry like ``spaces[3]``, before any work; and for a store that is
         damaged, were it by one bit (rows and header have checksums), is something else, or belongs to another call.
     MemoryError
-        When the distances of all spaces would exceed ``options.max_memory``, before any work.
+        When the distances of all spaces would exceed ``options.max_memory``, before any work; or when memory ends.
     RuntimeError
         When another process has the store open.
     OSError

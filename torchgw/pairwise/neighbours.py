@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from torchgw import validate
+from torchgw.entry import ADVICE_ON_MANY, OF_MANY, entry
 from torchgw.gw.prepare import pick_device
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
@@ -50,6 +51,7 @@ class Neighbours:
     n_pruned: int
 
 
+@entry(OF_MANY | dict.fromkeys(("k", "n_neighbors"), "n_neighbours"), ADVICE_ON_MANY)
 def gw_neighbours(
     spaces: Sequence[Any],
     n_neighbours: int = 5,
