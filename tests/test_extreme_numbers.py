@@ -199,6 +199,33 @@ def test_costs_of_any_size_beside_which_something_is_left(size: float, alpha: fl
 ONES, HUGE = np.full(N, 1e100), GWOptions(spaces=SpaceOptions(scale=1.0))
 
 
+@pytest.mark.parametrize("mass", [1e-5, 1e-8])
+def test_a_sliver_of_the_masses_streams_as_it_is_stored(mass: float) -> None:
+    stored, streamed = (
+        align(CLOUD, OTHER, way, marginals=Partial(mass), distances="landmark", epsilon=0.05)
+        for way in ("dense", "streaming")
+    )
+    assert streamed.converged
+    assert streamed.value == pytest.approx(stored.value, rel=0.02)
+    assert float(streamed.coupling.to_dense().sum()) == pytest.approx(mass, rel=1e-9)
+
+
+def test_a_cost_beyond_digits_is_refused_while_epsilon_falls() -> None:
+    cost = 1e10 * np.random.default_rng(4).random((7, 10))
+    heard: list[int] = []
+    with pytest.raises(FloatingPointError, match=r"epsilon = 0\.3 is too small"):
+        gw_align(
+            CLOUD[:7],
+            OTHER[:10],
+            marginals=Partial(0.9),
+            epsilon=0.3,
+            cost=cost,
+            random_state=0,
+            callback=lambda progress: heard.append(progress.iteration),
+        )
+    assert len(heard) < 20
+
+
 class Unscaled:
     """Somebody's distances, as they are."""
 

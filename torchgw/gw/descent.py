@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchgw.couplings import DenseCoupling
 from torchgw.gw.damping import Mixture
+from torchgw.gw.finish import require_resolved
 from torchgw.gw.gradient import Gradient
 from torchgw.gw.inner import Inner, Linear
 from torchgw.gw.loop import Solution, record
@@ -80,6 +81,11 @@ def descend(
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
     iteration. ``inner`` solves the transport problems and says what memory that takes. ``history`` is gone on with
     where there is one. ``by_value`` ends it when the objective is still, wherever the potentials are.
+
+    Raises
+    ------
+    FloatingPointError
+        When potentials are no numbers, or so large that no plan could be made of them in the end.
     """
     max_iter = options.stopping.max_iter if max_iter is None else max_iter
     history = History() if history is None else history
@@ -112,6 +118,8 @@ def descend(
         linear = Linear.of(centred, now, model)
         warm = f + unit * row_term, g + unit * column_term
         state = inner(linear, *(warm if sums is None else linear.settled(sums, *warm)))
+        if model.epsilon > 0:  # without entropy the plan does not come from potentials
+            require_resolved(state.f, state.g, model.epsilon)
         solved, f, g, last_epsilon = cost, state.f - unit * row_term, state.g - unit * column_term, now
         last_value = value
         if isinstance(gradient, ModelGradient):
