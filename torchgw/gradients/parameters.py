@@ -117,11 +117,11 @@ def parameters(
 
 def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Validated masses, with the derivatives of those that a user gave: they differ where masses count as zero."""
-    checked = checked.to(device, dtype)
-    if not isinstance(own, Tensor):
-        return checked
-    own = own.to(device, dtype)
-    return own + (checked - own).detach()
+    found = checked.to(device, dtype)
+    if isinstance(own, Tensor):
+        own = own.to(device, dtype)
+        found = own + (found - own).detach()
+    return found
 
 
 def _scales(p: Tensor, q: Tensor, marginals: Marginals) -> tuple[Tensor, tuple[Tensor, Tensor]]:
