@@ -75,6 +75,7 @@ def descend(
     max_iter: int | None = None,
     history: History | None = None,
     by_value: bool = False,
+    resolved: bool = False,
 ) -> Descent:
     """Run from ``start``, in its dtype, with the gradient of the model's objective.
 
@@ -85,7 +86,7 @@ def descend(
     Raises
     ------
     FloatingPointError
-        When potentials are no numbers, or so large that no plan could be made of them in the end.
+        Where potentials must be ``resolved``, when they are no numbers, or too large to make a plan of in the end.
     """
     max_iter = options.stopping.max_iter if max_iter is None else max_iter
     history = History() if history is None else history
@@ -118,8 +119,8 @@ def descend(
         linear = Linear.of(centred, now, model)
         warm = f + unit * row_term, g + unit * column_term
         state = inner(linear, *(warm if sums is None else linear.settled(sums, *warm)))
-        if model.epsilon > 0:  # without entropy the plan does not come from potentials
-            require_resolved(state.f, state.g, model.epsilon)
+        if resolved:
+            require_resolved(state.f, state.g, epsilon)
         solved, f, g, last_epsilon = cost, state.f - unit * row_term, state.g - unit * column_term, now
         last_value = value
         if isinstance(gradient, ModelGradient):
