@@ -23,6 +23,7 @@ from torchgw import (
     PrecomputedDistances,
     SemiRelaxed,
     SpaceOptions,
+    Supervision,
     Unbalanced,
     gw_align,
 )
@@ -224,6 +225,27 @@ def test_a_cost_beyond_digits_is_refused_while_epsilon_falls() -> None:
             callback=lambda progress: heard.append(progress.iteration),
         )
     assert len(heard) < 20
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
+def test_a_start_whose_potentials_diverge_does_not_end_the_search() -> None:
+    points = np.random.default_rng(52).normal(size=(9, 3))
+    rules = Supervision(pairs=[(0, 0), (0, 1), (1, 1)])
+    lengths = np.triu(np.random.default_rng(44).uniform(1, 2, (19, 19)), 1)
+    kept = (np.random.default_rng(45).random((19, 19)) < 0.2) | (np.arange(19)[:, None] + 1 == np.arange(19))
+    edges = ((lengths + lengths.T) * (kept | kept.T) > 0).astype(float)
+    q = np.random.default_rng(96).random(19) + 0.1
+    result = gw_align(
+        points,
+        edges,
+        distances=("landmark", "auto"),
+        q=q / q.sum(),
+        marginals=Unbalanced(0.1, 0.1),
+        supervision=rules,
+        options=GWOptions(strategy="streaming"),
+        random_state=0,
+    )
+    assert result.converged
 
 
 class Unscaled:
