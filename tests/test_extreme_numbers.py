@@ -23,6 +23,7 @@ from torchgw import (
     PrecomputedDistances,
     SemiRelaxed,
     SpaceOptions,
+    Supervision,
     Unbalanced,
     gw_align,
 )
@@ -196,6 +197,54 @@ def test_costs_of_any_size_beside_which_something_is_left(size: float, alpha: fl
 
 
 ONES, HUGE = np.full(N, 1e100), GWOptions(spaces=SpaceOptions(scale=1.0))
+
+
+@pytest.mark.parametrize("mass", [1e-5, 1e-8])
+def test_a_sliver_of_the_masses_streams_as_it_is_stored(mass: float) -> None:
+    stored, streamed = (
+        align(CLOUD, OTHER, way, marginals=Partial(mass), distances="landmark", epsilon=0.05)
+        for way in ("dense", "streaming")
+    )
+    assert streamed.converged
+    assert streamed.value == pytest.approx(stored.value, rel=0.02)
+    assert float(streamed.coupling.to_dense().sum()) == pytest.approx(mass, rel=1e-9)
+
+
+def test_a_cost_beyond_digits_is_refused_while_epsilon_falls() -> None:
+    cost = 1e10 * np.random.default_rng(4).random((7, 10))
+    heard: list[int] = []
+    with pytest.raises(FloatingPointError, match=r"epsilon = 0\.3 is too small"):
+        gw_align(
+            CLOUD[:7],
+            OTHER[:10],
+            marginals=Partial(0.9),
+            epsilon=0.3,
+            cost=cost,
+            random_state=0,
+            callback=lambda progress: heard.append(progress.iteration),
+        )
+    assert len(heard) < 20
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
+def test_a_start_whose_potentials_diverge_does_not_end_the_search() -> None:
+    points = np.random.default_rng(52).normal(size=(9, 3))
+    rules = Supervision(pairs=[(0, 0), (0, 1), (1, 1)])
+    lengths = np.triu(np.random.default_rng(44).uniform(1, 2, (19, 19)), 1)
+    kept = (np.random.default_rng(45).random((19, 19)) < 0.2) | (np.arange(19)[:, None] + 1 == np.arange(19))
+    edges = ((lengths + lengths.T) * (kept | kept.T) > 0).astype(float)
+    q = np.random.default_rng(96).random(19) + 0.1
+    result = gw_align(
+        points,
+        edges,
+        distances=("landmark", "auto"),
+        q=q / q.sum(),
+        marginals=Unbalanced(0.1, 0.1),
+        supervision=rules,
+        options=GWOptions(strategy="streaming"),
+        random_state=0,
+    )
+    assert result.converged
 
 
 class Unscaled:

@@ -42,6 +42,7 @@ from tests.gradient_mode_cases import (
     squared,
 )
 from torchgw import (
+    Balanced,
     Envelope,
     EuclideanDistances,
     GradientWarning,
@@ -50,12 +51,14 @@ from torchgw import (
     Implicit,
     Partial,
     PrecomputedDistances,
+    Unbalanced,
     Unrolled,
     gw_align,
     gw_loss,
 )
 from torchgw.gradients.modes import GradientMode
 from torchgw.gw.loss import Arguments
+from torchgw.marginals import Marginals
 
 
 @pytest.mark.parametrize(
@@ -353,6 +356,19 @@ def test_masses_have_gradients_where_others_are_zero(mode: str) -> None:
     assert bool(torch.isfinite(found).all())
     expected = slope(lambda given: align(p=given, q=Q).loss, p, along)
     assert float((found * along).sum()) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("least", [0.0, 1e-320])
+@pytest.mark.parametrize("marginals", [Balanced(), Unbalanced(0.1, 0.1)])
+def test_points_that_count_for_nothing_spoil_no_gradient(mode: str, least: float, marginals: Marginals) -> None:
+    p = P.clone()
+    p[2] = least
+    x, p = leaf(X), leaf(p / p.sum())
+    result = align(x, p=p, q=Q, mode=MODES[mode], marginals=marginals)
+    moved = torch.nan_to_num(torch.as_tensor(result.pull(Y)))
+    for found in torch.autograd.grad(result.loss + moved.sum(), (x, p)):
+        assert bool(torch.isfinite(found).all())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -106,13 +106,22 @@ def parameters(
     points = gated(_leaf(given.X), leaves), gated(_leaf(given.Y), leaves)
     x, y = traced(made, points, spaces, dtype, device)
     p, q = (
-        (gated(own, leaves) if isinstance(own, Tensor) else checked).to(device, dtype)
+        _masses(gated(own, leaves), checked, dtype, device)
         for own, checked in zip((given.p, given.q), masses, strict=True)
     )
     scale, ends = _scales(p, q, marginals)
     alpha = torch.as_tensor(gated(given.alpha, leaves), dtype=dtype, device=device)
     cost = None if given.cost is None else _cost(gated(given.cost, leaves), dtype, device)
     return Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
+
+
+def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Validated masses, with the derivatives of those that a user gave: they differ where masses count as zero."""
+    found = checked.to(device, dtype)
+    if isinstance(own, Tensor):
+        own = own.to(device, dtype)
+        found = own + (found - own).detach()
+    return found
 
 
 def _scales(p: Tensor, q: Tensor, marginals: Marginals) -> tuple[Tensor, tuple[Tensor, Tensor]]:

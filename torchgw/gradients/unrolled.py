@@ -80,7 +80,7 @@ def _constant(theta: Parameters, model: Model, T: Tensor, rows: Tensor, columns:
     """k of a plan of free mass."""
     if not model.marginals.free_mass:
         return 0.0
-    entropy = torch.special.xlogy(T, T).sum() - rows @ _ln(theta.p) - columns @ _ln(theta.q)
+    entropy = (T * _ln(T)).sum() - rows @ _ln(theta.p) - columns @ _ln(theta.q)
     found: Tensor = model.epsilon * (entropy - T.sum() * theta.scale.log())
     ends = zip(model.marginals.weights, (rows, columns), (theta.p, theta.q), strict=True)
     for rho, sums, mass in ends:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchgw.couplings import DenseCoupling
 from torchgw.gw.damping import Mixture
+from torchgw.gw.finish import require_resolved
 from torchgw.gw.gradient import Gradient
 from torchgw.gw.inner import Inner, Linear
 from torchgw.gw.loop import Solution, record
@@ -74,12 +75,18 @@ def descend(
     max_iter: int | None = None,
     history: History | None = None,
     by_value: bool = False,
+    resolved: bool = False,
 ) -> Descent:
     """Run from ``start``, in its dtype, with the gradient of the model's objective.
 
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
     iteration. ``inner`` solves the transport problems and says what memory that takes. ``history`` is gone on with
     where there is one. ``by_value`` ends it when the objective is still, wherever the potentials are.
+
+    Raises
+    ------
+    FloatingPointError
+        Where potentials must be ``resolved``, when they are no numbers, or too large to make a plan of in the end.
     """
     max_iter = options.stopping.max_iter if max_iter is None else max_iter
     history = History() if history is None else history
@@ -112,6 +119,8 @@ def descend(
         linear = Linear.of(centred, now, model)
         warm = f + unit * row_term, g + unit * column_term
         state = inner(linear, *(warm if sums is None else linear.settled(sums, *warm)))
+        if resolved:
+            require_resolved(state.f, state.g, epsilon)
         solved, f, g, last_epsilon = cost, state.f - unit * row_term, state.g - unit * column_term, now
         last_value = value
         if isinstance(gradient, ModelGradient):

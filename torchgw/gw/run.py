@@ -204,7 +204,8 @@ def solve_smoothly(problem: Problem, start: Start, refinement: Refinement = (Non
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernel
     watch = problem.watch
     if problem.exact:
-        solution = descend(problem.gradient, start, model, epsilon, problem.inner, options, watch).released()
+        arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
+        solution = descend(*arguments, resolved=True).released()
     else:
         solution = solve(problem.gradient, start, model, epsilon, kernel, options, watch)
     (quadratic, tol), moved = refinement, 0.0

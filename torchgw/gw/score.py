@@ -45,11 +45,12 @@ class FactoredScore:
 def factored_score(
     cost: FactoredCost, p: Tensor, q: Tensor, epsilon: float, tolerance: float, wide: bool = False
 ) -> FactoredScore:
-    """The score of ``cost`` for float64 masses p (N,), q (K,) that sum to one, off by at most ``tolerance`` bits.
+    """The score of ``cost`` for float64 masses p (N,), q (K,), off by at most ``tolerance`` bits.
 
     In the dtype of the cost, or float64 when ``wide``. O((N + K) r^2) work.
     """
     unit = 2 * LOG2E / epsilon
+    p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
     u0, v0 = _mean(cost.U, p), _mean(cost.V, q)
     row, column = unit * _times(cost.U, v0[:, None])[:, 0], unit * (_times(cost.V, u0[:, None])[:, 0] - u0 @ v0)
     (L, L_inverse), (M, M_inverse) = _roots(_gram(cost.U, u0, p)), _roots(_gram(cost.V, v0, q))
