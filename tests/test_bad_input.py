@@ -373,7 +373,7 @@ def test_an_epsilon_beyond_float64_is_refused_at_once(epsilon: float, mode: Any,
         return
     options = GWOptions(strategy=strategy, low_rank=LowRankOptions(rank=3))
     began = time.perf_counter()
-    with pytest.raises(FloatingPointError, match=r"epsilon = .* too small: .*; raise epsilon"):
+    with pytest.raises(FloatingPointError, match=r"epsilon = .* too small for .*: .*; raise epsilon"):
         gw_align(X, Y, epsilon=epsilon, options=options, gradient_mode=mode, distances="landmark")
     with pytest.raises(FloatingPointError, match="raise epsilon"):
         gw_align(X, Y, epsilon=epsilon, marginals=torchgw.Unbalanced(1.0, 1.0))

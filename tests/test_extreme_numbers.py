@@ -298,6 +298,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         FloatingPointError,
         "epsilon = 0.001 is too small for squared distances.* larger options.spaces.scale",
     ),
+    "marginals that leave nothing": (
+        lambda: align(cost=np.ones((N, K)), alpha=0.0, marginals=Unbalanced(1e-12, 1e-12)),
+        FloatingPointError,
+        "marginals = .* must leave a plan of some mass, .*raise rho_x",
+    ),
     "a huge epsilon": (lambda: align(epsilon=1e300), ValueError, "epsilon must be a finite number .* <= 1e[+]30"),
 }
 

@@ -24,6 +24,7 @@ LARGEST_EPSILON, LEAST_EPSILON = 1e30, 1e-30  # beyond them scores of costs near
 RESOLUTION = 1e-8
 LARGEST_RATIO = RESOLUTION / sys.float_info.epsilon
 NEGLIGIBLE_SHARE = 2.0**-80
+LEAST_ENTRY = 2.0**-100
 
 
 def sizes(name: str, largest: float, least: float = SMALLEST, most: float = LARGEST) -> None:
@@ -56,6 +57,15 @@ def shares(sums: tuple[float, float], scale: float) -> None:
         raise ValueError(
             f"p and q must have sums within a factor of {LARGEST_SHARE:g} of the mass of the plan, about {scale:.3g}, "
             f"got {sums[0]:.3g} and {sums[1]:.3g}; rescale one of them"
+        )
+
+
+def kept(mass: float, pairs: int, marginals: object) -> None:
+    """What is left of a mass of one where it is free: kernels take entries of 2^-120 and of nothing for the same."""
+    if mass < pairs * LEAST_ENTRY:
+        raise FloatingPointError(
+            f"marginals = {marginals!r} must leave a plan of some mass, got {mass:.1e} of that of p and q: any match "
+            f"costs more than its mass is worth; raise rho_x, rho_y or epsilon"
         )
 
 

@@ -147,7 +147,7 @@ def gw_align(
         When the folder of a checkpoint cannot be made, before any work.
     FloatingPointError
         When epsilon is so small that cost / epsilon exceeds what float64 resolves: before any work below 2.2e-8, where
-        distances have a largest of 1.
+        distances have a largest of 1. When relaxed marginals leave a plan of less mass than kernels resolve.
 
     Warns
     -----
@@ -274,6 +274,8 @@ def gw_align(
             begun, (strategy, found) = strategy, solved_where_it_fits(strategy, only, generator, watch, solve)
     if strategy != begun:
         chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
+    if marginals.free_mass:
+        ranges.kept(float(found.marginals[0].sum()), n * k, marginals)
     sums = [side.cpu() * mass for side in found.marginals]
     wanted = torch.from_numpy(p_given), torch.from_numpy(q_given)
     derived = None
