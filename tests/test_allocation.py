@@ -76,7 +76,8 @@ def test_refusals_and_other_errors_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), torch.OutOfMemoryError("mine"), RuntimeError("my pool: out of memory")]
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("mine"), RuntimeError("my pool: out of memory"), FloatingPointError("mine")],
 )
 @pytest.mark.parametrize(
     ("function", "given"),

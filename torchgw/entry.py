@@ -40,8 +40,6 @@ ADVICE = (
     "torchgw.estimate(N, K) says what each strategy takes: pass points or a graph with distances='landmark' instead of "
     "matrices, take GWOptions(strategy='streaming') where the problem allows it, or fewer points"
 )
-
-
 OF_MANY = {
     **{word: ours for word, ours in OURS.items() if ours in ("distances", "random_state", "callback", NEIGHBOURS)},
     **dict.fromkeys(("Cs", "Ds", "Xs", "graphs", "matrices"), "spaces"),
@@ -66,7 +64,6 @@ def entry(
     def shared(function: Callable[P, R]) -> Callable[P, R]:
         each = [inspect.signature(given).parameters for given in (function, passes_to) if given]
         known = {name for one in each for name, parameter in one.items() if parameter.kind is not parameter.VAR_KEYWORD}
-
         name = function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
