@@ -12,7 +12,7 @@ import torch
 
 from torchgw import SemiRelaxed, gw_align
 from torchgw.gw.gradient import ExactGradient
-from torchgw.gw.landmarks import choose_landmarks, coverage
+from torchgw.gw.landmarks import choose_landmarks, unlikeness
 from torchgw.gw.proximal import proximal_plan
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.hops import hop_distances
@@ -115,7 +115,7 @@ def test_landmarks_say_little_of_an_adjacency_and_much_of_a_curve() -> None:
     graph = torch.from_numpy(nx.to_numpy_array(GRAPHS["geometric"](1))[:200, :200]).float()
     for D, least, most in ((torch.cdist(x, x), 0.0, 0.01), (graph, 0.1, torch.inf)):
         space = PrecomputedDistances.stored_matrix(D, 1.0)
-        assert least <= coverage(choose_landmarks(space, mass, "spread", 40, rng), mass) <= most
+        assert least <= unlikeness(choose_landmarks(space, mass, "spread", 40, rng), mass) <= most
 
 
 def test_proximal_steps_go_down_from_the_product_plan_and_keep_its_marginals() -> None:

@@ -61,7 +61,7 @@ SOLVES: dict[str, tuple[dict[str, Any], int]] = {
     "euclidean distances": ({"distances": "euclidean", **GIVEN}, 165),
     "rows on demand, sampled and streamed": (
         {"distances": "dijkstra", **STREAMED, "options": replace(STREAMED["options"], gradient="sampled")},
-        430,
+        800,
     ),
     "semi-relaxed": ({"marginals": SemiRelaxed(0.05, "y"), **GIVEN}, 230),
     "unbalanced": ({"marginals": Unbalanced(0.1, 0.2), **SHORT}, 300),

@@ -83,7 +83,8 @@ def finish(
 
 def require_resolved(f: Tensor, g: Tensor, epsilon: float) -> None:
     """Refuse to return a plan whose potentials float64 cannot add up: its marginals could not be made exact."""
-    largest = max(float(torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max()) for side in (f, g))
+    sides = [torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max() for side in (f, g)]
+    largest = float(torch.maximum(*sides))
     if largest > ranges.LARGEST_RATIO:
         raise FloatingPointError(
             f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves"

@@ -18,7 +18,7 @@ from torchgw.couplings import DenseCoupling
 from torchgw.gw.gradient import ExactGradient, dense
 from torchgw.gw.model import mean_cost
 from torchgw.gw.problem import Candidate, Problem, descended
-from torchgw.gw.proximal import proximal_plan
+from torchgw.gw.proximal import COLD, product_energy, proximal_plan
 from torchgw.gw.start import Start, plan_start
 from torchgw.gw.starts import quantiles
 from torchgw.sinkhorn.scaling import feasible
@@ -46,6 +46,12 @@ def by_distributions(problem: Problem) -> list[Candidate]:
     linearised = problem.gradient(DenseCoupling(done.plan), p)
     start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
     return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)]
+
+
+def entropy_rules(problem: Problem) -> bool:
+    """Whether epsilon leaves plans no sharper than proximal steps do in the end, so that they show nothing new."""
+    p, q = (mass / mass.sum() for mass in problem.masses)
+    return not problem.sharp and problem.epsilon >= COLD * product_energy(problem.gradient, p, q)[0]
 
 
 def by_product(problem: Problem) -> Candidate:

@@ -81,17 +81,26 @@ def choose_landmarks(
 
 
 def coverage(landmarks: Landmarks, mass: Tensor) -> float:
-    """How far points are from what their nearest landmark says of them, relative to two random points; mean squares.
+    """Mean square distance to the nearest landmark, relative to that between two random points."""
+    near = landmarks.rows.amin(0).clamp_min(0.0).square() @ mass
+    return float(mass.sum() * near / _spread_of(landmarks, mass))
 
-    The larger of their distance and of the difference of their distances to all landmarks. Between the points of a
-    metric space the second is never larger; in an adjacency most distances are zero, and only the second says how
-    little landmarks mean.
+
+def unlikeness(landmarks: Landmarks, mass: Tensor) -> float:
+    """Mean square difference between a point's distances to all landmarks and those of its nearest landmark, relative
+    to the distance between two random points.
+
+    In a metric space it is at most the coverage. In an adjacency most distances are zero, which the coverage takes for
+    nearness; only this says how little landmarks mean.
     """
     nearest = landmarks.rows.argmin(0)
-    near = mass.sum() * (landmarks.rows.amin(0).clamp_min(0.0).square() @ mass)
     seen = landmarks.mass @ ((landmarks.rows - landmarks.distances[:, nearest]).square() @ mass)
+    return float(seen / _spread_of(landmarks, mass))
+
+
+def _spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
     spread = landmarks.mass @ (landmarks.rows.square() @ mass)
-    return float(torch.maximum(near, seen) / spread.clamp_min(torch.finfo(mass.dtype).tiny))
+    return spread.clamp_min(torch.finfo(mass.dtype).tiny)
 
 
 def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor | None) -> tuple[Tensor, Tensor]:

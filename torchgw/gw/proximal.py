@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling
 from torchgw.gw.gradient import Gradient
 from torchgw.gw.model import mean_cost
@@ -37,8 +38,7 @@ def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch, first:
     p, q = p / p.sum(), q / q.sum()
     row, column = Side(p.log2()), Side(q.log2())
     plan = p[:, None] * q
-    cost = gradient(DenseCoupling(plan), p)
-    unit = float(mean_cost(cost, DenseCoupling(plan), p, q))
+    unit, cost = product_energy(gradient, p, q)
     if first is not None:
         plan = torch.lerp(first, plan, MIXED)
         cost = gradient(DenseCoupling(plan), p)
@@ -57,3 +57,10 @@ def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch, first:
         plan.mul_(u[:, None]).mul_(v)
         cost = gradient(DenseCoupling(plan), p)
     return plan
+
+
+def product_energy(gradient: Gradient, p: Tensor, q: Tensor) -> tuple[float, FactoredCost]:
+    """<C(T), T> and C(T) for the product plan T of masses of sum one."""
+    product = DenseCoupling(p[:, None] * q)
+    cost = gradient(product, p)
+    return float(mean_cost(cost, product, p, q)), cost

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,8 +21,8 @@ from torchgw.couplings import BlockCoupling
 from torchgw.evidence import TINY, Basin
 from torchgw.gw.coarse import CoarseBasin, coarse_basins
 from torchgw.gw.gradient import ExactGradient
-from torchgw.gw.guesses import FEW_PAIRS, by_distributions, by_hops, by_product
-from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage
+from torchgw.gw.guesses import FEW_PAIRS, by_distributions, by_hops, by_product, entropy_rules
+from torchgw.gw.landmarks import Landmarks, choose_landmarks, coverage, unlikeness
 from torchgw.gw.lift import Solved, lift
 from torchgw.gw.model import Model
 from torchgw.gw.model_gradient import gradient_of
@@ -31,6 +33,8 @@ from torchgw.options import CoarseOptions
 from torchgw.spaces import PrecomputedDistances
 
 logger = logging.getLogger("torchgw")
+
+Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 
 RUNG = 500
 RUNG_PAYS = 2
@@ -50,7 +54,7 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
     )
-    reference, poor = kinds[0][0].target, _poor(kinds, p, q)
+    reference, poor = kinds[0][0].target, _furthest(coverage, kinds, p, q) > POOR_COVERAGE
     rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = []
     for basins in kinds:
@@ -70,12 +74,14 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         finalists += by_distributions(problem)
-    if problem.exact and (poor or len(p) * len(q) <= FEW_PAIRS):
+    alone = poor or len(p) * len(q) <= FEW_PAIRS or _furthest(unlikeness, kinds, p, q) > POOR_COVERAGE
+    if problem.exact and alone and not entropy_rules(problem):
         finalists += by_hops(problem) if len(kinds) == 1 else [by_product(problem), *by_hops(problem)]
     if len(finalists) > 1:
         rest = [c for c in found if all(c is not f for f in finalists)]
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
-        finalists = _distinct([_compared(problem, c, warmest) for c in finalists], reference, p, SAME_ENERGY)
+        same = SAME_ENERGY if problem.sharp else math.inf
+        finalists = _distinct([_compared(problem, c, warmest) for c in finalists], reference, p, same)
         found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
@@ -111,10 +117,9 @@ def _outermost(problem: Problem, side: int) -> Tensor | None:
     return spread.masked_fill(mass <= 0, -1.0).argmax()
 
 
-def _poor(kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> bool:
-    """Whether landmarks are too far from the points they stand for: many dimensions, or no structure."""
-    sides = ((kinds[0][0].source, p), (kinds[0][0].target, q))
-    return max(coverage(landmarks, mass) for landmarks, mass in sides) > POOR_COVERAGE
+def _furthest(measure: Measure, kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> float:
+    """How far, on the worse side, landmarks are from the points they stand for: many dimensions, or no structure."""
+    return max(measure(kinds[0][0].source, p), measure(kinds[0][0].target, q))
 
 
 def _lifted(problem: Problem, solved: Solved) -> tuple[Start, Tensor]:
