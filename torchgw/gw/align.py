@@ -114,7 +114,8 @@ def gw_align(
         linear transport of ``cost`` alone, for which X and Y may be None; 0.99 lets the cost break ties and no more.
     supervision : known and forbidden pairs, labels and masks, see `Supervision`.
     init : where to start instead of the search: a plan (N, K), a result, matching pairs (m, 2) of integer indices into
-        X, Y, or an index into Y for each point of X, (N,), as ``argmax()`` and basins have it.
+        X, Y, or an index into Y for each point of X, (N,), as ``argmax()`` and basins have it. Without entropy a plan
+        between up to 200 x 200 points is never made worse.
     epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1). 0 asks for
         the optimum without entropy, a matching-like plan; it needs the exact gradient and takes a few times longer.
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
