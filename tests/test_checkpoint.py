@@ -411,7 +411,7 @@ def test_numbers_and_tables_of_other_libraries_are_kept(tmp_path: Path) -> None:
 
 def test_what_was_written_is_not_lost_to_what_takes_no_time(tmp_path: Path) -> None:
     expected = align({})
-    align({}, callback=lambda told: told.iteration == 2, checkpoint=tmp_path / "kept")
+    align({}, callback=lambda told: told.iteration == 1, checkpoint=tmp_path / "kept")
     assert (tmp_path / "kept" / "dense.solve-0.loop.pt").exists()
     assert_same(quietly(tmp_path / "kept"), expected)
     again: list[Progress] = []
