@@ -1,7 +1,7 @@
 """What a busy torch program on the same cores costs a solve, with the threads that the library takes and with all.
 
 Each round solves alone, beside one and beside two such programs, which are stopped in between; ratios are within a
-round. With all threads, beside one program at most, for that takes long enough.
+round. With all threads, beside one program at most and on small problems alone, for that takes long enough.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from benchmarks.threads import pinned
 from torchgw import gw_align, threads
 from torchgw.datasets import make_spiral, make_swiss_roll
 
-CASES = ((100, 130, 0.0), (400, 500, 1e-3), (1000, 1200, 1e-3), (1000, 1200, 0.0), (2000, 2500, 1e-3))
-ROUNDS, MOST, REQUIRED_TO = 5, 3.0, 1000 * 1200
+# Points, epsilon, and rounds.
+CASES = ((100, 130, 0.0, 5), (400, 500, 1e-3, 5), (1000, 1200, 1e-3, 3), (1000, 1200, 0.0, 3), (2000, 2500, 1e-3, 1))
+MOST, REQUIRED_TO, ALL_TO = 3.0, 1000 * 1200, 400 * 500
 BUSY = """
 import os, torch
 parent, A, B = os.getppid(), torch.rand(600, 600), torch.rand(1000, 1000)
@@ -67,9 +68,11 @@ def going(some: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
             program.send_signal(signal.SIGSTOP)
 
 
-def timed(solve: Callable[[], object], others: Sequence[subprocess.Popen[bytes]], rounds: int) -> Times:
-    """Seconds in each round, with the "chosen" threads and with "all", beside so many programs."""
-    keys: list[Key] = [("chosen", 0), ("all", 0), ("chosen", 1), ("all", 1), ("chosen", 2)]
+def timed(solve: Callable[[], object], others: Sequence[subprocess.Popen[bytes]], rounds: int, with_all: bool) -> Times:
+    """Seconds in each round, with the "chosen" threads and perhaps with "all", beside so many programs."""
+    keys: list[Key] = [("chosen", 0), ("chosen", 1), ("chosen", 2)]
+    if with_all:
+        keys += [("all", 0), ("all", 1)]
     found: Times = {key: [] for key in keys}
     solve()
     for _ in range(rounds):
@@ -89,6 +92,7 @@ def rows(n: int, k: int, epsilon: float, found: Times) -> list[dict[str, Any]]:
             "epsilon": epsilon,
             "threads": name,
             "beside": count,
+            "rounds": len(seconds),
             "seconds": statistics.median(seconds),
             "times_alone": (ratio := paired(seconds, alone)),
             "required": f"<= {MOST:g}"
@@ -105,9 +109,11 @@ def run() -> None:
     warnings.simplefilter("ignore")
     measured: list[dict[str, Any]] = []
     with programs(2) as others:
-        for n, k, epsilon in CASES:
+        for n, k, epsilon, rounds in CASES:
             X, Y = make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
-            found = timed(lambda: gw_align(X, Y, epsilon=epsilon, random_state=0), others, ROUNDS)
+            found = timed(
+                lambda: gw_align(X, Y, epsilon=epsilon, random_state=0), others, rounds, with_all=n * k <= ALL_TO
+            )
             measured += rows(n, k, epsilon, found)
-    show(measured)
+            show(measured[-len(found) :])
     write("beside", measured)
