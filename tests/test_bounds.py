@@ -11,11 +11,12 @@ from scipy.optimize import linprog
 
 from tests.problems import linearised_cost, random_distances, random_masses, random_plan
 from torchgw import EuclideanDistances, GWResult, PrecomputedDistances, gw_align
+from torchgw.costs import FactoredCost
 from torchgw.couplings import DenseCoupling
 from torchgw.datasets import make_spiral
 from torchgw.evidence import entropy_and_margin
 from torchgw.gw import bounds as bounds_module
-from torchgw.gw.bounds import first_bound, second_bound, stationarity
+from torchgw.gw.bounds import first_bound, partial_stationarity, second_bound, stationarity
 from torchgw.gw.gradient import ExactGradient
 
 
@@ -153,3 +154,22 @@ def test_confidence_of_some_points_is_theirs_among_all(result: GWResult) -> None
         result.confidence([3, 90])
     with pytest.raises(ValueError, match="integer indices"):
         result.confidence(np.array([0.5]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gap_of_a_partial_plan_reaches_below_the_cheapest_one(seed: int) -> None:
+    """Whatever the prices; and with those of the linear program, no further."""
+    rng = np.random.default_rng(seed)
+    n, k, total, C = 4, 6, 0.6, rng.uniform(size=(4, 6))
+    p, q = random_masses(n, rng), random_masses(k, rng)
+    sums = np.concatenate((np.kron(np.eye(n), np.ones(k)), np.kron(np.ones(n), np.eye(k))))
+    best = linprog(C.ravel(), A_ub=sums, b_ub=np.concatenate((p, q)), A_eq=np.ones((1, n * k)), b_eq=[total])
+    cost, plan = FactoredCost.stored(torch.from_numpy(C)), torch.from_numpy(total * np.outer(p, q))
+    masses = torch.from_numpy(p), torch.from_numpy(q)
+
+    def lowest(prices: np.ndarray) -> float:
+        found = partial_stationarity(cost, plan, *masses, torch.from_numpy(prices), total)
+        return found.value - found.gap / 2
+
+    assert max(lowest(-rng.uniform(size=k)) for _ in range(20)) <= best.fun + 1e-12
+    assert lowest(best.ineqlin.marginals[n:]) == pytest.approx(best.fun, abs=1e-9)

@@ -29,10 +29,11 @@ from torchgw import (
     cli,
     demo,
     estimate,
+    gw_align,
 )
 from torchgw.cli import align as command
 from torchgw.cli import show
-from torchgw.cli.output import check_output, write_whole
+from torchgw.cli.output import check_output, write_matching, write_whole
 from torchgw.cli.parser import SHELLS, build_parser
 
 
@@ -77,6 +78,14 @@ def test_a_table_holds_the_matching(files: tuple[str, str], tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.npz", "source.npy", "target.npy"]
 
 
+def test_a_point_without_mass_sends_no_share(tmp_path: Path) -> None:
+    result = gw_align(SPIRAL[:4], ROLL[:5], p=np.array([0.5, 0.0, 0.25, 0.25]), distances="euclidean", random_state=0)
+    write_matching(result, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open() as file:
+        shares = [row["share"] for row in csv.DictReader(file)]
+    assert [share == "nan" for share in shares] == [False, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("flags", "model"),
     [
@@ -86,11 +95,14 @@ def test_a_table_holds_the_matching(files: tuple[str, str], tmp_path: Path) -> N
     ],
 )
 def test_marginal_models_reach_the_solve(
-    flags: list[str], model: object, files: tuple[str, str], tmp_path: Path
+    flags: list[str], model: object, files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.npz"
-    assert cli.main(["align", *files, "-o", str(out), "--max-iter", "2", *flags]) == 0
-    assert GWResult.load(out).marginals == model
+    found = printed(["align", *files, "-o", str(out), "--json", "--max-iter", "2", *flags], capsys)
+    result = GWResult.load(out)
+    assert result.marginals == model
+    stationarity = result.certificate.stationarity
+    assert found["stationarity"] == (None if np.isnan(stationarity) else stationarity)
 
 
 def test_an_interrupted_command_writes_its_best_and_resumes(

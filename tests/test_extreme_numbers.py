@@ -26,6 +26,7 @@ from torchgw import (
     Supervision,
     Unbalanced,
     gw_align,
+    ranges,
 )
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.softmin_tiles import choose
@@ -312,3 +313,10 @@ def test_what_floats_do_not_carry_is_refused_by_name(case: str) -> None:
     call, error, text = REFUSED[case]
     with pytest.raises(error, match=text):
         call()
+
+
+def test_a_mass_must_be_enough_for_every_pair() -> None:
+    least = 100 * ranges.LEAST_ENTRY
+    ranges.kept(1.01 * least, 100, Unbalanced(0.1, 0.1))
+    with pytest.raises(FloatingPointError, match="some mass"):
+        ranges.kept(0.99 * least, 100, Unbalanced(0.1, 0.1))

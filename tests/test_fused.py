@@ -179,6 +179,17 @@ def test_features_are_a_cost_of_small_rank() -> None:
     assert scale == 2.0
 
 
+def test_values_of_a_streamed_plan_are_those_of_the_plan_that_rounding_made() -> None:
+    problem, given = posed("balanced", "features")
+    loose = SinkhornOptions(max_iter=2, exact_max_iter=2, final_max_iter=2)
+    ladder = LadderOptions(n_cells=16, marginal_tol=0.9)
+    result = solved(problem, given, strategy="streaming", sinkhorn=loose, ladder=ladder)
+    expected = oracle.objective(problem, plan(result).numpy())
+    assert result.marginal_residual > 1e-4
+    assert result.value_linear == pytest.approx(expected.linear, rel=1e-9)
+    assert result.value_quad == pytest.approx(expected.quad, rel=1e-9)
+
+
 def test_a_matrix_and_the_features_it_comes_from_agree() -> None:
     problem, given = posed("unbalanced", "matrix")
     cost = features(problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 import warnings
@@ -34,6 +35,7 @@ from torchgw import (
 )
 from torchgw.pairwise import PairStatus, batch, highs, inputs, work
 from torchgw.pairwise.bounds import lower_bounds, signature
+from torchgw.pairwise.polish import polish
 from torchgw.pairwise.space import prepare
 from torchgw.pairwise.tiles import position, tiles
 from torchgw.spaces.graph import neighbour_graph
@@ -245,17 +247,39 @@ def test_bits_do_not_depend_on_how_many_pairs_go_together() -> None:
 
 @pytest.mark.bits
 def test_a_batch_has_the_bits_of_its_pairs_alone() -> None:
-    """Of odd numbers of registers of any width, wherever in it a pair stands."""
+    """Of odd numbers of registers of any width, wherever in it a pair stands: as annealed, for polished plans are
+    vertices, which tell nothing of the last bits that led to them."""
     rng = np.random.default_rng(8)
     with work.one_thread_each(1) as pool:
-        for (n, k), many in (((15, 12), 7), ((47, 20), 5), ((33, 33), 4)):
+        for (n, k), many in (((15, 12), 7), ((47, 20), 5), ((33, 33), 4), ((20, 12), 5)):
             drawn = [[prepare(random_distances(m, rng), random_masses(m, rng), 0) for m in (n, k)] for _ in range(many)]
             sides = [(x, y) for x, y in drawn]
-            together = pool.submit(batch.solve_batch, sides, 1e-2, CPU).result()
+            together = pool.submit(batch.solve_batch, sides, math.inf, CPU).result()
             for pair, both in zip(sides, together, strict=True):
-                (alone,) = pool.submit(batch.solve_batch, [pair], 1e-2, CPU).result()
+                (alone,) = pool.submit(batch.solve_batch, [pair], math.inf, CPU).result()
                 assert torch.equal(alone.plan, both.plan), (n, k)
                 assert (alone.value, alone.gap) == (both.value, both.gap)
+
+
+@pytest.mark.bits
+def test_temperatures_do_not_depend_on_their_place() -> None:
+    ends = np.random.default_rng(9).uniform((0.5, 0.05), (2.0, 0.2), size=(45, 2)).tolist()
+    together = batch._falling(*zip(*ends, strict=True), 7, CPU)
+    alone = [batch._falling([first], [last], 7, CPU) for first, last in ends]
+    assert torch.equal(together, torch.cat(alone, 1))
+
+
+@pytest.mark.parametrize("seed", [3, 6])
+def test_polishing_steps_do_not_overshoot(seed: int) -> None:
+    """Where the value is convex between two plans, a whole step would raise it."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.uniform(size=(2, 8, 8)) ** 4
+    x, y = (prepare((D + D.T) * (1 - np.eye(8)), np.full(8, 1 / 8), 0) for D in drawn)
+    plan = torch.full((8, 8), 1 / 64, dtype=torch.float64)
+    moved = torch.from_numpy(x.distances) @ plan @ torch.from_numpy(y.distances)
+    found = polish(x, y, plan, moved, torch.zeros(8, dtype=torch.float64), 1e-3)
+    assert found.value < x.squared + y.squared - 2 * float((moved * plan).sum())
+    assert found.gap <= 1e-3
 
 
 def test_linear_programs_are_the_same_without_bindings(found: PairwiseResult, monkeypatch: pytest.MonkeyPatch) -> None:

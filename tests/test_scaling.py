@@ -74,6 +74,13 @@ def test_a_cold_start_at_a_tiny_epsilon_agrees_with_the_log_domain() -> None:
     assert float((plan - reference).abs().sum()) < 0.02
 
 
+def test_scalings_that_grow_are_absorbed_before_clamped_entries_matter() -> None:
+    C, p, q = problem(20, 25, 2)
+    plan, state = solve(C**2, p, q, 1e-3, tol=1e-4, max_iter=1000)
+    score = torch.from_numpy(-(C**2) * LOG2E / 1e-3)
+    assert float(((score + state.f[:, None] + state.g).exp2() - plan).abs().sum()) < 1e-12
+
+
 def test_potentials_far_from_the_solution_do_no_harm() -> None:
     C, p, q = problem(20, 25, 2)
     rng = np.random.default_rng(0)
@@ -118,6 +125,7 @@ def test_over_relaxation_needs_fewer_iterations() -> None:
     C, p, q = (x[:, None] - y) ** 2, np.full(60, 1 / 60), np.full(70, 1 / 70)
     plain, faster = (solve(C, p, q, 1e-3, relaxation=w, tol=1e-6)[1] for w in (1.0, 1.8))
     assert faster.n_iter < plain.n_iter / 2
+    assert solve(C, p, q, 3e-3, relaxation=1.99, tol=1e-6)[1].n_iter < 120  # 211 where the weight stays
 
 
 def test_a_batch_is_balanced_like_its_members() -> None:

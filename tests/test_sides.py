@@ -71,7 +71,10 @@ def test_half_steps_reach_what_each_model_asks(kind: str) -> None:
     mass = mass / mass.sum()
     side = Side(mass.log2(), offset=torch.randn(8, dtype=F64, generator=gen), **SIDES[kind])
     softmins = 3 * torch.randn(8, dtype=F64, generator=gen)
-    sums = (side.potential(softmins) + softmins).exp2()
+    potential, zero = side.potential(softmins), torch.zeros_like(softmins)
+    sums = (potential + softmins).exp2()
+    torch.testing.assert_close(side.settled(sums, zero), potential if side.relaxed else zero)
+    torch.testing.assert_close(side.reached(softmins, mass), sums)
     tau = SIDES[kind].get("tau", 1.0)
     if kind == "bounded":
         assert float(sums.sum()) == pytest.approx(0.6, rel=1e-12)
@@ -101,6 +104,26 @@ def test_scaling_and_the_log_domain_end_in_the_same_plan(kind: str, dtype: torch
     expected = (score + other.f[:, None] + other.g).exp2()
     assert float((plan - expected).abs().sum()) < 20 * tol
     assert state.residual <= tol
+    if column.relaxed:  # its potential alone says where to begin
+        again = scaling(KERNEL.on(score), row, column, log_p, state.g, plan, relaxation=1.5, **given)
+        assert (
+            max(again.moved, float(sinkhorn(KERNEL.on(score), row, column, log_p, other.g, **given).moved)) < 20 * tol
+        )
+
+
+@pytest.mark.parametrize(("tau_x", "tau_y"), [(0.7, 1.0), (1.0, 0.6), (0.7, 0.6)])
+def test_translations_end_where_the_dual_is_highest(tau_x: float, tau_y: float) -> None:
+    """There sum_i m_i 2^(-phi_i / r) is the mass of the plan, for both sides."""
+    gen, mass, levels, sides, potentials = generator(6), torch.tensor([0.8], dtype=F64), [], [], []
+    for size, tau in ((8, tau_x), (9, tau_y)):
+        m, offset, potential = torch.rand(3, size, dtype=F64, generator=gen)
+        sides.append(Side((m / m.sum()).log2(), tau, offset))
+        potentials.append(potential)
+    shifts = translation(*sides, *potentials, mass)
+    for side, potential, shift, tau in zip(sides, potentials, shifts, (tau_x, tau_y), strict=True):
+        phi = potential + shift + side.offset - side.log_mass
+        levels.append((side.log_mass - (1 / tau - 1) * phi).exp2().sum().log2())
+    torch.testing.assert_close(torch.stack(levels), (mass.log2() + sum(shifts)).expand(2))
 
 
 def test_the_mass_of_a_plan_between_relaxed_sides_is_found_at_once() -> None:

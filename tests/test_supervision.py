@@ -16,6 +16,7 @@ from tests.problems import daily
 from tests.test_models import OPTIONS, matrix_of, posed, solved
 from torchgw import GWOptions, LadderOptions, Partial, Supervision, SupervisionWarning, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.supervision import _forbidden, _known
 
 X, ANGLE_X = make_spiral(200)
 Y, ANGLE_Y = make_swiss_roll(240, random_state=1)
@@ -45,6 +46,19 @@ def rule(kind: str, p: np.ndarray, q: np.ndarray) -> tuple[dict[str, Any], np.nd
         return {"labels": (x, y)}, P
     mask = np.random.default_rng(0).random((n, k)) < 0.5
     return {"mask": csr_matrix(mask)}, 1.0 - mask
+
+
+@pytest.mark.parametrize("factored", [True, False])
+def test_rules_of_pairs_are_the_penalties_they_stand_for(factored: bool) -> None:
+    n, k, p, q = 5, 7, np.linspace(0.1, 0.9, 5), np.linspace(0.8, 0.2, 7)
+    for pairs in (np.array([[0, 1], [0, 2], [3, 2], [4, 6]]), np.array([[0, 1], [2, 1], [3, 1], [4, 6]])):
+        listed = np.zeros((n, k))
+        listed[pairs[:, 0], pairs[:, 1]] = 1.0
+        found = _forbidden(pairs, n, k, factored).rows(slice(0, n))
+        np.testing.assert_allclose(found, listed)
+        room = [(mass > 0) & (own <= mass) for mass, own in ((listed @ q, p), (p @ listed, q))]
+        found = _known(pairs, p, q, factored).rows(slice(0, n))
+        np.testing.assert_allclose(found, np.where(listed > 0, 0.0, np.add.outer(*(1.0 * side for side in room))))
 
 
 # Every two of model, kind, strategy and gradient meet; with sampled gradients rules are factors or a matrix.

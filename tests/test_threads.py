@@ -131,6 +131,28 @@ def test_python_threads_that_solve_at_once_each_keep_their_number() -> None:
     assert numbers() == (GIVEN, GIVEN)
 
 
+def test_a_python_thread_takes_no_number_that_another_one_is_about_to_give_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_threads, first, second = torch.set_num_threads, threading.Event(), threading.Event()
+
+    def slowly(count: int) -> None:
+        set_threads(count)
+        if count == 1:
+            first.set()
+            second.wait(0.3)  # in vain, where the second one waits for the first
+        elif count == 2:
+            second.set()
+            one.result()
+
+    monkeypatch.setattr(torch, "set_num_threads", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(set_own_threads, 1)
+        first.wait(60)
+        pool.submit(set_own_threads, 2).result()
+    assert in_a_new_thread() == GIVEN
+
+
 def test_a_python_thread_that_begins_during_a_solve_has_the_number_of_the_process() -> None:
     with one_thread():
         assert in_a_new_thread() == GIVEN

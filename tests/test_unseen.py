@@ -52,6 +52,18 @@ def test_a_point_that_was_seen_gets_its_own_row(distances: str, options: GWOptio
     assert np.median(apart) < 0.1
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
+def test_new_points_go_the_same_way_whatever_the_masses_sum_to() -> None:
+    few, mass = (X[:40:2], Y[:450:15]), (np.full(20, 0.05), np.full(30, 1 / 30))
+    one, three = (
+        gw_align(*few, p=m * mass[0], q=m * mass[1], distances="euclidean", epsilon=1e-2, random_state=0)
+        for m in (1, 3)
+    )
+    for side, points in (("source", X[1:40:2]), ("target", Y[1:450:15])):
+        found, expected = (result.unseen(points, side=side).plan for result in (three, one))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-9)
+
+
 @pytest.mark.parametrize("squared", [False, True])
 def test_euclidean_points_are_placed_by_their_coordinates(squared: bool) -> None:
     rng = np.random.default_rng(0)
