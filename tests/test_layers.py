@@ -19,7 +19,7 @@ LAYERS = {
     "once": 0,
     "sealed": 0,
     "allocation": 0,
-    "entry": 0.1,
+    "entry": 1.5,
     "options": 0,
     "validate": 0,
     "ranges": 0,

@@ -1,5 +1,5 @@
-"""What every public call shares: other packages' words for its arguments are refused with ours, and memory that cannot
-be had is a `MemoryError` that says what to do."""
+"""What every public call shares: other packages' words for its arguments are refused with ours, products are exact, and
+memory that cannot be had is a `MemoryError` that says what to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 from torchgw.allocation import allocating
+from torchgw.kernels.products import exact_products
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,7 +74,7 @@ def entry(
                 if ours.partition("=")[0] in known:
                     raise TypeError(f"{name} has no argument {word!r}; here that is {ours}")
                 raise TypeError(f"{name}() got an unexpected keyword argument {word!r}")
-            with allocating(name, advice):
+            with allocating(name, advice), exact_products():
                 return function(*arguments, **keywords)
 
         return call

@@ -24,6 +24,7 @@ from torchgw.gradients.modes import Implicit
 from torchgw.gradients.readings import Reading, Stored, Streamed
 from torchgw.gw.curvature import Curvature
 from torchgw.gw.model import Model
+from torchgw.kernels.products import exact_products
 from torchgw.sinkhorn.implicit import DIRECT_ONCE, DIRECT_SIZE, Answer, Response
 from torchgw.threads import threads_for
 from torchgw.types import GradientWarning
@@ -122,6 +123,7 @@ class Adjoint:
         )
         return first._replace(a=a, b=b, c=-weight * first.c)
 
+    @exact_products()
     def pulled(self, G: FactoredCost, theta: Parameters, needed: list[bool]) -> list[Tensor | None]:
         """dL/dtheta for those of its tensors that are needed, from dL/dT."""
         with threads_for(math.prod(self.solution.plan.shape)):

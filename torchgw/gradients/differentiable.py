@@ -18,6 +18,7 @@ from torchgw.gradients.solution import solution_of
 from torchgw.gradients.unrolled import unrolled
 from torchgw.gw.model import Model
 from torchgw.gw.outcome import Outcome
+from torchgw.kernels.products import exact_products
 from torchgw.marginals import Marginals
 from torchgw.once import once
 from torchgw.options import GWOptions
@@ -42,6 +43,7 @@ class Differentiable:
         """Of the last backward pass through the plan; None before, and for other modes."""
         return None if self.adjoint is None else self.adjoint.report
 
+    @exact_products()
     def loss(self) -> Tensor:
         """The entropic objective ()."""
         solution = self.solution
@@ -49,6 +51,7 @@ class Differentiable:
         held = half_lagrangian(self.theta, reading, solution.multipliers, solution.model)
         return 2 * self.theta.scale.square() * held
 
+    @exact_products()
     def plan(self) -> Tensor:
         """T (N, K), dense."""
         if self._plan is not None:
@@ -57,6 +60,7 @@ class Differentiable:
             return self.theta.scale.detach() * self.solution.plan.to_dense()
         return self.theta.scale * applied(_Plan, self.adjoint, self.theta, *self.theta.tensors())
 
+    @exact_products()
     def apply(self, V: Tensor, axis: int) -> Tensor:
         """T V for axis 1, T^T V for axis 0."""
         V = V.to(self.solution.plan.dtype)

@@ -46,7 +46,6 @@ from torchgw.gw.run import run
 from torchgw.gw.strategies import all_factored, choose_kernels, known_points, passed_over, solved_where_it_fits
 from torchgw.interrupt import stopped_by_interrupt
 from torchgw.kernels.dispatch import BACKENDS
-from torchgw.kernels.products import exact_products
 from torchgw.kernels.sampling import make_generator
 from torchgw.losses import LOSSES, SeparableLoss
 from torchgw.marginals import Balanced, Marginals
@@ -271,7 +270,7 @@ def gw_align(
                 raise FloatingPointError(f"{error}; {advice}") from error
 
         only = options if epsilon > 0 else replace(options, strategy=strategy)  # no other strategy does without entropy
-        with exact_products(), stopped_by_interrupt(watch):
+        with stopped_by_interrupt(watch):
             begun, (strategy, found) = strategy, solved_where_it_fits(strategy, only, generator, watch, solve)
     if strategy != begun:
         chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)

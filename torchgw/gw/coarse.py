@@ -216,8 +216,9 @@ def landmark_basins(
         batch = anneal(problem, batch, level, *COOLING)
     plans = feasible(batch.plan.clone(), p, y.mass) if problem.model.fixed else batch.plan
     energy = problem.energies(plans)
+    values = energy.tolist()
     return [
-        CoarseBasin(x, y, plans[i], batch.f[i], batch.g[i], last, float(energy[i]), sum(counts[j] for j in group))
+        CoarseBasin(x, y, plans[i], batch.f[i], batch.g[i], last, values[i], sum(counts[j] for j in group))
         for group in basins_of(plans, energy, n_kept)
         for i in group[:1]
     ]
@@ -277,11 +278,11 @@ def basins_of(plans: Tensor, energy: Tensor, most: int) -> list[list[int]]:
     between groups."""
     flat = plans.flatten(1)
     flat = flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
-    rest = torch.argsort(torch.nan_to_num(energy, nan=torch.inf))
+    rest = torch.argsort(torch.nan_to_num(energy, nan=torch.inf)).tolist()
     groups: list[list[int]] = []
-    while len(rest) and len(groups) < most:
-        same = (flat[rest] - flat[rest[0]]).abs().sum(1) <= SAME_PLAN
-        same[0] = True  # a plan that is no number, too
-        groups.append(rest[same].tolist())
-        rest = rest[~same]
+    while rest and len(groups) < most:
+        same = ((flat - flat[rest[0]]).abs().sum(1) <= SAME_PLAN).tolist()
+        same[rest[0]] = True  # a plan that is no number, too
+        groups.append([i for i in rest if same[i]])
+        rest = [i for i in rest if not same[i]]
     return groups

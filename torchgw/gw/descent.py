@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchgw.couplings import DenseCoupling
 from torchgw.gw.damping import Mixture
-from torchgw.gw.finish import require_resolved
+from torchgw.gw.finish import largest_potential, require_resolved
 from torchgw.gw.gradient import Gradient
 from torchgw.gw.inner import Inner, Linear
 from torchgw.gw.loop import Solution, record
@@ -119,24 +119,27 @@ def descend(
         linear = Linear.of(centred, now, model)
         warm = f + unit * row_term, g + unit * column_term
         state = inner(linear, *(warm if sums is None else linear.settled(sums, *warm)))
-        if resolved:
-            require_resolved(state.f, state.g, epsilon)
         solved, f, g, last_epsilon = cost, state.f - unit * row_term, state.g - unit * column_term, now
         last_value = value
+        terms, change = cost.a.abs() @ row + cost.b.abs() @ column, torch.zeros_like(row[0])
         if isinstance(gradient, ModelGradient):
-            noise = 4 * torch.finfo(dtype).eps * float(cost.a.abs() @ row + cost.b.abs() @ column)
             coupling = state.coupling
             if mixture is not None and isinstance(coupling, DenseCoupling):
                 coupling = mixture(coupling.plan)
             cost, energy = gradient.evaluated(coupling, row)
             old, sums = sums, None if model.fixed else model.marginals_of(coupling)
-            changed = 0.0 if sums is None else _change(old, sums)
-            value = float(energy)
-            values.append(value)
+            change = change if sums is None else _change(old, sums)
         else:
-            # Below the rounding of the terms that cancel in it, a change of the value means nothing.
-            noise = 4 * torch.finfo(dtype).eps * float(cost.a @ row + cost.b @ column)
-            value = float(centred.expectation(state.overlap * (now * LN2 / 2), row, column))
+            energy = centred.expectation(state.overlap * (now * LN2 / 2), row, column)
+        # All that the host is to know of the iteration, in one wait.
+        known = torch.stack((energy, terms, change, largest_potential(state.f, state.g)))
+        value, cancelling, changed, largest = known.tolist()
+        if resolved:
+            require_resolved(largest, epsilon)
+        if isinstance(gradient, ModelGradient):
+            values.append(value)
+        # Below the rounding of the terms that cancel in it, a change of the value means nothing.
+        noise = 4 * torch.finfo(dtype).eps * cancelling
         iteration, n_inner = iteration + 1, n_inner + state.n_iter
         record(
             history,
@@ -166,8 +169,8 @@ def descend(
     return Descent(solved, f, g, last_epsilon, status, iteration, n_inner, history, state.coupling, moved)
 
 
-def _change(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> float:
+def _change(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> Tensor:
     """L1 distance of the marginals of two plans, which tells of relaxed ones what warm potentials do not."""
     if old is None:
-        return float("inf")
-    return max(float((one - other).abs().sum()) for one, other in zip(old, new, strict=True))
+        return new[0].new_full((), torch.inf)
+    return torch.maximum(*((one - other).abs().sum() for one, other in zip(old, new, strict=True)))

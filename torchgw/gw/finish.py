@@ -67,7 +67,7 @@ def finish(
         check_every=options.check_every,
         relaxation=options.relaxation,
     )
-    require_resolved(state.f, state.g, epsilon)
+    require_resolved(float(largest_potential(state.f, state.g)), epsilon)
     solved = PotentialCoupling(start.A, start.B, state.f, state.g)
     rounded, residual = round_to_marginals(solved, p, q, DenseCoupling(plan), model.marginals)
     assert rounded.x is not None
@@ -81,10 +81,14 @@ def finish(
     return Finished(plan, rounded if low_rank else DenseCoupling(plan, f, g), f, g, residual, state.n_iter)
 
 
-def require_resolved(f: Tensor, g: Tensor, epsilon: float) -> None:
-    """Refuse to return a plan whose potentials float64 cannot add up: its marginals could not be made exact."""
+def largest_potential(f: Tensor, g: Tensor) -> Tensor:
+    """The largest absolute potential of a point that has mass; infinite where one is no number."""
     sides = [torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max() for side in (f, g)]
-    largest = float(torch.maximum(*sides))
+    return torch.maximum(*sides)
+
+
+def require_resolved(largest: float, epsilon: float) -> None:
+    """Refuse to return a plan whose potentials float64 cannot add up: its marginals could not be made exact."""
     if largest > ranges.LARGEST_RATIO:
         raise FloatingPointError(
             f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves"

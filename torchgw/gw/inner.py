@@ -165,7 +165,8 @@ class StreamedInner:
             check_every=options.check_every,
             relaxation=options.relaxation,
         )
-        return Solved(state.f, state.g, float(state.moved), float(state.residual), state.n_iter)
+        moved, residual = torch.stack((state.moved, state.residual)).tolist()
+        return Solved(state.f, state.g, moved, residual, state.n_iter)
 
     def score(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Softmins:
         """The score on the tiles that matter under these potentials; the whole, one product a pass, if all do."""

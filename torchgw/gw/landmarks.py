@@ -36,7 +36,8 @@ class Landmarks:
         return Landmarks(self.index, self.rows[:, index], self.distances, self.mass)
 
     def between(self, one: Tensor, other: Tensor) -> Tensor:
-        """Distances (n,) between the points ``one`` and ``other``, by way of the landmark nearest to ``one``."""
+        """Distances (..., n) between the points ``one`` (n,) and ``other`` (..., n), by way of the landmark nearest to
+        ``one``."""
         found = self.rows[self.rows.argmin(0)[one], other].clamp_min(0.0)
         return found.masked_fill(one == other, 0.0)
 
@@ -106,19 +107,18 @@ def _spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
 def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor | None) -> tuple[Tensor, Tensor]:
     absent = mass <= 0
     if first is None:
-        start = torch.argmax(mass)
+        first = mass.argmax()
         for _ in range(2):
-            start = space.rows(start[None])[0].masked_fill(absent, -1.0).argmax()
-        first = start
-    index, rows = [first], [space.rows(first[None])[0]]
-    nearest = rows[0].masked_fill(absent, -1.0)
-    nearest[first] = -1.0
-    for _ in range(count - 1):
-        index.append(nearest.argmax())
-        rows.append(space.rows(index[-1][None])[0])
-        nearest = torch.minimum(nearest, rows[-1])
+            first = space.rows(first[None])[0].masked_fill(absent, -1.0).argmax()
+    index, nearest = [first[None]], torch.where(absent, -1.0, torch.inf).to(mass)
+    rows: list[Tensor] = []
+    while True:
+        rows.append(space.rows(index[-1]))
+        nearest = torch.minimum(nearest, rows[-1][0])
         nearest[index[-1]] = -1.0
-    return torch.stack(index), torch.stack(rows)
+        if len(rows) == count:
+            return torch.cat(index), torch.cat(rows)
+        index.append(nearest.argmax(0, keepdim=True))
 
 
 def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -196,17 +196,24 @@ def sampled_energy(problem: Problem, coupling: BlockCoupling) -> float:
     return model.values(found.value * float(rows.sum()) ** 2, coupling).total
 
 
-def _apart(reference: Landmarks, one: Tensor, other: Tensor, mass: Tensor) -> float:
-    return float(mass @ reference.between(one, other) / mass.sum())
+def _apart(reference: Landmarks, one: Candidate, others: list[Candidate], mass: Tensor) -> list[float]:
+    """How far the matchings of other candidates are from that of one."""
+    if not others:
+        return []
+    shifts = reference.between(one.matching, torch.stack([other.matching for other in others]))
+    found: list[float] = (shifts @ mass / mass.sum()).tolist()
+    return found
 
 
 def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:
     """The first candidate, then those whose matchings are furthest from the ones taken: near-equal energies of a lower
     level say less about which basins to compare than how different they are."""
-    taken = candidates[:1]
-    while len(taken) < min(most, len(candidates)):
-        rest = [c for c in candidates if all(c is not t for t in taken)]
-        taken.append(max(rest, key=lambda c: min(_apart(reference, t.matching, c.matching, mass) for t in taken)))
+    taken, rest, gaps = candidates[:1], candidates[1:], [math.inf] * len(candidates)
+    while rest and len(taken) < most:
+        gaps = [min(pair) for pair in zip(gaps, _apart(reference, taken[-1], rest, mass), strict=False)]
+        furthest = gaps.index(max(gaps))
+        taken.append(rest.pop(furthest))
+        gaps.pop(furthest)
     return taken
 
 
@@ -220,13 +227,12 @@ def _distinct(
     """
     kept: list[Candidate] = []
     sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
-    for candidate in sorted(sound, key=lambda c: (not c.near, c.energy)):
-        for position, other in enumerate(kept):
-            alike = candidate.energy <= same * other.energy + TINY
-            if alike and _apart(reference, other.matching, candidate.matching, mass) <= APART:
-                leading = other.leading or candidate.leading
-                kept[position] = replace(other, count=other.count + candidate.count, leading=leading)
-                break
-        else:
-            kept.append(candidate)
+    rest = sorted(sound, key=lambda c: (not c.near, c.energy))
+    while rest:
+        first, others = rest[0], rest[1:]
+        group, rest = [first], []
+        for other, gap in zip(others, _apart(reference, first, others, mass), strict=True):
+            alike = gap <= APART and other.energy <= same * first.energy + TINY
+            (group if alike else rest).append(other)
+        kept.append(replace(first, count=sum(c.count for c in group), leading=any(c.leading for c in group)))
     return kept

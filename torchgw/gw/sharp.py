@@ -145,7 +145,7 @@ def conditional_gradient(
     ``dual`` (K,) are column potentials of the linearised problem, in units of cost. O(N K) memory; one linear program
     and one gradient for each step.
     """
-    rows, columns = p > 0, q > 0
+    rows, columns = (torch.nonzero(side > 0)[:, 0] for side in (p, q))
     masses = [side[used].cpu().numpy() for side, used in ((p, rows), (q, columns))]
     potential = dual[columns].cpu().numpy()
     whole, most = slice(0, len(p)), len(history.iteration) + max_iter
@@ -163,13 +163,13 @@ def conditional_gradient(
             status = Status.CANCELLED
             break
         try:
-            small, potential = transport(C[rows][:, columns].cpu().numpy(), masses[0], masses[1], potential)
+            small, potential = transport(C[rows[:, None], columns].cpu().numpy(), masses[0], masses[1], potential)
         except TransportError as error:
             logger.warning("%s; the plan found so far is returned", error)
             status = Status.TRANSPORT
             break
         vertex = torch.zeros_like(plan)
-        vertex[rows.nonzero(), columns.nonzero()[:, 0]] = torch.from_numpy(small).to(plan)
+        vertex[rows[:, None], columns] = torch.from_numpy(small).to(plan)
         direction = feasible(vertex, p, q) - plan
         slope = float((C * direction).sum())
         gap = max(-2 * slope, 0.0)

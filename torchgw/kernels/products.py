@@ -3,7 +3,7 @@
 ``torch.set_float32_matmul_precision("high")``, ``allow_tf32`` and ``fp32_precision`` let every product round its inputs
 to the 10 bits of tf32, on some CPUs to bfloat16. Scores reach a few hundred bits, so they would be off by up to half a
 bit without a word; see `torchgw.kernels.precision` for what a solve may lose. The settings are the process's, so the
-first solve that begins turns them off and the last one that ends restores them.
+first call that begins turns them off and the last one that ends restores them.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def _insist() -> Callable[[], None]:
     Torch has two vocabularies for them and refuses to read the older one where the newer says something else; so the
     older is used where it can be read, and the newer, which alone knows "as the parent", brings back what that hides.
     """
+    old = _old_words()
+    if old == "highest":
+        return lambda: None
     new = [pair for pair in _PARENTS if hasattr(pair[0].matmul, "fp32_precision")]
     held = [(backend.matmul, backend.matmul.fp32_precision, parent.fp32_precision) for backend, parent in new]
-    old = _old_words()
     if old is None:
         for matmul, _, _ in held:
             matmul.fp32_precision = "ieee"
-    elif old != "highest":
-        torch.set_float32_matmul_precision("highest")
     else:
-        return lambda: None
+        torch.set_float32_matmul_precision("highest")
 
     def restore() -> None:
         if old is not None:

@@ -20,7 +20,6 @@ from torchgw.caller import warn_caller
 from torchgw.entry import ADVICE_ON_MANY, OF_MANY, entry
 from torchgw.gw.prepare import pick_device
 from torchgw.interrupt import stopped_by_interrupt
-from torchgw.kernels.products import exact_products
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs, check_jobs, read_spaces
@@ -160,7 +159,7 @@ def gw_pairwise(
         maker = Maker(inputs, tol, where, keep == "matchings", options, seed)
         tasks = [] if watch.stopped else maker.tasks(missing)
         ended = stopped_by_interrupt(watch)
-        with exact_products(), ended, closing(outcomes(tasks, n_jobs, lambda: watch.stopped)) as results:
+        with ended, closing(outcomes(tasks, n_jobs, lambda: watch.stopped)) as results:
             for solved in results:
                 if kept is not None:
                     kept.add(solved)

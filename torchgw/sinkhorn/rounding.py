@@ -72,10 +72,12 @@ def _spread(missing_p: Tensor, missing_q: Tensor, mass: Tensor, marginals: Margi
 def off(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> float:
     """The largest L1 distance of sums from what is asked of them exactly; 0 where nothing is."""
     if marginals.total is not None:
-        over = max(float((sums - mass).clamp_min(0.0).sum()) for sums, mass in ((rows, p), (columns, q)))
-        return max(over, abs(float(rows.sum()) - marginals.total))
-    ends = zip((rows, columns), (p, q), marginals.weights, strict=True)
-    return max((float((sums - mass).abs().sum()) for sums, mass, weight in ends if weight == math.inf), default=0.0)
+        missed = [(sums - mass).clamp_min(0.0).sum() for sums, mass in ((rows, p), (columns, q))]
+        missed.append((rows.sum() - marginals.total).abs())
+    else:
+        ends = zip((rows, columns), (p, q), marginals.weights, strict=True)
+        missed = [(sums - mass).abs().sum() for sums, mass, weight in ends if weight == math.inf]
+    return max(torch.stack(missed).tolist()) if missed else 0.0
 
 
 def round_to_marginals(

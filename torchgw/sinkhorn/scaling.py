@@ -63,15 +63,14 @@ def scaling(
     check_every : iterations between two readings of the residual.
     relaxation : weight of the half-steps between checks, in [1, 2).
     """
-    moved, residual, weight, n_iter = None, float("inf"), relaxation, 0
+    change, residual, weight, n_iter = None, float("inf"), relaxation, 0
     free = row.relaxed or column.relaxed
     if column.relaxed and not row.relaxed:
         f = row.potential(score.softmin(g, 1))
     while True:
         softmin = score.softmin(f, 0)
         new_g = column.potential(softmin)
-        if moved is None:
-            moved = float(column_change(new_g, g, softmin))
+        change = column_change(new_g, g, softmin) if change is None else change
         g = new_g
         f = row.potential(score.softmin(g, 1))
         n_iter += 1
@@ -95,7 +94,7 @@ def scaling(
             v = new_v
             u = row.scaled(f, out @ v)
             furthest = torch.maximum(u.log2().abs().max(), v.log2().abs().max())
-            last, (residual, drift) = residual, torch.stack((missed, furthest)).tolist()
+            last, (residual, drift, moved) = residual, torch.stack((missed, furthest, change)).tolist()
             solved = residual <= tol and drift <= LARGEST_EXPONENT
             safe = drift <= LARGEST_DRIFT or solved
             if solved or not safe:

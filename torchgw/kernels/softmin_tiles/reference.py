@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT
+from torchgw.kernels.products import exact_products
 from torchgw.kernels.softmin_tiles import separable
 from torchgw.kernels.softmin_tiles.reads import Read
 from torchgw.kernels.tiles import Tiles
@@ -88,6 +89,7 @@ def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tens
     return out.masked_fill_(out < FLOOR / 2, -torch.inf)
 
 
+@exact_products()  # results are read when the solve is over
 def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False) -> Read:
     """See the head of this file; V (K, d) and W (N, e) are taken in the dtype of A.
 
