@@ -93,6 +93,12 @@ def asymmetric() -> np.ndarray:
     return bad
 
 
+def pointing_outside() -> csr_matrix:
+    bad = csr_matrix(D)
+    bad.indices[0] = 10**6
+    return bad
+
+
 def align(*spaces: Any, **keywords: Any) -> Any:
     return lambda: gw_align(*(spaces or (X, Y)), **keywords)
 
@@ -120,6 +126,13 @@ BAD: list[tuple[str, Any, str]] = [
     ("negative graph", align(csr_matrix(-D), Y), "X must have non-negative edge lengths"),
     ("NaN in a graph", align(csr_matrix(D * np.nan), Y), "X must have finite edge lengths"),
     ("complex graph", align(csr_matrix(D * 1j), Y), "X must hold real edge lengths"),
+    (
+        "a graph that points outside",
+        align(pointing_outside(), Y),
+        "X must be a sparse graph whose indices fit its shape",
+    ),
+    ("masked points", align(np.ma.masked_greater(X, X.max() - 1e-9), Y), "X must have a number .*, got 1 masked"),
+    ("masked masses", align(p=np.ma.masked_less(np.arange(30.0), 2)), "p must have a number everywhere, got 2 masked"),
     ("one-point graph", align(csr_matrix((1, 1)), Y), "X must hold at least 2 points"),
     ("euclidean distances of a graph", align(csr_matrix(D), Y, distances="euclidean"), "distances='euclidean'"),
     ("kind for a provider", align(EuclideanDistances(X), Y, distances="landmark"), "distances must be 'auto'"),
@@ -202,6 +215,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("callback that is none", align(callback=3), "callback must be callable"),
     ("seed as text", align(random_state="zero"), "random_state must be"),
     ("negative seed", align(random_state=-1), "random_state must be"),
+    ("a pair by number", lambda: gw_loss(X, Y, return_result=1), "return_result must be True or False"),  # type: ignore[call-overload]
     ("unknown argument", align(espilon=1), "espilon"),
     ("unknown option", lambda: GWOptions(samplng=SamplingOptions()), "samplng"),  # type: ignore[call-arg]
     ("group of the wrong kind", lambda: GWOptions(sampling=SinkhornOptions()), "sampling must be a SamplingOptions"),

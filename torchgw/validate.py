@@ -81,6 +81,8 @@ def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
 
 def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True) -> Array:
     """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must have a number everywhere, got {np.ma.count_masked(value)} masked entries")
     try:
         if isinstance(value, Tensor):
             held = value.detach().cpu()  # before it is widened: not every device has float64
@@ -177,6 +179,11 @@ def graph(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must hold at least 2 points, got shape {tuple(value.shape)}")
     if value.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real edge lengths, got dtype {value.dtype}")
+    if hasattr(value, "check_format"):  # SciPy follows indices wherever they point
+        try:
+            value.check_format(full_check=True)
+        except ValueError as error:
+            raise ValueError(f"{name} must be a sparse graph whose indices fit its shape, got: {error}") from None
     csr = value.tocsr().astype(np.float64, copy=False)
     if not csr.has_canonical_format:
         csr = csr.copy() if csr is value else csr
