@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 from torchgw.allocation import allocating
+from torchgw.threads import own_threads
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,6 +74,7 @@ def entry(
                 if ours.partition("=")[0] in known:
                     raise TypeError(f"{name} has no argument {word!r}; here that is {ours}")
                 raise TypeError(f"{name}() got an unexpected keyword argument {word!r}")
+            own_threads()  # before another thread's solve sets the number of those that begin
             with allocating(name, advice):
                 return function(*arguments, **keywords)
 
