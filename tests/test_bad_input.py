@@ -131,8 +131,16 @@ BAD: list[tuple[str, Any, str]] = [
         align(pointing_outside(), Y),
         "X must be a sparse graph whose indices fit its shape",
     ),
-    ("masked points", align(np.ma.masked_greater(X, X.max() - 1e-9), Y), "X must have a number .*, got 1 masked"),
-    ("masked masses", align(p=np.ma.masked_less(np.arange(30.0), 2)), "p must have a number everywhere, got 2 masked"),
+    (
+        "masked points",
+        align(np.ma.masked_greater(X, X.max() - 1e-9), Y),
+        "X must have a number everywhere, got masked entries",
+    ),
+    (
+        "masked masses",
+        align(p=np.ma.masked_less(np.arange(30.0), 2)),
+        "p must have a number everywhere, got masked entries",
+    ),
     ("one-point graph", align(csr_matrix((1, 1)), Y), "X must hold at least 2 points"),
     ("euclidean distances of a graph", align(csr_matrix(D), Y, distances="euclidean"), "distances='euclidean'"),
     ("kind for a provider", align(EuclideanDistances(X), Y, distances="landmark"), "distances must be 'auto'"),
