@@ -210,6 +210,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("a ragged cost alone", align(cost=[[1, 2], [3]], alpha=0), "cost must be a matrix"),
     ("features that are numbers", align(cost=(1, 2), alpha=0), "cost must be a matrix .* or a pair of feature arrays"),
     ("a graph of another size", align(csr_matrix(D), Y, cost=np.ones((9, 40)), alpha=0), "each of the 10 points of X"),
+    (
+        "an astronomic scale",
+        align(options=GWOptions(spaces=SpaceOptions(scale=1e30))),
+        "scale must be at most 1e.09 times",
+    ),
     ("three distances", align(distances=("auto",) * 3), "distances must be"),
     ("distances by number", align(distances=3), "distances must be one of"),
     ("unknown backend", align(backend="cuda"), "backend must be one of"),

@@ -139,11 +139,12 @@ def conditional_gradient(
     history: History,
     watch: Watch,
     max_iter: int = 100,
+    least: float = float(np.finfo(float).eps),
 ) -> Sharp:
     """From a feasible plan, in float64, to a stationary one.
 
-    ``dual`` (K,) are column potentials of the linearised problem, in units of cost. O(N K) memory; one linear program
-    and one gradient for each step.
+    ``dual`` (K,) are column potentials of the linearised problem, in units of cost; a value up to ``least`` is zero.
+    O(N K) memory; one linear program and one gradient for each step.
     """
     rows, columns = p > 0, q > 0
     masses = [side[used].cpu().numpy() for side, used in ((p, rows), (q, columns))]
@@ -174,7 +175,7 @@ def conditional_gradient(
         slope = float((C * direction).sum())
         gap = max(-2 * slope, 0.0)
         record(history, watch, len(history.iteration) + 1, most, value, 0.0, 0.0, began)
-        if gap <= STATIONARY * value or value <= torch.finfo(p.dtype).eps:
+        if gap <= STATIONARY * value or value <= least:
             status = Status.STATIONARY
             break
         change = gradient(DenseCoupling(vertex), p).rows(whole) - C
