@@ -83,6 +83,16 @@ def test_conditional_gradients_descend_to_a_stationary_plan() -> None:
     np.testing.assert_allclose(found.plan.sum(0), q, atol=1e-12)
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_plan_that_is_stationary_but_no_minimum_is_left(n: int) -> None:
+    """Of the product plan of a space in which all points are alike, every plan is as good to first order."""
+    D, p = 1 - np.eye(n), torch.full((n,), 1 / n, dtype=torch.float64)
+    gradient = ExactGradient(PrecomputedDistances(D), PrecomputedDistances(D), p, p)
+    found = conditional_gradient(gradient, torch.outer(p, p), p, p, torch.zeros_like(p), History(), Watch())
+    assert found.value == pytest.approx(0.0, abs=1e-15)
+    assert found.status is Status.STATIONARY
+
+
 def test_the_sharp_plan_is_better_than_the_entropic_one_and_matching_like() -> None:
     X, Y = make_spiral(150)[0], make_swiss_roll(180, random_state=50)[0]
     smooth, plan = gw_align(X, Y, random_state=0), sharp(X, Y)

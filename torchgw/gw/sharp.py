@@ -175,14 +175,15 @@ def conditional_gradient(
         slope = float((C * direction).sum())
         gap = max(-2 * slope, 0.0)
         record(history, watch, len(history.iteration) + 1, most, value, 0.0, 0.0, began)
-        if gap <= STATIONARY * value or value <= least:
-            status = Status.STATIONARY
-            break
         change = gradient(DenseCoupling(vertex), p).rows(whole) - C
         curvature = float((change * direction).sum())
-        length = min(1.0, -slope / curvature) if curvature > 0 else 1.0
-        last, step = value, step + 1
-        value = value + 2 * length * slope + length**2 * curvature
+        length = min(1.0, gap / (2 * curvature)) if curvature > 0 else 1.0
+        fall = -2 * length * slope - length**2 * curvature
+        # Where the linear problem has several optima, the value can fall towards another to second order alone.
+        if max(gap, fall) <= STATIONARY * value or value <= least:
+            status = Status.STATIONARY
+            break
+        last, step, value = value, step + 1, value - fall
         if last - value <= STALLED * abs(last):
             value, status = last, Status.SETTLED
             break
