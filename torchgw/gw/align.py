@@ -176,7 +176,7 @@ def gw_align(
     `torchgw.estimate` and `torchgw.gw.ladder`.
 
     Exchanging X and Y, or the order of points, changes the starts that are searched from: between unrelated spaces
-    values can differ by about 2 %. Solve both ways, or with several seeds, and keep the lowest, where that matters.
+    values can differ by some per cent. Solve both ways, or with several seeds, and keep the lowest, where that matters.
 
     References
     ----------
