@@ -82,9 +82,7 @@ def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
 def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True) -> Array:
     """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
     if np.ma.is_masked(value):
-        raise ValueError(
-            f"{name} must have a number everywhere, got masked entries; fill them, or leave those points out"
-        )
+        raise ValueError(f"{name} must have a number everywhere, got masked entries; fill or remove them")
     try:
         if isinstance(value, Tensor):
             held = value.detach().cpu()  # before it is widened: not every device has float64
