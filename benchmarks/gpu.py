@@ -170,11 +170,9 @@ def alignments(scope: Scope) -> list[Row]:
         X, angle_x = make_spiral(n)
         Y, angle_y = make_swiss_roll(k, random_state=1)
         for backend in scope.backends:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                solve = partial(gw_align, X, Y, distances=distances, backend=backend, device=scope.device)
-                solve(random_state=1)
-                result = solve(random_state=0)
+            solve = partial(gw_align, X, Y, distances=distances, backend=backend, device=scope.device)
+            solve(random_state=1)
+            result = solve(random_state=0)
             rows.append(
                 {
                     "size": f"{n} x {k}",
@@ -323,7 +321,8 @@ def run(groups: list[str] | None = None, cpu_check: bool = False) -> None:
     unknown = set(groups or ()) - set(names)
     if unknown:
         raise SystemExit(f"groups must be among {', '.join(names)}, got {', '.join(sorted(unknown))}")
-    with rehearsal() if cpu_check else nullcontext():
+    with rehearsal() if cpu_check else nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         _run(groups, TOY if cpu_check else FULL)
 
 

@@ -93,6 +93,12 @@ def asymmetric() -> np.ndarray:
     return bad
 
 
+def pointing_outside() -> csr_matrix:
+    bad = csr_matrix(D)
+    bad.indices[0] = 10**6
+    return bad
+
+
 def align(*spaces: Any, **keywords: Any) -> Any:
     return lambda: gw_align(*(spaces or (X, Y)), **keywords)
 
@@ -120,6 +126,21 @@ BAD: list[tuple[str, Any, str]] = [
     ("negative graph", align(csr_matrix(-D), Y), "X must have non-negative edge lengths"),
     ("NaN in a graph", align(csr_matrix(D * np.nan), Y), "X must have finite edge lengths"),
     ("complex graph", align(csr_matrix(D * 1j), Y), "X must hold real edge lengths"),
+    (
+        "a graph that points outside",
+        align(pointing_outside(), Y),
+        "X must be a sparse graph whose indices fit its shape",
+    ),
+    (
+        "masked points",
+        align(np.ma.masked_greater(X, X.max() - 1e-9), Y),
+        "X must have a number everywhere, got masked entries",
+    ),
+    (
+        "masked masses",
+        align(p=np.ma.masked_less(np.arange(30.0), 2)),
+        "p must have a number everywhere, got masked entries",
+    ),
     ("one-point graph", align(csr_matrix((1, 1)), Y), "X must hold at least 2 points"),
     ("euclidean distances of a graph", align(csr_matrix(D), Y, distances="euclidean"), "distances='euclidean'"),
     ("kind for a provider", align(EuclideanDistances(X), Y, distances="landmark"), "distances must be 'auto'"),
@@ -189,6 +210,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("a ragged cost alone", align(cost=[[1, 2], [3]], alpha=0), "cost must be a matrix"),
     ("features that are numbers", align(cost=(1, 2), alpha=0), "cost must be a matrix .* or a pair of feature arrays"),
     ("a graph of another size", align(csr_matrix(D), Y, cost=np.ones((9, 40)), alpha=0), "each of the 10 points of X"),
+    (
+        "an astronomic scale",
+        align(options=GWOptions(spaces=SpaceOptions(scale=1e30))),
+        "scale must be at most 1e.09 times",
+    ),
     ("three distances", align(distances=("auto",) * 3), "distances must be"),
     ("distances by number", align(distances=3), "distances must be one of"),
     ("unknown backend", align(backend="cuda"), "backend must be one of"),
@@ -202,6 +228,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("callback that is none", align(callback=3), "callback must be callable"),
     ("seed as text", align(random_state="zero"), "random_state must be"),
     ("negative seed", align(random_state=-1), "random_state must be"),
+    ("a pair by number", lambda: gw_loss(X, Y, return_result=1), "return_result must be True or False"),  # type: ignore[call-overload]
     ("unknown argument", align(espilon=1), "espilon"),
     ("unknown option", lambda: GWOptions(samplng=SamplingOptions()), "samplng"),  # type: ignore[call-arg]
     ("group of the wrong kind", lambda: GWOptions(sampling=SinkhornOptions()), "sampling must be a SamplingOptions"),
@@ -224,6 +251,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("empty average", lambda: StoppingOptions(ema_weight=0.0), "ema_weight must be"),
     ("matrix that is not square", lambda: PrecomputedDistances(np.ones((3, 4))), "D must be a square"),
     ("graph with too few landmarks", lambda: LandmarkDistances(csr_matrix(D), 1), "n_landmarks must be >= 2"),
+    ("dense tensor of edges", lambda: DijkstraDistances(torch.ones(3, 3)), "graph must be a SciPy sparse graph"),
     ("provider without cache", lambda: DijkstraDistances(csr_matrix(D), 0), "cache_rows must be >= 1"),
     ("points with NaN", lambda: EuclideanDistances(poisoned(np.nan)), "points must be finite"),
     ("squared by number", lambda: EuclideanDistances(X, squared=2), "squared must be True or False"),  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.problems import (
     generator,
@@ -102,6 +103,17 @@ def test_landmarks_are_distinct_points_with_mass_that_share_all_of_it(kind: str)
     assert everything.index.tolist() == list(range(20, 80))
     assert coverage(everything, mass) == 0
     assert 0 < coverage(found, mass) < 0.5
+
+
+def test_named_points_that_are_landmarks_already_ask_for_no_rows() -> None:
+    class Rows(EuclideanDistances):
+        def rows(self, index: Tensor) -> Tensor:
+            assert len(index)
+            return super().rows(index)
+
+    space, mass = Rows(np.random.default_rng(2).normal(size=(8, 2))), torch.full((8,), 1 / 8, dtype=F64)
+    found = choose_landmarks(space, mass, "farthest", 9, generator(), named=torch.tensor([3, 5]))
+    assert found.index.tolist() == list(range(8))
 
 
 def test_farthest_landmarks_of_a_rotated_copy_are_the_same_points() -> None:

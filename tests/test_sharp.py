@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment, linprog
 
 from tests.problems import gw_by_enumeration, random_distances, random_masses, random_plan
-from torchgw import GWResult, Status, gw_align
+from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.sharp import conditional_gradient, transport
@@ -32,6 +32,15 @@ def exhaustive(DX: np.ndarray, DY: np.ndarray) -> float:
     DX, DY = DX / DX.max(), DY / DY.max()
     orders = np.array(list(itertools.permutations(range(n))))
     return float(((DX[None] - DY[orders[:, :, None], orders[:, None]]) ** 2).sum((1, 2)).min() / n**2)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e8])
+def test_the_optimum_does_not_depend_on_the_unit_of_distances(scale: float) -> None:
+    rng = np.random.default_rng(2)
+    D = random_distances(12, rng)
+    order = rng.permutation(12)
+    options = GWOptions(spaces=SpaceOptions(scale=scale * float(D.max())), coarse=CoarseOptions(n_starts=4))
+    assert sharp(D, D[np.ix_(order, order)], options=options).argmax()[order].tolist() == list(range(12))
 
 
 @pytest.mark.parametrize(("n", "k"), [(3, 3), (12, 17), (30, 9), (1, 4)])
@@ -72,6 +81,16 @@ def test_conditional_gradients_descend_to_a_stationary_plan() -> None:
     assert history.cost == sorted(history.cost, reverse=True)
     np.testing.assert_allclose(found.plan.sum(1), p, atol=1e-12)
     np.testing.assert_allclose(found.plan.sum(0), q, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_plan_that_is_stationary_but_no_minimum_is_left(n: int) -> None:
+    """Of the product plan of a space in which all points are alike, every plan is as good to first order."""
+    D, p = 1 - np.eye(n), torch.full((n,), 1 / n, dtype=torch.float64)
+    gradient = ExactGradient(PrecomputedDistances(D), PrecomputedDistances(D), p, p)
+    found = conditional_gradient(gradient, torch.outer(p, p), p, p, torch.zeros_like(p), History(), Watch())
+    assert found.value == pytest.approx(0.0, abs=1e-15)
+    assert found.status is Status.STATIONARY
 
 
 def test_the_sharp_plan_is_better_than_the_entropic_one_and_matching_like() -> None:

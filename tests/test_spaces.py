@@ -260,6 +260,10 @@ def test_a_call_larger_than_the_cache_gets_all_its_rows() -> None:
     assert len(cache) == 2
 
 
+def test_dijkstra_gives_no_rows_where_none_are_asked_for() -> None:
+    assert DijkstraDistances(GRAPH).rows(torch.zeros(0, dtype=torch.long)).shape == (0, GRAPH.shape[0])
+
+
 def test_dijkstra_hits_its_cache_on_the_second_call() -> None:
     provider = DijkstraDistances(GRAPH)
     provider.rows(torch.tensor([1, 2, 3]))

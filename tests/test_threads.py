@@ -161,6 +161,29 @@ def test_a_python_thread_that_begins_during_a_solve_has_the_number_of_the_proces
     assert numbers() == (GIVEN, GIVEN)
 
 
+def test_a_python_thread_that_begins_while_a_number_is_set_keeps_that_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, seen, setting = [], [], torch.set_num_threads
+
+    def late() -> None:
+        align()
+        seen.append(torch.get_num_threads())
+
+    def set_and_wait(count: int) -> None:
+        setting(count)
+        if not begun:  # the common number is that of this thread alone
+            begun.append(threading.Thread(target=late))
+            begun[0].start()
+            begun[0].join(0.2)
+
+    monkeypatch.setattr(torch, "set_num_threads", set_and_wait)
+    with one_thread():
+        begun[0].join()
+    assert seen == [GIVEN]
+    assert numbers() == (GIVEN, GIVEN)
+
+
 class NoThreads(ThreadPoolExecutor):
     """What it says where the system, or the ending interpreter, gives no Python thread."""
 

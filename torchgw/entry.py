@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from torchgw.allocation import allocating
 from torchgw.kernels.products import exact_products
+from torchgw.threads import own_threads
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,6 +75,7 @@ def entry(
                 if ours.partition("=")[0] in known:
                     raise TypeError(f"{name} has no argument {word!r}; here that is {ours}")
                 raise TypeError(f"{name}() got an unexpected keyword argument {word!r}")
+            own_threads()  # before another thread's solve sets the number of those that begin
             with allocating(name, advice), exact_products():
                 return function(*arguments, **keywords)
 

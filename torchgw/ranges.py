@@ -85,6 +85,16 @@ def scaled(name: str, largest: float, scale: float) -> None:
         )
 
 
+def seen(largest: list[float], scales: tuple[float, float]) -> None:
+    """Distances of which something is left when they are divided by scales that the user gave."""
+    reach = max(most / scale for most, scale in zip(largest, scales, strict=True))
+    if 0 < reach * LARGEST_SCALED < 1:
+        raise ValueError(
+            f"options.spaces.scale must be at most {LARGEST_SCALED:g} times the largest distance, {max(largest):.3g}, "
+            f"got {max(scales):g}"
+        )
+
+
 def served(name: str, largest: float) -> None:
     """Distances as a provider of the user's serves them."""
     if largest > LARGEST_SCALED:

@@ -5,7 +5,9 @@ waits for its time slice, milliseconds within an operation of microseconds, and 
 operations. From `SEVERAL_PAY` pairs of points on what the large products and exponentials gain is worth that.
 
 torch keeps one number for each Python thread, and one that threads begin with. `torch.set_num_threads` sets both, so
-that a thread which begins meanwhile, or another solve in one, would be left with a number that nobody asked for.
+that a thread which begins meanwhile, or another solve in one, would be left with a number that nobody asked for. A
+thread takes the number of those that begin when it first uses torch, so the library asks for it, at every entry, while
+nobody sets one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def threads_for(pairs: int) -> AbstractContextManager[None]:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """In this context torch has one thread in this Python thread."""
-    given = torch.get_num_threads()
+    given = own_threads()
     if given == 1:
         yield
         return
@@ -41,10 +43,16 @@ def one_thread() -> Iterator[None]:
         set_own_threads(given)
 
 
+def own_threads() -> int:
+    """Torch's number for this Python thread, which takes the common one at its first use."""
+    with _setting:
+        return torch.get_num_threads()
+
+
 def set_own_threads(count: int) -> None:
     """Set torch's number for this Python thread alone; others, and those to come, keep theirs. Where no Python thread
     can be had, those to come have it too."""
-    torch.get_num_threads()  # at its first use a thread takes the common number, whatever was set before
+    own_threads()  # whatever was set before, the first use would undo
     with _setting, suppress(RuntimeError), ThreadPoolExecutor(1) as aside:  # as Python exits, no thread begins
         try:
             common = aside.submit(torch.get_num_threads).result()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import issparse
 from torch import Tensor
 
 from torchgw import ranges
@@ -81,6 +82,8 @@ def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
 
 def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True) -> Array:
     """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must have a number everywhere, got masked entries; fill or remove them")
     try:
         if isinstance(value, Tensor):
             held = value.detach().cpu()  # before it is widened: not every device has float64
@@ -171,12 +174,20 @@ def graph(name: str, value: Any) -> Any:
 
     A float64 CSR matrix without repeated entries comes back as it is, not to be written to.
     """
+    if not issparse(value):
+        hint = "scipy.sparse.csr_array makes one of a matrix of edge lengths"
+        raise TypeError(f"{name} must be a SciPy sparse graph (N, N), got {type(value).__name__}; {hint}")
     if value.ndim != 2 or value.shape[0] != value.shape[1]:
         raise ValueError(f"{name} must be a square sparse graph (N, N), got shape {tuple(value.shape)}")
     if value.shape[0] < 2:
         raise ValueError(f"{name} must hold at least 2 points, got shape {tuple(value.shape)}")
     if value.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real edge lengths, got dtype {value.dtype}")
+    if hasattr(value, "check_format"):  # SciPy follows indices wherever they point
+        try:
+            value.check_format(full_check=True)
+        except ValueError as error:
+            raise ValueError(f"{name} must be a sparse graph whose indices fit its shape, got: {error}") from None
     csr = value.tocsr().astype(np.float64, copy=False)
     if not csr.has_canonical_format:
         csr = csr.copy() if csr is value else csr

@@ -175,7 +175,7 @@ def gw_align(
     `torchgw.estimate` and `torchgw.gw.ladder`.
 
     Exchanging X and Y, or the order of points, changes the starts that are searched from: between unrelated spaces
-    values can differ by about 2 %. Solve both ways, or with several seeds, and keep the lowest, where that matters.
+    values can differ by some per cent. Solve both ways, or with several seeds, and keep the lowest, where that matters.
 
     References
     ----------
@@ -242,7 +242,8 @@ def gw_align(
     sharp = sharp_fits(model, against, asked, gradient_mode)
     advice = against_small_epsilon(marginals, sharp)
     check_resolved(model, checked, options.spaces.scale, advice)
-    chosen, kernels = choose_kernels(strategy, backend, where, (n, k), options)
+    with threads_for(n * k):  # compiled code is for a number of threads
+        chosen, kernels = choose_kernels(strategy, backend, where, (n, k), options)
     logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
     if logger.isEnabledFor(logging.INFO):
         logger.info("strategy %s", estimate(n, k, epsilon=epsilon, options=options, device=where))

@@ -73,7 +73,8 @@ def choose_landmarks(
     if named is not None:
         new = named[(mass[named] > 0) & ~torch.isin(named, index)]
         new = new[torch.linspace(0, len(new) - 1, min(len(new), count), device=new.device).long()]
-        index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
+        if len(new):
+            index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
     nearest = rows.argmin(0)
     nearest[index] = torch.arange(len(index), device=index.device)
     cells = add_by_label(torch.zeros(len(index), dtype=mass.dtype, device=mass.device), nearest, mass)
@@ -132,7 +133,8 @@ def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.
             weight = mass.clone()
             weight[index] = 0.0
         new = _without_replacement(weight, min(max(count // ROUNDS, 1), count - len(index)), generator)
-        index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
+        if len(new):
+            index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
     return index, rows
 
 

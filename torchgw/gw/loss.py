@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 from torch import Tensor
 
+from torchgw import validate
 from torchgw.checkpoint import Checkpoint
 from torchgw.entry import entry
 from torchgw.gradients.modes import Envelope, GradientMode
@@ -115,6 +116,7 @@ def gw_loss(
     """
     if gradient_mode is None:
         raise TypeError("gradient_mode must be Envelope(), Implicit() or Unrolled(), got None; in gw_align it may be")
+    validate.flag("return_result", return_result)
     result = gw_align(X, Y, gradient_mode=gradient_mode, **arguments)
     if return_result:
         return result.loss, result

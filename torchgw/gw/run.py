@@ -34,11 +34,12 @@ from torchgw.kernels.precision import loop_dtype, reach, unsafe
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.traced import largest_of
 from torchgw.status import History, Status
 
 ROUNDING_SLACK = 2.0
-SHARP_START = 2.5e-4
-SHARP_END = 5e-5
+SHARP_START = 2.5e-4  # of the largest squared distance, where annealing to zero begins
+SHARP_FALL = 0.2  # and how far it falls
 SHARP_RATIO = 0.5
 SHARP_STEPS = 4
 SHARP_PROGRESS = 1e-3
@@ -86,12 +87,13 @@ def run(task: Task) -> Outcome:
     source, target = (space.to(p.device, dtype) for space in wide)
     gradient = make_gradient(source, target, model, exact, options, task.generator)
     kernel = task.kernels.stored
+    unit = max(largest_of(space) / space.scale for space in spaces) ** 2 or 1.0
     problem = Problem(
         source,
         target,
         gradient,
         model,
-        epsilon or SHARP_START,
+        epsilon or SHARP_START * unit,
         epsilon == 0,
         kernel,
         options,
@@ -267,7 +269,9 @@ def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Ended:
     p, q, epsilon, limit = problem.p, problem.q, problem.epsilon, problem.options.stopping.max_iter
     steps = SHARP_STEPS if start.plan is None else 1
     now, step = _annealed(problem, start, epsilon, History(), 0, steps), 1
-    while start.plan is None and epsilon > SHARP_END and now.n_iter < limit and not problem.watch.cut():
+    while (
+        start.plan is None and epsilon > SHARP_FALL * problem.epsilon and now.n_iter < limit and not problem.watch.cut()
+    ):
         before, epsilon = now.history.cost[-1], epsilon * SHARP_RATIO
         now = now.followed_by(_annealed(problem, now.start(), epsilon, now.history, step))
         step += 1
@@ -275,7 +279,9 @@ def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Ended:
             break
     plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
     dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
-    sharp = conditional_gradient(wide, plan, p, q, dual, now.history, problem.watch, max(limit - now.n_iter, 1))
+    least = torch.finfo(p.dtype).eps * problem.epsilon / SHARP_START
+    more = max(limit - now.n_iter, 1)
+    sharp = conditional_gradient(wide, plan, p, q, dual, now.history, problem.watch, more, least)
     return Ended(
         plan=sharp.plan,
         coupling=DenseCoupling(sharp.plan),

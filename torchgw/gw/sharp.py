@@ -139,11 +139,12 @@ def conditional_gradient(
     history: History,
     watch: Watch,
     max_iter: int = 100,
+    least: float = float(np.finfo(float).eps),
 ) -> Sharp:
     """From a feasible plan, in float64, to a stationary one.
 
-    ``dual`` (K,) are column potentials of the linearised problem, in units of cost. O(N K) memory; one linear program
-    and one gradient for each step.
+    ``dual`` (K,) are column potentials of the linearised problem, in units of cost; a value up to ``least`` is zero.
+    O(N K) memory; one linear program and one gradient for each step.
     """
     rows, columns = (torch.nonzero(side > 0)[:, 0] for side in (p, q))
     masses = [side[used].cpu().numpy() for side, used in ((p, rows), (q, columns))]
@@ -174,14 +175,15 @@ def conditional_gradient(
         slope = float((C * direction).sum())
         gap = max(-2 * slope, 0.0)
         record(history, watch, len(history.iteration) + 1, most, value, 0.0, 0.0, began)
-        if gap <= STATIONARY * value or value <= torch.finfo(p.dtype).eps:
-            status = Status.STATIONARY
-            break
         change = gradient(DenseCoupling(vertex), p).rows(whole) - C
         curvature = float((change * direction).sum())
-        length = min(1.0, -slope / curvature) if curvature > 0 else 1.0
-        last, step = value, step + 1
-        value = value + 2 * length * slope + length**2 * curvature
+        length = min(1.0, gap / (2 * curvature)) if curvature > 0 else 1.0
+        fall = -2 * length * slope - length**2 * curvature
+        # Where the linear problem has several optima, the value can fall towards another to second order alone.
+        if max(gap, fall) <= STATIONARY * value or value <= least:
+            status = Status.STATIONARY
+            break
+        last, step, value = value, step + 1, value - fall
         if last - value <= STALLED * abs(last):
             value, status = last, Status.SETTLED
             break

@@ -40,6 +40,8 @@ class RowCache:
 
     def get(self, index: Array, compute: Callable[[Array], Array]) -> Array:
         """Rows for ``index`` (M,), repeats allowed; ``compute`` is called once for those not held."""
+        if not len(index):
+            return compute(index)
         wanted = np.unique(index)
         missing = np.array([i for i in wanted.tolist() if i not in self._rows], dtype=np.int64)
         self.hits += len(index) - len(missing)
