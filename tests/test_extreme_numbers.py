@@ -22,6 +22,7 @@ from torchgw import (
     Partial,
     PrecomputedDistances,
     SemiRelaxed,
+    SeparableLoss,
     SpaceOptions,
     Supervision,
     Unbalanced,
@@ -247,6 +248,9 @@ def test_a_start_whose_potentials_diverge_does_not_end_the_search() -> None:
     assert result.converged
 
 
+UNCLAMPED = SeparableLoss(lambda a: a * a.log() - a, lambda b: b, lambda a: a, lambda b: b.log(), "unclamped")
+
+
 class Unscaled:
     """Somebody's distances, as they are."""
 
@@ -303,6 +307,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         FloatingPointError,
         "marginals = .* must leave a plan of some mass, .*raise rho_x",
     ),
+    "an epsilon that no weights mend": (
+        lambda: align(epsilon=1e-9, marginals=Unbalanced(1e-2, 1e-2)),
+        FloatingPointError,
+        "epsilon = 1e-09 is too small for squared distances: .*; raise epsilon$",
+    ),
+    "a loss that is no number": (
+        lambda: align(options={"loss": UNCLAMPED}),
+        ValueError,
+        "options.loss = 'unclamped' must be finite between scaled distances of 0 and 1, got nan",
+    ),
     "a huge epsilon": (lambda: align(epsilon=1e300), ValueError, "epsilon must be a finite number .* <= 1e[+]30"),
 }
 
@@ -312,3 +326,25 @@ def test_what_floats_do_not_carry_is_refused_by_name(case: str) -> None:
     call, error, text = REFUSED[case]
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize(
+    ("refused", "mended", "reason", "remedy"),
+    [
+        ((1e-4, 1e-5), (1e-3, 1e-3), "no start has a finite objective", "raise weights$"),
+        ((1e12, 1e12), (10.0, 1e-4), "epsilon = 0.0001 is too small", "lower weights above 1, or math.inf"),
+    ],
+)
+def test_weights_changed_as_a_refusal_says_give_a_plan(
+    refused: tuple[float, float], mended: tuple[float, float], reason: str, remedy: str
+) -> None:
+    def few(weights: tuple[float, float]) -> GWResult:
+        options = GWOptions(coarse=CoarseOptions(n_landmarks=6, n_starts=3))
+        model, masses = Unbalanced(*weights), np.full(6, 2 / 6)
+        return gw_align(
+            DX[:6, :6], DY[:6, :6], q=masses, epsilon=1e-4, marginals=model, options=options, random_state=0
+        )
+
+    with pytest.raises(FloatingPointError, match=rf"{reason}.*; raise epsilon; or change Unbalanced\(.*\): {remedy}"):
+        few(refused)
+    assert float(few(mended).coupling.marginal(1).sum()) > 0.1

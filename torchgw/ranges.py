@@ -100,6 +100,15 @@ def cost(largest: float) -> None:
         )
 
 
+def loss(name: str, largest: float) -> None:
+    """A loss whose ``largest`` value is between distances of 0 and 1."""
+    if not math.isfinite(largest):
+        raise ValueError(
+            f"options.loss = {name!r} must be finite between scaled distances of 0 and 1, got {largest}; for example "
+            f"take logarithms of distances that are clamped from below"
+        )
+
+
 def weight(beta: float, largest: float) -> None:
     """The weight of a linear cost in a solve of masses of sum one, and what it makes of the largest entry."""
     if beta > 0 and not LEAST_WEIGHT <= beta * max(largest, 1.0) <= 1 / LEAST_WEIGHT:

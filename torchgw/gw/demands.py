@@ -92,6 +92,8 @@ def make_model(
     else:
         scale = sums[0] if hard[0] else sums[1]
     ranges.shares(sums, scale)
+    if alpha > 0:
+        ranges.loss(loss.name, largest_loss(loss))
     one, other = (torch.from_numpy(side / end).to(device) for side, end in zip((p, q), ends, strict=True))
     beta = (1 - alpha) / scale
     model = Model(
