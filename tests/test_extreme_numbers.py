@@ -12,6 +12,7 @@ from scipy.sparse import csr_matrix
 
 from tests.problems import gw_by_enumeration, path_graph, random_distances
 from torchgw import (
+    Balanced,
     CoarseOptions,
     DijkstraDistances,
     EuclideanDistances,
@@ -307,6 +308,18 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         FloatingPointError,
         "marginals = .* must leave a plan of some mass, .*raise rho_x",
     ),
+    "outliers of a cost beside hard marginals": (
+        lambda: align(cost=np.eye(N, K) * 1e9),
+        ValueError,
+        "cost must have no entries .* options.sinkhorn.tol = 0.0001 .* forbid pairs by supervision=",
+    ),
+    "outliers of a cost beside a part of the masses": (
+        lambda: align(
+            cost=np.random.default_rng(0).random((N, K)) + np.eye(N, K) * 1e9, epsilon=0.5, marginals=Partial(0.7)
+        ),
+        ValueError,
+        "cost must have no entries .* got .*e[+]08 .* beside matches of [0-9.]+; forbid pairs by supervision=",
+    ),
     "an epsilon that no weights mend": (
         lambda: align(epsilon=1e-9, marginals=Unbalanced(1e-2, 1e-2)),
         FloatingPointError,
@@ -326,6 +339,28 @@ def test_what_floats_do_not_carry_is_refused_by_name(case: str) -> None:
     call, error, text = REFUSED[case]
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("marginals", [Balanced(), Partial(0.7)])
+def test_a_large_cost_is_solved_as_the_same_cost_scaled_down(marginals: Marginals) -> None:
+    """Beside both, distances are nothing."""
+    cost, few = np.random.default_rng(4).random((7, 8)), GWOptions(coarse=CoarseOptions(n_landmarks=8, n_starts=3))
+    small, large = (
+        gw_align(
+            DX[:7, :7],
+            DY[:8, :8],
+            cost=cost * size,
+            epsilon=size / 100,
+            marginals=marginals,
+            options=few,
+            random_state=0,
+        )
+        for size in (1e6, 1e9)
+    )
+    assert small.converged
+    assert large.converged
+    torch.testing.assert_close(large.plan, small.plan, rtol=0, atol=1e-5)
+    assert large.value / 1e9 == pytest.approx(small.value / 1e6, rel=1e-3)
 
 
 @pytest.mark.parametrize(

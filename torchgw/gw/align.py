@@ -242,7 +242,7 @@ def gw_align(
     against = check_room(strategy, checked, model, where, options, gradient_mode)
     sharp = sharp_fits(model, against, asked, gradient_mode)
     advice = against_small_epsilon(sharp)
-    check_resolved(model, checked, options.spaces.scale, advice)
+    check_resolved(model, checked, options, advice)
     chosen, kernels = choose_kernels(strategy, backend, where, (n, k), options)
     logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
     if logger.isEnabledFor(logging.INFO):
