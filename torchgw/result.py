@@ -280,6 +280,8 @@ class GWResult(Readable):
         ValueError
             For points or labels of other numbers than the result's, a result from a file without points, and a folder
             that is not there.
+        OSError
+            Naming the path, when it cannot be written; what was there before is still there then.
 
         Notes
         -----
