@@ -228,8 +228,10 @@ def test_half_a_file_is_never_read(tmp_path: Path) -> None:
     expected = align({})
     align({}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
     for file in list((tmp_path / "kept").glob("*.pt")):
-        (tmp_path / "kept" / (file.name + ".part")).write_bytes(file.read_bytes()[:50])
+        for name in (file.name + ".part", f".ab12{file.stem}.part.pt"):
+            (tmp_path / "kept" / name).write_bytes(file.read_bytes()[:50])
     assert_same(quietly(tmp_path / "kept"), expected)
+    assert not list((tmp_path / "kept").glob("*.part*"))
 
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from scipy.sparse import csr_matrix
 
 from tests.problems import gw_by_enumeration, path_graph, random_distances
 from torchgw import (
+    Balanced,
     CoarseOptions,
     DijkstraDistances,
     EuclideanDistances,
@@ -22,6 +23,7 @@ from torchgw import (
     Partial,
     PrecomputedDistances,
     SemiRelaxed,
+    SeparableLoss,
     SpaceOptions,
     Supervision,
     Unbalanced,
@@ -248,6 +250,9 @@ def test_a_start_whose_potentials_diverge_does_not_end_the_search() -> None:
     assert result.converged
 
 
+UNCLAMPED = SeparableLoss(lambda a: a * a.log() - a, lambda b: b, lambda a: a, lambda b: b.log(), "unclamped")
+
+
 class Unscaled:
     """Somebody's distances, as they are."""
 
@@ -304,6 +309,28 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         FloatingPointError,
         "marginals = .* must leave a plan of some mass, .*raise rho_x",
     ),
+    "outliers of a cost beside hard marginals": (
+        lambda: align(cost=np.eye(N, K) * 1e9),
+        ValueError,
+        "cost must have no entries .* options.sinkhorn.tol = 0.0001 .* forbid pairs by supervision=",
+    ),
+    "outliers of a cost beside a part of the masses": (
+        lambda: align(
+            cost=np.random.default_rng(0).random((N, K)) + np.eye(N, K) * 1e9, epsilon=0.5, marginals=Partial(0.7)
+        ),
+        ValueError,
+        "cost must have no entries .* got .*e[+]08 .* beside matches of [0-9.]+; forbid pairs by supervision=",
+    ),
+    "an epsilon that no weights mend": (
+        lambda: align(epsilon=1e-9, marginals=Unbalanced(1e-2, 1e-2)),
+        FloatingPointError,
+        "epsilon = 1e-09 is too small for squared distances: .*; raise epsilon$",
+    ),
+    "a loss that is no number": (
+        lambda: align(options={"loss": UNCLAMPED}),
+        ValueError,
+        "options.loss = 'unclamped' must be finite between scaled distances of 0 and 1, got nan",
+    ),
     "a huge epsilon": (lambda: align(epsilon=1e300), ValueError, "epsilon must be a finite number .* <= 1e[+]30"),
 }
 
@@ -320,3 +347,47 @@ def test_a_mass_must_be_enough_for_every_pair() -> None:
     ranges.kept(1.01 * least, 100, Unbalanced(0.1, 0.1))
     with pytest.raises(FloatingPointError, match="some mass"):
         ranges.kept(0.99 * least, 100, Unbalanced(0.1, 0.1))
+
+
+@pytest.mark.parametrize("marginals", [Balanced(), Partial(0.7)])
+def test_a_large_cost_is_solved_as_the_same_cost_scaled_down(marginals: Marginals) -> None:
+    """Beside both, distances are nothing."""
+    cost, few = np.random.default_rng(4).random((7, 8)), GWOptions(coarse=CoarseOptions(n_landmarks=8, n_starts=3))
+    small, large = (
+        gw_align(
+            DX[:7, :7],
+            DY[:8, :8],
+            cost=cost * size,
+            epsilon=size / 100,
+            marginals=marginals,
+            options=few,
+            random_state=0,
+        )
+        for size in (1e6, 1e9)
+    )
+    assert small.converged
+    assert large.converged
+    torch.testing.assert_close(large.plan, small.plan, rtol=0, atol=1e-5)
+    assert large.value / 1e9 == pytest.approx(small.value / 1e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("refused", "mended", "reason", "remedy"),
+    [
+        ((1e-4, 1e-5), (1e-3, 1e-3), "no start has a finite objective", "raise weights$"),
+        ((1e12, 1e12), (10.0, 1e-4), "epsilon = 0.0001 is too small", "lower weights above 1, or math.inf"),
+    ],
+)
+def test_weights_changed_as_a_refusal_says_give_a_plan(
+    refused: tuple[float, float], mended: tuple[float, float], reason: str, remedy: str
+) -> None:
+    def few(weights: tuple[float, float]) -> GWResult:
+        options = GWOptions(coarse=CoarseOptions(n_landmarks=6, n_starts=3))
+        model, masses = Unbalanced(*weights), np.full(6, 2 / 6)
+        return gw_align(
+            DX[:6, :6], DY[:6, :6], q=masses, epsilon=1e-4, marginals=model, options=options, random_state=0
+        )
+
+    with pytest.raises(FloatingPointError, match=rf"{reason}.*; raise epsilon; or change Unbalanced\(.*\): {remedy}"):
+        few(refused)
+    assert float(few(mended).coupling.marginal(1).sum()) > 0.1

@@ -14,7 +14,7 @@ from torchgw import SemiRelaxed, gw_align
 from torchgw.gw.gradient import ExactGradient
 from torchgw.gw.landmarks import choose_landmarks, unlikeness
 from torchgw.gw.proximal import proximal_plan
-from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces import PrecomputedDistances, hops
 from torchgw.spaces.hops import hop_distances
 from torchgw.types import Array
 from torchgw.watch import Watch
@@ -100,6 +100,34 @@ def test_parts_without_an_edge_between_them_are_further_than_any_path() -> None:
     assert found is not None
     assert found[0, 1] == pytest.approx(2 / 3)
     assert found[0, 2] == 1
+
+
+def _dense(n: int, density: float) -> torch.Tensor:
+    return (torch.rand(n, n, generator=torch.Generator().manual_seed(n)) < density).double().fill_diagonal_(0.0)
+
+
+@pytest.mark.parametrize(
+    ("D", "by_products"),
+    [
+        (_dense(60, 0.25), True),  # pairs in either direction
+        (torch.block_diag(_dense(31, 0.5), _dense(30, 0.6)), True),  # two parts
+        (torch.block_diag(*[1 - torch.eye(30)] * 4).double().index_fill_(0, torch.tensor([29, 59, 89]), 0.0), True),
+        (_dense(60, 0.02), False),  # few edges
+        (torch.from_numpy(nx.to_numpy_array(nx.lollipop_graph(40, 20))), False),  # many, and a long tail
+    ],
+)
+def test_hops_by_products_are_those_of_a_search_from_each_point(
+    D: torch.Tensor, by_products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[torch.Tensor] = []
+    from_each = hops._from_each
+    monkeypatch.setattr(hops, "_from_each", lambda edges: searched.append(edges) or from_each(edges))
+    found = hop_distances(D)
+    assert bool(searched) != by_products
+    monkeypatch.setattr(hops, "_from_all", lambda _: None)
+    assert found is not None
+    assert torch.equal(found, hop_distances(D))  # type: ignore[arg-type]
+    assert len(searched) == 1 + (not by_products)
 
 
 def test_distances_of_points_and_empty_graphs_have_no_hops() -> None:

@@ -17,6 +17,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, generator
+from tests.test_pairwise_files import files_of_at_most
 from torchgw import GWOptions, GWResult, LowRankOptions, Partial, Status, cli, gw_align, plot
 from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
 from torchgw.lowrank_coupling import LowRankCoupling
@@ -406,3 +407,13 @@ def test_a_linear_problem_and_one_without_a_search_say_so(result: GWResult) -> N
     assert not any("far from this one" in text for text in shown["uncertain"])
     begun = gw_align(SPIRAL, ROLL, init=result, random_state=0)
     assert "there was no search." in contents.contents(begun)["uncertain"][-1]
+
+
+@pytest.mark.parametrize("write", [GWResult.save, GWResult.report])
+def test_a_full_disk_is_said_of_the_file_that_was_asked_for(write: Any, result: GWResult, tmp_path: Path) -> None:
+    out = tmp_path / "out.html"
+    out.write_text("before")
+    with files_of_at_most(20), pytest.raises(OSError, match="File too large") as caught:
+        write(result, out)
+    assert caught.value.filename == str(out)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

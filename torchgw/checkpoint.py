@@ -92,10 +92,10 @@ class Folder:
         self.lock = locked(self.folder)
         try:
             self.call = sealed(self.folder / CALL)
-            self.files = {file.name for file in self.folder.glob("*.pt")} - {CALL}
+            self.files = {file.name for file in self.folder.glob("[!.]*.pt")} - {CALL}
             for name in sorted(self.files):
                 sealed(self.folder / name, self._place(name))
-            self._remove({file.name for file in self.folder.glob("*.part")})  # of a process that was killed
+            self._remove({file.name for file in self.folder.glob("*.part*")})  # of a process that was killed
         except BaseException:
             self.close()
             raise

@@ -110,6 +110,26 @@ def cost(largest: float) -> None:
         )
 
 
+def outliers(largest: float, cheapest: float, tol: float) -> None:
+    """Entries of a linear cost up to ``largest`` in the units of squared distances, where no plan costs less than
+    ``cheapest``: the mass up to ``tol`` that is moved to give a plan its marginals may come to lie on any of them."""
+    if largest * tol > cheapest + 1:
+        raise ValueError(
+            f"cost must have no entries so large that options.sinkhorn.tol = {tol:g} of the mass on them costs more "
+            f"than all matches, got {largest:.3g} in units of the largest squared distance, beside matches of "
+            f"{cheapest:.3g}; forbid pairs by supervision=, lower such entries, or tol"
+        )
+
+
+def loss(name: str, largest: float) -> None:
+    """A loss whose ``largest`` value is between distances of 0 and 1."""
+    if not math.isfinite(largest):
+        raise ValueError(
+            f"options.loss = {name!r} must be finite between scaled distances of 0 and 1, got {largest}; for example "
+            f"take logarithms of distances that are clamped from below"
+        )
+
+
 def weight(beta: float, largest: float) -> None:
     """The weight of a linear cost in a solve of masses of sum one, and what it makes of the largest entry."""
     if beta > 0 and not LEAST_WEIGHT <= beta * max(largest, 1.0) <= 1 / LEAST_WEIGHT:

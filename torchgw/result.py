@@ -278,14 +278,14 @@ class GWResult(Readable):
         ImportError
             Without plotly.
         ValueError
-            For points or labels of other numbers than the result's, a result from a file without points, and a folder
-            that is not there.
+            For points or labels that do not fit, a result from a file without points, and a folder that is not there.
+        OSError
+            Naming the path, when it cannot be written; what was there before is still there then.
 
         Notes
         -----
-        One pass over the plan in blocks of rows, O(N K) time, which its colours are carried in. At most 5000 points of
-        a cloud are drawn, a random subset that is always the same; their five best matches are kept, whether those are
-        drawn or not.
+        One pass over the plan in blocks of rows, O(N K) time, carries its colours. At most 5000 points of a cloud are
+        drawn, a random subset that is always the same; their five best matches are kept, whether drawn or not.
         """
         from torchgw import report
 

@@ -25,8 +25,9 @@ BLOCK = 2**20
 
 
 @contextmanager
-def written(path: str | PathLike[str], place: bytes = b"") -> Iterator[BinaryIO]:
-    """A file for an archive, which at the end of the context is sealed and takes its name; that is not touched before.
+def whole(path: str | PathLike[str]) -> Iterator[Path]:
+    """A path beside this one, of the same suffix, to write to; at the end of the context the file there takes its name,
+    which is not touched before.
 
     Raises
     ------
@@ -36,12 +37,10 @@ def written(path: str | PathLike[str], place: bytes = b"") -> Iterator[BinaryIO]
     final = Path(os.path.realpath(path))
     if final.exists() and not final.is_file():
         raise OSError(errno.EINVAL, "is no regular file", str(path))
-    aside = final.with_name(f".{secrets.token_hex(8)}.part")
+    aside = final.with_name(f".{secrets.token_hex(8)}.part{final.suffix}")
     try:
-        with aside.open("x+b") as file:
-            yield file
-            _seal(file, place)
-            file.flush()
+        yield aside
+        with aside.open("r+b") as file:
             os.fsync(file.fileno())
         with suppress(FileNotFoundError):
             shutil.copymode(final, aside)
@@ -55,6 +54,14 @@ def written(path: str | PathLike[str], place: bytes = b"") -> Iterator[BinaryIO]
     finally:
         with suppress(OSError):
             aside.unlink()
+
+
+@contextmanager
+def written(path: str | PathLike[str], place: bytes = b"") -> Iterator[BinaryIO]:
+    """A file for an archive, which is sealed at the end of the context, `whole` or not there."""
+    with whole(path) as aside, aside.open("x+b") as file:
+        yield file
+        _seal(file, place)
 
 
 def _seal(file: BinaryIO, place: bytes) -> None:

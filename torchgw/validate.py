@@ -15,8 +15,7 @@ from torch import Tensor
 from torchgw import ranges
 from torchgw.types import Array
 
-SYMMETRY_TOLERANCE = 1e-5
-MASS_TOLERANCE = 5e-7
+SYMMETRY_TOLERANCE, MASS_TOLERANCE = 1e-5, 5e-7
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -175,12 +174,9 @@ def graph(name: str, value: Any) -> Any:
     A float64 CSR matrix without repeated entries comes back as it is, not to be written to.
     """
     if not issparse(value):
-        hint = "scipy.sparse.csr_array makes one of a matrix of edge lengths"
-        raise TypeError(f"{name} must be a SciPy sparse graph (N, N), got {type(value).__name__}; {hint}")
-    if value.ndim != 2 or value.shape[0] != value.shape[1]:
-        raise ValueError(f"{name} must be a square sparse graph (N, N), got shape {tuple(value.shape)}")
-    if value.shape[0] < 2:
-        raise ValueError(f"{name} must hold at least 2 points, got shape {tuple(value.shape)}")
+        raise TypeError(f"{name} must be a SciPy sparse graph, such as csr_array(D), got {type(value).__name__}")
+    if value.ndim != 2 or value.shape[0] != value.shape[1] or value.shape[0] < 2:
+        raise ValueError(f"{name} must be a square sparse graph (N, N), N >= 2, got shape {tuple(value.shape)}")
     if value.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real edge lengths, got dtype {value.dtype}")
     if hasattr(value, "check_format"):  # SciPy follows indices wherever they point

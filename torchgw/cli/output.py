@@ -7,10 +7,10 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from torchgw.result import GWResult
+from torchgw.sealed import whole
 
 
 def check_output(path: Path, *suffixes: str) -> None:
@@ -34,13 +34,12 @@ def write_whole(write: Callable[[Path], object], path: Path) -> None:
         Naming the file, when the disk is full or fails. What was there before is untouched.
     """
     try:
-        with TemporaryDirectory(prefix=".torchgw-", dir=path.parent) as folder:
-            aside = Path(folder) / path.name
+        with whole(path) as aside:
             write(aside)
-            aside.replace(path)
     except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"output {path} was not written: {reason}; make room, or name a file elsewhere") from error
+        raise OSError(
+            f"output {path} was not written: {error.strerror}; make room, or name a file elsewhere"
+        ) from error
 
 
 def write_matching(result: GWResult, path: Path) -> None:

@@ -40,7 +40,7 @@ from torchgw.gw.lowrank_run import run_low_rank
 from torchgw.gw.outcome import Outcome
 from torchgw.gw.planner import choose_strategy, estimate
 from torchgw.gw.prepare import check_distances, check_init, check_space, count_of, make_providers, pick_device
-from torchgw.gw.remarks import against_small_epsilon, warn_of
+from torchgw.gw.remarks import against_small_epsilon, against_weights, warn_of
 from torchgw.gw.room import check_room, sharp_fits
 from torchgw.gw.run import run
 from torchgw.gw.strategies import all_factored, choose_kernels, known_points, passed_over, solved_where_it_fits
@@ -240,8 +240,8 @@ def gw_align(
     model, mass = make_model(p_given, q_given, marginals, weight, float(epsilon), linear, rules, strength, loss, where)
     against = check_room(strategy, checked, model, where, options, gradient_mode)
     sharp = sharp_fits(model, against, asked, gradient_mode)
-    advice = against_small_epsilon(marginals, sharp)
-    check_resolved(model, checked, options.spaces.scale, advice)
+    advice = against_small_epsilon(sharp)
+    check_resolved(model, checked, options, advice)
     with threads_for(n * k):  # compiled code is for a number of threads
         chosen, kernels = choose_kernels(strategy, backend, where, (n, k), options)
     logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
@@ -268,7 +268,7 @@ def gw_align(
             except FloatingPointError as error:
                 if is_theirs(error):
                     raise
-                raise FloatingPointError(f"{error}; {advice}") from error
+                raise FloatingPointError(f"{error}; {advice}{against_weights(marginals)}") from error
 
         only = options if epsilon > 0 else replace(options, strategy=strategy)  # no other strategy does without entropy
         with stopped_by_interrupt(watch):

@@ -92,6 +92,8 @@ def make_model(
     else:
         scale = sums[0] if hard[0] else sums[1]
     ranges.shares(sums, scale)
+    if alpha > 0:
+        ranges.loss(loss.name, largest_loss(loss))
     one, other = (torch.from_numpy(side / end).to(device) for side, end in zip((p, q), ends, strict=True))
     beta = (1 - alpha) / scale
     model = Model(
@@ -117,14 +119,15 @@ def make_model(
     return model, scale
 
 
-def check_resolved(
-    model: Model, checked: list[tuple[str, Any, str]], scale: str | float | tuple[float, float] | None, advice: str
-) -> None:
+def check_resolved(model: Model, checked: list[tuple[str, Any, str]], options: GWOptions, advice: str) -> None:
     """Refuse an epsilon at which float64 could not add up potentials, as far as that is known before any distance is:
     of linear costs, and of distances with a given largest. Potentials of a solve are checked again when it ends."""
-    # A potential is a smallest cost, so a few large entries, which forbid pairs, do no harm.
+    scale, reach = options.spaces.scale, _reach(model)
+    # A potential is a smallest cost, so a few large entries do it no harm; they do to marginals that are rounded.
     cost = f"{advice}; or rescale cost, or take a larger alpha"
-    ranges.resolved("cost", _reach(model), model.epsilon, cost, 1 / torch.finfo(torch.float64).eps)
+    ranges.resolved("cost", reach, model.epsilon, cost, 1 / torch.finfo(torch.float64).eps)
+    if reach > 0 and not model.marginals.free_mass:
+        ranges.outliers(reach, _reach(model, _cheapest(model)), options.sinkhorn.tol)
     ranges.resolved("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
     if not isinstance(scale, float | tuple):
         given = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in checked]
@@ -139,9 +142,26 @@ def check_distances_resolved(model: Model, largest: float, advice: str) -> None:
         ranges.resolved("squared distances" if model.loss is SQUARE else "losses", reach, model.epsilon, advice)
 
 
-def _reach(model: Model) -> float:
-    """The largest entry of the linear cost, in the units of squared distances."""
-    return 0.0 if model.cost is None else model.beta * largest_entry(model.cost) / (2 * float(model.weight(1.0)))
+def _reach(model: Model, entry: float | None = None) -> float:
+    """An entry of the linear cost, the largest unless given, in the units of squared distances."""
+    if model.cost is None:
+        return 0.0
+    return model.beta * (largest_entry(model.cost) if entry is None else entry) / (2 * float(model.weight(1.0)))
+
+
+def _cheapest(model: Model) -> float:
+    """What a mass of one costs at least, a lower bound: with the cheapest match of each point of a side.
+
+    Infinite for a cost that is not stored, whose entries have no outliers."""
+    assert model.cost is not None
+    if model.cost.extra is None:
+        return math.inf
+    found = 0.0
+    for mass, least in zip(model.masses, (model.cost.extra.amin(1), model.cost.extra.amin(0)), strict=True):
+        order = least.argsort()
+        taken = mass[order].cumsum(0).clamp_max(1.0)
+        found = max(found, float(taken.diff(prepend=taken.new_zeros(1)) @ least[order]))
+    return found
 
 
 def _both(sides: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:

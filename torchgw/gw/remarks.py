@@ -14,13 +14,18 @@ BROKEN = 1e-3
 SHARP = "take epsilon=0 for the optimum without entropy"
 
 
-def against_small_epsilon(marginals: Marginals, sharp: bool) -> str:
+def against_small_epsilon(sharp: bool) -> str:
     """What to do about an epsilon that is too small; ``sharp`` says whether the problem may have none."""
-    if sharp:
-        return f"raise epsilon, or {SHARP}"
-    if any(0 < rho < math.inf for rho in marginals.weights):
-        return f"raise epsilon, or change {marginals!r}: lower weights, or math.inf for a hard marginal"
-    return "raise epsilon"
+    return f"raise epsilon, or {SHARP}" if sharp else "raise epsilon"
+
+
+def against_weights(marginals: Marginals) -> str:
+    """What else to do where a solve ended in no numbers, as far as weights of divergences can be the reason.
+
+    Potentials grow with weights beyond 1, the largest squared distance; below it a plan loses its mass."""
+    if any(1 < rho < math.inf for rho in marginals.weights):
+        return f"; or change {marginals!r}: lower weights above 1, or math.inf for a hard marginal"
+    return f"; or change {marginals!r}: raise weights" if marginals.free_mass else ""
 
 
 def warn_of(result: GWResult, strain: str | None, sharp: bool) -> None:

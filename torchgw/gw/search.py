@@ -59,7 +59,7 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     found = []
     for basins in kinds:
         if not math.isfinite(basins[0].energy):
-            raise FloatingPointError("no start has a finite objective; check cost, loss and rho")
+            raise FloatingPointError("no start has a finite objective")
         for rank, basin in enumerate(basins):
             near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
             start, matching = _lifted(problem, basin)
