@@ -19,10 +19,7 @@ NARROWER = KINDS[: KINDS.index(HERE)] if HERE in KINDS else ()
 TESTS = Path(__file__).parent
 
 
-# The narrowest differ most from those here.
-@pytest.mark.parametrize(
-    "kind", [*NARROWER[:1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in NARROWER[1:])]
-)
+@pytest.mark.parametrize("kind", NARROWER)
 def test_bits_are_equal_with_narrower_registers(kind: str) -> None:
     files = [str(file) for file in sorted(TESTS.glob("test_*.py")) if "pytest.mark.bits" in file.read_text("utf-8")]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "bits", "-p", "no:xdist", "-p", "no:cacheprovider", *files]

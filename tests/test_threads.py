@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from torchgw import GWOptions, Implicit, Progress, gw_align, gw_loss, resume, threads
-from torchgw.threads import one_thread, set_own_threads, threads_for
+from torchgw.threads import lock_across_forks, one_thread, set_own_threads, threads_for
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::torchgw.{name}") for name in ("AmbiguityWarning", "ConvergenceWarning")
@@ -228,3 +230,27 @@ def test_gradients_are_solved_by_one_thread_too(monkeypatch: pytest.MonkeyPatch)
     assert seen == [(1, GIVEN)]
     gw_loss(points, Y, **arguments).backward()
     assert numbers() == (GIVEN, GIVEN)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_process_forked_while_another_thread_holds_a_lock_does_not_wait_for_it() -> None:
+    lock, ended = lock_across_forks(), threading.Event()
+
+    def hold() -> None:
+        while not ended.is_set():
+            with lock:
+                time.sleep(2e-3)
+            time.sleep(1e-4)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if lock.acquire(timeout=1) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        ended.set()
+        holder.join()

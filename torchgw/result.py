@@ -271,7 +271,7 @@ class GWResult(Readable):
             three coordinates are drawn as they are, of others two principal components; spaces of distances get a
             layout.
         labels : (N,) of the source, which colour it and, through the plan, the target. Real numbers are values; others,
-            and integers of up to twenty kinds, are labels. By default colours follow the first coordinate drawn.
+            and integers of up to twenty kinds, are labels. By default colours follow two coordinates.
 
         Raises
         ------

@@ -7,11 +7,13 @@ operations. From `SEVERAL_PAY` pairs of points on what the large products and ex
 torch keeps one number for each Python thread, and one that threads begin with. `torch.set_num_threads` sets both, so
 that a thread which begins meanwhile, or another solve in one, would be left with a number that nobody asked for. A
 thread takes the number of those that begin when it first uses torch, so the library asks for it, at every entry, while
-nobody sets one.
+nobody sets one. A thread whose first use of torch is its own, in the millisecond in which another thread's solve begins
+or ends, may take that solve's number: torch has no call that sets one without the other.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,16 @@ import torch
 
 SEVERAL_PAY = 2_000_000
 
-_setting = threading.Lock()
+
+def lock_across_forks() -> threading.RLock:
+    """A lock that a process forked while another thread holds it does not wait for."""
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
+_setting = lock_across_forks()
 
 
 def threads_for(pairs: int) -> AbstractContextManager[None]:

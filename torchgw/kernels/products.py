@@ -8,18 +8,19 @@ first call that begins turns them off and the last one that ends restores them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from torchgw.threads import lock_across_forks
+
 _PARENTS: tuple[tuple[Any, Any], ...] = (
     (torch.backends.cuda, torch.backends.cudnn),  # which sets all of CUDA
     (torch.backends.mkldnn, torch.backends.mkldnn),
 )
-_LOCK = threading.Lock()
+_LOCK = lock_across_forks()
 _RUNNING: list[Callable[[], None]] = []
 
 
