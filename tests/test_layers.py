@@ -17,7 +17,7 @@ LAYERS = {
     "types": 0,
     "caller": 0,
     "once": 0,
-    "sealed": 0,
+    "sealed": 0.1,
     "allocation": 0,
     "entry": 1.5,
     "options": 0,

@@ -308,9 +308,8 @@ class GWResult(Readable):
             When there is no such file, or it cannot be opened.
         """
         limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
-        if Path(path).exists() and not guards.is_regular(Path(path)):
-            raise ValueError(f"path must name a file written by GWResult.save, {path} is no regular file")
-        open(path, "rb").close()  # what is not there or not ours to read says so itself
+        if guards.is_regular(Path(path)) or not Path(path).exists():
+            open(path, "rb").close()  # what is not there or not ours to read says so itself
         try:
             found = cls(**read(Path(path), limit))
             check_members(found, but=("coupling", *NOT_SAVED))

@@ -19,6 +19,8 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
+from torchgw import guards
+
 MARK = b"torchgw\x01"
 DIGEST = 32
 BLOCK = 2**20
@@ -77,8 +79,10 @@ def checked_seal(path: str | PathLike[str], place: bytes = b"") -> bytes | None:
     Raises
     ------
     ValueError
-        When it is not that of the file in this place.
+        When it is not that of the file in this place, or this is no regular file, which could hang a reader.
     """
+    if Path(path).exists() and not guards.is_regular(Path(path)):
+        raise ValueError("it is no regular file")
     with open(path, "rb") as file:
         end = file.seek(0, os.SEEK_END) - DIGEST
         if end < len(MARK):
