@@ -263,7 +263,8 @@ def test_providers_are_given_once_more(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ({"checkpoint": 3}, TypeError, "path must be the name of a folder"),
+    ({"checkpoint": 3}, TypeError, "checkpoint must name a folder, or be a Checkpoint, got int"),
+    ({"checkpoint": "a\0b"}, ValueError, r"checkpoint must name .*, got 'a\\x00b' with a null character"),
     ({"checkpoint": "no/such/folder"}, ValueError, "make no/such first"),
     ({"checkpoint": "taken"}, ValueError, r"torchgw.resume\('taken'\) goes on"),
     ({"checkpoint": "file"}, ValueError, "not there yet"),
@@ -282,6 +283,14 @@ def test_a_checkpoint_that_cannot_be_made_is_refused_at_once(
     with pytest.raises(kind, match=message):
         gw_align(SPIRAL, ROLL, **more)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("path", [None, b"kept", "a\0b"])
+def test_what_is_no_path_is_refused_by_the_argument_that_it_was_given_as(path: Any) -> None:
+    result, got = align({}), rf"^path must name .*, got ({type(path).__name__}$|'a\\x00b' with)"
+    for call in (Checkpoint, resume, GWResult.load, result.save, result.report):
+        with pytest.raises((TypeError, ValueError), match=got):
+            call(path)
 
 
 def test_the_interval_of_a_checkpoint_is_checked() -> None:

@@ -26,6 +26,22 @@ DIGEST = 32
 BLOCK = 2**20
 
 
+def path_of(name: str, given: object, what: str = "a file") -> Path:
+    """What an argument names, if it is the text of a path or a path.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, ``what`` it must name, and what arrived, where no system has such a path.
+    """
+    path = os.fspath(given) if isinstance(given, PathLike) else given
+    if not isinstance(path, str):
+        raise TypeError(f"{name} must name {what}, got {type(given).__name__}")
+    if "\0" in path:
+        raise ValueError(f"{name} must name {what}, got {path!r} with a null character in it")
+    return Path(path)
+
+
 @contextmanager
 def whole(path: str | PathLike[str]) -> Iterator[Path]:
     """A path beside this one, of the same suffix, to write to; at the end of the context the file there takes its name,
