@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 import time
 from typing import Any
 
@@ -40,7 +42,7 @@ from torchgw import (
     gw_loss,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.entry import OF_MANY, OURS
+from torchgw.entry import OF_MANY, OURS, PLACES
 from torchgw.gw import align as align_module
 
 RNG = np.random.default_rng(0)
@@ -328,6 +330,13 @@ def test_any_number_of_dimensions_but_two_is_refused(shape: list[int]) -> None:
         ("verbose", "callback"),
         ("G0", "init"),
         ("m", "marginals=Partial"),
+        *dict.fromkeys(("reg_m", "rho_x", "rho_y"), "marginals=Unbalanced").items(),
+        ("init_T", "init"),
+        ("cost_fn", "distances"),
+        *dict.fromkeys(("n_iters", "maxiter"), r"options=GWOptions\(stopping").items(),
+        ("scale", r"options=GWOptions\(spaces=SpaceOptions\(scale="),
+        ("max_memory", r"options=GWOptions\(max_memory="),
+        ("n_landmarks", r".*SpaceOptions\(n_landmarks=.*, or .*CoarseOptions\(n_landmarks="),
     ],
 )
 @pytest.mark.parametrize("function", [gw_align, gw_loss, epsilon_path])
@@ -335,6 +344,35 @@ def test_other_packages_words_are_answered_with_ours(function: Any, word: str, o
     ours = "epsilons" if function is epsilon_path and ours == "epsilon" else ours
     with pytest.raises(TypeError, match=rf"^{function.__name__} has no argument '{word}'; here that is {ours}"):
         function(X, Y, **{word: 1})
+
+
+@pytest.mark.parametrize("word", ["symmetric", "armijo"])
+def test_other_packages_words_without_a_counterpart_are_to_be_left_out(word: str) -> None:
+    with pytest.raises(TypeError, match=f"^gw_align has no argument '{word}': .*; leave it out$"):
+        gw_align(X, Y, **{word: 1})
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("Epsilon", "epsilon"),
+        ("n_neighbours", r".*SpaceOptions\(k=\.\.\.\)\)"),
+        ("n_anchor", r".*\(n_anchors=\.\.\.\)\)"),
+    ],
+)
+def test_a_slip_of_the_pen_is_answered_with_the_word(word: str, ours: str) -> None:
+    with pytest.raises(TypeError, match=rf"^gw_align\(\) got an unexpected .* '{word}'; did you mean {ours}\?$"):
+        gw_align(X, Y, **{word: 1})
+
+
+def test_every_place_of_an_option_is_where_it_is() -> None:
+    for word, places in PLACES.items():
+        for place in places.split(", or "):
+            way = re.findall(r"(\w+)=", place)
+            value = functools.reduce(getattr, way[1:], GWOptions())
+            assert way[-1] == word
+            text = place.removeprefix("options=").replace("(...)", "()").replace("...", "value")
+            assert eval(text, vars(torchgw) | {"value": value}) == GWOptions()
 
 
 @pytest.mark.parametrize("function", [torchgw.gw_pairwise, torchgw.gw_neighbours])

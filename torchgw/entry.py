@@ -6,10 +6,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from typing import Any, ParamSpec, TypeVar
 
 from torchgw.allocation import allocating
 from torchgw.kernels.products import exact_products
+from torchgw.options import GWOptions
 from torchgw.threads import own_threads
 
 P = ParamSpec("P")
@@ -25,18 +28,24 @@ OURS = {
     **dict.fromkeys(("b", "nu", "wt"), "q"),
     **dict.fromkeys(("reg", "eps", "entropy", "entreg"), "epsilon"),
     **dict.fromkeys(("M", "C", "geom_xy", "features"), "cost"),
-    **dict.fromkeys(("metric", "distance"), "distances"),
+    **dict.fromkeys(("metric", "distance", "cost_fn"), "distances"),
     **dict.fromkeys(("seed", "rng", "random_seed"), "random_state"),
-    **dict.fromkeys(("G0", "init_plan", "T0"), "init"),
+    **dict.fromkeys(("G0", "init_plan", "init_T", "T0"), "init"),
     **dict.fromkeys(("verbose", "log", "progress"), "callback"),
-    **dict.fromkeys(("reg_marginals", "rho", "tau_a", "tau_b"), "marginals=Unbalanced(rho_x, rho_y)"),
+    **dict.fromkeys(
+        ("reg_m", "reg_marginals", "rho", "rho_x", "rho_y", "tau_a", "tau_b"), "marginals=Unbalanced(rho_x, rho_y)"
+    ),
     "m": "marginals=Partial(mass)",
     "fused_penalty": "alpha",
-    **dict.fromkeys(("loss_fun", "loss"), "options=GWOptions(loss=...)"),
-    **dict.fromkeys(("max_iter", "numItermax", "n_iter", "max_iterations"), ITERATIONS),
+    "loss_fun": "options=GWOptions(loss=...)",
+    **dict.fromkeys(("max_iter", "maxiter", "numItermax", "n_iter", "n_iters", "max_iterations"), ITERATIONS),
     **dict.fromkeys(("tol", "stopThr", "threshold"), TOLERANCE),
     **dict.fromkeys(("k", "n_neighbors"), NEIGHBOURS),
     "rank": "options=GWOptions(strategy='low-rank', low_rank=LowRankOptions(rank=...))",
+}
+WITHOUT = {
+    "symmetric": "distances are symmetric, and others are refused",
+    "armijo": "the length of every step is found without a search",
 }
 ADVICE = (
     "torchgw.estimate(N, K) says what each strategy takes: pass points or a graph with distances='landmark' instead of "
@@ -49,6 +58,34 @@ OF_MANY = {
     **dict.fromkeys(("num_processes", "n_workers"), "n_jobs"),
 }
 ADVICE_ON_MANY = "give fewer or smaller spaces (four N x N matrices are kept of each), or a smaller n_jobs"
+NEAR, SHORT = 0.8, 3  # likeness from which a word is a slip of the pen for another, and letters that are too few for it
+
+
+def _places() -> dict[str, str]:
+    """Where each member of `GWOptions` and of its groups stands, by its name: in each group that has one of it."""
+    found: dict[str, str] = {}
+    for member in fields(GWOptions):
+        group: Any = member.default_factory
+        inner = "..." if group is MISSING else f"{group.__name__}(...)"
+        found[member.name] = f"options=GWOptions({member.name}={inner})"
+        for option in () if group is MISSING else fields(group):
+            place = f"options=GWOptions({member.name}={group.__name__}({option.name}=...))"
+            found[option.name] = f"{found[option.name]}, or {place}" if option.name in found else place
+    return found
+
+
+PLACES = _places()
+
+
+def refusal(name: str, word: str, answers: Mapping[str, str]) -> str:
+    """What to say of an argument that the function called ``name`` does not have."""
+    if word in WITHOUT:
+        return f"{name} has no argument {word!r}: {WITHOUT[word]}; leave it out"
+    if word in answers:
+        return f"{name} has no argument {word!r}; here that is {answers[word]}"
+    near = get_close_matches(word.lower(), answers, 1, NEAR) if len(word) > SHORT else []
+    meant = "".join(f"; did you mean {answers[found]}?" for found in near)
+    return f"{name}() got an unexpected keyword argument {word!r}{meant}"
 
 
 def entry(
@@ -67,14 +104,13 @@ def entry(
         each = [inspect.signature(given).parameters for given in (function, passes_to) if given]
         known = {name for one in each for name, parameter in one.items() if parameter.kind is not parameter.VAR_KEYWORD}
         name = function.__qualname__.removesuffix(".__init__")
+        given_here = {word: ours for word, ours in {**PLACES, **words}.items() if ours.partition("=")[0] in known}
+        answers = given_here | {word: word for word in known}
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> R:
             for word in filter(lambda word: word not in known, keywords):
-                ours = words.get(word, "")
-                if ours.partition("=")[0] in known:
-                    raise TypeError(f"{name} has no argument {word!r}; here that is {ours}")
-                raise TypeError(f"{name}() got an unexpected keyword argument {word!r}")
+                raise TypeError(refusal(name, word, answers))
             own_threads()  # before another thread's solve sets the number of those that begin
             with allocating(name, advice), exact_products():
                 return function(*arguments, **keywords)
