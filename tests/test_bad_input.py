@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -105,6 +106,7 @@ def align(*spaces: Any, **keywords: Any) -> Any:
 
 
 STREAMING = GWOptions(strategy="streaming")
+PARTED = torch.full((30,), 1 / 30, dtype=torch.float16)
 BAD: list[tuple[str, Any, str]] = [
     ("three-dimensional points", align(np.zeros((3, 3, 3)), Y), "X must have shape"),
     ("one-dimensional points", align(X, np.zeros(7)), "Y must have shape"),
@@ -180,7 +182,14 @@ BAD: list[tuple[str, Any, str]] = [
     ("short masses", align(p=np.ones(29)), r"p must have shape \(N,\) = \(30,\), got \(29,\)"),
     ("masses as a matrix", align(q=np.ones((40, 1))), "q must have shape"),
     ("NaN masses", align(p=np.full(30, np.nan)), "p must be finite"),
-    ("unequal sums", align(p=np.ones(30), q=np.ones(40)), r"p and q must sum alike, got sum\(p\) = 30 and .* = 40"),
+    ("pandas' own integers", align(pd.DataFrame(D).astype("Int64"), Y), r"X must be .*; .*, take X.to_numpy\(float\)"),
+    ("a tensor of nothing", align(X, torch.zeros(40, 3, device="meta")), "Y must be an array .* no data"),
+    ("sums that rounding parts", align(p=PARTED), r"p and q must sum alike.* take p / p.sum\(\) and .* in float64, or"),
+    (
+        "unequal sums",
+        align(p=np.ones(30), q=np.ones(40)),
+        r"p and q must sum alike, got sum\(p\) = 30 and .* = 40; or use",
+    ),
     ("sampled zero epsilon", align(epsilon=0, options=GWOptions(gradient="sampled")), "epsilon must be > 0 with"),
     ("negative epsilon", align(epsilon=-1e-3), "epsilon must be .*>= 0"),
     ("gradient", lambda: GWOptions(gradient="full"), "gradient must be one of"),
