@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import pickle
 import re
 import time
 from typing import Any
@@ -372,6 +374,15 @@ def test_other_packages_words_without_a_counterpart_are_to_be_left_out(word: str
 def test_a_slip_of_the_pen_is_answered_with_the_word(word: str, ours: str) -> None:
     with pytest.raises(TypeError, match=rf"^gw_align\(\) got an unexpected .* '{word}'; did you mean {ours}\?$"):
         gw_align(X, Y, **{word: 1})
+
+
+def test_options_answer_words_of_their_groups_and_slips_of_the_pen() -> None:
+    wrong: dict[str, Any] = {"n_anchors": 3}
+    with pytest.raises(TypeError, match=r"^GWOptions has no .*; here that is .*\(sampling=SamplingOptions\(n_anchors="):
+        GWOptions(**wrong)
+    with pytest.raises(TypeError, match=r"^SamplingOptions\(\) got an .* 'n_anchor'; did you mean n_anchors\?$"):
+        SamplingOptions(**{"n_anchor": 3})
+    assert copy.deepcopy(GWOptions()) == pickle.loads(pickle.dumps(GWOptions())) == GWOptions()
 
 
 def test_every_place_of_an_option_is_where_it_is() -> None:

@@ -49,6 +49,7 @@ LAYERS = {
     "report": 2.4,
     "recognised": 0,
     "values": 0,
+    "words": 0,
     "grouped": 2,
     "result": 2.5,
     "sinkhorn": 3,

@@ -6,14 +6,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from difflib import get_close_matches
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torchgw.allocation import allocating
 from torchgw.kernels.products import exact_products
 from torchgw.options import GWOptions
 from torchgw.threads import own_threads
+from torchgw.words import places, refusal
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,10 +42,6 @@ OURS = {
     **dict.fromkeys(("k", "n_neighbors"), NEIGHBOURS),
     "rank": "options=GWOptions(strategy='low-rank', low_rank=LowRankOptions(rank=...))",
 }
-WITHOUT = {
-    "symmetric": "distances are symmetric, and others are refused",
-    "armijo": "the length of every step is found without a search",
-}
 ADVICE = (
     "torchgw.estimate(N, K) says what each strategy takes: pass points or a graph with distances='landmark' instead of "
     "matrices, take GWOptions(strategy='streaming') where the problem allows it, or fewer points"
@@ -58,34 +53,7 @@ OF_MANY = {
     **dict.fromkeys(("num_processes", "n_workers"), "n_jobs"),
 }
 ADVICE_ON_MANY = "give fewer or smaller spaces (four N x N matrices are kept of each), or a smaller n_jobs"
-NEAR, SHORT = 0.8, 3  # likeness from which a word is a slip of the pen for another, and letters that are too few for it
-
-
-def _places() -> dict[str, str]:
-    """Where each member of `GWOptions` and of its groups stands, by its name: in each group that has one of it."""
-    found: dict[str, str] = {}
-    for member in fields(GWOptions):
-        group: Any = member.default_factory
-        inner = "..." if group is MISSING else f"{group.__name__}(...)"
-        found[member.name] = f"options=GWOptions({member.name}={inner})"
-        for option in () if group is MISSING else fields(group):
-            place = f"options=GWOptions({member.name}={group.__name__}({option.name}=...))"
-            found[option.name] = f"{found[option.name]}, or {place}" if option.name in found else place
-    return found
-
-
-PLACES = _places()
-
-
-def refusal(name: str, word: str, answers: Mapping[str, str]) -> str:
-    """What to say of an argument that the function called ``name`` does not have."""
-    if word in WITHOUT:
-        return f"{name} has no argument {word!r}: {WITHOUT[word]}; leave it out"
-    if word in answers:
-        return f"{name} has no argument {word!r}; here that is {answers[word]}"
-    near = get_close_matches(word.lower(), answers, 1, NEAR) if len(word) > SHORT else []
-    meant = "".join(f"; did you mean {answers[found]}?" for found in near)
-    return f"{name}() got an unexpected keyword argument {word!r}{meant}"
+PLACES = places(GWOptions, "options=")
 
 
 def entry(
