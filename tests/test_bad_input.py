@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
+import pickle
+import re
 import time
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -40,7 +45,7 @@ from torchgw import (
     gw_loss,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.entry import OF_MANY, OURS
+from torchgw.entry import OF_MANY, OURS, PLACES
 from torchgw.gw import align as align_module
 
 RNG = np.random.default_rng(0)
@@ -103,6 +108,7 @@ def align(*spaces: Any, **keywords: Any) -> Any:
 
 
 STREAMING = GWOptions(strategy="streaming")
+PARTED = torch.full((30,), 1 / 30, dtype=torch.float16)
 BAD: list[tuple[str, Any, str]] = [
     ("three-dimensional points", align(np.zeros((3, 3, 3)), Y), "X must have shape"),
     ("one-dimensional points", align(X, np.zeros(7)), "Y must have shape"),
@@ -178,7 +184,14 @@ BAD: list[tuple[str, Any, str]] = [
     ("short masses", align(p=np.ones(29)), r"p must have shape \(N,\) = \(30,\), got \(29,\)"),
     ("masses as a matrix", align(q=np.ones((40, 1))), "q must have shape"),
     ("NaN masses", align(p=np.full(30, np.nan)), "p must be finite"),
-    ("unequal sums", align(p=np.ones(30), q=np.ones(40)), r"p and q must sum alike, got sum\(p\) = 30 and .* = 40"),
+    ("pandas' own integers", align(pd.DataFrame(D).astype("Int64"), Y), r"X must be .*; .*, take X.to_numpy\(float\)"),
+    ("a tensor of nothing", align(X, torch.zeros(40, 3, device="meta")), "Y must be an array .* no data"),
+    ("sums that rounding parts", align(p=PARTED), r"p and q must sum alike.* take p / p.sum\(\) and .* in float64, or"),
+    (
+        "unequal sums",
+        align(p=np.ones(30), q=np.ones(40)),
+        r"p and q must sum alike, got sum\(p\) = 30 and .* = 40; or use",
+    ),
     ("sampled zero epsilon", align(epsilon=0, options=GWOptions(gradient="sampled")), "epsilon must be > 0 with"),
     ("negative epsilon", align(epsilon=-1e-3), "epsilon must be .*>= 0"),
     ("gradient", lambda: GWOptions(gradient="full"), "gradient must be one of"),
@@ -328,6 +341,13 @@ def test_any_number_of_dimensions_but_two_is_refused(shape: list[int]) -> None:
         ("verbose", "callback"),
         ("G0", "init"),
         ("m", "marginals=Partial"),
+        *dict.fromkeys(("reg_m", "rho_x", "rho_y"), "marginals=Unbalanced").items(),
+        ("init_T", "init"),
+        ("cost_fn", "distances"),
+        *dict.fromkeys(("n_iters", "maxiter"), r"options=GWOptions\(stopping").items(),
+        ("scale", r"options=GWOptions\(spaces=SpaceOptions\(scale="),
+        ("max_memory", r"options=GWOptions\(max_memory="),
+        ("n_landmarks", r".*SpaceOptions\(n_landmarks=.*, or .*CoarseOptions\(n_landmarks="),
     ],
 )
 @pytest.mark.parametrize("function", [gw_align, gw_loss, epsilon_path])
@@ -335,6 +355,44 @@ def test_other_packages_words_are_answered_with_ours(function: Any, word: str, o
     ours = "epsilons" if function is epsilon_path and ours == "epsilon" else ours
     with pytest.raises(TypeError, match=rf"^{function.__name__} has no argument '{word}'; here that is {ours}"):
         function(X, Y, **{word: 1})
+
+
+@pytest.mark.parametrize("word", ["symmetric", "armijo"])
+def test_other_packages_words_without_a_counterpart_are_to_be_left_out(word: str) -> None:
+    with pytest.raises(TypeError, match=f"^gw_align has no argument '{word}': .*; leave it out$"):
+        gw_align(X, Y, **{word: 1})
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("Epsilon", "epsilon"),
+        ("n_neighbours", r".*SpaceOptions\(k=\.\.\.\)\)"),
+        ("n_anchor", r".*\(n_anchors=\.\.\.\)\)"),
+    ],
+)
+def test_a_slip_of_the_pen_is_answered_with_the_word(word: str, ours: str) -> None:
+    with pytest.raises(TypeError, match=rf"^gw_align\(\) got an unexpected .* '{word}'; did you mean {ours}\?$"):
+        gw_align(X, Y, **{word: 1})
+
+
+def test_options_answer_words_of_their_groups_and_slips_of_the_pen() -> None:
+    wrong: dict[str, Any] = {"n_anchors": 3}
+    with pytest.raises(TypeError, match=r"^GWOptions has no .*; here that is .*\(sampling=SamplingOptions\(n_anchors="):
+        GWOptions(**wrong)
+    with pytest.raises(TypeError, match=r"^SamplingOptions\(\) got an .* 'n_anchor'; did you mean n_anchors\?$"):
+        SamplingOptions(**{"n_anchor": 3})
+    assert copy.deepcopy(GWOptions()) == pickle.loads(pickle.dumps(GWOptions())) == GWOptions()
+
+
+def test_every_place_of_an_option_is_where_it_is() -> None:
+    for word, places in PLACES.items():
+        for place in places.split(", or "):
+            way = re.findall(r"(\w+)=", place)
+            value = functools.reduce(getattr, way[1:], GWOptions())
+            assert way[-1] == word
+            text = place.removeprefix("options=").replace("(...)", "()").replace("...", "value")
+            assert eval(text, vars(torchgw) | {"value": value}) == GWOptions()
 
 
 @pytest.mark.parametrize("function", [torchgw.gw_pairwise, torchgw.gw_neighbours])

@@ -227,11 +227,13 @@ def test_a_cancelled_path_ends_where_it_was() -> None:
 def test_half_a_file_is_never_read(tmp_path: Path) -> None:
     expected = align({})
     align({}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
-    for file in list((tmp_path / "kept").glob("*.pt")):
-        for name in (file.name + ".part", f".ab12{file.stem}.part.pt"):
-            (tmp_path / "kept" / name).write_bytes(file.read_bytes()[:50])
+    files = list((tmp_path / "kept").glob("*.pt"))
+    for i, file in enumerate(files):
+        (tmp_path / "kept" / f".{i:016x}.part.pt").write_bytes(file.read_bytes()[:50])
+    (tmp_path / "kept/notes.partial.txt").write_text("not ours")
     assert_same(quietly(tmp_path / "kept"), expected)
-    assert not list((tmp_path / "kept").glob("*.part*"))
+    assert files
+    assert [file.name for file in (tmp_path / "kept").glob("*.part*")] == ["notes.partial.txt"]
 
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +265,8 @@ def test_providers_are_given_once_more(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ({"checkpoint": 3}, TypeError, "path must be the name of a folder"),
+    ({"checkpoint": 3}, TypeError, "checkpoint must name a folder, or be a Checkpoint, got int"),
+    ({"checkpoint": "a\0b"}, ValueError, r"checkpoint must name .*, got 'a\\x00b' with a null character"),
     ({"checkpoint": "no/such/folder"}, ValueError, "make no/such first"),
     ({"checkpoint": "taken"}, ValueError, r"torchgw.resume\('taken'\) goes on"),
     ({"checkpoint": "file"}, ValueError, "not there yet"),
@@ -282,6 +285,14 @@ def test_a_checkpoint_that_cannot_be_made_is_refused_at_once(
     with pytest.raises(kind, match=message):
         gw_align(SPIRAL, ROLL, **more)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("path", [None, b"kept", "a\0b"])
+def test_what_is_no_path_is_refused_by_the_argument_that_it_was_given_as(path: Any) -> None:
+    result, got = align({}), rf"^path must name .*, got ({type(path).__name__}$|'a\\x00b' with)"
+    for call in (Checkpoint, resume, GWResult.load, result.save, result.report):
+        with pytest.raises((TypeError, ValueError), match=got):
+            call(path)
 
 
 def test_the_interval_of_a_checkpoint_is_checked() -> None:
@@ -460,7 +471,7 @@ def test_a_disk_that_fails_midway_costs_the_checkpoint_and_not_the_solve(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert_same(result, expected)
     if happens is small:  # what had been written is good
-        assert not list(folder.glob("*.part"))
+        assert not list(folder.glob("*.part*"))
         assert_same(quietly(folder), expected)
 
 

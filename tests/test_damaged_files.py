@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import resource
 import shutil
 import warnings
@@ -113,6 +114,19 @@ def test_files_that_are_cut_off_or_empty_are_refused(checkpoints: dict[str, Kept
         for short in (b"", content[:10], content[: len(content) // 2], content[:-40], content[:-1]):
             with changed(file, short):
                 check_refused(folder, file)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_refused_unopened(put: Callable[[Path], None], tmp_path: Path) -> None:
+    kept("dense", tmp_path / "folder")
+    loop = next((tmp_path / "folder").glob("*loop.pt"))
+    loop.unlink()
+    put(loop)
+    put(tmp_path / "result.npz")
+    with pytest.raises(ValueError, match=r"loop\.pt cannot be read as a part of a checkpoint.*no regular file"):
+        resume(tmp_path / "folder")
+    with pytest.raises(ValueError, match=r"result\.npz is not one \(it is no regular file\)"):
+        GWResult.load(tmp_path / "result.npz")
 
 
 def test_no_file_of_a_checkpoint_passes_for_another(checkpoints: dict[str, Kept], tmp_path: Path) -> None:

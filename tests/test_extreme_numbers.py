@@ -199,6 +199,16 @@ def test_costs_of_any_size_beside_which_something_is_left(size: float, alpha: fl
     assert result.marginal_error < 1e-9
 
 
+@pytest.mark.parametrize("marginals", [Balanced(), SemiRelaxed(0.1), Unbalanced(1.0, 1.0)])
+def test_masses_beside_which_distances_are_nothing_leave_the_plan_of_the_cost_alone(marginals: Marginals) -> None:
+    M = np.random.default_rng(2).uniform(size=(N, K))
+    p, q = np.full(N, 2e-30 / N), np.full(K, 2e-30 / K)
+    given: dict[str, Any] = {"cost": M, "p": p, "q": q, "marginals": marginals}
+    found, expected = align(**given), align(**given, alpha=0.0)
+    assert found.converged
+    assert float((found.plan - expected.plan).abs().sum()) < 0.02 * float(expected.plan.sum())
+
+
 ONES, HUGE = np.full(N, 1e100), GWOptions(spaces=SpaceOptions(scale=1.0))
 
 

@@ -137,6 +137,9 @@ def test_it_installs_and_runs_in_an_empty_environment(source: Path, tmp_path: Pa
 def test_only_what_is_public_is_listed() -> None:
     assert dir(torchgw) == sorted(torchgw.__all__)
     assert {"anndata", "gw_align", "gw_pairwise", "plot"} <= set(dir(torchgw))
+    assert dir(torchgw.datasets) == ["make_spiral", "make_swiss_roll"]
+    assert dir(torchgw.anndata) == ["align", "joint", "read", "write"]
+    assert dir(torchgw.plot) == sorted(torchgw.plot.__all__)
 
 
 def test_nobody_is_told_to_install_the_package_by_its_name_which_another_one_owns() -> None:

@@ -444,7 +444,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         r"options.gradient must not be 'sampled'.*spaces\[1\] has 1001 points",
     ),
     ({"callback": 3}, TypeError, "callback must be callable or None, got int"),
-    ({"store": 3}, TypeError, "store must be a path or None, got int"),
+    ({"store": 3}, TypeError, "store must name a file, or be None, got int"),
     ({"options": {}}, TypeError, "options"),
     ({"options": GWOptions(spaces=SpaceOptions(scale=1.0))}, ValueError, r"options.spaces.scale must be None here"),
     ({"options": GWOptions(max_memory=1000)}, MemoryError, "distances within all spaces"),

@@ -20,6 +20,7 @@ from torch import Tensor
 from tests import gradient_mode_cases as cases
 from tests.simulated_device import Simulation, simulated_gpu
 from torchgw import (
+    Checkpoint,
     CoarseOptions,
     EuclideanDistances,
     GWOptions,
@@ -35,6 +36,7 @@ from torchgw import (
     Unrolled,
     gw_align,
     gw_pairwise,
+    resume,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
 
@@ -150,6 +152,23 @@ def test_everything_that_a_result_says_it_says_on_the_device(strategy: str, tmp_
             tolerance = 1.0 if name == "sample" else loose
             np.testing.assert_allclose(array(read(found)), array(read(expected)), atol=tolerance, err_msg=name)
     np.testing.assert_allclose(GWResult.load(tmp_path / "result.npz").push(X), expected.push(X), atol=loose)
+
+
+@pytest.mark.parametrize("given", [{"X": torch.from_numpy(X)}, {"X": X, "device": "cuda"}], ids=["tensor", "device"])
+def test_a_checkpoint_goes_on_on_its_device_and_nowhere_else(given: dict[str, Any], tmp_path: Path) -> None:
+    folder, solve = tmp_path / "kept", GIVEN | {"random_state": 0, "backend": "eager", "Y": Y}
+    with simulated_gpu():
+        given = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in given.items()}
+        expected = gw_align(**given | solve)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gw_align(**given | solve, checkpoint=Checkpoint(folder, every=0), callback=lambda _: True)
+        assert list(folder.glob("*loop.pt"))
+        found = resume(folder)
+        assert found.coupling.device == expected.coupling.device == torch.device("cuda", 0)
+        assert torch.equal(found.plan, expected.plan)
+    with pytest.raises(ValueError, match=r"begin again.*its device cuda:0 is not there; resume it on a machine that"):
+        resume(folder)
 
 
 def test_tensors_come_back_where_they_came_from() -> None:

@@ -26,6 +26,8 @@ from torchgw.gw.align import gw_align
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 
+__all__ = ["align", "joint", "read", "write"]
+
 
 def align(
     a: Any,
@@ -305,3 +307,7 @@ def _record(result: GWResult, taken: tuple[str, str], names: list[str], keywords
         "backend": result.backend,
         "versions": {"torchgw": __version__, "torch": str(torch.__version__)},
     }
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -33,7 +33,7 @@ from torchgw import validate
 from torchgw._version import __version__
 from torchgw.caller import warn_caller
 from torchgw.codec import Codec, load
-from torchgw.sealed import checked_seal, written
+from torchgw.sealed import LEFT_ASIDE, checked_seal, path_of, written
 from torchgw.types import CheckpointWarning
 
 logger = logging.getLogger("torchgw")
@@ -70,8 +70,7 @@ class Checkpoint:
     every: float = 60.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, str | PathLike):
-            raise TypeError(f"path must be the name of a folder, got {type(self.path).__name__}")
+        path_of("path", self.path, "a folder")
         object.__setattr__(self, "every", validate.real("every", self.every, least=0.0))
 
 
@@ -95,7 +94,7 @@ class Folder:
             self.files = {file.name for file in self.folder.glob("[!.]*.pt")} - {CALL}
             for name in sorted(self.files):
                 sealed(self.folder / name, self._place(name))
-            self._remove({file.name for file in self.folder.glob("*.part*")})  # of a process that was killed
+            self._remove({file.name for file in self.folder.glob(LEFT_ASIDE)})  # of a process that was killed
         except BaseException:
             self.close()
             raise
@@ -233,7 +232,7 @@ def reopened(path: str | PathLike[str], codec: Codec) -> tuple[Any, float, torch
     CheckpointWarning
         When it was begun by other versions, or with another number of threads: bits may differ.
     """
-    file = Path(path) / CALL
+    file = path_of("path", path, "the folder of a checkpoint") / CALL
     if not file.is_file():
         raise ValueError(f"path must name the folder of a checkpoint, with {CALL} in it, got {path}")
     sealed(file)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import guards
+from torchgw import guards, validate
 
 KIND = "kind:"
 PLAIN = (bool, int, float, str)
@@ -43,8 +43,9 @@ class Codec:
             For an object of a class that is not known.
         """
         if isinstance(value, Tensor):
-            value = value.detach()
-            return value.contiguous() if _repeats(value) else value
+            held = value.detach().cpu()
+            held = held.contiguous() if _repeats(held) else held
+            return held if value.device.type == "cpu" else {KIND: "tensor", "on": str(value.device), "values": held}
         if value is None or type(value) in PLAIN:
             return value
         if isinstance(value, list):
@@ -72,8 +73,10 @@ class Codec:
             return {self.decode(key): self.decode(entry) for key, entry in plain["items"]}
         if kind == "tuple":
             return tuple(self.decode(plain["items"]))
+        if kind == "tensor":
+            return plain["values"].to(_device(plain["on"]))
         if kind == "device":
-            return torch.device(plain["name"])
+            return _device(plain["name"])
         if kind == "dtype":
             return _dtype(plain["name"])
         if kind == "array":
@@ -174,6 +177,14 @@ def _check_size(plain: Any) -> None:
 def _repeats(tensor: Tensor) -> bool:
     """Whether some entries share a place in storage, as those of expanded tensors do."""
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+
+
+def _device(name: str) -> torch.device:
+    """A device that is there; none stands in for another, whose random draws could not go on."""
+    try:
+        return validate.device("device", name)
+    except ValueError as error:
+        raise ValueError(f"its device {name} is not there; resume it on a machine that has it") from error
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -7,6 +7,8 @@ import numpy as np
 from torchgw import validate
 from torchgw.types import Array
 
+__all__ = ["make_spiral", "make_swiss_roll"]
+
 
 def make_spiral(n: int, noise: float = 0.05, random_state: int | np.random.Generator | None = 0) -> tuple[Array, Array]:
     """Noisy spiral in the plane.
@@ -69,3 +71,7 @@ def _numpy_generator(random_state: int | np.random.Generator | None) -> np.rando
     if random_state is None or isinstance(random_state, np.random.Generator):
         return np.random.default_rng(random_state)
     return np.random.default_rng(validate.integer("random_state", random_state, least=0))
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

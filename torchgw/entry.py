@@ -10,7 +10,9 @@ from typing import ParamSpec, TypeVar
 
 from torchgw.allocation import allocating
 from torchgw.kernels.products import exact_products
+from torchgw.options import GWOptions
 from torchgw.threads import own_threads
+from torchgw.words import places, refusal
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,15 +27,17 @@ OURS = {
     **dict.fromkeys(("b", "nu", "wt"), "q"),
     **dict.fromkeys(("reg", "eps", "entropy", "entreg"), "epsilon"),
     **dict.fromkeys(("M", "C", "geom_xy", "features"), "cost"),
-    **dict.fromkeys(("metric", "distance"), "distances"),
+    **dict.fromkeys(("metric", "distance", "cost_fn"), "distances"),
     **dict.fromkeys(("seed", "rng", "random_seed"), "random_state"),
-    **dict.fromkeys(("G0", "init_plan", "T0"), "init"),
+    **dict.fromkeys(("G0", "init_plan", "init_T", "T0"), "init"),
     **dict.fromkeys(("verbose", "log", "progress"), "callback"),
-    **dict.fromkeys(("reg_marginals", "rho", "tau_a", "tau_b"), "marginals=Unbalanced(rho_x, rho_y)"),
+    **dict.fromkeys(
+        ("reg_m", "reg_marginals", "rho", "rho_x", "rho_y", "tau_a", "tau_b"), "marginals=Unbalanced(rho_x, rho_y)"
+    ),
     "m": "marginals=Partial(mass)",
     "fused_penalty": "alpha",
-    **dict.fromkeys(("loss_fun", "loss"), "options=GWOptions(loss=...)"),
-    **dict.fromkeys(("max_iter", "numItermax", "n_iter", "max_iterations"), ITERATIONS),
+    "loss_fun": "options=GWOptions(loss=...)",
+    **dict.fromkeys(("max_iter", "maxiter", "numItermax", "n_iter", "n_iters", "max_iterations"), ITERATIONS),
     **dict.fromkeys(("tol", "stopThr", "threshold"), TOLERANCE),
     **dict.fromkeys(("k", "n_neighbors"), NEIGHBOURS),
     "rank": "options=GWOptions(strategy='low-rank', low_rank=LowRankOptions(rank=...))",
@@ -49,6 +53,7 @@ OF_MANY = {
     **dict.fromkeys(("num_processes", "n_workers"), "n_jobs"),
 }
 ADVICE_ON_MANY = "give fewer or smaller spaces (four N x N matrices are kept of each), or a smaller n_jobs"
+PLACES = places(GWOptions, "options=")
 
 
 def entry(
@@ -67,14 +72,13 @@ def entry(
         each = [inspect.signature(given).parameters for given in (function, passes_to) if given]
         known = {name for one in each for name, parameter in one.items() if parameter.kind is not parameter.VAR_KEYWORD}
         name = function.__qualname__.removesuffix(".__init__")
+        given_here = {word: ours for word, ours in {**PLACES, **words}.items() if ours.partition("=")[0] in known}
+        answers = given_here | {word: word for word in known}
 
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> R:
             for word in filter(lambda word: word not in known, keywords):
-                ours = words.get(word, "")
-                if ours.partition("=")[0] in known:
-                    raise TypeError(f"{name} has no argument {word!r}; here that is {ours}")
-                raise TypeError(f"{name}() got an unexpected keyword argument {word!r}")
+                raise TypeError(refusal(name, word, answers))
             own_threads()  # before another thread's solve sets the number of those that begin
             with allocating(name, advice), exact_products():
                 return function(*arguments, **keywords)

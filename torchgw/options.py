@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torchgw import validate
 from torchgw.losses import LOSSES, SeparableLoss
+from torchgw.words import Worded
 
 GRADIENTS = ("auto", "exact", "sampled")
 STRATEGIES = ("auto", "dense", "streaming", "low-rank")
@@ -28,7 +29,7 @@ def _scale(value: object) -> str | float | tuple[float, float] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpaceOptions:
+class SpaceOptions(Worded):
     """How distances come from points or graphs.
 
     Parameters
@@ -57,7 +58,7 @@ class SpaceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
+class SamplingOptions(Worded):
     """How anchor pairs are drawn from the plan.
 
     Parameters
@@ -93,7 +94,7 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkhornOptions:
+class SinkhornOptions(Worded):
     """The inner solver.
 
     Parameters
@@ -124,7 +125,7 @@ class SinkhornOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnnealingOptions:
+class AnnealingOptions(Worded):
     """Epsilon falls geometrically from ``factor`` times its target over the first ``n_iter`` outer iterations.
 
     Only where the loop begins at the product plan (``coarse=None``): a coarse start is annealed before.
@@ -144,7 +145,7 @@ class AnnealingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoppingOptions:
+class StoppingOptions(Worded):
     """When the outer loop ends. With the exact gradient only ``max_iter`` and ``plan_tol`` matter.
 
     Parameters
@@ -184,7 +185,7 @@ class StoppingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoarseOptions:
+class CoarseOptions(Worded):
     """The landmark problem that finds the basin.
 
     Parameters
@@ -206,7 +207,7 @@ class CoarseOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LadderOptions:
+class LadderOptions(Worded):
     """How large problems are climbed in resolution; see `torchgw.gw.ladder`.
 
     Parameters
@@ -235,7 +236,7 @@ class LadderOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowRankOptions:
+class LowRankOptions(Worded):
     """Couplings of low rank, T = Q diag(1/g) R^T.
 
     Parameters
@@ -265,7 +266,7 @@ class LowRankOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GWOptions:
+class GWOptions(Worded):
     """All options of `gw_align`.
 
     Parameters

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
 from torchgw.options import GWOptions
 from torchgw.reading import Readable, point_indices
+from torchgw.sealed import path_of
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.known import Known
 from torchgw.status import History, Status
@@ -258,7 +258,7 @@ class GWResult(Readable):
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
         kept = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}
-        write(path, kept, self.coupling)
+        write(path_of("path", path), kept, self.coupling)
 
     def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
         """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is
@@ -289,7 +289,7 @@ class GWResult(Readable):
         """
         from torchgw import report
 
-        report.write(self, Path(path), X, Y, labels)
+        report.write(self, path_of("path", path), X, Y, labels)
 
     @classmethod
     def load(cls, path: str | PathLike[str], max_memory: int | None = None) -> GWResult:
@@ -308,11 +308,11 @@ class GWResult(Readable):
             When there is no such file, or it cannot be opened.
         """
         limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
-        if Path(path).exists() and not guards.is_regular(Path(path)):
-            raise ValueError(f"path must name a file written by GWResult.save, {path} is no regular file")
-        open(path, "rb").close()  # what is not there or not ours to read says so itself
+        file = path_of("path", path, "a file written by GWResult.save")
+        if guards.is_regular(file) or not file.exists():
+            file.open("rb").close()  # what is not there or not ours to read says so itself
         try:
-            found = cls(**read(Path(path), limit))
+            found = cls(**read(file, limit))
             check_members(found, but=("coupling", *NOT_SAVED))
             return found
         except Exception as error:  # what reads broken files raises errors of every kind

@@ -19,9 +19,29 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
+from torchgw import guards
+
 MARK = b"torchgw\x01"
 DIGEST = 32
 BLOCK = 2**20
+# Names of files that were being written when a process was killed.
+LEFT_ASIDE = f".{'[0-9a-f]' * 16}.part*"
+
+
+def path_of(name: str, given: object, what: str = "a file") -> Path:
+    """What an argument names, if it is the text of a path or a path.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, ``what`` it must name, and what arrived, where no system has such a path.
+    """
+    path = os.fspath(given) if isinstance(given, PathLike) else given
+    if not isinstance(path, str):
+        raise TypeError(f"{name} must name {what}, got {type(given).__name__}")
+    if "\0" in path:
+        raise ValueError(f"{name} must name {what}, got {path!r} with a null character in it")
+    return Path(path)
 
 
 @contextmanager
@@ -77,8 +97,10 @@ def checked_seal(path: str | PathLike[str], place: bytes = b"") -> bytes | None:
     Raises
     ------
     ValueError
-        When it is not that of the file in this place.
+        When it is not that of the file in this place, or this is no regular file, which could hang a reader.
     """
+    if Path(path).exists() and not guards.is_regular(Path(path)):
+        raise ValueError("it is no regular file")
     with open(path, "rb") as file:
         end = file.seek(0, os.SEEK_END) - DIGEST
         if end < len(MARK):

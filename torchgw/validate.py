@@ -15,7 +15,7 @@ from torch import Tensor
 from torchgw import ranges
 from torchgw.types import Array
 
-SYMMETRY_TOLERANCE, MASS_TOLERANCE = 1e-5, 5e-7
+SYMMETRY_TOLERANCE, MASS_TOLERANCE, HALF_PRECISION = 1e-5, 5e-7, torch.finfo(torch.bfloat16).eps
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -92,6 +92,7 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
         raise ValueError(f"{name} must be an array of shape {shape}, got an unreadable one ({error})") from None
     if array.dtype.kind not in "fiub":
         what = f"{type(value).__name__} of dtype {array.dtype}"
+        what += f"; if all of them are numbers, take {name}.to_numpy(float)" if hasattr(value, "to_numpy") else ""
         raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")
     if array.ndim != n_dim:
         hint = "; one number for each row goes as a column, x[:, None]" if (array.ndim, n_dim) == (1, 2) else ""
@@ -139,14 +140,12 @@ def distance_matrix(name: str, value: object) -> Array:
     finite = np.where(np.isinf(array), -1.0, array)
     largest = max(float(finite.max()), 0.0)
     ranges.sizes(name, largest, most=math.inf)
-    gap = float(np.abs(finite - finite.T).max())
-    if gap > tolerance * largest:
+    if (gap := float(np.abs(finite - finite.T).max())) > tolerance * largest:
         raise ValueError(
             f"{name} must be a symmetric distance matrix, got entries that differ by {gap:g}; "
             f"if its rows are points, pass distances='landmark' or 'euclidean'"
         )
-    worst = float(np.abs(array.diagonal()).max())
-    if worst > tolerance * largest:
+    if (worst := float(np.abs(array.diagonal()).max())) > tolerance * largest:
         raise ValueError(f"{name} must have a zero diagonal (distances, not similarities), got {worst:g} on it")
     array /= 2  # first: the sum of two large ones would not be finite
     array = array + array.T
@@ -224,8 +223,10 @@ def masses(name: str, value: object, n: int, letter: str) -> Array:
 def same_mass(p: Array, q: Array) -> None:
     """Masses whose sums agree, as the balanced problem needs."""
     a, b = float(p.sum()), float(q.sum())
-    if abs(a - b) > MASS_TOLERANCE * max(a, b):
-        raise ValueError(f"p and q must sum alike, got sum(p) = {a:.9g} and sum(q) = {b:.9g}; or use other marginals=")
+    if (gap := abs(a - b) / max(a, b)) > MASS_TOLERANCE:
+        remedy = "take p / p.sum() and q / q.sum() in float64, or" if gap < HALF_PRECISION else "or"
+        found = f"sum(p) = {a:.9g} and sum(q) = {b:.9g}"
+        raise ValueError(f"p and q must sum alike, got {found}; {remedy} use other marginals=")
 
 
 def pairs(name: str, value: object, n: int, k: int) -> Tensor:
@@ -305,10 +306,9 @@ def memory(name: str, needed: int, limit: int, advice: str) -> None:
 
 def provider(name: str, value: Any) -> None:
     """A distance provider with all its members, at least 2 points, a positive scale, and a first row that is finite."""
-    missing = [member for member in ("size", "scale", "stored", "to", "rows", "factors") if not hasattr(value, member)]
+    missing = ", ".join(m for m in ("size", "scale", "stored", "to", "rows", "factors") if not hasattr(value, m))
     if missing:
-        kind = type(value).__name__
-        raise TypeError(f"{name} has rows but is no DistanceProvider: {kind} lacks {', '.join(missing)}")
+        raise TypeError(f"{name} has rows but is no DistanceProvider: {type(value).__name__} lacks {missing}")
     size = integer(f"{name}.size", value.size, least=2)
     real(f"{name}.scale", value.scale, above=0.0)
     row = value.to(torch.device("cpu"), torch.float64).rows(torch.tensor([0]))

@@ -249,7 +249,7 @@ def gw_align(
         logger.info("strategy %s", estimate(n, k, epsilon=epsilon, options=options, device=where))
 
     call |= {"supervision": supervision, "epsilon": float(epsilon), "marginals": marginals, "options": asked}
-    call |= {"device": str(where), "backend": backend}
+    call |= {"device": where, "backend": backend}
     exact = against is None and options.gradient != "sampled"
     tol = None if gradient_mode is None else tolerance(gradient_mode, strategy)
     with followed(callback, checkpoint, call, generator) as watch, threads_for(n * k):

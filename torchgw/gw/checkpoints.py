@@ -36,6 +36,7 @@ from torchgw.gw.stopping import Plateau
 from torchgw.lowrank_coupling import LowRankCoupling
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
+from torchgw.sealed import path_of
 from torchgw.sinkhorn.lowrank import LowRankFactors
 from torchgw.sinkhorn.sides import Side
 from torchgw.spaces import (
@@ -95,7 +96,8 @@ def followed(
         generator.set_state(checkpoint.random)
         folder = Folder(checkpoint, CODEC, generator)
     else:
-        checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint(path_of("checkpoint", checkpoint, "a folder, or be a Checkpoint"))
         folder = begin(checkpoint, CODEC, kept(call), generator)
     with closing(folder):
         yield Watch(callback, folder)

@@ -201,7 +201,9 @@ def landmark_basins(
 ) -> list[CoarseBasin]:
     """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
     x, y, p = problem.x, problem.y, problem.x.mass
-    unit = max(abs(float(problem.energies(problem.product[None]))), torch.finfo(p.dtype).tiny)
+    # Energies of small masses are almost all linear cost, whose weight divides the costs that epsilon stands beside.
+    height = abs(float(problem.energies(problem.product[None]))) / max(float(problem.model.weight(1.0)), 1.0)
+    unit = max(height, torch.finfo(p.dtype).tiny)
     batch = first_guesses(problem, max(n_starts - 1, 1), generator)
     cold = torch.arange(len(batch.plan), device=p.device) % 2 == 1
     for hot_step, cold_step in zip(HOT, COLD, strict=True):

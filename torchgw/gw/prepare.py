@@ -279,6 +279,6 @@ def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
     if device is not None:
         return validate.device("device", device)
     for given in inputs:
-        if isinstance(given, Tensor):
+        if isinstance(given, Tensor) and given.device.type != "meta":  # those hold nothing, which is said when read
             return validate.device("device", given.device)
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

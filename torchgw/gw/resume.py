@@ -32,7 +32,8 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
     ------
     ValueError
         When the folder holds no checkpoint of this version, a file in it is damaged or of another checkpoint, a solve
-        is at it, or a provider is missing; before anything is computed, naming the file.
+        is at it, a provider is missing, or the device that it was begun on; before anything is computed, naming the
+        file.
 
     Warns
     -----

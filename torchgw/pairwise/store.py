@@ -23,6 +23,7 @@ import numpy as np
 
 from torchgw.pairwise.status import PairStatus
 from torchgw.pairwise.work import Solved
+from torchgw.sealed import path_of
 from torchgw.types import Array
 
 APPLICATION = 0x74675077
@@ -39,9 +40,7 @@ DISK_FAILS = ("disk is full", "disk I/O error")  # as SQLite says it
 
 def check_place(path: object) -> Path:
     """The path, if there may be a file."""
-    if not isinstance(path, str | PathLike):
-        raise TypeError(f"store must be a path or None, got {type(path).__name__}")
-    place = Path(path)
+    place = path_of("store", path, "a file, or be None")
     if place.is_dir() or not place.parent.is_dir():
         what = "is a folder" if place.is_dir() else f"needs a folder {place.parent}"
         raise ValueError(f"store must be the path of a file, but {place} {what}")

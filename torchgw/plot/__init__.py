@@ -14,3 +14,7 @@ from torchgw.plot.pairs import matching, transfer
 from torchgw.plot.sums import residuals
 
 __all__ = ["basins", "confidence", "convergence", "matching", "plan", "residuals", "transfer"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
