@@ -103,7 +103,7 @@ class SinkhornOptions(Worded):
     exact_max_iter : the same with the exact gradient, whose every problem is worth solving.
     final_max_iter : most iterations of the last solve, whose plan is returned.
     tol : L1 marginal residual at which the last solve stops, and those of the exact loop; the sampled loop's own solves
-        stop at ten times this.
+        stop at ten times this. Lower where a divergence of weight rho makes much of little: sqrt(0.1 epsilon / rho).
     check_every : iterations between two checks of the residual (each waits for the device).
     relaxation : over-relaxation of the half-steps where a problem is solved to its end, in [1, 2); 1 means none.
     """
@@ -212,7 +212,8 @@ class LadderOptions(Worded):
 
     Parameters
     ----------
-    marginal_tol : L1 marginal error, at full size and before rounding, at which the climb ends.
+    marginal_tol : L1 marginal error, at full size and before rounding, at which the climb ends; with strong divergences
+        lower, as ``SinkhornOptions.tol``.
     n_cells : cells of either space on the first rung, where the search takes place; 16 at least.
     omitted_mass : share of the mass by which the returned plan may differ from that of its potentials on all pairs of
         points, by a strict bound, because tiles without mass are not evaluated and small ones are taken as short sums

@@ -22,7 +22,8 @@ class Status(Enum):
         "given a checkpoint"
     )
     MARGINALS = (
-        "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass; "
+        "the last Sinkhorn solve did not reach its tolerance, so rounding onto the marginals moved some mass, "
+        "or marginals that divergences hold are off; "
         "raise options.sinkhorn.final_max_iter or options.sinkhorn.tol (options.ladder.marginal_tol where the solve "
         "streamed), or epsilon"
     )

@@ -23,7 +23,7 @@ from torchgw.kernels.kernel import LOWEST_EXPONENT
 from torchgw.losses import SQUARE
 from torchgw.options import CoarseOptions
 from torchgw.sinkhorn.scaling import balance, feasible
-from torchgw.sinkhorn.sides import Side, translation
+from torchgw.sinkhorn.sides import Side, log_total, translation
 from torchgw.threads import threads_for
 from torchgw.types import DistanceProvider
 
@@ -259,13 +259,13 @@ def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter:
     softmin = _logsumexp2(score + g[..., None, :], -1)
     f = row.potential(softmin)
     if row.relaxed or column.relaxed:
-        t, s = translation(row, column, f, g, (f + softmin).exp2().sum(-1, keepdim=True))
+        t, s = translation(row, column, f, g, log_total(f + softmin))
         f, g = f + t, g + s
     kernel = (score + f[..., :, None]).add_(g[..., None, :]).clamp_min_(LOWEST_EXPONENT).exp2_()
     u, v = balance(kernel, row, column, f, g, n_iter - 1)
     plan, f, g = kernel.mul_(u[..., :, None]).mul_(v[..., None, :]), f + u.log2(), g + v.log2()
     if row.relaxed or column.relaxed:
-        t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None])
+        t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None].double().log2())
         plan, f, g = plan * (t + s).exp2()[..., None], f + t, g + s
     return plan, f, g
 

@@ -23,6 +23,7 @@ from torchgw.supervision import Rules, Supervision
 from torchgw.types import Array, is_provider
 
 LEAST_PART = 1e-9
+STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
 
 
 def check_alpha(alpha: object, cost: object) -> float:
@@ -217,6 +218,12 @@ def suited(
             f"options.gradient must not be 'sampled' with loss {options.loss!r}, which needs exact gradients"
         )
     changes: dict[str, Any] = {"strategy": "dense"} if stored else {}
+    # What is left of a residual r is no marginal that rounding could mend, but about rho r^2 of the objective.
+    stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
+    if stiffest > 0 and epsilon > 0:
+        sinkhorn, ladder, most = options.sinkhorn, options.ladder, math.sqrt(STRAY_SHARE * epsilon / stiffest)
+        changes |= {"sinkhorn": replace(sinkhorn, tol=min(sinkhorn.tol, most))}
+        changes |= {"ladder": replace(ladder, marginal_tol=min(ladder.marginal_tol, most))}
     if options.loss != "square":
         changes |= {"gradient": "exact"}
     if alpha == 0:  # a convex problem: there is nothing to search

@@ -185,7 +185,7 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
         linear=linear,
         penalty=values[0] if values else 0.0,
         marginals=marginals,
-        residual=rounded.residual,
+        residual=rounded.residual if model.fixed else max(rounded.residual, climbed.rungs[-1].residual),
         omitted=omitted,
         evaluated=tiles.pairs / (len(p) * len(q)),
     )

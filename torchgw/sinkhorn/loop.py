@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchgw.kernels.step import relax
 from torchgw.sinkhorn.reading import Reading
-from torchgw.sinkhorn.sides import Side, column_change, translation
+from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Softmins
 
 
@@ -84,7 +84,7 @@ def sinkhorn(
             f = relax(f, row.potential(score.softmin(g, 1)), step)
             softmin = score.softmin(f, 0)
             if row.relaxed or column.relaxed:
-                shift, other = translation(row, column, f, g, (g + softmin).exp2().nansum(-1, keepdim=True))
+                shift, other = translation(row, column, f, g, log_total(g + softmin))
                 f, g, softmin = f + shift, g + other, softmin + shift
         new_g = column.potential(softmin)
         if plain:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.sinkhorn.sides import Side, column_change, translation
+from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Score
 
 LARGEST_DRIFT = 40.0
@@ -72,16 +72,20 @@ def scaling(
         new_g = column.potential(softmin)
         change = column_change(new_g, g, softmin) if change is None else change
         g = new_g
-        f = row.potential(score.softmin(g, 1))
+        softmin = score.softmin(g, 1)
+        f = row.potential(softmin)
         n_iter += 1
+        if free:  # while no scaling can overflow by it
+            shift, other = translation(row, column, f, g, log_total(f + softmin))
+            f, g = f + shift, g + other
         score.absorb(f, g, out)
         u, v = torch.ones_like(f), torch.ones_like(g)
         safe = True
         for step in range(1, max(max_iter - n_iter, 1) + 1):
             columns = u @ out
             if free:
-                mass = (v * columns).sum(-1, keepdim=True)
-                shift, other = translation(row, column, f + u.log2(), g + v.log2(), mass)
+                log_mass = (v * columns).sum(-1, keepdim=True).double().log2()
+                shift, other = translation(row, column, f + u.log2(), g + v.log2(), log_mass)
                 u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
             new_v = column.scaled(g, columns)
             checked = step % check_every == 0 or n_iter + 1 >= max_iter or step == 1
@@ -94,7 +98,8 @@ def scaling(
             v = new_v
             u = row.scaled(f, out @ v)
             furthest = torch.maximum(u.log2().abs().max(), v.log2().abs().max())
-            last, (residual, drift, moved) = residual, torch.stack((missed, furthest, change)).tolist()
+            known = torch.stack((missed, furthest, change)).nan_to_num(nan=torch.inf, posinf=torch.inf)
+            last, (residual, drift, moved) = residual, known.tolist()
             solved = residual <= tol and drift <= LARGEST_EXPONENT
             safe = drift <= LARGEST_DRIFT or solved
             if solved or not safe:

@@ -28,7 +28,7 @@ from torchgw.kernels import LN2
 from torchgw.kernels.sums import running
 
 SMALLEST_SUM = 2.0**-90
-LARGEST_RATIO, FREE_RATIO = 300.0, 1e15
+FREE_RATIO = 1e15
 
 
 @dataclass(frozen=True)
@@ -119,19 +119,20 @@ class Side:
         level = water_level(x, weight, self.total)
         return (self.log_mass + torch.minimum(level - x, torch.zeros_like(x))).exp2()
 
-    def settled(self, sums: Tensor, otherwise: Tensor) -> Tensor:
+    def settled(self, sums: Tensor, otherwise: Tensor, largest: float = 300.0) -> Tensor:
         """The potential that belongs to sums (..., N) of a solved plan where a divergence holds the marginal.
 
         Half-steps take long to find it where the entropy is weak against the divergence: a shift of a row's potential
         against that of its matches hardly shows in the plan. ``otherwise`` is returned for other marginals, and where
-        the divergence is so strong that what sums are off by would be many bits.
+        rho / epsilon is above ``largest``: there what sums are off by would be many bits. The default is for sums that
+        a few iterations have left.
         """
         if not self.relaxed:
             return otherwise
         inverse = torch.as_tensor(1 / self.ratio, dtype=sums.dtype, device=sums.device)
         moved = inverse * (self.log_mass - sums.clamp_min(torch.finfo(sums.dtype).tiny).log2())
         found = torch.where(self.empty, self.log_mass, self.log_mass + moved - self._offset(sums))
-        return torch.where(inverse <= LARGEST_RATIO, found, otherwise)
+        return torch.where(inverse <= largest, found, otherwise)
 
     def level_of(self, potential: Tensor) -> tuple[Tensor, float | Tensor]:
         """log2 sum_i m_i 2^(-phi_i / r) (..., 1) in float64, and r = rho / epsilon; r = 0 for a hard side."""
@@ -163,11 +164,17 @@ def _tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
-def translation(row: Side, column: Side, f: Tensor, g: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+def log_total(exponent: Tensor) -> Tensor:
+    """log2 sum_i 2^(x_i) (..., 1) in float64, which no potentials of a start overflow."""
+    exponent = exponent.double().masked_fill(exponent.isnan(), -torch.inf)  # of points without mass
+    return torch.logsumexp(exponent * LN2, -1, keepdim=True) / LN2
+
+
+def translation(row: Side, column: Side, f: Tensor, g: Tensor, log_mass: Tensor) -> tuple[Tensor, Tensor]:
     """The best constants (..., 1) to add to f and to g, in closed form, where a divergence holds a side.
 
     Half-steps alone approach them by a factor tau each, which is slow for weak entropies. With cost potentials phi =
-    f + offset - log2 m, r = tau / (1 - tau) of each side, infinite for a hard one, and the ``mass`` (..., 1) of the
+    f + offset - log2 m, r = tau / (1 - tau) of each side, infinite for a hard one, and log2 of the mass (..., 1) of the
     plan, the dual objective is highest over both constants t, s where
 
         log2 sum_i m_i 2^(-phi_i / r) - t / r  =  the same of the other side with s  =  log2 mass + t + s.
@@ -176,7 +183,6 @@ def translation(row: Side, column: Side, f: Tensor, g: Tensor, mass: Tensor) -> 
     and 1-D Frank-Wolfe", 2022.
     """
     (level_x, r_x), (level_y, r_y) = row.level_of(f), column.level_of(g)
-    log_mass = mass.double().log2()
     if row.hard:
         level, s = level_x, r_y * (level_y - level_x)
     elif column.hard:
