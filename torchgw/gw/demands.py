@@ -159,6 +159,7 @@ def _cheapest(model: Model) -> float:
         return math.inf
     found = 0.0
     for mass, least in zip(model.masses, (model.cost.extra.amin(1), model.cost.extra.amin(0)), strict=True):
+        mass, least = mass.cpu(), least.cpu()  # where sums have one order
         order = least.argsort()
         taken = mass[order].cumsum(0).clamp_max(1.0)
         found = max(found, float(taken.diff(prepend=taken.new_zeros(1)) @ least[order]))
