@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
+from scipy.spatial.distance import cdist
 
 from tests.problems import gw_by_enumeration, path_graph, random_distances
 from torchgw import (
@@ -321,6 +322,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "cost must have no entries .* got .*e[+]08 .* beside matches of [0-9.]+; forbid pairs by supervision=",
     ),
+    "outliers of a cost without distances": (
+        lambda: align(cost=np.random.default_rng(0).random((N, K)) + np.eye(N, K) * 1e9, alpha=0.0),
+        ValueError,
+        "cost must have no entries .* got 1e[+]09 among others of 0[.][0-9]+, beside matches of 0",
+    ),
+    "labels that drown distances": (
+        lambda: align(cost=1e5 * (np.arange(N)[:, None] % 3 != np.arange(K) % 3)),
+        ValueError,
+        "cost must have no entries .* in units of the largest squared distance, beside matches of 0; forbid",
+    ),
     "an epsilon that no weights mend": (
         lambda: align(epsilon=1e-9, marginals=Unbalanced(1e-2, 1e-2)),
         FloatingPointError,
@@ -340,6 +351,30 @@ def test_what_floats_do_not_carry_is_refused_by_name(case: str) -> None:
     call, error, text = REFUSED[case]
     with pytest.raises(error, match=text):
         call()
+
+
+PIXELS = np.random.default_rng(5).random((N, 2)) * [1000, 900]
+COUNTS = np.random.default_rng(6).poisson(20, (N, 300)).astype(float)
+LABELS = np.arange(N) % 3
+EVEN: dict[str, tuple[np.ndarray, tuple[float, ...], tuple[float, ...]]] = {
+    "squares of pixels": (cdist(PIXELS, PIXELS, "sqeuclidean"), (0.0, 0.5), (1e3, 1e2)),
+    "squares of pixels alone": (cdist(PIXELS, PIXELS, "sqeuclidean"), (0.0,), (10.0,)),
+    "counts": (cdist(COUNTS, COUNTS, "sqeuclidean"), (0.0,), (24.0,)),
+    "labels": (1e5 * (LABELS[:, None] != LABELS), (0.0,), (1.0, 1e-3)),
+    "labels beside much entropy": (1e5 * (LABELS[:, None] != LABELS), (0.5,), (5.0,)),
+    "a few ones": (1.0 * np.eye(N), (0.0,), (1e-5,)),
+}
+
+
+@pytest.mark.parametrize("case", EVEN)
+def test_large_costs_that_are_spread_evenly_are_no_outliers(case: str) -> None:
+    """Each has matches of no cost; the plan costs little beside its entropy, or beside what a random plan costs."""
+    cost, alphas, epsilons = EVEN[case]
+    order = np.random.default_rng(7).permutation(N)
+    for alpha in alphas:
+        for epsilon in epsilons:
+            found = align(DX, DX[np.ix_(order, order)], cost=cost[:, order], alpha=alpha, epsilon=epsilon)
+            assert found.value_linear < epsilon + 1e-4 * cost.max()
 
 
 def test_a_mass_must_be_enough_for_every_pair() -> None:

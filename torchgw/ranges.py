@@ -110,14 +110,19 @@ def cost(largest: float) -> None:
         )
 
 
-def outliers(largest: float, cheapest: float, tol: float) -> None:
-    """Entries of a linear cost up to ``largest`` in the units of squared distances, where no plan costs less than
-    ``cheapest``: the mass up to ``tol`` that is moved to give a plan its marginals may come to lie on any of them."""
-    if largest * tol > cheapest + 1:
+def outliers(largest: float, cheapest: float, epsilon: float, typical: float | None, tol: float) -> None:
+    """Entries of a linear cost up to ``largest``, where no plan costs less than ``cheapest``.
+
+    The mass up to ``tol`` that is moved to give a plan its marginals may come to lie on any of them. It must not cost
+    more than what decides about a plan: the cheapest matches, the entropy, and distances, whose largest squared is the
+    unit. Where ``typical`` is given there are no distances, and entries are large only beside typical ones.
+    """
+    if largest * tol > cheapest + epsilon + (1.0 if typical is None else typical):
+        among = "in units of the largest squared distance" if typical is None else f"among others of {typical:.3g}"
         raise ValueError(
             f"cost must have no entries so large that options.sinkhorn.tol = {tol:g} of the mass on them costs more "
-            f"than all matches, got {largest:.3g} in units of the largest squared distance, beside matches of "
-            f"{cheapest:.3g}; forbid pairs by supervision=, lower such entries, or tol"
+            f"than epsilon and all matches, got {largest:.3g} {among}, beside "
+            f"matches of {cheapest:.3g}; forbid pairs by supervision=, lower such entries, or tol"
         )
 
 
