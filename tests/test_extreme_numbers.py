@@ -280,6 +280,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "options.spaces.scale must be at least .* of Y",
     ),
+    "a scale beside which one space vanishes": (
+        lambda: align(options={"spaces": SpaceOptions(scale=(1e30, 1.0))}),
+        ValueError,
+        "options.spaces.scale must be at most 1e[+]09 times the largest distance of X, .*, got 1e[+]30$",
+    ),
+    "a common scale beside which one space vanishes": (
+        lambda: gw_align(DX * 1e-20, DY, options=GWOptions(spaces=SpaceOptions(scale="common"))),
+        ValueError,
+        "options.spaces.scale must be at most 1e[+]09 times the largest distance of X, .*e-20, got",
+    ),
     "a provider without a scale": (lambda: gw_align(Unscaled(), DY), ValueError, "X.rows must be divided by X.scale"),
     "points of 1e200": (lambda: gw_align(CLOUD * 1e200, OTHER), ValueError, "X must stay below 1e[+]150"),
     "points of 1e-310": (lambda: gw_align(CLOUD, OTHER * 1e-310), ValueError, "Y must reach 1e-300 or be zero"),

@@ -77,21 +77,16 @@ def price(name: str, value: float, infinite: str, least: float = 1 / LARGEST_SCA
 
 
 def scaled(name: str, largest: float, scale: float) -> None:
-    """Distances divided by a scale that the user gave."""
+    """Distances divided by a scale that the user gave, of which something is left."""
     if largest > LARGEST_SCALED * scale:
         raise ValueError(
             f"options.spaces.scale must be at least {largest / LARGEST_SCALED:.3g}, a {LARGEST_SCALED:g}th of the "
             f"largest distance of {name}, {largest:.3g}, got {scale:g}"
         )
-
-
-def seen(largest: list[float], scales: tuple[float, float]) -> None:
-    """Distances of which something is left when they are divided by scales that the user gave."""
-    reach = max(most / scale for most, scale in zip(largest, scales, strict=True))
-    if 0 < reach * LARGEST_SCALED < 1:
+    if 0 < largest < scale / LARGEST_SCALED:
         raise ValueError(
-            f"options.spaces.scale must be at most {LARGEST_SCALED:g} times the largest distance, {max(largest):.3g}, "
-            f"got {max(scales):g}"
+            f"options.spaces.scale must be at most {LARGEST_SCALED:g} times the largest distance of {name}, "
+            f"{largest:.3g}, got {scale:g}"
         )
 
 

@@ -186,7 +186,6 @@ def rescaled(
     if isinstance(scale, str):
         scale = max(largest_of(space) for space in made)
     scales = scale if isinstance(scale, tuple) else (scale, scale)
-    ranges.seen([largest_of(space) for space in made], scales)
     for name, space, divisor in zip("XY", made, scales, strict=True):
         ranges.scaled(name, largest_of(space), divisor)
     x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))
