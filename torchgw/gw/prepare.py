@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import ranges, validate
+from torchgw import ranges, validate, validate_graph
 from torchgw.caller import warn_caller
 from torchgw.options import GWOptions, SpaceOptions
 from torchgw.result import GWResult
@@ -74,7 +74,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
     if is_graph(space):
         if distances == "euclidean":
             raise ValueError(f"distances='euclidean' needs points, got a sparse graph as {name}; use 'landmark'")
-        graph = validate.graph(name, space)
+        graph = validate_graph.graph(name, space)
         return graph, distances if distances != "auto" else _geodesic(graph.shape[0])
     matrix_asked = distances in ("auto", "precomputed")
     shape = shape_of(space)
