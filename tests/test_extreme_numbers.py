@@ -252,6 +252,9 @@ def test_a_start_whose_potentials_diverge_does_not_end_the_search() -> None:
 
 
 UNCLAMPED = SeparableLoss(lambda a: a * a.log() - a, lambda b: b, lambda a: a, lambda b: b.log(), "unclamped")
+HOLLOW = SeparableLoss(
+    lambda a: a.square() + (a * (a - 1)).sqrt(), torch.square, lambda a: a, lambda b: 2 * b, "hollow"
+)
 
 
 class Unscaled:
@@ -351,6 +354,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: align(options={"loss": UNCLAMPED}),
         ValueError,
         "options.loss = 'unclamped' must be finite between scaled distances of 0 and 1, got nan",
+    ),
+    "a loss that is no number between its ends": (
+        lambda: align(options={"loss": HOLLOW}),
+        ValueError,
+        "options.loss = 'hollow' must be finite between scaled distances of 0 and 1, got nan",
     ),
     "a huge epsilon": (lambda: align(epsilon=1e300), ValueError, "epsilon must be a finite number .* <= 1e[+]30"),
 }
