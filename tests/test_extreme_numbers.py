@@ -380,6 +380,7 @@ EVEN: dict[str, tuple[np.ndarray, tuple[float, ...], tuple[float, ...]]] = {
     "counts": (cdist(COUNTS, COUNTS, "sqeuclidean"), (0.0,), (24.0,)),
     "labels": (1e5 * (LABELS[:, None] != LABELS), (0.0,), (1.0, 1e-3)),
     "labels beside much entropy": (1e5 * (LABELS[:, None] != LABELS), (0.5,), (5.0,)),
+    "labels that are rounded": ((LABELS[:, None] != LABELS) + 2e-16, (0.0,), (1e-5,)),
     "a few ones": (1.0 * np.eye(N), (0.0,), (1e-5,)),
 }
 

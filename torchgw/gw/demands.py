@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from torchgw.supervision import Rules, Supervision
 from torchgw.types import Array, is_provider
 
 LEAST_PART = 1e-9
+ROUNDED = 16 * sys.float_info.epsilon
 
 
 def check_alpha(alpha: object, cost: object) -> float:
@@ -152,8 +154,8 @@ def _reach(model: Model, entry: float | None = None) -> float:
 
 
 def _typical(cost: Tensor) -> float:
-    """The lower quartile of the positive entries of a cost that has some: what most of them reach, evenly spread."""
-    free = int((cost <= 0).sum())
+    """The lower quartile of the entries of a cost that are more than rounding leaves of zero; some must be."""
+    free = int((cost <= ROUNDED * float(cost.max())).sum())
     return float(cost.flatten().kthvalue(free + (cost.numel() - free + 3) // 4).values)
 
 
