@@ -97,9 +97,9 @@ def asymmetric() -> np.ndarray:
     return bad
 
 
-def pointing_outside() -> csr_matrix:
-    bad = csr_matrix(D)
-    bad.indices[0] = 10**6
+def pointing_outside(array: str, where: int, kind: str = "csr") -> Any:
+    bad = csr_matrix(D).asformat(kind)
+    getattr(bad, array)[0] = where
     return bad
 
 
@@ -131,10 +131,14 @@ BAD: list[tuple[str, Any, str]] = [
     ("negative graph", align(csr_matrix(-D), Y), "X must have non-negative edge lengths"),
     ("NaN in a graph", align(csr_matrix(D * np.nan), Y), "X must have finite edge lengths"),
     ("complex graph", align(csr_matrix(D * 1j), Y), "X must hold real edge lengths"),
-    (
-        "a graph that points outside",
-        align(pointing_outside(), Y),
-        "X must be a sparse graph whose indices fit its shape",
+    *(
+        (
+            f"a {kind} graph with {array} of {where}",
+            align(pointing_outside(array, where, kind), Y),
+            "X must be a sparse graph whose indices fit its shape",
+        )
+        for kind, array in (("csr", "indices"), ("csc", "indices"), ("coo", "row"), ("coo", "col"))
+        for where in (10**6, -5)
     ),
     (
         "masked points",

@@ -352,6 +352,12 @@ def test_the_folder_of_the_output_must_be_writable_and_not_the_file(
         check_output(tmp_path / "folder.npz", ".npz")
 
 
+def test_what_is_no_regular_file_is_said_without_asking_for_room(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.csv")
+    with pytest.raises(OSError, match=r"out.csv was not written: is no regular file; name a file elsewhere$"):
+        write_whole(lambda aside: aside.write_text("whole"), tmp_path / "out.csv")
+
+
 def test_what_is_written_aside_touches_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "out.part.csv").write_text("mine")
     seen: list[Path] = []

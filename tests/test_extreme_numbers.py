@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
+from scipy.spatial.distance import cdist
 
 from tests.problems import gw_by_enumeration, path_graph, random_distances
 from torchgw import (
@@ -261,6 +262,9 @@ def test_a_start_whose_potentials_diverge_does_not_end_the_search() -> None:
 
 
 UNCLAMPED = SeparableLoss(lambda a: a * a.log() - a, lambda b: b, lambda a: a, lambda b: b.log(), "unclamped")
+HOLLOW = SeparableLoss(
+    lambda a: a.square() + (a * (a - 1)).sqrt(), torch.square, lambda a: a, lambda b: 2 * b, "hollow"
+)
 
 
 class Unscaled:
@@ -288,6 +292,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: gw_align(CLOUD, OTHER * 1e20, distances="euclidean", options=HUGE),
         ValueError,
         "options.spaces.scale must be at least .* of Y",
+    ),
+    "a scale beside which one space vanishes": (
+        lambda: align(options={"spaces": SpaceOptions(scale=(1e30, 1.0))}),
+        ValueError,
+        "options.spaces.scale must be at most 1e[+]09 times the largest distance of X, .*, got 1e[+]30$",
+    ),
+    "a common scale beside which one space vanishes": (
+        lambda: gw_align(DX * 1e-20, DY, options=GWOptions(spaces=SpaceOptions(scale="common"))),
+        ValueError,
+        "options.spaces.scale must be at most 1e[+]09 times the largest distance of X, .*e-20, got",
     ),
     "a provider without a scale": (lambda: gw_align(Unscaled(), DY), ValueError, "X.rows must be divided by X.scale"),
     "points of 1e200": (lambda: gw_align(CLOUD * 1e200, OTHER), ValueError, "X must stay below 1e[+]150"),
@@ -331,6 +345,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "cost must have no entries .* got .*e[+]08 .* beside matches of [0-9.]+; forbid pairs by supervision=",
     ),
+    "outliers of a cost without distances": (
+        lambda: align(cost=np.random.default_rng(0).random((N, K)) + np.eye(N, K) * 1e9, alpha=0.0),
+        ValueError,
+        "cost must have no entries .* got 1e[+]09 among others of 0[.][0-9]+, beside matches of 0",
+    ),
+    "labels that drown distances": (
+        lambda: align(cost=1e5 * (np.arange(N)[:, None] % 3 != np.arange(K) % 3)),
+        ValueError,
+        "cost must have no entries .* in units of the largest squared distance, beside matches of 0; forbid",
+    ),
     "an epsilon that no weights mend": (
         lambda: align(epsilon=1e-9, marginals=Unbalanced(1e-2, 1e-2)),
         FloatingPointError,
@@ -341,6 +365,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "options.loss = 'unclamped' must be finite between scaled distances of 0 and 1, got nan",
     ),
+    "a loss that is no number between its ends": (
+        lambda: align(options={"loss": HOLLOW}),
+        ValueError,
+        "options.loss = 'hollow' must be finite between scaled distances of 0 and 1, got nan",
+    ),
     "a huge epsilon": (lambda: align(epsilon=1e300), ValueError, "epsilon must be a finite number .* <= 1e[+]30"),
 }
 
@@ -350,6 +379,31 @@ def test_what_floats_do_not_carry_is_refused_by_name(case: str) -> None:
     call, error, text = REFUSED[case]
     with pytest.raises(error, match=text):
         call()
+
+
+PIXELS = np.random.default_rng(5).random((N, 2)) * [1000, 900]
+COUNTS = np.random.default_rng(6).poisson(20, (N, 300)).astype(float)
+LABELS = np.arange(N) % 3
+EVEN: dict[str, tuple[np.ndarray, tuple[float, ...], tuple[float, ...]]] = {
+    "squares of pixels": (cdist(PIXELS, PIXELS, "sqeuclidean"), (0.0, 0.5), (1e3, 1e2)),
+    "squares of pixels alone": (cdist(PIXELS, PIXELS, "sqeuclidean"), (0.0,), (10.0,)),
+    "counts": (cdist(COUNTS, COUNTS, "sqeuclidean"), (0.0,), (24.0,)),
+    "labels": (1e5 * (LABELS[:, None] != LABELS), (0.0,), (1.0, 1e-3)),
+    "labels beside much entropy": (1e5 * (LABELS[:, None] != LABELS), (0.5,), (5.0,)),
+    "labels that are rounded": ((LABELS[:, None] != LABELS) + 2e-16, (0.0,), (1e-5,)),
+    "a few ones": (1.0 * np.eye(N), (0.0,), (1e-5,)),
+}
+
+
+@pytest.mark.parametrize("case", EVEN)
+def test_large_costs_that_are_spread_evenly_are_no_outliers(case: str) -> None:
+    """Each has matches of no cost; the plan costs little beside its entropy, or beside what a random plan costs."""
+    cost, alphas, epsilons = EVEN[case]
+    order = np.random.default_rng(7).permutation(N)
+    for alpha in alphas:
+        for epsilon in epsilons:
+            found = align(DX, DX[np.ix_(order, order)], cost=cost[:, order], alpha=alpha, epsilon=epsilon)
+            assert found.value_linear < epsilon + 1e-4 * cost.max()
 
 
 def test_a_mass_must_be_enough_for_every_pair() -> None:

@@ -22,6 +22,7 @@ LAYERS = {
     "entry": 1.5,
     "options": 0,
     "validate": 0,
+    "validate_graph": 0,
     "ranges": 0,
     "losses": 0,
     "marginals": 0,

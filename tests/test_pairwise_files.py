@@ -194,14 +194,16 @@ def test_a_full_disk_names_the_table_and_what_was_there_stays(
     with files_of_at_most(20):
         assert cli.main(["pairwise", *files, "-o", str(out)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"torchgw: error: output {out} was not written: File too large; make room")
+    assert said.startswith(f"torchgw: error: output {out} was not written: File too large; name a file elsewhere")
     assert [path.read_text() for path in out.parent.iterdir()] == ["before"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_no_space_left_is_said_of_the_file_that_was_asked_for(tmp_path: Path) -> None:
     table = SimpleNamespace(square=lambda: np.zeros((2, 2)))
-    with pytest.raises(OSError, match=rf"output {tmp_path / 'out.csv'} was not written: No space left on device"):
+    with pytest.raises(
+        OSError, match=rf"output {tmp_path / 'out.csv'} was not written: No space left on device; make room"
+    ):
         write_whole(lambda _: save_table(Path("/dev/full"), ["a", "b"], table), tmp_path / "out.csv")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

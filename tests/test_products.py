@@ -189,6 +189,7 @@ READS: dict[str, Callable[[GWResult], object]] = {
     "pull": lambda result: result.pull(ROLL),
     "marginal": lambda result: result.marginal(0),
     "argmax": lambda result: result.argmax(0),
+    "sparsify": lambda result: result.sparsify(0.5),
 }
 
 

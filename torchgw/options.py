@@ -39,9 +39,9 @@ class SpaceOptions(Worded):
     cache_rows : rows of geodesic distances that the on-demand provider keeps.
     scale : what raw distances (of `EuclideanDistances` with squares, the squares) are divided by. None: each space by
         its own largest known distance. "common": both by the larger of the two, so that sizes count, as for a part
-        against a whole. A positive number: both by it; a pair: one each, leaving distances of at most 1e9, which
-        float32 carries with their powers. ``epsilon`` is in units of squared scaled
-        distances, so with distances well above 1 it is relatively smaller, below 1 larger.
+        against a whole. A positive number: both by it; a pair: one each, leaving each space a largest distance within
+        [1e-9, 1e9], which float32 carries with its powers. ``epsilon`` is in units of squared scaled distances, so with
+        distances well above 1 it is relatively smaller, below 1 larger.
     """
 
     k: int | None = None

@@ -77,21 +77,16 @@ def price(name: str, value: float, infinite: str, least: float = 1 / LARGEST_SCA
 
 
 def scaled(name: str, largest: float, scale: float) -> None:
-    """Distances divided by a scale that the user gave."""
+    """Distances divided by a scale that the user gave, of which something is left."""
     if largest > LARGEST_SCALED * scale:
         raise ValueError(
             f"options.spaces.scale must be at least {largest / LARGEST_SCALED:.3g}, a {LARGEST_SCALED:g}th of the "
             f"largest distance of {name}, {largest:.3g}, got {scale:g}"
         )
-
-
-def seen(largest: list[float], scales: tuple[float, float]) -> None:
-    """Distances of which something is left when they are divided by scales that the user gave."""
-    reach = max(most / scale for most, scale in zip(largest, scales, strict=True))
-    if 0 < reach * LARGEST_SCALED < 1:
+    if 0 < largest < scale / LARGEST_SCALED:
         raise ValueError(
-            f"options.spaces.scale must be at most {LARGEST_SCALED:g} times the largest distance, {max(largest):.3g}, "
-            f"got {max(scales):g}"
+            f"options.spaces.scale must be at most {LARGEST_SCALED:g} times the largest distance of {name}, "
+            f"{largest:.3g}, got {scale:g}"
         )
 
 
@@ -110,14 +105,20 @@ def cost(largest: float) -> None:
         )
 
 
-def outliers(largest: float, cheapest: float, tol: float) -> None:
-    """Entries of a linear cost up to ``largest`` in the units of squared distances, where no plan costs less than
-    ``cheapest``: the mass up to ``tol`` that is moved to give a plan its marginals may come to lie on any of them."""
-    if largest * tol > cheapest + 1:
+def outliers(largest: float, cheapest: float, epsilon: float, typical: float | None, tol: float) -> None:
+    """Entries of a linear cost up to ``largest``, where no plan costs less than ``cheapest``.
+
+    The mass up to ``tol`` that is moved to give a plan its marginals may come to lie on any of them. It must not cost
+    more than what decides about a plan: the cheapest matches, the entropy, and distances, whose largest squared is the
+    unit. Where ``typical`` is given there are no distances, and entries are large only beside typical ones.
+    Costs that are evenly spread pass; a few huge entries, which stand for forbidden pairs, do not.
+    """
+    if largest * tol > cheapest + epsilon + (1.0 if typical is None else typical):
+        among = "in units of the largest squared distance" if typical is None else f"among others of {typical:.3g}"
         raise ValueError(
             f"cost must have no entries so large that options.sinkhorn.tol = {tol:g} of the mass on them costs more "
-            f"than all matches, got {largest:.3g} in units of the largest squared distance, beside matches of "
-            f"{cheapest:.3g}; forbid pairs by supervision=, lower such entries, or tol"
+            f"than epsilon and all matches, got {largest:.3g} {among}, beside matches of {cheapest:.3g}; forbid pairs "
+            f"by supervision=, lower such entries, or tol"
         )
 
 

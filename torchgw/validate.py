@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
 from torch import Tensor
 
 from torchgw import ranges
 from torchgw.types import Array
 
-SYMMETRY_TOLERANCE, MASS_TOLERANCE, HALF_PRECISION = 1e-5, 5e-7, torch.finfo(torch.bfloat16).eps
+SYMMETRY_TOLERANCE = 1e-5
+MASS_TOLERANCE = 5e-7
+HALF_PRECISION = torch.finfo(torch.bfloat16).eps
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -100,7 +101,7 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
     return array.astype(np.float64, copy=copy)
 
 
-def _count_bad(array: Array) -> str:
+def count_bad(array: Array) -> str:
     """How many entries are NaN or infinite, in words."""
     return f"{int(np.isnan(array).sum())} NaN and {int(np.isinf(array).sum())} infinite entries"
 
@@ -113,7 +114,7 @@ def points(name: str, value: object, least: int = 2) -> Array:
     if array.shape[1] < 1:
         raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
+        raise ValueError(f"{name} must be finite, got {count_bad(array)}")
     ranges.sizes(name, max(float(array.max()), -float(array.min())))
     return array
 
@@ -131,7 +132,7 @@ def distance_matrix(name: str, value: object) -> Array:
     if array.shape[0] < 2:
         raise ValueError(f"{name} must hold at least 2 points, got shape {array.shape}")
     if np.isnan(array).any():
-        raise ValueError(f"{name} must not contain NaN, got {_count_bad(array)}")
+        raise ValueError(f"{name} must not contain NaN, got {count_bad(array)}")
     if (array < 0).any():
         raise ValueError(
             f"{name} is square, so it must be a non-negative distance matrix, got a smallest entry of {array.min():g}; "
@@ -167,39 +168,6 @@ def _resolution(value: object) -> float:
     return float(np.finfo(dtype).eps) if isinstance(dtype, np.dtype) and dtype.kind == "f" else 0.0
 
 
-def graph(name: str, value: Any) -> Any:
-    """A symmetric SciPy sparse matrix (N, N) of finite non-negative edge lengths, N >= 2, as float64 CSR.
-
-    A float64 CSR matrix without repeated entries comes back as it is, not to be written to.
-    """
-    if not issparse(value):
-        raise TypeError(f"{name} must be a SciPy sparse graph, such as csr_array(D), got {type(value).__name__}")
-    if value.ndim != 2 or value.shape[0] != value.shape[1] or value.shape[0] < 2:
-        raise ValueError(f"{name} must be a square sparse graph (N, N), N >= 2, got shape {tuple(value.shape)}")
-    if value.dtype.kind not in "fiub":
-        raise TypeError(f"{name} must hold real edge lengths, got dtype {value.dtype}")
-    if hasattr(value, "check_format"):  # SciPy follows indices wherever they point
-        try:
-            value.check_format(full_check=True)
-        except ValueError as error:
-            raise ValueError(f"{name} must be a sparse graph whose indices fit its shape, got: {error}") from None
-    csr = value.tocsr().astype(np.float64, copy=False)
-    if not csr.has_canonical_format:
-        csr = csr.copy() if csr is value else csr
-        csr.sum_duplicates()
-    if not np.isfinite(csr.data).all():
-        raise ValueError(f"{name} must have finite edge lengths, got {_count_bad(csr.data)}")
-    if (csr.data < 0).any():
-        raise ValueError(f"{name} must have non-negative edge lengths, got {csr.data.min():g}")
-    ranges.sizes(f"{name}.data", float(csr.data.max(initial=0.0)))
-    turned = csr.T.tocsr()
-    mutual = np.array_equal(csr.indptr, turned.indptr) and np.array_equal(csr.indices, turned.indices)
-    if not mutual or (np.abs(csr.data - turned.data) > SYMMETRY_TOLERANCE * turned.data).any():
-        what = "edge lengths that differ between the two directions" if mutual else "edges without their reverse"
-        raise ValueError(f"{name} must be a symmetric graph, got {what}; {name}.maximum({name}.T) makes edges mutual")
-    return csr
-
-
 def neighbours(name: str, k: int, n: int) -> None:
     """A neighbour count below the number of points."""
     if k >= n:
@@ -214,7 +182,7 @@ def masses(name: str, value: object, n: int, letter: str) -> Array:
     if array.shape != (n,):
         raise ValueError(f"{name} must have shape ({letter},) = ({n},), got {array.shape}")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite, got {_count_bad(array)}")
+        raise ValueError(f"{name} must be finite, got {count_bad(array)}")
     if (array < 0).any():
         raise ValueError(f"{name} must be non-negative, got a smallest mass of {array.min():g}")
     return ranges.masses(name, array)
@@ -247,7 +215,7 @@ def plan(name: str, value: object, n: int, k: int) -> Tensor:
         found = f"shape {array.shape} of dtype {getattr(value, 'dtype', 'unknown')}"
         raise ValueError(f"{name} must be a plan of shape (N, K) = ({n}, {k}) or integer pairs (m, 2), got {found}")
     if not np.isfinite(array).all() or (array < 0).any() or array.max() == 0:
-        found = f"{_count_bad(array)}, {int((array < 0).sum())} negative ones, and a largest of {array.max():g}"
+        found = f"{count_bad(array)}, {int((array < 0).sum())} negative ones, and a largest of {array.max():g}"
         raise ValueError(f"{name} must be finite and non-negative with a positive sum, got {found}")
     return torch.from_numpy(array / array.max())
 
@@ -259,7 +227,7 @@ def cost(name: str, value: object, n: int, k: int) -> Array:
         wanted = f"a matrix of shape (N, K) = ({n}, {k}) or a pair of feature arrays"
         raise ValueError(f"{name} must be {wanted}, got shape {array.shape}")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite, got {_count_bad(array)}; pairs are forbidden by supervision=")
+        raise ValueError(f"{name} must be finite, got {count_bad(array)}; pairs are forbidden by supervision=")
     if (array < 0).any():
         raise ValueError(
             f"{name} must be non-negative, got a smallest entry of {array.min():g}; take it off all entries, which "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import math
 import os
 from collections.abc import Callable
@@ -37,9 +38,8 @@ def write_whole(write: Callable[[Path], object], path: Path) -> None:
         with whole(path) as aside:
             write(aside)
     except OSError as error:
-        raise OSError(
-            f"output {path} was not written: {error.strerror}; make room, or name a file elsewhere"
-        ) from error
+        room = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise OSError(f"output {path} was not written: {error.strerror}; {room}name a file elsewhere") from error
 
 
 def write_matching(result: GWResult, path: Path) -> None:
@@ -48,8 +48,8 @@ def write_matching(result: GWResult, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(("source", "target", "share"))
-        for i, (part, target, whole) in enumerate(zip(mass[:, 0], best[:, 0], given, strict=True)):
-            table.writerow((i, int(target), f"{float(part) / float(whole):.6g}" if whole > 0 else "nan"))
+        for i, (part, target, total) in enumerate(zip(mass[:, 0], best[:, 0], given, strict=True)):
+            table.writerow((i, int(target), f"{float(part) / float(total):.6g}" if total > 0 else "nan"))
 
 
 def described(result: GWResult, path: Path) -> dict[str, Any]:

@@ -108,7 +108,8 @@ def gw_align(
         belongs to masses of sum 1. Masses below 2^-80 (1e-24) of their sum count as zero.
     cost : linear cost M (fused Gromov-Wasserstein): a non-negative matrix (N, K), taken as it is, which needs the dense
         strategy; or a pair of feature arrays (N, d), (K, d), or a `FeatureCost`, which never become a matrix. A pair
-        costs the squared distance of its features over its largest possible value.
+        costs the squared distance of its features over its largest possible value. Pairs are forbidden by
+        ``supervision=``, not by a huge cost, which is refused where what is rounded would cost more than all else.
     alpha : weight of the quadratic part, in [0, 1]; 1 without a cost, 0.5 with one. 1 is Gromov-Wasserstein alone, 0
         linear transport of ``cost`` alone, for which X and Y may be None; 0.99 lets the cost break ties and no more.
     supervision : known and forbidden pairs, labels and masks, see `Supervision`.

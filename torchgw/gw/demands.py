@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from torchgw.types import Array, is_provider
 
 LEAST_PART = 1e-9
 STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
+ROUNDED = 16 * sys.float_info.epsilon
 
 
 def check_alpha(alpha: object, cost: object) -> float:
@@ -127,8 +129,10 @@ def check_resolved(model: Model, checked: list[tuple[str, Any, str]], options: G
     # A potential is a smallest cost, so a few large entries do it no harm; they do to marginals that are rounded.
     cost = f"{advice}; or rescale cost, or take a larger alpha"
     ranges.resolved("cost", reach, model.epsilon, cost, 1 / torch.finfo(torch.float64).eps)
-    if reach > 0 and not model.marginals.free_mass:
-        ranges.outliers(reach, _reach(model, _cheapest(model)), options.sinkhorn.tol)
+    if reach > 0 and model.cost is not None and model.cost.extra is not None and not model.marginals.free_mass:
+        cheapest = _reach(model, _cheapest(model.cost.extra, model.masses))
+        typical = None if model.alpha > 0 else _reach(model, _typical(model.cost.extra))
+        ranges.outliers(reach, cheapest, model.epsilon, typical, options.sinkhorn.tol)
     ranges.resolved("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
     if not isinstance(scale, float | tuple):
         given = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in checked]
@@ -150,15 +154,16 @@ def _reach(model: Model, entry: float | None = None) -> float:
     return model.beta * (largest_entry(model.cost) if entry is None else entry) / (2 * float(model.weight(1.0)))
 
 
-def _cheapest(model: Model) -> float:
-    """What a mass of one costs at least, a lower bound: with the cheapest match of each point of a side.
+def _typical(cost: Tensor) -> float:
+    """The lower quartile of the entries of a cost that are more than rounding leaves of zero; some must be."""
+    free = int((cost <= ROUNDED * float(cost.max())).sum())
+    return float(cost.flatten().kthvalue(free + (cost.numel() - free + 3) // 4).values)
 
-    Infinite for a cost that is not stored, whose entries have no outliers."""
-    assert model.cost is not None
-    if model.cost.extra is None:
-        return math.inf
+
+def _cheapest(cost: Tensor, masses: tuple[Tensor, Tensor]) -> float:
+    """What a mass of one costs at least, a lower bound: with the cheapest match of each point of a side."""
     found = 0.0
-    for mass, least in zip(model.masses, (model.cost.extra.amin(1), model.cost.extra.amin(0)), strict=True):
+    for mass, least in zip(masses, (cost.amin(1), cost.amin(0)), strict=True):
         mass, least = mass.cpu(), least.cpu()  # where sums have one order
         order = least.argsort()
         taken = mass[order].cumsum(0).clamp_max(1.0)

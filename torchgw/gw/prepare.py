@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import ranges, validate
+from torchgw import ranges, validate, validate_graph
 from torchgw.caller import warn_caller
 from torchgw.options import GWOptions, SpaceOptions
 from torchgw.result import GWResult
@@ -74,7 +74,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
     if is_graph(space):
         if distances == "euclidean":
             raise ValueError(f"distances='euclidean' needs points, got a sparse graph as {name}; use 'landmark'")
-        graph = validate.graph(name, space)
+        graph = validate_graph.graph(name, space)
         return graph, distances if distances != "auto" else _geodesic(graph.shape[0])
     matrix_asked = distances in ("auto", "precomputed")
     shape = shape_of(space)
@@ -186,7 +186,6 @@ def rescaled(
     if isinstance(scale, str):
         scale = max(largest_of(space) for space in made)
     scales = scale if isinstance(scale, tuple) else (scale, scale)
-    ranges.seen([largest_of(space) for space in made], scales)
     for name, space, divisor in zip("XY", made, scales, strict=True):
         ranges.scaled(name, largest_of(space), divisor)
     x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))

@@ -208,9 +208,9 @@ def _apart(reference: Landmarks, one: Candidate, others: list[Candidate], mass: 
 def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:
     """The first candidate, then those whose matchings are furthest from the ones taken: near-equal energies of a lower
     level say less about which basins to compare than how different they are."""
-    taken, rest, gaps = candidates[:1], candidates[1:], [math.inf] * len(candidates)
+    taken, rest, gaps = candidates[:1], candidates[1:], [math.inf] * (len(candidates) - 1)
     while rest and len(taken) < most:
-        gaps = [min(pair) for pair in zip(gaps, _apart(reference, taken[-1], rest, mass), strict=False)]
+        gaps = [min(pair) for pair in zip(gaps, _apart(reference, taken[-1], rest, mass), strict=True)]
         furthest = gaps.index(max(gaps))
         taken.append(rest.pop(furthest))
         gaps.pop(furthest)
