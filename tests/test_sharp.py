@@ -36,7 +36,7 @@ def exhaustive(DX: np.ndarray, DY: np.ndarray) -> float:
 
 @pytest.mark.parametrize("scale", [1e-6, 1e8])
 def test_the_optimum_does_not_depend_on_the_unit_of_distances(scale: float) -> None:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(1)
     DX, DY, few = random_distances(12, rng), random_distances(14, rng), CoarseOptions(n_starts=4, n_landmarks=14)
     unit = float(max(DX.max(), DY.max()))
     one, other = (
