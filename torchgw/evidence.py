@@ -14,7 +14,7 @@ from torchgw.tiled import TiledCoupling
 from torchgw.types import Array
 
 NEAR_TIE = 1.05
-TINY = 1e-9
+TINY = 1e-9  # of the largest squared distance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class Basin:
     energy : objective on the level it was compared on.
     count : starts that ended in it, as far as the coarse stage kept what they found.
     level : "full" (all points), "subset" (weighted points), "lifted" or "landmarks".
-    difference : mean distance, in units of the target's scale, between its matches and those of the best basin.
+    difference : mean distance between its matches and those of the best basin, relative to the largest distance of the
+        two spaces.
     matching : (N,) target index of each source point, to the resolution of the level.
     shift : (N,) the distance behind ``difference`` for each source point.
     """
@@ -106,9 +107,9 @@ class Confidence:
     entropy : of the point's matches, in nats: 0 for a single match, log K for no idea; exp(entropy) is the number of
         points it is effectively spread over.
     margin : 1 - second largest / largest mass in the row: 1 for a single match, 0 for a tie.
-    stability : 1 minus the distance, in units of the target's scale, to where another basin sends the point, discounted
-        by how much worse that basin is (best energy / its energy, as listed); the worst over all basins. 1 where no
-        other was found, NaN where none was looked for.
+    stability : 1 minus the distance, relative to the largest of the two spaces, to where another basin sends the point,
+        discounted by how much worse that basin is (best energy / its energy, as listed); the worst over all basins. 1
+        where no other was found, NaN where none was looked for.
 
     Points without mass have NaN in the first two.
     """

@@ -246,7 +246,8 @@ class LowRankOptions(Worded):
     max_iter : most mirror-descent iterations.
     tol : change per iteration at which the factors count as settled: their symmetric Kullback-Leibler divergence over
         the squared largest exponent of the step. 1e-8 takes a third of the iterations and leaves a few per cent.
-    step : largest step size times the squared sup norm of the gradient; the first steps are smaller.
+    step : largest step size times the squared sup norm of the gradient, in units of the largest squared scaled
+        distance; the first steps are smaller.
     floor : least entry of g, below 1 / rank. Components that carry no more are unused.
     """
 

@@ -45,8 +45,7 @@ class GWResult(Readable):
         those of the score 2 D_X T D_Y / epsilon. None at epsilon = 0, and for plans of low rank.
     marginal_error : largest L1 error of the returned plan over the marginals that are to hold exactly (of a partial
         plan, the mass over its bounds, or off the one asked for), against the masses given, as it was read when it was
-        rounded. A large plan is read in float32 arithmetic, other reads of which differ by up to
-        about 1e-6 of the mass.
+        rounded; reads of a large plan, in float32 arithmetic, differ by up to about 1e-6 of the mass.
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
     strategy : "dense", "streaming" or "low-rank", whichever ran.
     ladder : the resolutions that a streaming solve climbed: cells, residuals, seconds; empty for others.
@@ -61,7 +60,8 @@ class GWResult(Readable):
     history : cost, marginal error, epsilon and time at every check.
     backend : the kernel implementation that ran; ``backends_passed_over`` says why those before it did not, ``blocks``
         names its block sizes.
-    scales : what the distances of the two spaces were divided by; ``cost_scale`` what feature costs were.
+    scales : what the distances of the two spaces were divided by; ``cost_scale`` what feature costs were. ``unit`` is
+        the largest squared distance after that, with a linear cost at least 1: what energies are small or large beside.
     providers : class names of the two distance providers.
     graphs : how the neighbour graphs were made (k, stitching, short cuts left out); None for spaces that needed none.
     timings : seconds spent in "prepare", "search", "solve" and "finish".
@@ -108,6 +108,7 @@ class GWResult(Readable):
     supervised: bool
     constrained: bool
     options: GWOptions
+    unit: float = 1.0
     numpy_input: bool = True
     known: tuple[Known, Known] | None = None
     differentiated: Differentiated | None = None
@@ -134,7 +135,7 @@ class GWResult(Readable):
     @property
     def ambiguous(self) -> bool:
         """Whether another basin's energy is within 5 % of the best one's: a choice among equals."""
-        return self.rival is not None and self.rival.energy <= NEAR_TIE * max(self.basins[0].energy, TINY)
+        return self.rival is not None and self.rival.energy <= NEAR_TIE * max(self.basins[0].energy, TINY * self.unit)
 
     @property
     def max_memory(self) -> int:
@@ -227,12 +228,11 @@ class GWResult(Readable):
         """
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"confidence knows the library's own couplings, got {type(self.coupling).__name__}")
-        chosen = None if points is None else point_indices("points", points, self.shape[0])
-        chosen = None if chosen is None else chosen.to(self.coupling.device)
+        chosen = None if points is None else point_indices("points", points, self.shape[0]).to(self.coupling.device)
         entropy, margin = entropy_and_margin(self.coupling, chosen)
-        stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)
+        stability, tiny = torch.full_like(entropy, 1.0 if self.basins else torch.nan), TINY * self.unit
         for basin in self.basins[1:]:
-            discount = min((self.basins[0].energy + TINY) / (basin.energy + TINY), 1.0)
+            discount = min((self.basins[0].energy + tiny) / (basin.energy + tiny), 1.0)
             shift = basin.shift.to(stability)
             stability = torch.minimum(stability, 1 - discount * (shift if chosen is None else shift[chosen]))
         found = (entropy, margin, stability.clamp_min(0.0))

@@ -52,7 +52,7 @@ from torchgw.marginals import Balanced, Marginals
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
 from torchgw.sinkhorn.rounding import off
-from torchgw.spaces.traced import largest_of
+from torchgw.spaces.traced import unit_of
 from torchgw.status import Status
 from torchgw.supervision import Supervision
 from torchgw.threads import threads_for
@@ -260,7 +260,7 @@ def gw_align(
         prepared = time.perf_counter()
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
         scaled = f"{advice}; or divide distances by a larger options.spaces.scale"
-        check_distances_resolved(model, max(largest_of(space) / space.scale for space in made), scaled)
+        check_distances_resolved(model, unit_of(made) ** 0.5, scaled)
 
         def solve(name: str) -> Outcome:
             task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)
@@ -295,6 +295,7 @@ def gw_align(
         blocks=chosen.blocks,
         scales=(float(made[0].scale), float(made[1].scale)),
         cost_scale=cost_scale,
+        unit=unit_of(made) if weight == 1 else max(unit_of(made), 1.0),
         providers=(type(made[0]).__name__, type(made[1]).__name__),
         graphs=graphs,
         timings={"prepare": prepared - ready} | found.seconds,

@@ -30,7 +30,7 @@ from torchgw.gw.outcome import CERTIFICATE_ANCHORS, ROUNDING_ERROR
 from torchgw.kernels.sampling import draw
 
 SAMPLED_ROWS = 1000
-FLOAT32_ERROR = 1e-5  # of bounds on squared distances up to 1
+FLOAT32_ERROR = 1e-5  # of the largest squared distance
 ROWS_AT_ONCE = 16
 FEW_POINTS = 300
 BLOCK_POINTS = 2**16
@@ -72,7 +72,8 @@ def certify(
     gap = math.nan
     if model.fixed:
         lower = max(lower, second_bound(x.space, y.space, p, q))
-        lower = max(lower - (ROUNDING_ERROR if dtype == torch.float64 else FLOAT32_ERROR), 0.0)
+        error = ROUNDING_ERROR if dtype == torch.float64 else FLOAT32_ERROR
+        lower = max(lower - error * large.unit, 0.0)
         gap = _gap(large, model.combined(cost, model.linear(cost.U.dtype)), quadratic.value, read, dual)
     lower *= model.alpha
     return (

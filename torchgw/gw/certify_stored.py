@@ -30,8 +30,11 @@ def certify_stored(
     model: Model,
     options: GWOptions,
     generator: torch.Generator,
+    unit: float,
 ) -> tuple[Objective, Values, Certificate]:
-    """Of a plan (N, K), with column potentials (K,) in units of cost from its last linear problem."""
+    """Of a plan (N, K), with column potentials (K,) in units of cost from its last linear problem.
+
+    ``unit`` is the largest squared distance."""
     stored = DenseCoupling(plan)
     rows, columns = model.marginals_of(stored)
     exact = affordable(source, target, options.max_memory)
@@ -52,7 +55,7 @@ def certify_stored(
         lower = second_bound(source, target, model.p, model.q)
         if exact:
             lower = max(lower, first_bound(gradient.a, gradient.b, model.p, model.q))
-        lower = max(lower - ROUNDING_ERROR, 0.0)  # an isometric copy has both at zero, up to rounding
+        lower = max(lower - ROUNDING_ERROR * unit, 0.0)  # an isometric copy has both at zero, up to rounding
     values = model.values(quadratic.value, stored)
     lower = min(model.alpha * lower + linear_bound(model), values.total)  # above it by rounding alone
     return (

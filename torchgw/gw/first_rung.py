@@ -49,7 +49,7 @@ def first_rung(task: Task, epsilon: float, watch: Watch) -> FirstRung:
         for space, mass in zip(task.spaces, task.model.masses, strict=True)
     )
     model = replace(task.model, epsilon=epsilon)
-    large = Large(first, second, model, task.kernels, options, generator, task.exact)
+    large = Large(first, second, model, task.kernels, options, generator, task.exact, task.unit)
     count = options.ladder.n_cells
     x, y = (
         cells_of(large, side, features, min(count, max(len(side.mass) // 2, FEWEST)))
@@ -74,7 +74,8 @@ def on_cells(large: Large, x: CellSpace, y: CellSpace) -> Problem:
     model, dtype = large.model.on_cells(x.cells, y.cells), large.x.control.F.dtype
     gradient = gradient_of(model, ExactGradient(x.space, y.space, model.p.to(dtype), model.q.to(dtype)))
     kernel, options = large.kernels.stored, large.options
-    return Problem(x.space, y.space, gradient, model, large.epsilon, False, kernel, options, large.generator)
+    epsilon, generator, unit = large.epsilon, large.generator, large.unit
+    return Problem(x.space, y.space, gradient, model, epsilon, False, kernel, options, generator, unit=unit)
 
 
 def _features(large: Large) -> tuple[Tensor, Tensor]:

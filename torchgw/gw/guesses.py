@@ -27,7 +27,7 @@ from torchgw.spaces.hops import hop_distances
 
 FULL_QUANTILES = 32
 QUANTILE_SHARPNESS = 32.0
-LEAST_QUANTILE_COST = 1e-7
+LEAST_QUANTILE_COST = 1e-7  # of the largest squared distance
 FEW_PAIRS = 40_000
 
 
@@ -39,7 +39,7 @@ def by_distributions(problem: Problem) -> list[Candidate]:
     V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
     cost = FactoredCost.squared_distance(U, V)
     mean = cost.a @ p + cost.b @ q - 2 * (cost.U.T @ p) @ (cost.V.T @ q)
-    if float(mean) <= LEAST_QUANTILE_COST:
+    if float(mean) <= LEAST_QUANTILE_COST * problem.unit:
         return []  # all points see the same distances: nothing to go by
     epsilon = float(mean) / QUANTILE_SHARPNESS
     done = descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)

@@ -17,6 +17,7 @@ from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import TILE
 from torchgw.options import GWOptions
 from torchgw.spaces.hierarchy import Cells, bisect
+from torchgw.spaces.traced import unit_of
 from torchgw.types import Coupling, DistanceProvider
 from torchgw.watch import Watch
 
@@ -53,11 +54,16 @@ class Task:
     watch: Watch
     tol: float | None = None
 
+    @property
+    def unit(self) -> float:
+        """See `torchgw.spaces.traced.unit_of`."""
+        return unit_of(self.spaces)
+
 
 @dataclass(frozen=True)
 class Large:
     """Two spaces of many points, masses within, and how to solve. ``exact`` says that all distances of a space may be
-    computed where it has no factors."""
+    computed where it has no factors; ``unit`` is the largest squared distance."""
 
     x: Side
     y: Side
@@ -66,6 +72,7 @@ class Large:
     options: GWOptions
     generator: torch.Generator
     exact: bool
+    unit: float = 1.0
 
     @property
     def epsilon(self) -> float:

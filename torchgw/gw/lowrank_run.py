@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +15,7 @@ from torchgw.gw.lowrank_starts import warm_start
 from torchgw.gw.objective import Objective
 from torchgw.gw.outcome import Outcome
 
-SEARCH_EPSILON = 1e-3
+SEARCH_EPSILON = 1e-3  # of the largest squared distance
 
 
 def run_low_rank(
@@ -23,11 +24,12 @@ def run_low_rank(
     """Solve the task with O((N + K) r) memory; without entropy the search takes a little."""
     began, options, generator = time.perf_counter(), task.options, task.generator
     (p, q), epsilon = task.model.masses, task.epsilon
-    rung = first_rung(task, epsilon or SEARCH_EPSILON, task.watch.silent())
+    rung = first_rung(task, epsilon or SEARCH_EPSILON * task.unit, task.watch.silent())
     wide = tuple(space.to(p.device, torch.float64) for space in task.spaces)
     labels = rung.x.cells.label, rung.y.cells.label
-    start = warm_start(wide[0], labels, rung.ended.plan, p, q, options.low_rank, generator)
-    arguments = wide[0], wide[1], p, q, epsilon, options.low_rank, generator
+    chosen = replace(options.low_rank, step=options.low_rank.step * task.unit)
+    start = warm_start(wide[0], labels, rung.ended.plan, p, q, chosen, generator)
+    arguments = wide[0], wide[1], p, q, epsilon, chosen, generator
     done = task.watch.stage("descent", lambda: solve_low_rank(*arguments, start=start, watch=task.watch))
     solved = time.perf_counter()
     coupling = done.coupling

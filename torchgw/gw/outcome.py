@@ -16,7 +16,7 @@ from torchgw.gw.start import Start
 from torchgw.status import History, Status
 
 CERTIFICATE_ANCHORS = 1000
-ROUNDING_ERROR = 1e-10
+ROUNDING_ERROR = 1e-10  # of the largest squared distance
 
 
 @dataclass(frozen=True, kw_only=True)

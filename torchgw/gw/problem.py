@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 class Problem:
     """Two spaces in the loop's dtype, the gradient of the objective around them, and how to solve.
 
-    ``sharp`` says that ``epsilon`` is only where annealing to zero begins.
+    ``unit`` is the largest squared distance; ``sharp`` says that ``epsilon`` is only where annealing to zero begins.
     """
 
     source: DistanceProvider
@@ -44,6 +44,7 @@ class Problem:
     options: GWOptions
     generator: torch.Generator
     watch: Watch = field(default_factory=Watch)
+    unit: float = 1.0
 
     def stage(self, name: str, compute: Callable[[], Result]) -> Result:
         """The result of a stage, see `torchgw.watch`; what the gradient remembers is kept with it."""

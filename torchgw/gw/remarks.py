@@ -78,7 +78,7 @@ def warn_if_ambiguous(result: GWResult) -> None:
             more = ""
         warn_caller(
             f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
-            f"{rival.energy:.4g}, and send points {far} the target's scale apart on average (a symmetry?); "
+            f"{rival.energy:.4g}, and send points {far} the largest distance apart on average (a symmetry?); "
             f"result.basins lists both. {more}{'a' if more else 'A'} plan or pairs to begin with (init=), or masses p "
             f"and q can break the tie{blurred}",
             AmbiguityWarning,

@@ -34,7 +34,6 @@ from torchgw.kernels.precision import loop_dtype, reach, unsafe
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.traced import largest_of
 from torchgw.status import History, Status
 
 ROUNDING_SLACK = 2.0
@@ -87,18 +86,18 @@ def run(task: Task) -> Outcome:
     source, target = (space.to(p.device, dtype) for space in wide)
     gradient = make_gradient(source, target, model, exact, options, task.generator)
     kernel = task.kernels.stored
-    unit = max(largest_of(space) / space.scale for space in spaces) ** 2 or 1.0
     problem = Problem(
         source,
         target,
         gradient,
         model,
-        epsilon or SHARP_START * unit,
+        epsilon or SHARP_START * task.unit,
         epsilon == 0,
         kernel,
         options,
         task.generator,
         task.watch,
+        task.unit,
     )
     candidates, reference = where_to_start(problem, task.init)
     searched = time.perf_counter()
@@ -110,7 +109,7 @@ def run(task: Task) -> Outcome:
     ended, candidates = solve_contenders(problem, candidates, solver)
     solved = time.perf_counter()
     value, values, certificate = certify_stored(
-        ended.plan, ended.dual, wide[0], wide[1], model, options, task.generator
+        ended.plan, ended.dual, wide[0], wide[1], model, options, task.generator, task.unit
     )
     basins: tuple[Basin, ...] = ()
     if reference is not None:
@@ -150,7 +149,9 @@ def solve_contenders(problem: Problem, candidates: list[Candidate], solver: Solv
     """
     best, others = candidates[0], candidates[1:]
     near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
-    tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + TINY]
+    tied = [
+        c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + TINY * problem.unit
+    ]
     pairs = len(problem.p) * len(problem.q)
     small = problem.sharp and pairs <= SHARP_BASINS_PAIRS
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
@@ -279,7 +280,7 @@ def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Ended:
             break
     plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
     dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
-    least = torch.finfo(p.dtype).eps * problem.epsilon / SHARP_START
+    least = torch.finfo(p.dtype).eps * problem.unit
     more = max(limit - now.n_iter, 1)
     sharp = conditional_gradient(wide, plan, p, q, dual, now.history, problem.watch, more, least)
     return Ended(

@@ -42,19 +42,21 @@ RUNG_STEPS = 8
 FULL_STEPS = 5
 NEAR = 2.0
 CLOSE = 1.25
-APART = 0.1
+APART = 0.1  # of the largest distance
 SAME_ENERGY = 1.01
 POOR_COVERAGE = 0.02
 MOST_QUANTILE_PAIRS = 2.5e7
 
 
 def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
-    """Every basin that was found, the best first, and landmarks of the target to compare matchings by."""
+    """Every basin that was found, the best first, and landmarks of the target to compare matchings by, their rows
+    relative to the largest distance."""
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
     )
     reference, poor = kinds[0][0].target, _furthest(coverage, kinds, p, q) > POOR_COVERAGE
+    reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = []
     for basins in kinds:
@@ -80,8 +82,8 @@ def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate
     if len(finalists) > 1:
         rest = [c for c in found if all(c is not f for f in finalists)]
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
-        same = SAME_ENERGY if problem.sharp else math.inf
-        finalists = _distinct([_compared(problem, c, warmest) for c in finalists], reference, p, same)
+        same = (SAME_ENERGY, TINY * problem.unit) if problem.sharp else (math.inf, 0.0)
+        finalists = _distinct([_compared(problem, c, warmest) for c in finalists], reference, p, *same)
         found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
@@ -218,12 +220,12 @@ def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass:
 
 
 def _distinct(
-    candidates: list[Candidate], reference: Landmarks, mass: Tensor, same: float = math.inf
+    candidates: list[Candidate], reference: Landmarks, mass: Tensor, same: float = math.inf, tiny: float = 0.0
 ) -> list[Candidate]:
     """Candidates whose matchings differ, near ones first, then lowest first; counts of those merged are added.
 
     Matchings do not differ by distances that are all small, as in a sparse adjacency: there candidates are kept apart
-    by energies that are not the ``same`` up to this factor.
+    by energies that are not the ``same`` up to this factor and what is ``tiny``.
     """
     kept: list[Candidate] = []
     sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
@@ -232,7 +234,7 @@ def _distinct(
         first, others = rest[0], rest[1:]
         group, rest = [first], []
         for other, gap in zip(others, _apart(reference, first, others, mass), strict=True):
-            alike = gap <= APART and other.energy <= same * first.energy + TINY
+            alike = gap <= APART and other.energy <= same * first.energy + tiny
             (group if alike else rest).append(other)
         kept.append(replace(first, count=sum(c.count for c in group), leading=any(c.leading for c in group)))
     return kept

@@ -96,8 +96,8 @@ def basins(result: GWResult, *, ax: Axes | None = None) -> Axes:
     Returns
     -------
     The Axes. The shaded band reaches 5 % above the best energy: another basin within it makes the result ambiguous.
-    Beside each basin: how many starts ended in it, and how far its matches are from the best one's, in units of the
-    target's scale. Hollow marks are energies on another level, which are not to be compared. At most 15 are drawn.
+    Beside each basin: how many starts ended in it, and how far its matches are from the best one's, relative to the
+    largest distance. Hollow marks are energies on another level, which are not to be compared. At most 15 are drawn.
 
     Raises
     ------

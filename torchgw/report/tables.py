@@ -29,12 +29,12 @@ class Table:
 def matchings(result: Plan) -> Table:
     """The local optima that the search found."""
     head = ["", "energy", "best is lower by", "starts", "compared on", "difference", ""]
-    rows, marked = [], []
+    rows, marked, tiny = [], [], TINY * result.unit
     for at, basin in enumerate(result.basins):
         best = result.basins[0]
         same = basin.level == best.level
-        lower = 1 - (best.energy + TINY) / (basin.energy + TINY)
-        tied = at > 0 and same and basin.energy <= NEAR_TIE * max(best.energy, TINY)
+        lower = 1 - (best.energy + tiny) / (basin.energy + tiny)
+        tied = at > 0 and same and basin.energy <= NEAR_TIE * max(best.energy, tiny)
         marked += [at] if tied else []
         rows.append(
             [

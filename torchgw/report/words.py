@@ -9,7 +9,7 @@ from torchgw.evidence import TINY
 from torchgw.marginals import Partial
 from torchgw.report.reported import Plan
 
-NOTHING = 1e-12  # of a squared scaled distance: rounding
+NOTHING = 1e-12  # of the largest squared distance: rounding
 BLURRED = 0.25  # of the target points, on which the mass of a point is too thin to tell where it goes
 
 
@@ -36,7 +36,7 @@ def verdict(result: Plan, spread: float) -> Verdict:
         text = f"This matching is a blur: half the points are spread over {spread:.0f} or more target points"
         return Verdict("open", f"{text}; lower epsilon to tell points apart.")
     where = f"the mass of a typical point is on about {max(spread, 1.0):.0f} of {result.shape[1]:,} target points"
-    if result.certificate.gap <= NOTHING:
+    if result.certificate.gap <= NOTHING * result.unit:
         return Verdict("good", f"This matching is a best one, by proof; {where}.")
     if result.alpha > 0 and not result.basins:
         text = "This matching is a local optimum, and nobody looked for a better one: it is as right as its start"
@@ -71,11 +71,12 @@ def choice(result: Plan) -> str:
     found = f"The search found {count} distinct matchings"
     if rival is None:
         return f"{found}; the best was the only one good enough to be compared on all points."
-    lower = max(1 - (result.basins[0].energy + TINY) / (rival.energy + TINY), 0.0)
+    tiny = TINY * result.unit
+    lower = max(1 - (result.basins[0].energy + tiny) / (rival.energy + tiny), 0.0)
     if result.ambiguous:
         return (
             f"{found}, and the choice is ambiguous: the best is only {lower:.1%} lower than another, whose matches lie "
-            f"{rival.difference:.0%} of the target's extent away on average."
+            f"{rival.difference:.0%} of the largest distance away on average."
         )
     return f"{found}; the best is {lower:.0%} lower than the next, so the objective tells them apart."
 
@@ -115,8 +116,8 @@ def warnings(result: Plan) -> list[str]:
 
 def certainties(result: Plan) -> tuple[list[str], list[str]]:
     """What is certain of the plan, and what is not."""
-    certificate, sure, open_ = result.certificate, [], []
-    if certificate.gap <= NOTHING:
+    certificate, nothing, sure, open_ = result.certificate, NOTHING * result.unit, [], []
+    if certificate.gap <= nothing:
         sure.append(f"No plan at all has a value below {certificate.lower_bound:.4g}, which this one has.")
     elif certificate.lower_bound > 0:
         sure.append(
@@ -141,7 +142,7 @@ def certainties(result: Plan) -> tuple[list[str], list[str]]:
         sure.append("The value counts all pairs of points.")
     else:
         open_.append(f"The value: it is a mean over sampled pairs, with a standard error of {result.value_error:.2g}.")
-    if result.alpha > 0 and certificate.gap > NOTHING:
+    if result.alpha > 0 and certificate.gap > nothing:
         open_.append(elsewhere(sum(basin.count for basin in result.basins)))
     return sure, open_
 

@@ -102,6 +102,11 @@ def largest_of(space: DistanceProvider) -> float:
     return float(getattr(space, "largest", space.scale))
 
 
+def unit_of(spaces: tuple[DistanceProvider, DistanceProvider]) -> float:
+    """The square of the largest known scaled distance, beside which energies are small or large; 1 for no distances."""
+    return max(largest_of(space) / space.scale for space in spaces) ** 2 or 1.0
+
+
 def growth_of(value: Tensor) -> Tensor | None:
     """``value`` over itself as a constant: one, with the relative derivative; None for zero, which has none."""
     now = value.detach()
