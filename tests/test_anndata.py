@@ -276,6 +276,13 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], dict[str, Any]], type[Exception], 
     "number as key": (lambda a, b: {"use_rep": (1, 2)}, TypeError, "use_rep must be a key"),
     "absent label": (lambda a, b: {"labels": "leiden"}, ValueError, "got 'leiden' and columns 'cell_type', 'time'"),
     "number as label": (lambda a, b: {"labels": [3]}, TypeError, "labels must be a name or names of columns"),
+    "column as label": (
+        lambda a, b: {"labels": b.obs["cell_type"]},
+        TypeError,
+        "labels must name columns of b.obs, like 'cell_type', got a Series",
+    ),
+    "one number as label": (lambda a, b: {"labels": 3}, TypeError, "labels must name columns .*, got a int"),
+    "word for labels": (lambda a, b: {"groupby": "x"}, TypeError, "align has no argument 'groupby'; .* is labels"),
     "empty key": (lambda a, b: {"key_added": ""}, ValueError, "key_added must be a text"),
     "too large a plan": (lambda a, b: {"plan": 1.5}, ValueError, "plan must be a finite number > 0 and <= 1"),
     "true as plan": (lambda a, b: {"plan": True}, TypeError, "plan must be a number"),
@@ -356,10 +363,14 @@ def test_what_cannot_be_aligned_is_refused_and_nothing_written(case: str, given:
 
 def test_other_things_than_cells_are_refused(given: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = given
-    with pytest.raises(TypeError, match="a must be a AnnData, got ndarray"):
+    with pytest.raises(TypeError, match="a must be an AnnData, got ndarray"):
         cells.align(a.obsm["X_pca"], b)
-    with pytest.raises(TypeError, match="b must be a AnnData, got NoneType"):
+    with pytest.raises(TypeError, match="b must be an AnnData, got NoneType"):
         cells.align(a, None)
+    with pytest.raises(
+        TypeError, match=r"a must be an AnnData; torchgw.anndata.read\('a', path\) loads a file, got str"
+    ):
+        cells.align("a.h5ad", b)
     with pytest.raises(ValueError, match=r"a has no X; name a key of a.obsm as use_rep, got keys none"):
         cells.align(anndata.AnnData(obs=a.obs), b)
     monkeypatch.setitem(sys.modules, "anndata", None)

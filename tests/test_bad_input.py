@@ -117,6 +117,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("complex points", align(X + 1j, Y), "X must be an array of real numbers"),
     ("object points", align(np.array([[object()] * 2] * 9), Y), "X must be an array of real numbers"),
     ("NaN in points", align(poisoned(np.nan), Y), "X must be finite"),
+    ("place of NaN in points", align(poisoned(np.nan), Y), "X must .* 1 NaN .*, the first in row 3, column 1$"),
+    ("cells", align(type("Cells", (), {"obsm": {}})(), Y), r"X must be an array.*; torchgw.anndata.align\(a, b\)"),
+    ("word for scale", lambda: SpaceOptions(scale="max"), "scale must be 'common', a number, a pair .*, or None"),
     ("inf in points", align(poisoned(np.inf), Y), "X must be finite"),
     ("points without coordinates", align(np.zeros((5, 0)), Y), "X must have at least one coordinate"),
     ("one point", align(np.zeros((1, 3)), Y), "X must hold at least 2 points"),
@@ -361,10 +364,30 @@ def test_other_packages_words_are_answered_with_ours(function: Any, word: str, o
         function(X, Y, **{word: 1})
 
 
-@pytest.mark.parametrize("word", ["symmetric", "armijo"])
+@pytest.mark.parametrize("word", ["symmetric", "armijo", "log"])
 def test_other_packages_words_without_a_counterpart_are_to_be_left_out(word: str) -> None:
     with pytest.raises(TypeError, match=f"^gw_align has no argument '{word}': .*; leave it out$"):
         gw_align(X, Y, **{word: 1})
+
+
+def test_what_is_given_by_position_beyond_the_spaces_goes_by_name() -> None:
+    masses = np.full(30, 1 / 30), np.full(40, 1 / 40)
+    given: Any = gw_align
+    with pytest.raises(TypeError, match=r"^gw_align takes X, Y by position, got 4 .*; masses are p= and q=$"):
+        given(X, Y, *masses)
+    given = torchgw.GromovWasserstein
+    with pytest.raises(TypeError, match=r"^GromovWasserstein takes nothing by position, got 1 arguments; .* name"):
+        given(X)
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [(StoppingOptions(), "stopping=StoppingOptions"), (CoarseOptions(), "coarse=CoarseOptions"), (3, "sampling=Sampl")],
+)
+def test_a_group_of_options_is_answered_with_its_place(given: Any, place: str) -> None:
+    for call in (gw_align, epsilon_path, lambda X, Y, options: torchgw.estimate(9, 9, options=options)):
+        with pytest.raises(TypeError, match=rf"^options must be a GWOptions; .* options=GWOptions\({place}"):
+            call(X, Y, options=given)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,22 @@ def test_a_bad_file_gives_one_line_and_exit_code_two(
     assert not (tmp_path / "out.npz").exists()
 
 
+def test_the_command_alone_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([])
+    assert re.fullmatch(
+        "torchgw: error: name a command: align, resume, .*; torchgw --help .*\n", capsys.readouterr().err
+    )
+
+
+def test_one_feature_for_each_point_is_a_column(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", SPIRAL[:, 0])
+    found = command.features_of([tmp_path / "t.npy"] * 2, 2**20)
+    np.testing.assert_array_equal(found[1], SPIRAL[:, :1])
+    with pytest.raises(ValueError, match=r"rows and columns, got shape \(90,\); one number .* x\[:, None\]"):
+        io.read_space("X", tmp_path / "t.npy")
+
+
 def test_pickles_are_refused_unread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, target = write_inputs(tmp_path)
     for name, save in (("p.npy", np.save), ("p.npz", np.savez)):
@@ -153,6 +169,14 @@ def test_several_arrays_without_a_known_name_are_refused(tmp_path: Path) -> None
         (["-o", "out.npz", "-k", "90"], "k must be smaller"),
         (["-o", "out.npz", "--anchors", "0"], "n_anchors"),
         (["-o", "out.npz", "--seed", "-1"], "random_state"),
+        (
+            ["-o", "out.npz", "--epsilon", "0", "--pairs", "no.csv"],
+            "--epsilon 0 does not go with --pairs; take a small",
+        ),
+        (["-o", "out.npz", "--strategy", "low-rank", "--partial", "1"], "low-rank does not go with --partial"),
+        (["-o", "my out.npz", "--checkpoint", "."], "; `torchgw resume . -o 'my out.npz'` goes on"),
+        (["-o", "out.npz", "--report", "out.pdf"], "--report must be a .html file, got out.pdf"),
+        (["-o", "out.npz", "--pairs", "no.csv"], "--pairs: no.csv is not there"),
         (["-o", "out.npz", "--unknown"], "unrecognized"),
         ([], "-o"),
     ],

@@ -245,11 +245,26 @@ META: list[tuple[str, Any, str]] = [
     ("scales", [1.0, 2.0, 3.0], "its scales must have 2 entries"),
     ("scales", [1.0, True], r"its scales\[1\] must be of type float, got True"),
     ("timings", {"solve": "x"}, r"its timings\['solve'\] must be of type float"),
-    ("status", "LATE", "KeyError.'LATE'"),
+    ("status", "LATE", r"r\.npz is not one$"),
     ("strategy", 3, "its strategy must be of type str"),
-    ("ladder", [{"cells": [3, 4]}], "TypeError"),
+    ("ladder", [{"cells": [3, 4]}], r"r\.npz is not one$"),
     ("history", {"iteration": [1], "cost": []}, "must be of equal length"),
 ]
+
+
+def test_a_result_goes_to_a_file_of_its_kind(result: GWResult, tmp_path: Path) -> None:
+    for write, suffix in ((result.save, "npz"), (result.report, "html")):
+        with pytest.raises(ValueError, match=rf"path must be a .{suffix} file, got .*x\.csv$"):
+            write(tmp_path / "x.csv")
+        with pytest.raises(ValueError, match=r"lies in a folder that is not there; make .*none first"):
+            write(tmp_path / "none" / f"x.{suffix}")
+    result.save(tmp_path / "bare")
+    assert GWResult.load(tmp_path / "bare").value == result.value
+    assert [path.name for path in tmp_path.iterdir()] == ["bare"]
+    for content in (b"hi", (tmp_path / "bare").read_bytes()[:99]):
+        (tmp_path / "x.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"x\.npz is not one$"):
+            GWResult.load(tmp_path / "x.npz")
 
 
 def refused_with(result: GWResult, changes: Callable[[dict[str, Any]], Any], message: str, path: Path) -> None:
@@ -303,7 +318,9 @@ def test_a_result_that_cannot_be_written_leaves_the_old_file(size: int, result: 
         result.save(path)
     assert list(tmp_path.iterdir()) == [path]
     assert_same(GWResult.load(path), result)
-    with pytest.raises(OSError, match=r"no/such/result\.npz"):
+    with pytest.raises(
+        ValueError, match=r"no/such/result\.npz lies in a folder that is not there; make .*no/such first"
+    ):
         result.save(tmp_path / "no" / "such" / "result.npz")
 
 

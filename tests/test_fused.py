@@ -311,7 +311,7 @@ def test_what_cannot_be_solved_is_refused(arguments: dict[str, Any], message: st
     ("make", "message"),
     [
         (lambda: SemiRelaxed(-1.0), "rho must be"),
-        (lambda: SemiRelaxed(1.0, "z"), "side must be"),
+        (lambda: SemiRelaxed(1.0, "z"), "side .'x' is the source, 'y' the target. must be"),
         (lambda: Unbalanced(0.0, 1.0), "rho_x must be"),
         (lambda: Unbalanced(1.0, math.nan), "rho_y must be"),
         (lambda: Partial(0.0), "mass must be"),

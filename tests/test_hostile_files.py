@@ -313,7 +313,7 @@ def _(path: Path) -> None:
 hostile("device.csv", "no folder, pipe or device")(lambda path: path.symlink_to("/dev/zero"))
 hostile("loop.npy", "must be a file that is there")(lambda path: path.symlink_to(path))
 hostile("dangling.npy", "must be a file that is there")(lambda path: path.symlink_to("nowhere"))
-hostile("missing.npy", "must be a file that is there")(lambda path: None)
+hostile("missing.npy", "missing.npy is not there$")(lambda path: None)
 hostile("folder.npz", "no folder, pipe or device")(lambda path: path.mkdir())
 contents("unknown.pkl", "must be a .npy, .npz, .csv, .tsv, .h5ad file", b"1 2 3")
 contents("two\nlines\x1b[2J.npy", "no NumPy array", b"")

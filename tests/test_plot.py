@@ -610,7 +610,7 @@ def test_too_many_labels_are_refused_before_any_mass_is_carried(
 def test_what_is_of_another_type_is_refused(result: GWResult) -> None:
     with pytest.raises(TypeError, match="result must be a GWResult"):
         plot.matching(SPIRAL)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="ax must be a Axes"):
+    with pytest.raises(TypeError, match="ax must be an Axes"):
         plot.convergence(result, ax=Figure())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="colors must hold numbers or labels, got dtype complex"):
         plot.matching(result, colors=np.ones(90) * 1j)

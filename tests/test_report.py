@@ -409,9 +409,11 @@ def test_a_linear_problem_and_one_without_a_search_say_so(result: GWResult) -> N
     assert "there was no search." in contents.contents(begun)["uncertain"][-1]
 
 
-@pytest.mark.parametrize("write", [GWResult.save, GWResult.report])
-def test_a_full_disk_is_said_of_the_file_that_was_asked_for(write: Any, result: GWResult, tmp_path: Path) -> None:
-    out = tmp_path / "out.html"
+@pytest.mark.parametrize(("write", "name"), [(GWResult.save, "out.npz"), (GWResult.report, "out.html")])
+def test_a_full_disk_is_said_of_the_file_that_was_asked_for(
+    write: Any, name: str, result: GWResult, tmp_path: Path
+) -> None:
+    out = tmp_path / name
     out.write_text("before")
     with files_of_at_most(20), pytest.raises(OSError, match="File too large") as caught:
         write(result, out)

@@ -177,6 +177,10 @@ def test_rules_and_marginal_models_go_together() -> None:
         ({}, "at least one of"),
         ({"pairs": [(0, 999)]}, r"supervision.pairs"),
         ({"forbidden": [(-1, 0)]}, r"supervision.forbidden"),
+        (
+            {"labels": (["T"] * 200, ["T"] * 240)},
+            r"got shape .* of dtype <U1; np.unique\(np.concatenate\(labels\), ret",
+        ),
         ({"labels": (np.zeros(3, int), np.zeros(240, int))}, r"supervision.labels\[0\] must be 200 integers"),
         ({"labels": (np.zeros(200, int), np.full(240, -2))}, "at least -1"),
         ({"mask": np.ones((3, 3))}, r"must have shape \(N, K\) = \(200, 240\)"),

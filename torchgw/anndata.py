@@ -10,7 +10,8 @@ Layout: I. Virshup et al., "anndata: Access and store annotated data matrices", 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 from torchgw import guards, validate
 from torchgw._version import __version__
 from torchgw.annotated import check_cells, decoded, encoded, library, matches, points_of, representations
+from torchgw.entry import OURS, entry
 from torchgw.gw.align import gw_align
 from torchgw.options import GWOptions
 from torchgw.result import GWResult
@@ -29,6 +31,7 @@ from torchgw.result import GWResult
 __all__ = ["align", "joint", "read", "write"]
 
 
+@entry(OURS | dict.fromkeys(("label", "groupby"), "labels"), passes_to=gw_align)
 def align(
     a: Any,
     b: Any,
@@ -205,6 +208,8 @@ def read(name: str, path: str | PathLike[str], max_memory: int | None = None, *,
 
     limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
     file, shown = Path(path), guards.one_line(path, 4096)
+    if not os.path.lexists(file):
+        raise ValueError(f"{name}: {shown} is not there")
     if file.suffix != ".h5ad" or not guards.is_regular(file):
         raise ValueError(f"{name} must be an .h5ad file that is there, no folder, pipe or device, got {shown}")
     try:
@@ -254,6 +259,8 @@ def _check_columns(key: str, labels: dict[str, bool]) -> None:
 
 def _names(labels: str | Sequence[str] | None) -> list[str]:
     """Columns without repetition."""
+    if labels is not None and (hasattr(labels, "dtype") or not isinstance(labels, Iterable)):
+        raise TypeError(f"labels must name columns of b.obs, like 'cell_type', got a {type(labels).__name__}")
     found = [labels] if isinstance(labels, str) else list(labels or ())
     if not all(isinstance(name, str) for name in found):
         raise TypeError(f"labels must be a name or names of columns of b.obs, got {labels!r}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ def library() -> Any:
 
 def check_cells(side: str, cells: Any) -> None:
     """An AnnData whose cells can be told apart."""
-    validate.instance(side, cells, library().AnnData)
+    load = f"; torchgw.anndata.read({side!r}, path) loads a file" if isinstance(cells, str | PathLike) else ""
+    validate.instance(side, cells, library().AnnData, load)
     if not cells.obs_names.is_unique:
         twice = cells.obs_names[cells.obs_names.duplicated()][0]
         raise ValueError(f"{side}.obs_names must be unique, got {twice!r} twice; call {side}.obs_names_make_unique()")

@@ -192,7 +192,7 @@ def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Gene
         When it cannot be made or written, naming it.
     """
     folder = Path(checkpoint.path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_taken(folder):
         raise ValueError(_taken(folder))
     if not folder.absolute().parent.is_dir():
         raise ValueError(f"checkpoint {folder} lies in a folder that is not there; make {folder.parent} first")
@@ -210,6 +210,11 @@ def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Gene
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return Folder(checkpoint, codec, generator)
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether there is something that a new checkpoint would have to replace."""
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
 def _taken(folder: Path) -> str:

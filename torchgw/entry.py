@@ -6,8 +6,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import ParamSpec, TypeVar
 
+from torchgw import validate
 from torchgw.allocation import allocating
 from torchgw.kernels.products import exact_products
 from torchgw.options import GWOptions
@@ -30,7 +32,7 @@ OURS = {
     **dict.fromkeys(("metric", "distance", "cost_fn"), "distances"),
     **dict.fromkeys(("seed", "rng", "random_seed"), "random_state"),
     **dict.fromkeys(("G0", "init_plan", "init_T", "T0"), "init"),
-    **dict.fromkeys(("verbose", "log", "progress"), "callback"),
+    **dict.fromkeys(("verbose", "progress"), "callback"),
     **dict.fromkeys(
         ("reg_m", "reg_marginals", "rho", "rho_x", "rho_y", "tau_a", "tau_b"), "marginals=Unbalanced(rho_x, rho_y)"
     ),
@@ -70,7 +72,10 @@ def entry(
 
     def shared(function: Callable[P, R]) -> Callable[P, R]:
         each = [inspect.signature(given).parameters for given in (function, passes_to) if given]
+        positional = [n for n, p in each[0].items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        bound = positional[:1] == ["self"]
         known = {name for one in each for name, parameter in one.items() if parameter.kind is not parameter.VAR_KEYWORD}
+        masses = "; masses are p= and q=" if {"p", "q"} <= known else ""
         name = function.__qualname__.removesuffix(".__init__")
         given_here = {word: ours for word, ours in {**PLACES, **words}.items() if ours.partition("=")[0] in known}
         answers = given_here | {word: word for word in known}
@@ -79,6 +84,9 @@ def entry(
         def call(*arguments: P.args, **keywords: P.kwargs) -> R:
             for word in filter(lambda word: word not in known, keywords):
                 raise TypeError(refusal(name, word, answers))
+            if len(arguments) > len(positional):
+                taken = f"{name} takes {', '.join(positional[bound:]) or 'nothing'} by position"
+                raise TypeError(f"{taken}, got {len(arguments) - bound} arguments; all others go by name{masses}")
             own_threads()  # before another thread's solve sets the number of those that begin
             with allocating(name, advice), exact_products():
                 return function(*arguments, **keywords)
@@ -86,3 +94,10 @@ def entry(
         return call
 
     return shared
+
+
+def check_options(options: object) -> None:
+    """`GWOptions`; what is one of their groups is answered with the place that it has in them."""
+    groups = {member.default_factory: member.name for member in fields(GWOptions)}
+    example = PLACES[groups.get(type(options), "sampling")]
+    validate.instance("options", options, GWOptions, f"; for example {example}")

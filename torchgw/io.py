@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ PARTS = {
 }
 
 
-def read_space(name: str, path: Path, max_memory: int | None = None) -> Any:
+def read_space(name: str, path: Path, max_memory: int | None = None, *, column: bool = False) -> Any:
     """The points (N, D), distance matrix (N, N) or sparse graph in a file.
 
     .npy and .npz hold one array (or, for several, one called "X" or "points"; or a matrix of SciPy's ``save_npz``),
@@ -38,6 +39,7 @@ def read_space(name: str, path: Path, max_memory: int | None = None) -> Any:
     path : a regular file; its suffix says what it is.
     max_memory : bytes that its numbers may take as float64, by default that of `GWOptions`. What a file declares is
         compared with it before it is allocated.
+    column : take an array (N,) as (N, 1).
 
     Returns
     -------
@@ -52,13 +54,17 @@ def read_space(name: str, path: Path, max_memory: int | None = None) -> Any:
     shown = guards.one_line(path, 4096)
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{name} must be a {', '.join(SUFFIXES)} file, got {shown}")
+    if not os.path.lexists(path):
+        raise ValueError(f"{name}: {shown} is not there")
     if not guards.is_regular(path):
         raise ValueError(f"{name} must be a file that is there, no folder, pipe or device, got {shown}")
     readers = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_text, ".tsv": _read_text, ".h5ad": _read_h5ad}
     try:
         found = readers[path.suffix](path, limit)
+        found = found[:, None] if column and found.ndim == 1 else found
         if found.ndim != 2 or 0 in found.shape:
-            raise ValueError(f"it must hold rows and columns, got shape {found.shape}")
+            remedy = "; one number for each row goes as a column, x[:, None]" if found.ndim == 1 else ""
+            raise ValueError(f"it must hold rows and columns, got shape {found.shape}{remedy}")
     except Exception as error:  # what reads broken files raises errors of every kind
         reason = guards.one_line(error) or type(error).__name__
         raise ValueError(f"{name}: {shown} cannot be read: {reason}") from error

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 from torchgw import ranges, validate
 
+SIDE = "side ('x' is the source, 'y' the target)"
+
 
 @dataclass(frozen=True)
 class Marginals:
@@ -75,7 +77,7 @@ class SemiRelaxed(Marginals):
     def __post_init__(self) -> None:
         object.__setattr__(self, "rho", validate.real("rho", self.rho, least=0.0, infinite=True))
         ranges.price("rho", self.rho, "makes the marginal hard", least=0.0)
-        object.__setattr__(self, "side", validate.choice("side", self.side, ("x", "y")))
+        object.__setattr__(self, "side", validate.choice(SIDE, self.side, ("x", "y")))
 
     @property
     def weights(self) -> tuple[float, float]:

@@ -21,8 +21,10 @@ def _keep(options: object, **values: object) -> None:
 
 def _scale(value: object) -> str | float | tuple[float, float] | None:
     """A scale of distances, or one for each space."""
+    if isinstance(value, str) and value != "common":
+        raise ValueError(f"scale must be 'common', a number, a pair of numbers, or None, got {value!r}")
     if value is None or isinstance(value, str):
-        return None if value is None else validate.choice("scale", value, ("common",))
+        return value
     if isinstance(value, tuple | list) and len(value) == 2:
         return validate.real("scale[0]", value[0], above=0.0), validate.real("scale[1]", value[1], above=0.0)
     return validate.real("scale", value, above=0.0)

@@ -16,7 +16,7 @@ from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
 from torchgw.options import GWOptions
 from torchgw.reading import Readable, point_indices
-from torchgw.sealed import path_of
+from torchgw.sealed import path_of, place_of
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.known import Known
 from torchgw.status import History, Status
@@ -243,12 +243,12 @@ class GWResult(Readable):
 
         Parameters
         ----------
-        path : the file; one that is there is replaced.
+        path : an .npz file, or one without a suffix; one that is there is replaced.
 
         Raises
         ------
-        OSError
-            Naming the path, when it cannot be written; what was there before is still there then.
+        ValueError, OSError
+            Naming the path, when it is no place for such a file, or cannot be written; what was there before stays.
 
         Notes
         -----
@@ -258,7 +258,7 @@ class GWResult(Readable):
         if not isinstance(self.coupling, BlockCoupling):
             raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
         kept = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}
-        write(path_of("path", path), kept, self.coupling)
+        write(place_of(path, ".npz"), kept, self.coupling)
 
     def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
         """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is
@@ -266,7 +266,7 @@ class GWResult(Readable):
 
         Parameters
         ----------
-        path : the file, written whole or not at all.
+        path : an .html file, or one without a suffix, written whole or not at all.
         X, Y : points (N, d) and (K, e) to draw, if not those that were aligned; needed for results from files. Two or
             three coordinates are drawn as they are, of others two principal components; spaces of distances get a
             layout.
@@ -289,7 +289,7 @@ class GWResult(Readable):
         """
         from torchgw import report
 
-        report.write(self, path_of("path", path), X, Y, labels)
+        report.write(self, place_of(path, ".html"), X, Y, labels)
 
     @classmethod
     def load(cls, path: str | PathLike[str], max_memory: int | None = None) -> GWResult:
@@ -316,5 +316,5 @@ class GWResult(Readable):
             check_members(found, but=("coupling", *NOT_SAVED))
             return found
         except Exception as error:  # what reads broken files raises errors of every kind
-            reason = guards.one_line(error if isinstance(error, ValueError) else repr(error))
-            raise ValueError(f"path must name a file written by GWResult.save, {path} is not one ({reason})") from error
+            reason = f" ({guards.one_line(error)})" if isinstance(error, ValueError) else ""
+            raise ValueError(f"path must name a file written by GWResult.save, {path} is not one{reason}") from error

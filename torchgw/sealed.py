@@ -44,6 +44,23 @@ def path_of(name: str, given: object, what: str = "a file") -> Path:
     return Path(path)
 
 
+def place_of(given: object, suffix: str) -> Path:
+    """The path of a file to write, which has this suffix or none, in a folder that is there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Saying what is wrong with it.
+    """
+    path = path_of("path", given)
+    if path.suffix not in ("", suffix):
+        raise ValueError(f"path must be a {suffix} file, got {path}")
+    if path.is_dir() or not path.parent.is_dir():
+        wrong = "is a folder" if path.is_dir() else f"lies in a folder that is not there; make {path.parent} first"
+        raise ValueError(f"path must name a file to write, {path} {wrong}")
+    return path
+
+
 @contextmanager
 def whole(path: str | PathLike[str]) -> Iterator[Path]:
     """A path beside this one, of the same suffix, to write to; at the end of the context the file there takes its name,

@@ -124,7 +124,9 @@ def _integers(name: str, value: Any, n: int) -> Array:
     """Integer labels (n,), at least -1."""
     array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
     if array.shape != (n,) or array.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}")
+        inverse = "np.unique(np.concatenate(labels), return_inverse=True)[1]"
+        remedy = f"; {inverse} numbers those of both sides" if array.dtype.kind in "OSU" else ""
+        raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}{remedy}")
     if n and array.min() < -1:
         raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")
     return array.astype(np.int64)

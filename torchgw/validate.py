@@ -52,9 +52,7 @@ def real(
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
     number = float(value)
-    bounds = [f"> {above:g}"] if above is not None else []
-    bounds += [f">= {least:g}"] if least is not None else []
-    bounds += [f"<= {most:g}"] if most is not None else []
+    bounds = [f"{sign} {bound:g}" for sign, bound in ((">", above), (">=", least), ("<=", most)) if bound is not None]
     inside = (
         (math.isfinite(number) or (infinite and number == math.inf))
         and (above is None or number > above)
@@ -77,7 +75,8 @@ def flag(name: str, value: object) -> bool:
 def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
     """An object of class ``kind``."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}{hint}, got {type(value).__name__}")
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        raise TypeError(f"{name} must be {article} {kind.__name__}{hint}, got {type(value).__name__}")
 
 
 def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True) -> Array:
@@ -114,7 +113,8 @@ def points(name: str, value: object, least: int = 2) -> Array:
     if array.shape[1] < 1:
         raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite, got {count_bad(array)}")
+        row, column = np.argwhere(~np.isfinite(array))[0]
+        raise ValueError(f"{name} must be finite, got {count_bad(array)}, the first in row {row}, column {column}")
     ranges.sizes(name, max(float(array.max()), -float(array.min())))
     return array
 

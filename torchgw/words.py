@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 NEAR, SHORT = 0.8, 3  # likeness from which a word is a slip of the pen for another, and letters that are too few for it
 WITHOUT = {
+    "log": "the result holds all of it in any case, that of gw_align as result.value and result.history",
     "symmetric": "distances are symmetric, and others are refused",
     "armijo": "the length of every step is found without a search",
 }

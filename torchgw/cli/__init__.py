@@ -54,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """Parse, run, and print what was found."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.error(f"name a command: {', '.join(COMMANDS)}; torchgw --help says what each does")
     if options.verbose:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="torchgw: %(message)s", force=True)
     said: list[str] = []

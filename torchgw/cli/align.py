@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +15,7 @@ import numpy as np
 
 from torchgw import report
 from torchgw.caller import warn_caller
+from torchgw.checkpoint import is_taken
 from torchgw.cli.output import check_output, described, write_matching, write_whole
 from torchgw.gw.align import gw_align
 from torchgw.gw.resume import resume
@@ -34,6 +37,7 @@ from torchgw.types import TorchGWWarning
 from torchgw.validate import looks_like_distances
 
 GIB = 2**30
+WITH_ENTROPY = ("--pairs", "--features", "--semi-relaxed", "--unbalanced", "--partial")
 
 
 class Interrupted(Exception):  # noqa: N818 - it is how a command ends, not an error
@@ -58,6 +62,12 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(
             "--checkpoint needs an .npz or .csv output: `torchgw resume` writes no .h5ad, so labels would go"
         )
+    if arguments.checkpoint is not None and is_taken(arguments.checkpoint):
+        folder = shlex.quote(str(arguments.checkpoint))
+        raise ValueError(
+            f"--checkpoint must name a folder that is not there yet, got {folder}; `torchgw resume {folder} -o "
+            f"{shlex.quote(str(arguments.output))}` goes on with what it holds, or remove it"
+        )
     keywords = keywords_of(arguments)
     if cells:
         return _align_cells(arguments, keywords)
@@ -79,6 +89,7 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `gw_align` that the options stand for."""
     if arguments.alpha is not None and arguments.features is None:
         raise ValueError(f"--alpha weighs distances beside --features, got --alpha {arguments.alpha:g} without them")
+    _check_entropy(arguments)
     options = GWOptions(
         spaces=SpaceOptions(k=arguments.k, n_landmarks=arguments.landmarks),
         sampling=SamplingOptions(n_anchors=arguments.anchors),
@@ -119,8 +130,8 @@ def space_of(name: str, path: Path, limit: int) -> Any:
 
 
 def features_of(paths: Sequence[Path], limit: int) -> tuple[Any, Any]:
-    """Features of the source's points and of the target's."""
-    found = [read_space("--features", path, limit) for path in paths]
+    """Features of the source's points and of the target's; one for each point may come without the second dimension."""
+    found = [read_space("--features", path, limit, column=True) for path in paths]
     if not all(isinstance(side, np.ndarray) for side in found):
         raise ValueError(f"--features must be two tables, one row for each point, got {paths[0]} and {paths[1]}")
     return found[0], found[1]
@@ -147,7 +158,7 @@ def memory_of(arguments: argparse.Namespace) -> int:
 def check_report(page: Path | None) -> None:
     """Refuse, before the solve, a page that could not be written."""
     if page is not None:
-        check_output(page, ".html")
+        check_output(page, ".html", name="--report")
         report.plotly_script()
 
 
@@ -176,6 +187,18 @@ def ended(result: GWResult, path: Path, page: Path | None, labels: Any = None) -
             file=sys.stderr,
         )
     return found
+
+
+def _check_entropy(arguments: argparse.Namespace) -> None:
+    """Refuse, in the command's own words, what plans without entropy and those of low rank do not go with."""
+    named = {flag: getattr(arguments, flag[2:].replace("-", "_")) for flag in WITH_ENTROPY}
+    if arguments.alpha == 1:
+        del named["--features"]
+    beside = " and ".join(flag for flag, value in named.items() if value not in (None, math.inf))
+    if beside and arguments.epsilon == 0:
+        raise ValueError(f"--epsilon 0 does not go with {beside}; take a small one > 0, like 1e-3")
+    if beside and arguments.strategy == "low-rank":
+        raise ValueError(f"--strategy low-rank does not go with {beside}; take another, like auto")
 
 
 def _marginals(arguments: argparse.Namespace) -> Marginals:

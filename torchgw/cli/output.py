@@ -14,16 +14,16 @@ from torchgw.result import GWResult
 from torchgw.sealed import whole
 
 
-def check_output(path: Path, *suffixes: str) -> None:
+def check_output(path: Path, *suffixes: str, name: str = "output") -> None:
     """Refuse, before the solve, a place that the result could not be written to."""
     if path.suffix not in suffixes:
-        raise ValueError(f"output must be a {' or '.join(suffixes)} file, got {path}")
+        raise ValueError(f"{name} must be a {' or '.join(suffixes)} file, got {path}")
     if not path.parent.is_dir():
-        raise ValueError(f"output {path} lies in a folder that is not there; make {path.parent} first")
+        raise ValueError(f"{name} {path} lies in a folder that is not there; make {path.parent} first")
     if path.is_dir():
-        raise ValueError(f"output {path} is a folder; name a file")
+        raise ValueError(f"{name} {path} is a folder; name a file")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ValueError(f"output {path} cannot be written: no file can be made in {path.parent}")
+        raise ValueError(f"{name} {path} cannot be written: no file can be made in {path.parent}")
 
 
 def write_whole(write: Callable[[Path], object], path: Path) -> None:

@@ -43,7 +43,7 @@ def build_parser() -> Parser:
         epilog=CODES,
     )
     parser.add_argument("--version", action="version", version=f"torchgw {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     _align(commands)
     resume = _command(commands, "resume", "go on with an alignment that was killed or interrupted")
     resume.add_argument("checkpoint", type=Path, help="the folder that `align --checkpoint` made")

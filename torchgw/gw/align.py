@@ -16,7 +16,7 @@ from torch import Tensor
 from torchgw import ranges, validate
 from torchgw.caller import is_theirs
 from torchgw.checkpoint import Checkpoint
-from torchgw.entry import entry
+from torchgw.entry import check_options, entry
 from torchgw.features import FeatureCost
 from torchgw.gradients.demands import check_recorded, checked_mode, tolerance
 from torchgw.gradients.differentiable import differentiable
@@ -193,7 +193,7 @@ def gw_align(
     >>> result.argmax().shape
     (300,)
     """
-    validate.instance("options", options, GWOptions, "; for example GWOptions(sampling=SamplingOptions(n_anchors=200))")
+    check_options(options)
     validate.instance("marginals", marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()")
     validate.real("epsilon", epsilon, least=0.0, most=ranges.LARGEST_EPSILON)
     validate.choice("backend", backend, BACKENDS)

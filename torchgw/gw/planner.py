@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from torchgw import validate
+from torchgw.entry import check_options
 from torchgw.options import GWOptions
 
 DENSE_BYTES, SHARP_BYTES = 16, 60
@@ -112,7 +113,7 @@ def estimate(
         raise TypeError(f"N must be a number of points, got an array of shape {shape}; pass len(X), len(Y)")
     n, k = validate.integer("N", N, least=2), validate.integer("K", K, least=2)
     validate.real("epsilon", epsilon, least=0.0)
-    validate.instance("options", options, GWOptions)
+    check_options(options)
     # The device need not be there: one may plan for another machine.
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     refuse(options.strategy, n, k, epsilon, options)

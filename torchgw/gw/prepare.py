@@ -56,6 +56,11 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         raise TypeError(
             f"{name} must be an array, a sparse graph or a provider, got a {type(space).__name__}; load it first"
         )
+    if hasattr(space, "obsm"):
+        raise TypeError(
+            f"{name} must be an array, a sparse graph or a provider, got {type(space).__name__}; "
+            f"torchgw.anndata.align(a, b) aligns cells, or take {name}.obsm['X_pca']"
+        )
     if hasattr(space, "edges"):
         raise TypeError(
             f"{name} must be a SciPy sparse graph of edge lengths, got {type(space).__name__}; "

@@ -17,7 +17,7 @@ import torch
 from torchgw import validate
 from torchgw._version import __version__
 from torchgw.caller import warn_caller
-from torchgw.entry import ADVICE_ON_MANY, OF_MANY, entry
+from torchgw.entry import ADVICE_ON_MANY, OF_MANY, check_options, entry
 from torchgw.gw.prepare import pick_device
 from torchgw.interrupt import stopped_by_interrupt
 from torchgw.kernels.sampling import make_generator
@@ -131,7 +131,7 @@ def gw_pairwise(
     (3, 3)
     """
     began = time.perf_counter()
-    validate.instance("options", options, GWOptions)
+    check_options(options)
     validate.real("tol", tol, above=0.0, most=1.0)
     validate.choice("keep", keep, KEEP)
     check_jobs(n_jobs)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from torchgw import validate
-from torchgw.entry import ADVICE_ON_MANY, OF_MANY, entry
+from torchgw.entry import ADVICE_ON_MANY, OF_MANY, check_options, entry
 from torchgw.gw.prepare import pick_device
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
@@ -104,7 +104,7 @@ def gw_neighbours(
     >>> torchgw.gw_neighbours(spaces, 2, queries=[0], random_state=0).indices.shape
     (1, 2)
     """
-    validate.instance("options", options, GWOptions)
+    check_options(options)
     validate.real("tol", tol, above=0.0, most=1.0)
     check_jobs(n_jobs)
     where = pick_device(device, tuple(spaces) if isinstance(spaces, list | tuple) else ())

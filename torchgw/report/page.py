@@ -28,14 +28,11 @@ def write(result: Plan, path: Path, X: Any = None, Y: Any = None, labels: Any = 
     ImportError
         Without plotly.
     ValueError
-        For a folder that is not there, and points or labels that do not fit.
+        For points or labels that do not fit.
     OSError
         Naming the path, when the page cannot be written; what was there before still is.
     """
     drawing = plotly_script()
-    if path.is_dir() or not path.parent.is_dir():
-        wrong = "is a folder" if path.is_dir() else f"lies in a folder that is not there; make {path.parent} first"
-        raise ValueError(f"path must name a file to write, {path} {wrong}")
     text = page(contents(result, X, Y, labels), drawing)
     with whole(path) as aside:
         aside.write_text(text, encoding="utf-8", newline="\n")
