@@ -371,6 +371,8 @@ def test_other_things_than_cells_are_refused(given: tuple[Any, Any], monkeypatch
         TypeError, match=r"a must be an AnnData; torchgw.anndata.read\('a', path\) loads a file, got str"
     ):
         cells.align("a.h5ad", b)
+    with pytest.raises(ValueError, match=r"^a: no\.h5ad is not there$"):
+        cells.read("a", "no.h5ad")
     with pytest.raises(ValueError, match=r"a has no X; name a key of a.obsm as use_rep, got keys none"):
         cells.align(anndata.AnnData(obs=a.obs), b)
     monkeypatch.setitem(sys.modules, "anndata", None)
