@@ -31,10 +31,14 @@ def test_programs_run_when_they_should_and_are_gone_afterwards(monkeypatch: pyte
 
         before = torch.get_num_threads()
         torch.set_num_threads(3)
-        found = beside.timed(solve, others, 1)
-        torch.set_num_threads(before)
-    assert seen == [(1, 0), (1, 0), (3, 0), (1, 1), (3, 1), (1, 2)]
+        try:
+            found = beside.timed(solve, others, 1, with_all=True)
+            few = beside.timed(solve, others, 2, with_all=False)
+        finally:
+            torch.set_num_threads(before)
+    assert seen == [(1, 0), (1, 0), (1, 1), (1, 2), (3, 0), (3, 1), (1, 0), *[(1, 0), (1, 1), (1, 2)] * 2]
     assert [len(seconds) for seconds in found.values()] == [1] * 5
+    assert [len(seconds) for seconds in few.values()] == [2] * 3
     assert all(other.returncode is not None for other in others)
 
 

@@ -214,8 +214,7 @@ class LadderOptions(Worded):
 
     Parameters
     ----------
-    marginal_tol : L1 marginal error, at full size and before rounding, at which the climb ends; with strong divergences
-        lower, as ``SinkhornOptions.tol``.
+    marginal_tol : L1 marginal error, at full size and before rounding, that ends it; lower as ``SinkhornOptions.tol``.
     n_cells : cells of either space on the first rung, where the search takes place; 16 at least.
     omitted_mass : share of the mass by which the returned plan may differ from that of its potentials on all pairs of
         points, by a strict bound, because tiles without mass are not evaluated and small ones are taken as short sums
