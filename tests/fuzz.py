@@ -271,6 +271,7 @@ def main() -> None:
             print(call.snippet, "\n", flush=True)
     print(table(verdicts))
     print(f"{sum(verdict.seconds for _, verdict in verdicts):.0f} s of processor time")
+    raise SystemExit(any(verdict.failures for _, verdict in verdicts))
 
 
 if __name__ == "__main__":

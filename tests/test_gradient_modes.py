@@ -475,3 +475,22 @@ def test_a_partial_plan_of_little_mass_has_gradients(mode: str) -> None:
     found = gradient(value, X)
     assert bool(torch.isfinite(found).all())
     assert bool(found.any())
+
+
+def test_gradients_of_a_streaming_solve_whose_points_coincide_are_numbers() -> None:
+    """Its factors have no columns."""
+    points = torch.full((4, 2), 3.0, dtype=torch.float64)
+    leaves = [side.requires_grad_() for side in (points, torch.randn(6, 3, dtype=torch.float64))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = gw_align(
+            *leaves,
+            distances="landmark",
+            marginals=Unbalanced(0.5, 1.0),
+            epsilon=1.0,
+            gradient_mode=Implicit(),
+            options=GWOptions(strategy="streaming"),
+            random_state=0,
+        )
+        found = torch.autograd.grad(result.plan.square().sum() + result.loss, leaves)
+    assert all(bool(side.isfinite().all()) for side in found)

@@ -131,3 +131,8 @@ def test_what_counts_as_converged_is_near_the_lowest_of_all_epsilons(rho: float,
     assert {1e-2, 1e-3} <= set(converged)
     # Solves end in basins of their own, up to a third apart here; what is not solved was off by a factor.
     assert max(value for epsilon, value in converged.items() if epsilon < 1e-2) < 1.4 * min(values)
+
+
+def test_an_epsilon_beyond_floats_is_refused_by_name() -> None:
+    with pytest.raises(FloatingPointError, match="epsilon"):
+        gw_align(np.eye(4)[:, :2], np.eye(3)[:, :2], epsilon=1e-320, marginals=SemiRelaxed(1e3))

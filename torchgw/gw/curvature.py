@@ -89,7 +89,7 @@ class Curvature:
         size = F.shape[1] * G.shape[1]
         if not self.model.fixed:
             rows, columns = read[size : size + n], read[size + n : size + n + k]
-        return self.quadratic.of_core(read[:size].view(F.shape[1], -1), rows, columns), rows, columns
+        return self.quadratic.of_core(read[:size].view(F.shape[1], G.shape[1]), rows, columns), rows, columns
 
     def solve(self, respond: Response, right: Tensor, tol: float, max_iter: int) -> Solved:
         """(I + S B / w) W = R in terms of what is read of W and R."""

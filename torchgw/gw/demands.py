@@ -227,9 +227,9 @@ def suited(
     # What is left of a residual r is no marginal that rounding could mend, but about rho r^2 of the objective.
     stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
     if stiffest > 0 and epsilon > 0:
-        sinkhorn, ladder, most = options.sinkhorn, options.ladder, math.sqrt(STRAY_SHARE * epsilon / stiffest)
-        changes |= {"sinkhorn": replace(sinkhorn, tol=min(sinkhorn.tol, most))}
-        changes |= {"ladder": replace(ladder, marginal_tol=min(ladder.marginal_tol, most))}
+        most = max(math.sqrt(STRAY_SHARE * epsilon / stiffest), sys.float_info.min)
+        changes |= {"sinkhorn": replace(options.sinkhorn, tol=min(options.sinkhorn.tol, most))}
+        changes |= {"ladder": replace(options.ladder, marginal_tol=min(options.ladder.marginal_tol, most))}
     if options.loss != "square":
         changes |= {"gradient": "exact"}
     if alpha == 0:  # a convex problem: there is nothing to search
