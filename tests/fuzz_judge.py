@@ -328,7 +328,8 @@ def distances(space: Any, side: int, result: GWResult) -> np.ndarray:
         return np.asarray(provider.rows(torch.arange(provider.size)).double().numpy())
     raw, unit = raw_distances(space, kind, result, side)
     reached = np.isfinite(raw)
-    largest = scale / unit if kind == "DijkstraDistances" else raw[reached].max()
+    own = kind == "DijkstraDistances" and result.options.spaces.scale is None  # the largest that it has seen
+    largest = scale / unit if own else raw[reached].max()
     return np.where(reached, raw, 1.5 * (largest if largest > 0 else 1.0)) / (scale / unit)
 
 

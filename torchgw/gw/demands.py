@@ -227,7 +227,7 @@ def suited(
     # What is left of a residual r is no marginal that rounding could mend, but about rho r^2 of the objective.
     stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
     if stiffest > 0 and epsilon > 0:
-        most = max(math.sqrt(STRAY_SHARE * epsilon / stiffest), sys.float_info.min)
+        most = max(math.sqrt(STRAY_SHARE * float(epsilon) / stiffest), sys.float_info.min)
         changes |= {"sinkhorn": replace(options.sinkhorn, tol=min(options.sinkhorn.tol, most))}
         changes |= {"ladder": replace(options.ladder, marginal_tol=min(options.ladder.marginal_tol, most))}
     if options.loss != "square":
