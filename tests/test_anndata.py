@@ -279,7 +279,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], dict[str, Any]], type[Exception], 
     "column as label": (
         lambda a, b: {"labels": b.obs["cell_type"]},
         TypeError,
-        "labels must name columns of b.obs, like 'cell_type', got a Series",
+        "labels must name columns of b.obs, like 'cell_type' or a list, got a Series",
     ),
     "one number as label": (lambda a, b: {"labels": 3}, TypeError, "labels must name columns .*, got a int"),
     "word for labels": (lambda a, b: {"groupby": "x"}, TypeError, "align has no argument 'groupby'; .* is labels"),

@@ -343,7 +343,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
             cost=np.random.default_rng(0).random((N, K)) + np.eye(N, K) * 1e9, epsilon=0.5, marginals=Partial(0.7)
         ),
         ValueError,
-        "cost must have no entries .* got .*e[+]08 .* beside matches of [0-9.]+; forbid pairs by supervision=",
+        "cost must have no entries .* got .*e[+]08 .* beside matches of [0-9.]+; divide cost .* forbid pairs by supervision=",
     ),
     "outliers of a cost without distances": (
         lambda: align(cost=np.random.default_rng(0).random((N, K)) + np.eye(N, K) * 1e9, alpha=0.0),
@@ -353,7 +353,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "labels that drown distances": (
         lambda: align(cost=1e5 * (np.arange(N)[:, None] % 3 != np.arange(K) % 3)),
         ValueError,
-        "cost must have no entries .* in units of the largest squared distance, beside matches of 0; forbid",
+        "cost must have no entries .* in units of the largest squared distance, beside matches of 0; divide",
     ),
     "an epsilon that no weights mend": (
         lambda: align(epsilon=1e-9, marginals=Unbalanced(1e-2, 1e-2)),

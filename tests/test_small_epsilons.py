@@ -16,11 +16,14 @@ from torchgw import (
     GWOptions,
     GWResult,
     LadderOptions,
+    Partial,
     SemiRelaxed,
+    Status,
     StoppingOptions,
     Unbalanced,
     gw_align,
 )
+from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.gw.demands import suited
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.sinkhorn import scaling as scaling_module
@@ -136,3 +139,12 @@ def test_what_counts_as_converged_is_near_the_lowest_of_all_epsilons(rho: float,
 def test_an_epsilon_beyond_floats_is_refused_by_name() -> None:
     with pytest.raises(FloatingPointError, match="epsilon"):
         gw_align(np.eye(4)[:, :2], np.eye(3)[:, :2], epsilon=1e-320, marginals=SemiRelaxed(1e3))
+
+
+def test_a_partial_plan_of_many_points_that_streams_is_settled() -> None:
+    """What a sample of its points says of its bounds is noise."""
+    (X, _), (Y, _) = make_spiral(1100), make_swiss_roll(1100, random_state=1)
+    options = GWOptions(strategy="streaming", coarse=CoarseOptions(n_landmarks=20, n_starts=4))
+    result = gw_align(X, Y, marginals=Partial(0.6), options=options, random_state=0)
+    assert result.status is Status.SETTLED
+    assert result.marginal_residual < 1e-3

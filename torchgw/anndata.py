@@ -250,21 +250,20 @@ def _check_columns(key: str, labels: dict[str, bool]) -> None:
     for name, has_confidence in labels.items():
         for column in (f"{key}_{name}", f"{key}_{name}_confidence")[: 1 + has_confidence]:
             if column in taken:
-                raise ValueError(
-                    f"labels must go to columns of their own, got {name!r} and {taken[column]}, both of which would be "
-                    f"a.obs[{column!r}]; rename the column of b.obs"
-                )
+                both = f"{name!r} and {taken[column]}, both of which would be a.obs[{column!r}]"
+                raise ValueError(f"labels must go to columns of their own, got {both}; rename the column of b.obs")
             taken[column] = f"label {name!r}" if column == f"{key}_{name}" else f"the confidence of {name!r}"
 
 
 def _names(labels: str | Sequence[str] | None) -> list[str]:
     """Columns without repetition."""
-    if labels is not None and (hasattr(labels, "dtype") or not isinstance(labels, Iterable)):
-        raise TypeError(f"labels must name columns of b.obs, like 'cell_type', got a {type(labels).__name__}")
-    found = [labels] if isinstance(labels, str) else list(labels or ())
-    if not all(isinstance(name, str) for name in found):
+    found: Any = [] if labels is None else [labels] if isinstance(labels, str) else labels
+    if hasattr(found, "dtype") or not isinstance(found, Iterable):
+        raise TypeError(f"labels must name columns of b.obs, like 'cell_type' or a list, got a {type(found).__name__}")
+    names = list(found)
+    if not all(isinstance(name, str) for name in names):
         raise TypeError(f"labels must be a name or names of columns of b.obs, got {labels!r}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
 def _copy_colors(a: Any, key: str, b: Any, name: str, categories: Any) -> None:

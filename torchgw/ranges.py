@@ -111,14 +111,14 @@ def outliers(largest: float, cheapest: float, epsilon: float, typical: float | N
     The mass up to ``tol`` that is moved to give a plan its marginals may come to lie on any of them. It must not cost
     more than what decides about a plan: the cheapest matches, the entropy, and distances, whose largest squared is the
     unit. Where ``typical`` is given there are no distances, and entries are large only beside typical ones.
-    Costs that are evenly spread pass; a few huge entries, which stand for forbidden pairs, do not.
+    Costs whose matches cost something pass; a few huge entries, which stand for forbidden pairs, do not.
     """
     if largest * tol > cheapest + epsilon + (1.0 if typical is None else typical):
         among = "in units of the largest squared distance" if typical is None else f"among others of {typical:.3g}"
         raise ValueError(
             f"cost must have no entries so large that options.sinkhorn.tol = {tol:g} of the mass on them costs more "
-            f"than epsilon and all matches, got {largest:.3g} {among}, beside matches of {cheapest:.3g}; forbid pairs "
-            f"by supervision=, lower such entries, or tol"
+            f"than epsilon and all matches, got {largest:.3g} {among}, beside matches of {cheapest:.3g}; divide cost "
+            f"by a number, lower tol, or forbid pairs by supervision="
         )
 
 

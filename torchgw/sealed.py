@@ -53,8 +53,8 @@ def place_of(given: object, suffix: str) -> Path:
         Saying what is wrong with it.
     """
     path = path_of("path", given)
-    if path.suffix not in ("", suffix):
-        raise ValueError(f"path must be a {suffix} file, got {path}")
+    if path.suffix.lower() not in ("", suffix):
+        raise ValueError(f"path must be a {suffix} file, got {path}; take {path}{suffix}")
     if path.is_dir() or not path.parent.is_dir():
         wrong = "is a folder" if path.is_dir() else f"lies in a folder that is not there; make {path.parent} first"
         raise ValueError(f"path must name a file to write, {path} {wrong}")

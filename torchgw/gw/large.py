@@ -174,6 +174,8 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
     linear = values.pop(0) if model.cost is not None else 0.0
     marginals = torch.empty_like(p), torch.empty_like(q)
     marginals[0][rows], marginals[1][columns] = sums
+    # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
+    exact = model.fixed or model.marginals.total is not None
     matching = None
     if bool((x * y.max() <= NEGLIGIBLE * rounded.read.largest)[p[rows] > 0].all()):
         matching = torch.empty_like(rows)
@@ -185,7 +187,7 @@ def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
         linear=linear,
         penalty=values[0] if values else 0.0,
         marginals=marginals,
-        residual=rounded.residual if model.fixed else max(rounded.residual, climbed.rungs[-1].residual),
+        residual=rounded.residual if exact else max(rounded.residual, climbed.rungs[-1].residual),
         omitted=omitted,
         evaluated=tiles.pairs / (len(p) * len(q)),
     )

@@ -259,7 +259,7 @@ def largest_loss(loss: SeparableLoss) -> float:
     """The largest of a loss between distances of 0 and 1, with steps of a hundredth; NaN where it is no number."""
     distances = torch.linspace(0.0, 1.0, 101, dtype=torch.float64)
     values = loss.f1(distances)[:, None] + loss.f2(distances) - loss.h1(distances)[:, None] * loss.h2(distances)
-    return max(float(values.numpy().max()), 0.0)
+    return max(float(values.detach().numpy().max()), 0.0)
 
 
 def largest_entry(cost: FactoredCost) -> float:

@@ -28,7 +28,7 @@ from torchgw.kernels import LN2
 from torchgw.kernels.sums import running
 
 SMALLEST_SUM = 2.0**-90
-FREE_RATIO = 1e15
+LARGEST_RATIO, FREE_RATIO = 300.0, 1e15
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Side:
         level = water_level(x, weight, self.total)
         return (self.log_mass + torch.minimum(level - x, torch.zeros_like(x))).exp2()
 
-    def settled(self, sums: Tensor, otherwise: Tensor, largest: float = 300.0) -> Tensor:
+    def settled(self, sums: Tensor, otherwise: Tensor, largest: float = LARGEST_RATIO) -> Tensor:
         """The potential that belongs to sums (..., N) of a solved plan where a divergence holds the marginal.
 
         Half-steps take long to find it where the entropy is weak against the divergence: a shift of a row's potential
