@@ -343,7 +343,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
             cost=np.random.default_rng(0).random((N, K)) + np.eye(N, K) * 1e9, epsilon=0.5, marginals=Partial(0.7)
         ),
         ValueError,
-        "cost must have no entries .* got .*e[+]08 .* beside matches of [0-9.]+; divide cost .* forbid pairs by supervision=",
+        "cost must have no entries .* got .*e[+]08 .*beside matches of [0-9.]+; divide .* forbid pairs by supervision=",
     ),
     "outliers of a cost without distances": (
         lambda: align(cost=np.random.default_rng(0).random((N, K)) + np.eye(N, K) * 1e9, alpha=0.0),
