@@ -8,6 +8,7 @@ import inspect
 import pickle
 import re
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,16 @@ BAD: list[tuple[str, Any, str]] = [
     ("an astronomic epsilon", align(epsilon=1e300), "epsilon must be .*<= 1e"),
     ("an astronomic cost", align(cost=np.full((30, 40), 1e300)), "cost must be at most 1e"),
     ("no points beside a cost", align(3, Y, cost=np.ones((30, 40)), alpha=0), "X must be points, .* got int"),
+    (
+        "an objective of free mass beyond floats",
+        align(p=np.full(30, 1e99), q=np.full(40, 1e99), marginals=Unbalanced(1.0, 1.0), gradient_mode=Implicit()),
+        "p and q must have sums whose product is at most 1e.150 .* gradients are asked for, got 3e.100 and 4e.100",
+    ),
+    (
+        "rows without a size beside a cost",
+        align(SimpleNamespace(rows=None), Y, cost=np.ones((30, 40)), alpha=0),
+        "X.size must be an integer, got NoneType",
+    ),
     ("text beside a cost", align("a" * 30, Y, cost=np.ones((30, 40)), alpha=0), "X must be points, .* got str"),
     ("a ragged cost alone", align(cost=[[1, 2], [3]], alpha=0), "cost must be a matrix"),
     ("features that are numbers", align(cost=(1, 2), alpha=0), "cost must be a matrix .* or a pair of feature arrays"),

@@ -60,6 +60,16 @@ def shares(sums: tuple[float, float], scale: float) -> None:
         )
 
 
+def reference(sums: tuple[float, float]) -> None:
+    """The sums of p and q, whose product is the mass that a plan of free mass is compared with by its entropy: the
+    objective to be differentiated has its square."""
+    if sums[0] * sums[1] > LARGEST:
+        raise ValueError(
+            f"p and q must have sums whose product is at most {LARGEST:g} where the mass of a plan is free and "
+            f"gradients are asked for, got {sums[0]:.3g} and {sums[1]:.3g}; rescale them"
+        )
+
+
 def kept(mass: float, pairs: int, marginals: object) -> None:
     """What is left of a mass of one where it is free: kernels take entries of 2^-120 and of nothing for the same."""
     if mass < pairs * LEAST_ENTRY:

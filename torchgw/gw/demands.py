@@ -252,7 +252,7 @@ def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, Fac
         raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
     sizes = []
     for name, given, expected in zip("XY", (X, Y), shape, strict=True):
-        found = expected if given is None else given.size if is_provider(given) else _length(name, given)
+        found = expected if given is None else _length(name, given)
         if found != expected:
             raise ValueError(
                 f"cost must have one row or column for each of the {found} points of {name}, got {expected}"
@@ -267,6 +267,8 @@ def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, Fac
 
 def _length(name: str, space: Any) -> int:
     """Number of points of a space whose distances are not looked at."""
+    if is_provider(space):
+        return validate.integer(f"{name}.size", getattr(space, "size", None), least=2)
     shape = shape_of(space)
     if len(shape) == 0:
         raise TypeError(f"{name} must be points, a matrix, a graph or None with alpha=0, got {type(space).__name__}")
