@@ -228,7 +228,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("no points beside a cost", align(3, Y, cost=np.ones((30, 40)), alpha=0), "X must be points, .* got int"),
     (
         "an objective of free mass beyond floats",
-        align(p=np.full(30, 1e99), q=np.full(40, 1e99), marginals=Unbalanced(1.0, 1.0), gradient_mode=Implicit()),
+        align(p=np.full(30, 1e99), q=np.full(40, 1e99), marginals=Unbalanced(1.0, 1.0), gradient_mode=Envelope()),
         "p and q must have sums whose product is at most 1e.150 .* gradients are asked for, got 3e.100 and 4e.100",
     ),
     (

@@ -61,12 +61,12 @@ def shares(sums: tuple[float, float], scale: float) -> None:
 
 
 def reference(sums: tuple[float, float]) -> None:
-    """The sums of p and q, whose product is the mass that a plan of free mass is compared with by its entropy: the
-    objective to be differentiated has its square."""
+    """The sums of p and q where an objective is differentiated. Their product is the mass that the entropy compares a
+    plan of free mass with, of which the objective has the square; a derivative is larger by the inverse of a size."""
     if sums[0] * sums[1] > LARGEST:
         raise ValueError(
-            f"p and q must have sums whose product is at most {LARGEST:g} where the mass of a plan is free and "
-            f"gradients are asked for, got {sums[0]:.3g} and {sums[1]:.3g}; rescale them"
+            f"p and q must have sums whose product is at most {LARGEST:g} where gradients are asked "
+            f"for, got {sums[0]:.3g} and {sums[1]:.3g}; rescale them"
         )
 
 

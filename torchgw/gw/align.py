@@ -227,8 +227,7 @@ def gw_align(
     strategy = choose_strategy(n, k, epsilon, options, where)
     if gradient_mode is not None:
         check_recorded(gradient_mode, n, k, options)
-        if marginals.free_mass:
-            ranges.reference((float(p_given.sum()), float(q_given.sum())))
+        ranges.reference((float(p_given.sum()), float(q_given.sum())))
         options = replace(options, strategy=strategy)
         if strategy == "streaming":
             checked = all_factored(checked, kinds, "gradients of a streaming solve")
