@@ -271,7 +271,7 @@ def values(
     if options.loss == "kl":
         largest = 40 * (1 + max(D.max(), E.max())) * m**2
     rho = sum(weight for weight in marginals.weights if weight < np.inf)
-    rounded = 1e-6 * (p.sum() + q.sum()) ** 2  # of what a plan of no mass costs
+    rounded = 4 * np.finfo(float).eps * (p.sum() + q.sum()) ** 2 / slack  # float64's, of what a plan of no mass costs
     spans = {
         "value_quad": largest,
         "value_linear": 0.0 if M is None else max(np.abs(M).max(), 1e-30) * m,
