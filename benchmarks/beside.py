@@ -19,8 +19,9 @@ from unittest.mock import patch
 
 from benchmarks.common import once, paired, show, write
 from benchmarks.threads import pinned
-from torchgw import gw_align, threads
+from torchgw import gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.runtime import threads
 
 # Points, epsilon, and rounds.
 CASES = ((100, 130, 0.0, 5), (400, 500, 1e-3, 5), (1000, 1200, 1e-3, 3), (1000, 1200, 0.0, 3), (2000, 2500, 1e-3, 1))

@@ -30,17 +30,17 @@ from torch import Tensor
 
 import torchgw
 from benchmarks.common import fastest, show, write
-from torchgw.costs import FactoredCost
-from torchgw.couplings import DenseCoupling
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.gradients.adjoint import Adjoint
 from torchgw.gradients.differentiable import Differentiable
 from torchgw.gradients.lagrangian import Parameters
 from torchgw.gradients.unrolled import unrolled
-from torchgw.gw.inner import StoredInner
-from torchgw.gw.model_gradient import gradient_of
-from torchgw.gw.refine import solved
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.dispatch import Request
+from torchgw.objective.linearise import gradient_of
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.inner import StoredInner
+from torchgw.solvers.newton import solved
 
 SIZES = (50, 100, 500, 1000, 2000)
 STREAMED = (1000, 2000, 4000)

@@ -31,11 +31,11 @@ from torchgw import (
     GWResult,
     SinkhornOptions,
     StoppingOptions,
+    align,
     gw_align,
     validate,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.gw import align
 
 Row = dict[str, Any]
 SIZES, QUICK_SIZES = (50, 100, 500, 1000, 5000), (50, 500)

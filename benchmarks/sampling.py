@@ -17,10 +17,10 @@ from torch import Tensor
 from benchmarks.common import seconds, show, write
 from torchgw import PrecomputedDistances, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.gw.landmarks import choose_landmarks
 from torchgw.kernels.sampling import draw
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.landmark import signed_factors
+from torchgw.spaces.representatives import choose_landmarks
 
 N, K, LANDMARKS, RANK, DRAWS = 1000, 1200, 60, 30, 20
 

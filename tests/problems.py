@@ -12,9 +12,9 @@ import torch
 from scipy.sparse import csr_matrix
 
 from torchgw import EuclideanDistances, PrecomputedDistances
-from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.tiled import TiledCoupling
 from torchgw.datasets import make_spiral
-from torchgw.tiled import TiledCoupling
 
 SPIRAL, SPIRAL_ANGLE = make_spiral(90)
 ROLL, ROLL_ANGLE = make_spiral(110, random_state=1)

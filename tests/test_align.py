@@ -32,7 +32,7 @@ from torchgw import (
     gw_align,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.gw import objective as objective_module
+from torchgw.objective import value as objective_module
 from torchgw.spaces.graph import neighbour_graph
 
 FIVE = GWOptions(spaces=SpaceOptions(k=5))  # the graph of these small clouds is known to be sound
@@ -222,10 +222,10 @@ def test_unchecked_outer_iterations_do_not_wait_for_the_device(monkeypatch: pyte
         raise InLoopOnlyError
 
     provider = EuclideanDistances(SPIRAL)
-    monkeypatch.setattr("torchgw.gw.run.finish", stop)
+    monkeypatch.setattr("torchgw.strategies.dense.finish", stop)
     for name in original:
         monkeypatch.setattr(torch.Tensor, name, counted(name))
-    monkeypatch.setattr("torchgw.gw.align.validate.provider", lambda *_: None)
+    monkeypatch.setattr("torchgw.align.validate.provider", lambda *_: None)
     with pytest.raises(InLoopOnlyError):
         gw_align(provider, provider, options=options, random_state=0)
     assert reads == 2

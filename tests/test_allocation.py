@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from torchgw import GWOptions, Progress, cli, epsilon_path, gw_align, gw_loss, gw_neighbours, gw_pairwise
-from torchgw.allocation import allocating
+from torchgw import GWOptions, Progress, align, cli, epsilon_path, gw_align, gw_loss, gw_neighbours, gw_pairwise
+from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.datasets import make_spiral
-from torchgw.gw import align
-from torchgw.lowrank_coupling import LowRankCoupling
-from torchgw.unseen import Unseen
+from torchgw.results.out_of_sample import Unseen
+from torchgw.runtime.memory import allocating
 
 X = make_spiral(60)[0]
 

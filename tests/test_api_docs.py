@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import torchgw
-from torchgw.unseen import Unseen
+from torchgw.results.out_of_sample import Unseen
 
 API = Path(__file__).parent.parent / "docs" / "api"
 DIRECTIVE = re.compile(r"^\.\. (currentmodule|auto\w+|data):: (\S+)$", re.MULTILINE)

@@ -45,9 +45,9 @@ from torchgw import (
     gw_align,
     gw_loss,
 )
+from torchgw import align as align_module
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.entry import OF_MANY, OURS, PLACES
-from torchgw.gw import align as align_module
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(30, 2)), RNG.normal(size=(40, 3))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import beside
-from torchgw import threads
+from torchgw.runtime import threads
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

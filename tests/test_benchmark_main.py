@@ -103,7 +103,7 @@ def test_published_figures_stand_beside_those_of_the_same_size_and_tolerance(tmp
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        (" M torchgw/result.py", True),
+        (" M torchgw/results/result.py", True),
         ("?? benchmarks/new/", True),
         (" M torchgw/kernels/measured.json", True),
         (" M benchmarks/results/peers.json", False),

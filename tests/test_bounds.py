@@ -11,13 +11,13 @@ from scipy.optimize import linprog
 
 from tests.problems import linearised_cost, random_distances, random_masses, random_plan
 from torchgw import EuclideanDistances, GWResult, PrecomputedDistances, gw_align
-from torchgw.costs import FactoredCost
-from torchgw.couplings import DenseCoupling
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.datasets import make_spiral
-from torchgw.evidence import entropy_and_margin
-from torchgw.gw import bounds as bounds_module
-from torchgw.gw.bounds import first_bound, partial_stationarity, second_bound, stationarity
-from torchgw.gw.gradient import ExactGradient
+from torchgw.diagnostics.evidence import entropy_and_margin
+from torchgw.objective import bounds as bounds_module
+from torchgw.objective.bounds import first_bound, partial_stationarity, second_bound, stationarity
+from torchgw.objective.gradient import ExactGradient
+from torchgw.sinkhorn.costs import FactoredCost
 
 
 def wasserstein_squared(x: np.ndarray, y: np.ndarray, p: np.ndarray, q: np.ndarray) -> float:

@@ -43,15 +43,15 @@ from torchgw import (
     StoppingOptions,
     Supervision,
     Unbalanced,
-    checkpoint,
     datasets,
     epsilon_path,
     gw_align,
     resume,
 )
-from torchgw.checkpoint import FORMAT, write
-from torchgw.gw.checkpoints import CODEC
-from torchgw.sealed import written
+from torchgw.persist import checkpoint
+from torchgw.persist.checkpoint import FORMAT, write
+from torchgw.persist.files import written
+from torchgw.request.checkpoint import CODEC
 from torchgw.spaces.graph import neighbour_graph
 
 BRIEF = GWOptions(stopping=StoppingOptions(max_iter=6))
@@ -237,8 +237,8 @@ def test_half_a_file_is_never_read(tmp_path: Path) -> None:
 
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchgw.gw import align as module
-    from torchgw.gw import run
+    from torchgw import align as module
+    from torchgw.strategies import dense as run
 
     expected = align({}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
 
@@ -388,7 +388,7 @@ def test_a_solve_cancelled_at_any_check_goes_on_to_the_same_bits(coarse: CoarseO
 
 
 def test_a_stop_before_the_first_check_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchgw.gw import run
+    from torchgw.strategies import dense as run
 
     def interrupted(*given: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)

@@ -13,8 +13,9 @@ import pytest
 from scipy.sparse import csc_matrix, csr_matrix, save_npz
 
 from tests.problems import ROLL, ROLL_ANGLE, SPIRAL
-from torchgw import GWResult, SpaceOptions, StoppingOptions, cli, io
+from torchgw import GWResult, SpaceOptions, StoppingOptions, cli
 from torchgw.cli import align as command
+from torchgw.cli import tables as io
 from torchgw.spaces.graph import neighbour_graph
 
 

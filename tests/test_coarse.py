@@ -23,13 +23,13 @@ from torchgw import (
     PrecomputedDistances,
     SamplingOptions,
 )
-from torchgw.couplings import DenseCoupling
-from torchgw.gw.coarse import LandmarkProblem, basins_of, coarse_basins
-from torchgw.gw.gradient import ExactGradient, SampledGradient, landmark_control
-from torchgw.gw.landmarks import KINDS, choose_landmarks, coverage
-from torchgw.gw.lift import Solved, lift
-from torchgw.gw.model import Model
-from torchgw.gw.starts import quantiles, start_costs
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.objective.gradient import ExactGradient, SampledGradient, landmark_control
+from torchgw.objective.model import Model
+from torchgw.search.anneal import LandmarkProblem, basins_of, coarse_basins
+from torchgw.search.initial_guesses import quantiles, start_costs
+from torchgw.search.lift import Solved, lift
+from torchgw.spaces.representatives import KINDS, choose_landmarks, coverage
 
 F64 = torch.float64
 

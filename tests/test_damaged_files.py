@@ -19,7 +19,7 @@ import torch
 
 from tests.problems import ROLL, SPIRAL, dense_coupling, tiled_coupling
 from torchgw import Checkpoint, GWOptions, GWResult, LadderOptions, StoppingOptions, gw_align, resume
-from torchgw.sealed import MARK
+from torchgw.persist.files import MARK
 
 BRIEF = StoppingOptions(max_iter=4)
 CASES: dict[str, dict[str, Any]] = {

@@ -17,14 +17,14 @@ from scipy.stats import spearmanr
 from tests.problems import generator, path_graph
 from tests.test_examples import DOCS, run_blocks
 from torchgw import ConvergenceWarning, GraphWarning, GWResult, PrecomputedDistances, gw_align
-from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.couplings.tiled import TiledCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.embedding import JointEmbedding, joint_embedding
-from torchgw.lowrank_coupling import LowRankCoupling
-from torchgw.spaces import eigen
+from torchgw.embedding import eigen
+from torchgw.embedding.joint import JointEmbedding, joint_embedding
 from torchgw.spaces.graph import build_graph
 from torchgw.spaces.laplacian import affinities, matrix_graph
-from torchgw.tiled import TiledCoupling
 
 SIZES = (140, 170, 150)
 
@@ -273,7 +273,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tests.test_embedding import curve, foscttm, matched
-from torchgw.couplings import PotentialCoupling
+from torchgw.couplings.blocks import PotentialCoupling
 from torchgw.embedding import joint_embedding
 
 def peak():

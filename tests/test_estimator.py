@@ -41,8 +41,8 @@ from torchgw import (
     gw_align,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.diagnostics.status import Status
 from torchgw.estimator import GromovWasserstein
-from torchgw.status import Status
 
 QUICK = GWOptions(coarse=None)
 FEW_STARTS = GWOptions(coarse=CoarseOptions(n_starts=4))

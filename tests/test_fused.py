@@ -32,9 +32,9 @@ from torchgw import (
     Unbalanced,
     gw_align,
 )
-from torchgw.couplings import DenseCoupling
-from torchgw.gw.gradient import SampledGradient
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.losses import SQUARE
+from torchgw.objective.gradient import SampledGradient
 
 LOOSE: dict[str, Any] = {"sinkhorn": SinkhornOptions(), "stopping": StoppingOptions()}
 

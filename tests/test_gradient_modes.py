@@ -57,7 +57,7 @@ from torchgw import (
     gw_loss,
 )
 from torchgw.gradients.modes import GradientMode
-from torchgw.gw.loss import Arguments
+from torchgw.loss import Arguments
 from torchgw.marginals import Marginals
 
 

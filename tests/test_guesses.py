@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from torchgw import SemiRelaxed, gw_align
-from torchgw.gw.gradient import ExactGradient
-from torchgw.gw.landmarks import choose_landmarks, unlikeness
-from torchgw.gw.proximal import proximal_plan
+from torchgw.objective.gradient import ExactGradient
+from torchgw.persist.watch import Watch
+from torchgw.solvers.proximal import proximal_plan
 from torchgw.spaces import PrecomputedDistances, hops
 from torchgw.spaces.hops import hop_distances
+from torchgw.spaces.representatives import choose_landmarks, unlikeness
 from torchgw.types import Array
-from torchgw.watch import Watch
 
 BLOCKS = [[0.3 if i == j else 0.03 for j in range(4)] for i in range(4)]
 GRAPHS: dict[str, Callable[[int], Any]] = {

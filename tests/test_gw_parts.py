@@ -19,14 +19,14 @@ from tests.problems import (
     random_plan,
 )
 from torchgw import EuclideanDistances, PrecomputedDistances, Status, StoppingOptions
-from torchgw.costs import FactoredCost
-from torchgw.couplings import DenseCoupling
-from torchgw.gw import bounds
-from torchgw.gw.anchors import Anchors, refresh, sample_anchors
-from torchgw.gw.gradient import ExactGradient, sampled_cost
-from torchgw.gw.objective import affordable, sampled_objective
-from torchgw.gw.stopping import Plateau, observe, verdict
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels import LN2
+from torchgw.objective import bounds
+from torchgw.objective.anchors import Anchors, refresh, sample_anchors
+from torchgw.objective.gradient import ExactGradient, sampled_cost
+from torchgw.objective.value import affordable, sampled_objective
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.stopping import Plateau, observe, verdict
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from torchgw import FactoredDistances
-from torchgw.costs import FactoredCost
-from torchgw.gw.cells import Side
-from torchgw.gw.model import Model
-from torchgw.gw.score import factored_score
 from torchgw.kernels import LOG2E
+from torchgw.objective.model import Model
+from torchgw.search.coarsen import Side
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.score import factored_score
 from torchgw.spaces.hierarchy import Cells, bisect
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.problems import generator, potential_coupling
-from torchgw.costs import FactoredCost
-from torchgw.couplings import BlockCoupling, DenseCoupling, PotentialCoupling
-from torchgw.gw.gmres import gmres
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, PotentialCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
+from torchgw.linalg.gmres import gmres
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Answer, Response
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side

@@ -26,9 +26,10 @@ from torchgw import (
     gw_align,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.gw import inner, large_problem
-from torchgw.gw import ladder as ladder_module
+from torchgw.solvers import inner
 from torchgw.spaces.graph import neighbour_graph
+from torchgw.strategies import ladder as ladder_module
+from torchgw.strategies import large_problem
 from torchgw.types import DistanceProvider
 
 N, K = 500, 600

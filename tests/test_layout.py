@@ -8,7 +8,8 @@ import torch
 from scipy.spatial.distance import cdist
 
 from tests.problems import ROLL, SPIRAL
-from torchgw import GWResult, PrecomputedDistances, gw_align, layout
+from torchgw import GWResult, PrecomputedDistances, gw_align
+from torchgw.views import layout
 
 
 def test_points_of_two_and_three_coordinates_stay_where_they_are(result: GWResult) -> None:

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from tests.problems import gw_by_enumeration, linearised_cost, random_distances, random_masses
-from torchgw import GWOptions, couplings, gw_align
-from torchgw.gw.landmarks import choose_landmarks
-from torchgw.gw.lowrank import LowRankSolve, _Problem, solve_low_rank
-from torchgw.gw.lowrank_starts import group_cells, warm_start
-from torchgw.lowrank_coupling import LowRankCoupling
+from torchgw import GWOptions, gw_align
+from torchgw.couplings.blocks import blocks as couplings
+from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.diagnostics.status import Status
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors
+from torchgw.solvers.low_rank import LowRankSolve, _Problem, solve_low_rank
+from torchgw.solvers.low_rank_guesses import group_cells, warm_start
 from torchgw.spaces import EuclideanDistances, PrecomputedDistances
-from torchgw.status import Status
+from torchgw.spaces.representatives import choose_landmarks
 from torchgw.types import Coupling, DistanceProvider
 
 
@@ -448,7 +449,7 @@ LARGE = """
 import re, torch
 from pathlib import Path
 from tests.test_lowrank import gen, spread_start
-from torchgw.gw.lowrank import solve_low_rank
+from torchgw.solvers.low_rank import solve_low_rank
 from torchgw.options import LowRankOptions
 from torchgw.spaces import EuclideanDistances
 x = torch.randn(20000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 0.6, 0.3])

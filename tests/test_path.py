@@ -15,11 +15,11 @@ import torch
 from scipy.stats import entropy, spearmanr
 
 from torchgw import AmbiguityWarning, CoarseOptions, ConvergenceWarning, GWOptions, LadderOptions, StoppingOptions
+from torchgw import path as module
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.gw import path as module
-from torchgw.gw.path import EpsilonPath, epsilon_path
+from torchgw.diagnostics.status import Status
 from torchgw.marginals import SemiRelaxed
-from torchgw.status import Status
+from torchgw.path import EpsilonPath, epsilon_path
 
 X, ANGLE_X = make_spiral(120, noise=0.01)
 Y, ANGLE_Y = make_swiss_roll(150, noise=0.01, random_state=1)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, estimate, gw_align
-from torchgw.allocation import out_of_memory
+from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, align, estimate, gw_align
 from torchgw.datasets import make_spiral
-from torchgw.gw import align
+from torchgw.runtime.memory import out_of_memory
 
 X, Y = make_spiral(80)[0], make_spiral(90, random_state=1)[0]
 

@@ -31,13 +31,13 @@ from torchgw import (
     SemiRelaxed,
     SpaceOptions,
     Status,
-    grouped,
     gw_align,
     plot,
-    values,
 )
-from torchgw.couplings import DenseCoupling
+from torchgw.couplings import group_mass as grouped
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.plot import cloud, grid, pairs
+from torchgw.views import point_labels as values
 
 IMAGES = Path(__file__).parent / "images"
 LABELS = np.array(["a", "b", "c"])[(SPIRAL_ANGLE // 3.01).astype(int)]
@@ -503,7 +503,7 @@ def test_masses_of_a_relaxed_side_are_scaled_to_the_plan(result: GWResult) -> No
 
 
 def test_many_residuals_are_drawn_as_quantiles() -> None:
-    from torchgw.plot import sums
+    from torchgw.plot import marginals as sums
 
     values = np.random.default_rng(0).exponential(size=5000)
     curve = sums._curve(values)

@@ -17,9 +17,10 @@ from scipy.spatial.distance import cdist
 
 from torchgw import LandmarkDistances, gw_pairwise, validate, validate_graph
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.gw import prepare
 from torchgw.options import SpaceOptions
-from torchgw.spaces import aside, edges, farthest, landmark, neighbours
+from torchgw.request import spaces as prepare
+from torchgw.spaces import background_search as aside
+from torchgw.spaces import edges, farthest, landmark, neighbours
 from torchgw.spaces.graph import build_graph, neighbour_graph
 from torchgw.spaces.shortcuts import DETOUR, short_cuts_of
 from torchgw.types import Array, GraphWarning

@@ -24,10 +24,10 @@ from torchgw import (
     gw_neighbours,
     gw_pairwise,
 )
+from torchgw.couplings.tiled import TiledCoupling
 from torchgw.gradients.adjoint import Adjoint
 from torchgw.gradients.modes import GradientMode
 from torchgw.kernels.products import exact_products
-from torchgw.tiled import TiledCoupling
 
 CUDA, CPU, EVERYTHING = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends
 NEWER = hasattr(CUDA, "fp32_precision")

@@ -13,11 +13,11 @@ from scipy.optimize import linear_sum_assignment, linprog
 from tests.problems import gw_by_enumeration, random_distances, random_masses, random_plan
 from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.gw.gradient import ExactGradient
-from torchgw.gw.sharp import conditional_gradient, transport
+from torchgw.diagnostics.status import History
+from torchgw.objective.gradient import ExactGradient
+from torchgw.persist.watch import Watch
+from torchgw.solvers.frank_wolfe import conditional_gradient, transport
 from torchgw.spaces import PrecomputedDistances
-from torchgw.status import History
-from torchgw.watch import Watch
 
 
 def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:

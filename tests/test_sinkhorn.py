@@ -15,8 +15,8 @@ from torchgw import AnnealingOptions
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.sinkhorn.annealing import epsilon_at, rescale
+from torchgw.sinkhorn.async_scalar import Reading
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.reading import Reading
 from torchgw.sinkhorn.sides import Side
 
 

@@ -24,8 +24,8 @@ from torchgw import (
     gw_align,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.gw.demands import suited
 from torchgw.kernels.softmin_dense.reference import KERNEL
+from torchgw.request.objective import suited
 from torchgw.sinkhorn import scaling as scaling_module
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.scaling import scaling

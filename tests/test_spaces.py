@@ -381,8 +381,8 @@ def test_few_points_get_as_many_neighbours_as_there_are(n: int) -> None:
 
 
 def test_all_pairs_are_used_where_landmarks_are_poor() -> None:
-    from torchgw.gw.prepare import make_providers
     from torchgw.options import SpaceOptions
+    from torchgw.request.spaces import make_providers
 
     rng = np.random.default_rng(0)
     curve, cloud = make_spiral(600)[0], rng.normal(size=(600, 10))

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from torchgw import GWOptions, Implicit, Progress, gw_align, gw_loss, resume, threads
-from torchgw.threads import lock_across_forks, one_thread, set_own_threads, threads_for
+from torchgw import GWOptions, Implicit, Progress, gw_align, gw_loss, resume
+from torchgw.runtime import threads
+from torchgw.runtime.threads import lock_across_forks, one_thread, set_own_threads, threads_for
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::torchgw.{name}") for name in ("AmbiguityWarning", "ConvergenceWarning")

@@ -25,7 +25,7 @@ from torchgw import (
     gw_align,
 )
 from torchgw.datasets import make_spiral
-from torchgw.gw.prepare import check_space, make_providers
+from torchgw.request.spaces import check_space, make_providers
 from torchgw.spaces import FactoredDistances, paths
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.landmark import differentiable_factors

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from torchgw.values import Labels, Numbers, read
+from torchgw.views.point_labels import Labels, Numbers, read
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from torchgw import datasets
 from torchgw._version import __version__
-from torchgw.checkpoint import Checkpoint
-from torchgw.evidence import Basin, Certificate, Confidence, Rung
-from torchgw.features import FeatureCost
+from torchgw.align import gw_align
+from torchgw.diagnostics.evidence import Basin, Certificate, Confidence, Rung
+from torchgw.diagnostics.status import History, Status
 from torchgw.gradients.adjoint import GradientReport
 from torchgw.gradients.modes import Envelope, Implicit, Unrolled
-from torchgw.gw.align import gw_align
-from torchgw.gw.loss import gw_loss
-from torchgw.gw.path import EpsilonPath, epsilon_path
-from torchgw.gw.planner import Estimate, Forecast, estimate
-from torchgw.gw.resume import resume
+from torchgw.loss import gw_loss
 from torchgw.losses import SeparableLoss
 from torchgw.marginals import Balanced, Partial, SemiRelaxed, Unbalanced
+from torchgw.objective.features import FeatureCost
+from torchgw.objective.supervision import Supervision
 from torchgw.options import (
     AnnealingOptions,
     CoarseOptions,
@@ -30,8 +28,12 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
+from torchgw.path import EpsilonPath, epsilon_path
+from torchgw.persist.checkpoint import Checkpoint
+from torchgw.planner import Estimate, Forecast, estimate
 from torchgw.progress import ProgressBar, ProgressLog
-from torchgw.result import GWResult
+from torchgw.results.result import GWResult
+from torchgw.resume import resume
 from torchgw.spaces import (
     DijkstraDistances,
     EuclideanDistances,
@@ -40,8 +42,6 @@ from torchgw.spaces import (
     LandmarkDistances,
     PrecomputedDistances,
 )
-from torchgw.status import History, Status
-from torchgw.supervision import Supervision
 from torchgw.types import (
     AmbiguityWarning,
     CheckpointWarning,
@@ -57,18 +57,18 @@ from torchgw.types import (
 
 if TYPE_CHECKING:
     from torchgw import anndata, plot
-    from torchgw.embedding import JointEmbedding, joint_embedding
+    from torchgw.embedding.joint import JointEmbedding, joint_embedding
     from torchgw.estimator import GromovWasserstein
     from torchgw.pairwise import PairwiseResult, gw_neighbours, gw_pairwise
 
 # What needs scikit-learn, matplotlib, pandas or joblib is imported when it is first asked for.
 LATER = {
     "GromovWasserstein": "torchgw.estimator",
-    "JointEmbedding": "torchgw.embedding",
+    "JointEmbedding": "torchgw.embedding.joint",
     "PairwiseResult": "torchgw.pairwise",
     "gw_neighbours": "torchgw.pairwise",
     "gw_pairwise": "torchgw.pairwise",
-    "joint_embedding": "torchgw.embedding",
+    "joint_embedding": "torchgw.embedding.joint",
 }
 
 __all__ = [

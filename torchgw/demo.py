@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from torchgw import datasets
-from torchgw.grouped import between
-from torchgw.gw.align import gw_align
-from torchgw.result import GWResult
+from torchgw.align import gw_align
+from torchgw.couplings.group_mass import between
+from torchgw.results.result import GWResult
 from torchgw.types import Array, Callback
 
 RUNS = ((400, 500, "precomputed"), (400, 500, "dijkstra"), (400, 500, "landmark"), (4000, 5000, "landmark"))

@@ -10,11 +10,11 @@ from dataclasses import fields
 from typing import ParamSpec, TypeVar
 
 from torchgw import validate
-from torchgw.allocation import allocating
 from torchgw.kernels.products import exact_products
 from torchgw.options import GWOptions
-from torchgw.threads import own_threads
-from torchgw.words import places, refusal
+from torchgw.runtime.keywords import places, refusal
+from torchgw.runtime.memory import allocating
+from torchgw.runtime.threads import own_threads
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,7 +5,7 @@ A row x_i of the source goes to the barycentric projection of its row of the pla
     x_i -> sum_j T_ij y_j / sum_j T_ij,
 
 the conditional mean of the target given x_i, and a target row to the mean of the sources in its column. Rows that the
-fit has not seen take the row of the plan that `torchgw.unseen` gives them.
+fit has not seen take the row of the plan that `torchgw.results.out_of_sample` gives them.
 
 Source: N. Courty, R. Flamary, D. Tuia, A. Rakotomamonjy, "Optimal transport for domain adaptation", 2017.
 """
@@ -21,14 +21,14 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from torchgw import validate
+from torchgw.align import Cost, gw_align
+from torchgw.diagnostics.status import Status
 from torchgw.entry import entry
-from torchgw.gw.align import Cost, gw_align
-from torchgw.gw.prepare import check_distances
 from torchgw.marginals import Balanced, Marginals
+from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
-from torchgw.recognised import means, recognised
-from torchgw.status import Status
-from torchgw.supervision import Supervision
+from torchgw.request.spaces import check_distances
+from torchgw.spaces.match_rows import means, recognised
 from torchgw.types import Array, Callback, RandomState
 
 try:

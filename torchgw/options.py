@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torchgw import validate
 from torchgw.losses import LOSSES, SeparableLoss
-from torchgw.words import Worded
+from torchgw.runtime.keywords import Worded
 
 GRADIENTS = ("auto", "exact", "sampled")
 STRATEGIES = ("auto", "dense", "streaming", "low-rank")
@@ -210,7 +210,7 @@ class CoarseOptions(Worded):
 
 @dataclass(frozen=True, kw_only=True)
 class LadderOptions(Worded):
-    """How large problems are climbed in resolution; see `torchgw.gw.ladder`.
+    """How large problems are climbed in resolution; see `torchgw.strategies.ladder`.
 
     Parameters
     ----------

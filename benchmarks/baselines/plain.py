@@ -10,8 +10,8 @@ from scipy.sparse.csgraph import dijkstra
 from torch import Tensor
 
 from torchgw import DijkstraDistances
-from torchgw.gw.anchors import Anchors
 from torchgw.kernels import LN2
+from torchgw.objective.anchors import Anchors
 from torchgw.spaces.paths import fill_unreachable
 from torchgw.types import DistanceProvider
 

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import plain
-from torchgw.gw.anchors import Anchors, refresh
-from torchgw.gw.stopping import Plateau, observe, verdict
 from torchgw.kernels import LOG2E
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_dense import choose
+from torchgw.objective.anchors import Anchors, refresh
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.sinkhorn.scaling import feasible, scaling
 from torchgw.sinkhorn.sides import Side
+from torchgw.solvers.stopping import Plateau, observe, verdict
 from torchgw.types import DistanceProvider
 
 N_ANCHORS, STEP = 80, 0.5

@@ -22,10 +22,11 @@ from tests.kernels import RANKS, factors, wide
 from tests.problems import daily, in_turn
 from torchgw import GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.gw import inner, large
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.tiles import all_tiles
+from torchgw.solvers import inner
+from torchgw.strategies import streaming as large
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before triton is imported"
 

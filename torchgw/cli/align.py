@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from torchgw import report
-from torchgw.caller import warn_caller
-from torchgw.checkpoint import is_taken
+from torchgw.align import gw_align
 from torchgw.cli.output import check_output, described, write_matching, write_whole
-from torchgw.gw.align import gw_align
-from torchgw.gw.resume import resume
-from torchgw.io import WITHOUT_INDEX, read_space
+from torchgw.cli.tables import WITHOUT_INDEX, read_space
+from torchgw.diagnostics.status import Status
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
+from torchgw.objective.supervision import Supervision
 from torchgw.options import (
     GWOptions,
     LadderOptions,
@@ -29,10 +28,11 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
+from torchgw.persist.checkpoint import is_taken
 from torchgw.progress import bar_on_terminal
-from torchgw.result import GWResult
-from torchgw.status import Status
-from torchgw.supervision import Supervision
+from torchgw.results.result import GWResult
+from torchgw.resume import resume
+from torchgw.runtime.caller import warn_caller
 from torchgw.types import TorchGWWarning
 from torchgw.validate import looks_like_distances
 

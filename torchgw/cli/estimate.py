@@ -9,9 +9,9 @@ from typing import Any
 
 from torchgw.cli.align import memory_of
 from torchgw.cli.output import finite
-from torchgw.gw.planner import estimate
-from torchgw.io import read_space
+from torchgw.cli.tables import read_space
 from torchgw.options import GWOptions, LowRankOptions
+from torchgw.planner import estimate
 
 BESIDES = "these are times of solves; a command takes some seconds besides, to load torch"
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchgw.result import GWResult
-from torchgw.sealed import whole
+from torchgw.persist.files import whole
+from torchgw.results.result import GWResult
 
 
 def check_output(path: Path, *suffixes: str, name: str = "output") -> None:

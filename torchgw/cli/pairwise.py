@@ -12,7 +12,7 @@ import numpy as np
 
 from torchgw.cli.align import Interrupted, memory_of
 from torchgw.cli.output import check_output, finite, write_whole
-from torchgw.io import read_space
+from torchgw.cli.tables import read_space
 from torchgw.options import GWOptions
 from torchgw.progress import bar_on_terminal
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchgw._version import __version__
-from torchgw.gw.prepare import DISTANCES
-from torchgw.io import SUFFIXES
+from torchgw.cli.tables import SUFFIXES
 from torchgw.kernels.dispatch import BACKENDS
 from torchgw.options import (
     STRATEGIES,
@@ -19,6 +18,7 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
+from torchgw.request.spaces import DISTANCES
 
 SHELLS = ("bash", "zsh", "tcsh")
 KINDS = ", ".join(SUFFIXES)

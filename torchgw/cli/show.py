@@ -8,8 +8,8 @@ from typing import Any
 from torchgw import demo
 from torchgw.cli.output import check_output, finite
 from torchgw.cli.parser import build_parser
+from torchgw.diagnostics.status import Status
 from torchgw.progress import bar_on_terminal
-from torchgw.status import Status
 
 
 def run_demo(arguments: argparse.Namespace) -> dict[str, Any] | str:

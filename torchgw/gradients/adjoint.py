@@ -2,7 +2,7 @@
 
 For G = dL/dT the multipliers (W, a, b) of the stationarity conditions solve H W - a 1^T - 1 b^T = G with W in the
 tangent space of the marginals, H half the second derivative of the objective. With the response S of the linear problem
-(`torchgw.sinkhorn.implicit`), its weight w and the curvature B (`torchgw.gw.curvature`),
+(`torchgw.sinkhorn.implicit`), its weight w and the curvature B (`torchgw.objective.curvature`),
 
     W = S (G - B W) / w.
 """
@@ -16,17 +16,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchgw.caller import warn_caller
-from torchgw.costs import FactoredCost
-from torchgw.couplings import BlockCoupling, DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Implicit
-from torchgw.gradients.readings import Reading, Stored, Streamed
-from torchgw.gw.curvature import Curvature
-from torchgw.gw.model import Model
+from torchgw.gradients.plan_moments import Reading, Stored, Streamed
 from torchgw.kernels.products import exact_products
+from torchgw.objective.curvature import Curvature
+from torchgw.objective.model import Model
+from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.threads import threads_for
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import DIRECT_ONCE, DIRECT_SIZE, Answer, Response
-from torchgw.threads import threads_for
 from torchgw.types import GradientWarning
 
 GMRES_TOLERANCE = 1e-11

@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw.costs import FactoredCost
-from torchgw.couplings import BlockCoupling, DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Adjoint, GradientReport, Solution
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
 from torchgw.gradients.parameters import REFUSED, Given, applied, parameters
-from torchgw.gradients.readings import Stored
+from torchgw.gradients.plan_moments import Stored
 from torchgw.gradients.solution import solution_of
 from torchgw.gradients.unrolled import unrolled
-from torchgw.gw.model import Model
-from torchgw.gw.outcome import Outcome
 from torchgw.kernels.products import exact_products
 from torchgw.marginals import Marginals
-from torchgw.once import once
+from torchgw.objective.model import Model
 from torchgw.options import GWOptions
+from torchgw.runtime.refuse_double_backward import once
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.solution import Outcome
 from torchgw.types import DistanceProvider
 
 

@@ -2,8 +2,9 @@
 
     L(T, f, g; theta) = F(T; theta) / 2 + <f, p - T 1> + <g, q - T^T 1>,
 
-with the entropic objective F of `torchgw.gw.model`, and f, g the multipliers of what marginals must hold exactly. theta
-is what the user gave: distances, linear cost, masses, alpha. At a solution all derivatives in T, f, g vanish, so
+with the entropic objective F of `torchgw.objective.model`, and f, g the multipliers of what marginals must hold
+exactly. theta is what the user gave: distances, linear cost, masses, alpha. At a solution all derivatives in T, f, g
+vanish, so
 
     d F / d theta      = 2 dL / d theta                                           (the envelope theorem),
     d <G, T> / d theta = -d/ds dL / d theta at (T + s W, f + s a, g + s b)        (implicit differentiation),
@@ -20,17 +21,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.costs import FactoredCost
-from torchgw.gradients.readings import Reading
-from torchgw.gw.model import Model
+from torchgw.gradients.plan_moments import Reading
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Marginals
+from torchgw.objective.model import Model
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import Traced
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """theta: distances, linear cost M, masses (N,), (K,) and weights, as `torchgw.gw.model.Model` has them.
+    """theta: distances, linear cost M, masses (N,), (K,) and weights, as `torchgw.objective.model.Model` has them.
 
     ``scale`` is what the masses were divided by. All are tensors that may require gradients.
     """

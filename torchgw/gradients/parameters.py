@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw.costs import FactoredCost
-from torchgw.features import FeatureCost
 from torchgw.gradients.lagrangian import Parameters
 from torchgw.marginals import Marginals
-from torchgw.once import once
+from torchgw.objective.features import FeatureCost
 from torchgw.options import SpaceOptions
+from torchgw.runtime.refuse_double_backward import once
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import traced
 from torchgw.types import DistanceProvider, is_provider
 
@@ -125,7 +125,8 @@ def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device)
 
 
 def _scales(p: Tensor, q: Tensor, marginals: Marginals) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The scale of the plan's mass and what each side's masses are divided by; `torchgw.gw.demands.make_model`."""
+    """The scale of the plan's mass and what each side's masses are divided by;
+    `torchgw.request.objective.make_model`."""
     sums = p.sum(), q.sum()
     if marginals.total is not None:
         total = torch.minimum(torch.minimum(*sums), p.new_tensor(marginals.total))

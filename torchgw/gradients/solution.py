@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw.costs import FactoredCost
-from torchgw.couplings import BlockCoupling, DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Solution
-from torchgw.gw.curvature import Curvature, level_of
-from torchgw.gw.gradient import ExactGradient
-from torchgw.gw.model import Model
-from torchgw.gw.outcome import Outcome
-from torchgw.gw.refine import firmness
-from torchgw.gw.start import Start
 from torchgw.kernels import LN2, LOG2E
+from torchgw.objective.curvature import Curvature, level_of
+from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.model import Model
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.newton import firmness
+from torchgw.solvers.solution import Outcome
+from torchgw.solvers.warm_start import Start
 from torchgw.types import DistanceProvider
 
 

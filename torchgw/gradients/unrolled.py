@@ -14,9 +14,9 @@ from torch import Tensor
 
 from torchgw.gradients.lagrangian import Parameters, matrix_of, penalty_growth
 from torchgw.gradients.modes import Unrolled
-from torchgw.gw.model import Model
 from torchgw.kernels import LN2, LOG2E
 from torchgw.losses import SQUARE
+from torchgw.objective.model import Model
 from torchgw.sinkhorn.sides import Side
 
 RELAXED_STEP, OTHER_LOSS_STEP = 0.5, 0.25
@@ -56,7 +56,7 @@ def sides(theta: Parameters, model: Model) -> tuple[Side, Side]:
 
 
 def linear_cost(theta: Parameters, model: Model, T: Tensor, penalty: Tensor | None) -> Tensor:
-    """Chat (N, K), see `torchgw.gw.model`."""
+    """Chat (N, K), see `torchgw.objective.model`."""
     rows, columns, m, loss = T.sum(1), T.sum(0), T.sum(), model.loss
     weight = theta.alpha * m + theta.beta / 2
     D, E = matrix_of(theta.x), matrix_of(theta.y)

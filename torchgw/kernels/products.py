@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchgw.threads import lock_across_forks
+from torchgw.runtime.threads import lock_across_forks
 
 _PARENTS: tuple[tuple[Any, Any], ...] = (
     (torch.backends.cuda, torch.backends.cudnn),  # which sets all of CUDA

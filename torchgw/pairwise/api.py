@@ -16,10 +16,7 @@ import torch
 
 from torchgw import validate
 from torchgw._version import __version__
-from torchgw.caller import warn_caller
 from torchgw.entry import ADVICE_ON_MANY, OF_MANY, check_options, entry
-from torchgw.gw.prepare import pick_device
-from torchgw.interrupt import stopped_by_interrupt
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs, check_jobs, read_spaces
@@ -29,8 +26,11 @@ from torchgw.pairwise.store import Store, check_place
 from torchgw.pairwise.tasks import Maker
 from torchgw.pairwise.tiles import Pair, n_pairs, position
 from torchgw.pairwise.work import Solved, outcomes
+from torchgw.persist.interrupt import stopped_by_interrupt
+from torchgw.persist.watch import Watch
+from torchgw.request.spaces import pick_device
+from torchgw.runtime.caller import warn_caller
 from torchgw.types import Array, Callback, ConvergenceWarning, Progress, RandomState
-from torchgw.watch import Watch
 
 logger = logging.getLogger("torchgw")
 

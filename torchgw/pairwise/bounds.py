@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from scipy.spatial.distance import cdist
 
-from torchgw.gw.starts import quantiles
+from torchgw.search.initial_guesses import quantiles
 from torchgw.types import Array
 
 PARTS = 512

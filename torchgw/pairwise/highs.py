@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csc_array
 
-from torchgw.gw.sharp import TransportError
+from torchgw.solvers.frank_wolfe import TransportError
 from torchgw.types import Array
 
 logger = logging.getLogger("torchgw")
@@ -36,7 +36,7 @@ def transport_program(cost: Array, row: Array, column: Array, masses: Array) -> 
 
     Raises
     ------
-    torchgw.gw.sharp.TransportError
+    torchgw.solvers.frank_wolfe.TransportError
         When HiGHS gives up.
     """
     ends = np.stack((row, column), 1).ravel().astype(np.int32)

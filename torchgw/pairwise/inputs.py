@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from torchgw import validate
-from torchgw.gw.prepare import DISTANCES, check_space, is_graph
 from torchgw.options import GWOptions
+from torchgw.request.spaces import DISTANCES, check_space, is_graph
 from torchgw.spaces import EuclideanDistances, LandmarkDistances, PrecomputedDistances
 from torchgw.spaces.graph import build_graph
 from torchgw.types import Array, DistanceProvider, is_provider

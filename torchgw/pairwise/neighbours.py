@@ -17,7 +17,6 @@ import torch
 
 from torchgw import validate
 from torchgw.entry import ADVICE_ON_MANY, OF_MANY, check_options, entry
-from torchgw.gw.prepare import pick_device
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.api import warn_of
@@ -27,6 +26,7 @@ from torchgw.pairwise.status import PairStatus
 from torchgw.pairwise.tasks import Maker
 from torchgw.pairwise.tiles import Pair
 from torchgw.pairwise.work import outcomes
+from torchgw.request.spaces import pick_device
 from torchgw.types import Array, RandomState
 
 AT_ONCE = 2

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.gw.sharp import TransportError
 from torchgw.pairwise.space import Space
 from torchgw.pairwise.vertex import vertex
 from torchgw.sinkhorn.scaling import feasible
+from torchgw.solvers.frank_wolfe import TransportError
 
 logger = logging.getLogger("torchgw")
 

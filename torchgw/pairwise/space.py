@@ -25,7 +25,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from torchgw.gw.starts import quantiles
+from torchgw.search.initial_guesses import quantiles
 from torchgw.types import Array
 
 CELLS = (32, 80, 144)

@@ -23,7 +23,7 @@ import numpy as np
 
 from torchgw.pairwise.status import PairStatus
 from torchgw.pairwise.work import Solved
-from torchgw.sealed import path_of
+from torchgw.persist.files import path_of
 from torchgw.types import Array
 
 APPLICATION = 0x74675077

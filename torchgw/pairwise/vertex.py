@@ -1,8 +1,9 @@
 """A vertex of the transport polytope that is optimal, or nearly so, for a linear cost.
 
-`torchgw.gw.sharp.transport` prices its solution against all entries. Here a vertex among the few entries of smallest
-reduced cost will do, since a conditional-gradient step needs a good direction and not the best, and its gap is bounded
-from dual potentials anyway. Where all masses are equal, vertices are permutations, and SciPy's assignment is exact.
+`torchgw.solvers.frank_wolfe.transport` prices its solution against all entries. Here a vertex among the few entries of
+smallest reduced cost will do, since a conditional-gradient step needs a good direction and not the best, and its gap is
+bounded from dual potentials anyway. Where all masses are equal, vertices are permutations, and SciPy's assignment is
+exact.
 
 Source: R. Jonker, A. Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment
 problems", 1987.
@@ -18,8 +19,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from torchgw.gw.sharp import TransportError, staircase
 from torchgw.pairwise.highs import transport_program
+from torchgw.solvers.frank_wolfe import TransportError, staircase
 from torchgw.types import Array
 
 CANDIDATES = 6
@@ -45,7 +46,7 @@ def vertex(C: Array, p: Array, q: Array, duals: Sequence[Array], every: bool) ->
 
     Raises
     ------
-    torchgw.gw.sharp.TransportError
+    torchgw.solvers.frank_wolfe.TransportError
         When HiGHS gives up, or pricing does not end.
     """
     if len(p) == len(q) and np.ptp(p) == 0 == np.ptp(q):

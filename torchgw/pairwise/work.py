@@ -22,16 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.gw.align import gw_align
+from torchgw.align import gw_align
+from torchgw.diagnostics.status import Status
 from torchgw.options import GWOptions
 from torchgw.pairwise.batch import solve_batch
 from torchgw.pairwise.polish import Polished, polished
 from torchgw.pairwise.space import Space
 from torchgw.pairwise.status import PairStatus
 from torchgw.pairwise.tiles import Pair
+from torchgw.runtime.threads import one_thread, set_own_threads
 from torchgw.spaces import PrecomputedDistances
-from torchgw.status import Status
-from torchgw.threads import one_thread, set_own_threads
 from torchgw.types import Array
 
 AT_A_TIME = 4  # tasks for each worker

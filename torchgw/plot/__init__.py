@@ -7,11 +7,11 @@ try:
 except ImportError as error:
     raise ImportError("torchgw.plot needs matplotlib; pip install matplotlib") from error
 
-from torchgw.plot.course import basins, convergence
-from torchgw.plot.doubt import confidence
+from torchgw.plot.confidence import confidence
+from torchgw.plot.convergence import basins, convergence
 from torchgw.plot.grid import plan
+from torchgw.plot.marginals import residuals
 from torchgw.plot.pairs import matching, transfer
-from torchgw.plot.sums import residuals
 
 __all__ = ["basins", "confidence", "convergence", "matching", "plan", "residuals", "transfer"]
 

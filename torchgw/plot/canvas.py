@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from torchgw import validate
-from torchgw.result import GWResult
+from torchgw.results.result import GWResult
 
 MEDIUM, SMALL = 9, 8  # points
 FRAMES = ("rectilinear", "3d")

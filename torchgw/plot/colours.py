@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from torchgw.plot.canvas import SMALL, is_solid, short
 from torchgw.types import Array
-from torchgw.values import MISSING, Labels, Numbers
+from torchgw.views.point_labels import MISSING, Labels, Numbers
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 SOURCE, TARGET = OKABE_ITO[0], OKABE_ITO[1]

@@ -10,12 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from torchgw import layout, validate, values
-from torchgw.grouped import between
+from torchgw import validate
+from torchgw.couplings.group_mass import between
 from torchgw.plot import canvas, colours
 from torchgw.plot.pairs import leading
-from torchgw.result import GWResult
+from torchgw.results.result import GWResult
 from torchgw.types import Array
+from torchgw.views import layout
+from torchgw.views import point_labels as values
 
 BINS = 100
 MOST = 2000  # cells along a side

@@ -9,10 +9,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from torchgw import grouped, layout, validate, values
+from torchgw import validate
+from torchgw.couplings import group_mass as grouped
 from torchgw.plot import canvas, cloud, colours
-from torchgw.result import GWResult
+from torchgw.results.result import GWResult
 from torchgw.types import Array
+from torchgw.views import layout
+from torchgw.views import point_labels as values
 
 SIZE = (7.0, 3.4)
 ROW_ELEMENTS = 2**22
@@ -35,7 +38,8 @@ def matching(
     Parameters
     ----------
     result : what `torchgw.gw_align` returned.
-    X, Y : points (N, d), (K, e) to draw, by default those aligned, see `torchgw.layout`; needed for a result that was
+    X, Y : points (N, d), (K, e) to draw, by default those aligned, see `torchgw.views.layout`; needed for a result that
+    was
         read from a file.
     colors : (N,) numbers or labels on the source, by which points and lines are coloured; by default the position along
         the cloud's longest direction. Integers of at most 20 distinct values are labels.

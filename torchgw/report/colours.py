@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchgw import grouped, values
-from torchgw.couplings import BlockCoupling
+from torchgw.couplings import group_mass as grouped
+from torchgw.couplings.blocks import BlockCoupling
 from torchgw.types import Array
+from torchgw.views import point_labels as values
 
 MOST = 40  # labels: eight colours in five shapes
 
@@ -29,7 +30,7 @@ class Colouring:
 
 
 def given(labels: Any, coupling: BlockCoupling) -> Colouring:
-    """The colouring by ``labels`` (N,) of the source, numbers or labels as in `torchgw.values`.
+    """The colouring by ``labels`` (N,) of the source, numbers or labels as in `torchgw.views.point_labels`.
 
     Raises
     ------

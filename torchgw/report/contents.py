@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import layout, validate
-from torchgw.couplings import BlockCoupling
-from torchgw.evidence import Confidence
+from torchgw import validate
+from torchgw.couplings.blocks import BlockCoupling
+from torchgw.diagnostics.evidence import Confidence
 from torchgw.kernels.sampling import make_generator
 from torchgw.report import colours, tables, words
 from torchgw.report.matches import Matches, matches_of
 from torchgw.report.reported import Plan
 from torchgw.types import Array
+from torchgw.views import layout
 
 N_DRAWN = 5000
 N_MATCHES = 5

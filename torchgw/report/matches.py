@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.couplings import BLOCK_ELEMENTS, BlockCoupling, DenseCoupling, PotentialCoupling
-from torchgw.lowrank_coupling import LowRankCoupling
-from torchgw.tiled import TiledCoupling
+from torchgw.couplings.blocks import BLOCK_ELEMENTS, BlockCoupling, DenseCoupling, PotentialCoupling
+from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.couplings.tiled import TiledCoupling
 from torchgw.types import Array
 
 

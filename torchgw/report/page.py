@@ -15,9 +15,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from torchgw.persist.files import whole
 from torchgw.report.contents import contents
 from torchgw.report.reported import Plan
-from torchgw.sealed import whole
 
 
 def write(result: Plan, path: Path, X: Any = None, Y: Any = None, labels: Any = None) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torchgw.evidence import Basin, Certificate, Confidence, Rung
-from torchgw.layout import Placed
+from torchgw.diagnostics.evidence import Basin, Certificate, Confidence, Rung
+from torchgw.diagnostics.status import History, Status
 from torchgw.marginals import Marginals
 from torchgw.options import GWOptions
-from torchgw.status import History, Status
 from torchgw.types import Coupling
+from torchgw.views.layout import Placed
 
 
 class Plan(Placed, Protocol):

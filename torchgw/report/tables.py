@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from torchgw._version import __version__
-from torchgw.evidence import NEAR_TIE, TINY
+from torchgw.diagnostics.evidence import NEAR_TIE, TINY
 from torchgw.options import GWOptions
 from torchgw.report.reported import Plan
 

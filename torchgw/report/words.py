@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchgw.evidence import TINY
+from torchgw.diagnostics.evidence import TINY
 from torchgw.marginals import Partial
 from torchgw.report.reported import Plan
 

@@ -33,8 +33,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.costs import FactoredCost
-from torchgw.couplings import BlockCoupling, DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.spectrum import Spectrum, lanczos, random_like
 
 DIRECT_SIZE, DIRECT_ONCE = 1000, 500  # measured, for some ten solves and for one: `benchmarks/gradients.py`

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.step import relax
-from torchgw.sinkhorn.reading import Reading
+from torchgw.sinkhorn.async_scalar import Reading
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Softmins
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.couplings import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.softmin_tiles import Read, TileKernel
 from torchgw.kernels.tiles import Tiles
 from torchgw.marginals import Balanced, Marginals
 from torchgw.sinkhorn.scaling import feasible
-from torchgw.tiled import TiledCoupling
 from torchgw.types import Coupling
 
 

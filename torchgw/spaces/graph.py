@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from torchgw import validate
-from torchgw.caller import warn_caller
+from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components, entries, from_edges, restricted, union, with_edges
 from torchgw.spaces.neighbours import closest, nearest
 from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts_of, shrinks

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate, validate_graph
-from torchgw.once import once
+from torchgw.runtime.refuse_double_backward import once
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.paths import fill_unreachable, positive_scale, warn_unreachable
 from torchgw.types import Array

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from torchgw.caller import warn_caller
+from torchgw.runtime.caller import warn_caller
 from torchgw.types import Array, GraphWarning
 
 SECONDS_PER_STEP = 9e-9

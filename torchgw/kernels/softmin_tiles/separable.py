@@ -9,7 +9,8 @@ and where x is small a tile of the plan has rank r + 1 up to x^2 / 2,
     T_ij = 2^((A_i - a) . b + f_i) 2^(a . B_j + g_j) (1 + x_ij ln 2).
 
 Sums over it need the factors only, not its entries: the work of a pass falls by about the tile size over the rank. This
-is the coupling that `torchgw.tiled` then holds: its marginals, products and entries are all those of this formula.
+is the coupling that `torchgw.couplings.tiled` then holds: its marginals, products and entries are all those of this
+formula.
 
 Source: hierarchical matrices, W. Hackbusch, "A sparse matrix arithmetic based on H-matrices", 1999.
 """

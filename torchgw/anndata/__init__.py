@@ -1,0 +1,5 @@
+"""Alignment of AnnData: cells in, cells out."""
+
+from torchgw.anndata.cells import align, joint, read, write
+
+__all__ = ["align", "joint", "read", "write"]

@@ -1,0 +1,1 @@
+"""Transport plans: stored, by potentials, on tiles, of low rank; and what can be read of them."""

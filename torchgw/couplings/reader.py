@@ -1,0 +1,186 @@
+"""What can be asked of a plan without storing it: the methods that results and extensions share."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.couplings.blocks import BlockCoupling
+from torchgw.kernels.sampling import draw, make_generator
+from torchgw.runtime.memory import allocating
+from torchgw.types import Array, Coupling, RandomState
+
+
+def point_indices(name: str, value: Any, n: int) -> Tensor:
+    """Indices (m,) of some of n points, as int64."""
+    given = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be integer indices (m,), got shape {given.shape} of dtype {given.dtype}")
+    if len(given) and not 0 <= given.min() <= given.max() < n:
+        raise ValueError(f"{name} must be indices in [0, {n}), got some from {given.min()} to {given.max()}")
+    return torch.from_numpy(given.astype(np.int64))
+
+
+class Readable:
+    """A coupling of N source with K target points. Numpy arrays come out where ``numpy_input`` says so."""
+
+    coupling: Coupling
+    numpy_input: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.coupling.shape
+
+    @property
+    def max_memory(self) -> int:
+        """Bytes that the dense plan may take."""
+        raise NotImplementedError
+
+    @cached_property
+    def plan(self) -> Tensor:
+        """The dense plan (N, K), float64, built on first use and kept; O(N K) memory. With a gradient mode it carries
+        gradients, in the precision of the tensors that they are for.
+
+        Raises
+        ------
+        MemoryError
+            Over ``options.max_memory``, or where memory ends below it, naming what to use instead.
+        """
+        n, k = self.shape
+        advice = "use argmax(), top_k(k), sparsify(mass), row(i), push(V), pull(V) or coupling.apply(V, axis)"
+        validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.max_memory, advice)
+        with allocating(f"the dense plan ({n} x {k})", advice):
+            return self._dense()
+
+    def push(self, V: Array | Tensor) -> Array | Tensor:
+        """Carry values on the source points to the target: averages weighted by the plan.
+
+        Parameters
+        ----------
+        V : (N,) or (N, d), real numbers.
+
+        Returns
+        -------
+        (K,) or (K, d). Target points without mass get NaN. Numpy in, numpy out; torch in, torch out.
+
+        O(N K (r + d)) time.
+        """
+        return self._carry(V, axis=0)
+
+    def pull(self, V: Array | Tensor) -> Array | Tensor:
+        """Carry values on the target points to the source; see `push`.
+
+        Parameters
+        ----------
+        V : (K,) or (K, d), real numbers.
+        """
+        return self._carry(V, axis=1)
+
+    def _carry(self, V: Array | Tensor, axis: int) -> Array | Tensor:
+        if not isinstance(V, Tensor) and np.asarray(V).dtype.kind not in "fiubc":
+            raise TypeError(
+                f"V must hold real numbers, got dtype {np.asarray(V).dtype}; for labels push their one-hot rows"
+            )
+        given = V if isinstance(V, Tensor) else torch.from_numpy(np.array(V))
+        if given.is_complex():
+            raise TypeError(f"V must hold real numbers, got dtype {given.dtype}")
+        size = self.shape[axis]
+        if given.ndim not in (1, 2) or given.shape[0] != size:
+            raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
+        if not isinstance(self.coupling, BlockCoupling):
+            raise TypeError(f"this operation knows the library's own couplings, got {type(self.coupling).__name__}")
+        values = given.to(self.coupling.device, self.coupling.dtype)
+        columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
+        moved = self._moved(columns, axis)
+        empty = moved[:, :1] == 0  # divided by one first: the derivative of 0 / 0 would spread
+        averaged = torch.where(empty, torch.nan, moved[:, 1:] / torch.where(empty, 1.0, moved[:, :1]))
+        averaged = averaged[:, 0] if given.ndim == 1 else averaged
+        return averaged if isinstance(V, Tensor) else averaged.detach().cpu().numpy()
+
+    def _dense(self) -> Tensor:
+        """The dense plan."""
+        return self.coupling.to_dense()
+
+    def _moved(self, V: Tensor, axis: int) -> Tensor:
+        """T V for axis 1, T^T V for axis 0."""
+        return self.coupling.apply(V, axis)
+
+    def argmax(self, axis: int = 1) -> Array | Tensor:
+        """For each source point the target index it sends most mass to, (N,).
+
+        A point without mass gets 0: nothing is known of it.
+
+        Parameters
+        ----------
+        axis : 1, or 0 for the reverse: for each target point the source index that sends it most, (K,).
+        """
+        validate.integer("axis", axis, least=0, most=1)
+        return self._given(self.coupling.argmax(axis))
+
+    def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
+        """Masses and target indices of the largest entries of each row, both (N, k), largest first.
+
+        Parameters
+        ----------
+        k : how many of each row, 1 to K.
+        """
+        validate.integer("k", k, least=1, most=self.shape[1])
+        values, index = self.coupling.top_k(k)
+        return self._given(values), self._given(index)
+
+    def row(self, i: int) -> Array | Tensor:
+        """The mass that one source point sends to each target point, (K,).
+
+        Parameters
+        ----------
+        i : index of the source point.
+        """
+        i = validate.integer("i", i, least=0, most=self.shape[0] - 1)
+        return self._given(self.coupling.rows(torch.tensor([i]))[0])
+
+    def marginal(self, axis: int = 1) -> Array | Tensor:
+        """Sums of the plan.
+
+        Parameters
+        ----------
+        axis : what is summed over: 1 gives the source points' masses (N,), 0 the target points' (K,).
+        """
+        return self._given(self.coupling.marginal(validate.integer("axis", axis, least=0, most=1)))
+
+    def sample(self, count: int, random_state: RandomState = None) -> tuple[Array | Tensor, Array | Tensor]:
+        """Pairs drawn from the plan: source indices (count,) and target indices (count,).
+
+        Parameters
+        ----------
+        count : how many.
+        random_state : int, torch.Generator or numpy.random.Generator; None takes fresh entropy.
+        """
+        count = validate.integer("count", count, least=1)
+        mass = self.coupling.marginal(1)
+        generator = make_generator(random_state, mass.device)
+        rows = draw(mass, count, generator)
+        return self._given(rows), self._given(self.coupling.sample_columns(rows, generator))
+
+    def sparsify(self, mass: float = 0.99) -> Any:
+        """SciPy CSR matrix (N, K) of the fewest entries that carry a share of each row.
+
+        Parameters
+        ----------
+        mass : the share, above 0 and at most 1.
+
+        Raises
+        ------
+        ValueError
+            When the rounding of a large plan spread more than 1 - ``mass`` of a row over all pairs.
+        """
+        return self.coupling.to_sparse(validate.real("mass", mass, above=0.0, most=1.0))
+
+    def _given(self, found: Tensor) -> Array | Tensor:
+        """In the kind of array that the user's points were."""
+        return found.cpu().numpy() if self.numpy_input else found

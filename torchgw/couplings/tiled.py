@@ -1,0 +1,320 @@
+"""The plan of a large solve: potentials on the kept tiles of a score of small rank, and a rank-one correction.
+
+    T_ij = 2^(A_i . B_j + f_i + g_j) on the kept tiles, + x_i y_j everywhere
+
+The correction makes the marginals exact for the plan without the tiles that were left out, so what is read of it agrees
+with itself. Tensors are held in an order in which neighbours are near, see `torchgw.spaces.hierarchy`; everything that
+is asked and answered is in the order of the user's points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import BlockCoupling
+from torchgw.kernels.sampling import draw
+from torchgw.kernels.softmin_tiles import Read, reference, separable
+from torchgw.kernels.sums import running
+from torchgw.kernels.tiles import Tiles, centres
+
+SAMPLE_BLOCK = 2**22
+NEGLIGIBLE = 0.1
+MOST_SPREAD = 5e7
+
+
+class TiledCoupling(BlockCoupling):
+    """See the head of this file; O((N + K) r) memory and a list of tiles.
+
+    A (N, r), B (K, r) of any precision, f, x (N,) and g, y (K,) float64, all in the orders given by ``row_order`` (N,)
+    and ``column_order`` (K,): position to index. ``tile_size`` (), ``tile_first``, ``tile_column`` and
+    ``tile_separable`` () list the tiles as `torchgw.kernels.tiles.Tiles` does. ``matching`` (N,) is what ``argmax(1)``
+    gives, where it is known already.
+    """
+
+    _level = 0  # exponent of the mass, which reads in float32 do without
+
+    def __init__(
+        self,
+        A: Tensor,
+        B: Tensor,
+        f: Tensor,
+        g: Tensor,
+        x: Tensor,
+        y: Tensor,
+        row_order: Tensor,
+        column_order: Tensor,
+        tile_size: Tensor,
+        tile_first: Tensor,
+        tile_column: Tensor,
+        tile_separable: Tensor | None = None,
+        matching: Tensor | None = None,
+    ) -> None:
+        self._tensors = {
+            "A": A,
+            "B": B,
+            "f": f,
+            "g": g,
+            "x": x,
+            "y": y,
+            "row_order": row_order,
+            "column_order": column_order,
+            "tile_size": tile_size,
+            "tile_first": tile_first,
+            "tile_column": tile_column,
+            "tile_separable": torch.tensor(False) if tile_separable is None else tile_separable,
+        }
+        self.shape = (len(A), len(B))
+        self._matching = matching
+        separable = bool(self._tensors["tile_separable"])
+        self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column, separable)
+        self._row_rank, self._column_rank = _inverse(row_order), _inverse(column_order)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self._tensors)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._tensors["f"].dtype
+
+    @property
+    def A(self) -> Tensor:
+        """Factor of the score on the source points, (N, r)."""
+        return self._tensors["A"][self._row_rank]
+
+    @property
+    def B(self) -> Tensor:
+        """Factor of the score on the target points, (K, r)."""
+        return self._tensors["B"][self._column_rank]
+
+    @property
+    def f(self) -> Tensor:
+        """Base-2 potentials of the source points, (N,)."""
+        return self._tensors["f"][self._row_rank]
+
+    @property
+    def g(self) -> Tensor:
+        """Base-2 potentials of the target points, (K,)."""
+        return self._tensors["g"][self._column_rank]
+
+    @property
+    def potentials(self) -> tuple[Tensor, Tensor]:
+        return self.f, self.g
+
+    def times(self, mass: float) -> TiledCoupling:
+        """The coupling with ``mass`` times the mass."""
+        scaled = self.tensors()
+        scaled["f"] = scaled["f"] + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
+        scaled["x"] = scaled["x"] * mass
+        found = TiledCoupling(**scaled, matching=self._matching)
+        found._level = self._level + round(math.log2(mass))
+        return found
+
+    def rows(self, index: Tensor | slice) -> Tensor:
+        held = self._tensors
+        where = self._row_rank[index]
+        block = self._entries(where).mul_(self._mask(where))
+        return block.addr_(held["x"][where], held["y"])[:, self._column_rank]
+
+    def _entries(self, where: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Sorted rows ``where`` of the plan on these sorted columns, as if all tiles were kept, no correction."""
+        A, B, f, g = (self._tensors[name] for name in "ABfg")
+        if columns is None:
+            columns = torch.arange(len(B), device=self.device)
+        if self.tiles.separable:
+            return separable.entries(A, B, self._centres, self.tiles.size, f, g, where, columns)
+        score = A[where].to(self.dtype) @ B[columns].to(self.dtype).T
+        return score.add_(g[columns]).add_(f[where, None]).exp2_()
+
+    @cached_property
+    def _centres(self) -> tuple[Tensor, Tensor]:
+        size = self.tiles.size
+        return centres(self._tensors["A"], size), centres(self._tensors["B"], size)
+
+    def _mask(self, where: Tensor) -> Tensor:
+        """Which entries of the sorted rows ``where`` are in kept tiles, (len, K) of booleans."""
+        tiles = self.tiles
+        tile = where // tiles.size
+        count = tiles.first[tile + 1] - tiles.first[tile]
+        row = torch.repeat_interleave(torch.arange(len(where), device=where.device), count)
+        start = torch.repeat_interleave(tiles.first[tile] - (count.cumsum(0) - count), count)
+        column = tiles.column[start + torch.arange(len(row), device=where.device)]
+        kept = torch.zeros(len(where), -(-tiles.k // tiles.size), dtype=torch.bool, device=where.device)
+        kept[row, column] = True
+        return kept.repeat_interleave(tiles.size, 1)[:, : tiles.k]
+
+    def _read(self, V: Tensor, axis: int, find: bool = False) -> Read:
+        """The plan (axis 1) or its transpose (axis 0) without the correction, applied to V; in the held order."""
+        held = self._tensors
+        none, tiles = V.new_zeros(self.shape[1 - axis], 0), self.tiles if axis == 1 else self.tiles.transposed
+        one, other = ((held["A"], held["f"] - self._level), (held["B"], held["g"]))[:: 2 * axis - 1]
+        found = reference.read(one[0], other[0], tiles, one[1], other[1], V, none, find)
+        unit = 2.0**self._level
+        return Read(found.moved * unit, found.back * unit, found.largest * unit, found.at)
+
+    def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x of the answer, y of the question, rank of the answer's points, order of the question's."""
+        held = self._tensors
+        if axis == 1:
+            return held["x"], held["y"], self._row_rank, held["column_order"]
+        return held["y"], held["x"], self._column_rank, held["row_order"]
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        self._check_rows(V, axis)
+        x, y, rank, order = self._sides(axis)
+        values = V.reshape(len(V), -1)[order].to(self.dtype)
+        # Constants come out exact, and what is read in low precision is small, when columns are centred.
+        centre = values.mean(0)
+        found = self._read(torch.cat((torch.ones_like(values[:, :1]), values - centre), 1), axis).moved
+        moved = found[:, 1:] + found[:, :1] * centre + x[:, None] * (y @ values)
+        return moved[rank].reshape(len(rank), *V.shape[1:]).to(V.dtype)
+
+    def marginal(self, axis: int) -> Tensor:
+        x, y, rank, _ = self._sides(axis)
+        ones = torch.ones(len(y), 1, dtype=x.dtype, device=x.device)
+        return (self._read(ones, axis).moved[:, 0] + x * y.sum())[rank]
+
+    def argmax(self, axis: int) -> Tensor:
+        """Of the potentials' plan, without the correction where that is at most a tenth of the largest entry.
+
+        So ties closer than that are open. Where tiles are sums of products, the tile is chosen by their first product.
+        A point without mass gets 0.
+        """
+        if axis == 1 and self._matching is not None:
+            return self._matching
+        x, y, rank, order = self._sides(axis)
+        found = self._read(y.new_zeros(len(y), 0), axis, find=True)
+        index = order[found.at][rank]
+        spread = torch.nonzero((x * y.max() > NEGLIGIBLE * found.largest)[rank])[:, 0]
+        step = max(1, SAMPLE_BLOCK // len(y))
+        for part in torch.split(spread, step):
+            index[part] = self._lines(part, axis).argmax(1)
+        return index.masked_fill_(self.potentials[1 - axis].isneginf(), 0)
+
+    def _lines(self, index: Tensor, axis: int) -> Tensor:
+        """Rows (axis 1) or columns (axis 0) of the plan."""
+        return self.rows(index) if axis == 1 else self.turned().rows(index)
+
+    def turned(self) -> TiledCoupling:
+        """The transposed coupling."""
+        held, tiles = self._tensors, self.tiles.transposed
+        found = TiledCoupling(
+            A=held["B"],
+            B=held["A"],
+            f=held["g"],
+            g=held["f"],
+            x=held["y"],
+            y=held["x"],
+            row_order=held["column_order"],
+            column_order=held["row_order"],
+            tile_size=held["tile_size"],
+            tile_first=tiles.first,
+            tile_column=tiles.column,
+            tile_separable=held["tile_separable"],
+        )
+        found._level = self._level
+        return found
+
+    def row_tiles(self, points: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Blocks of rows of a tile: their points (n,), those of the columns that it keeps (k,), the plan there (n, k),
+        and the largest that entries elsewhere can be (n,). With ``points``, of these alone."""
+        held, size = self._tensors, self.tiles.size
+        highest = held["y"].max()
+        asked = (
+            torch.arange(self.shape[0], device=self.device) if points is None else self._row_rank[points].sort().values
+        )
+        ends = torch.arange(-(-self.shape[0] // size) + 1, device=self.device) * size
+        bounds = torch.searchsorted(asked, ends).tolist()
+        for tile, spans in enumerate(self.tiles.spans):
+            every = asked[bounds[tile] : bounds[tile + 1]]
+            if len(every) == 0:
+                continue
+            columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
+            for where in torch.split(every, max(1, SAMPLE_BLOCK // len(columns))):
+                block = self._entries(where, columns).addr_(held["x"][where], held["y"][columns])
+                yield held["row_order"][where], held["column_order"][columns], block, held["x"][where] * highest
+
+    def _whole(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Blocks of whole rows of the plan, with their points."""
+        for part in torch.split(rows, max(1, SAMPLE_BLOCK // self.shape[1])):
+            yield part, self.rows(part)
+
+    def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = torch.empty_like(rows)
+        step = max(1, SAMPLE_BLOCK // self.shape[1])
+        for out, part in zip(torch.split(drawn, step), torch.split(rows, step), strict=True):
+            out.copy_(draw(self.rows(part), 1, generator)[:, 0])
+        return drawn
+
+    def top_k(self, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Values and column indices of the k largest entries of each row, or of the rows ``points`` (m,)."""
+        values = torch.empty(self.shape[0], k, dtype=self.dtype, device=self.device)
+        index = torch.empty(self.shape[0], k, dtype=torch.int64, device=self.device)
+        for rows, columns, block, rival in self.row_tiles(points):
+            short = rows
+            if len(columns) >= k:
+                values[rows], at = block.topk(k, dim=1)
+                index[rows] = columns[at]
+                short = rows[values[rows, -1] < rival]
+            for part, whole in self._whole(short):
+                values[part], index[part] = whole.topk(k, dim=1)
+        return (values, index) if points is None else (values[points], index[points])
+
+    def to_sparse(self, mass: float) -> Any:
+        found, stored, marginal = _Sparse(self.shape), 0, self.marginal(1)
+        for rows, columns, block, rival in self.row_tiles():
+            wanted = mass * marginal[rows]
+            value, order = block.sort(dim=1, descending=True)
+            keep = (running(value, 1) - value < wanted[:, None]) & (value > 0)
+            last = value.gather(1, (keep.sum(1, keepdim=True) - 1).clamp_min(0))[:, 0]
+            outside = (value.sum(1) < wanted) | (last < rival)  # entries outside the kept tiles are needed
+            inside = ~outside
+            found.add(rows[inside], columns[order[inside]], value[inside], keep[inside])
+            for part, whole in self._whole(rows[outside]):
+                value, order = whole.sort(dim=1, descending=True)
+                keep = (running(value, 1) - value < mass * marginal[part, None]) & (value > 0)
+                stored += int(keep.sum())
+                if stored > MOST_SPREAD:
+                    raise ValueError(
+                        f"mass must leave out what rounding spread over all pairs, got {mass}: more than "
+                        f"{MOST_SPREAD:.0e} entries of it would be stored; ask for less, for example mass=0.9"
+                    )
+                found.add(part, order, value, keep)
+        return found.matrix()
+
+
+class _Sparse:
+    """Entries of a sparse matrix, collected by blocks of rows."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.rows: list[Any] = []
+        self.columns: list[Any] = []
+        self.values: list[Any] = []
+
+    def add(self, rows: Tensor, columns: Tensor, values: Tensor, keep: Tensor) -> None:
+        """The kept entries of a block, with columns (n, k) and values (n, k)."""
+        row, _ = keep.nonzero(as_tuple=True)
+        self.rows.append(rows[row].cpu().numpy())
+        self.columns.append(columns[keep].cpu().numpy())
+        self.values.append(values[keep].cpu().numpy())
+
+    def matrix(self) -> Any:
+        from scipy.sparse import csr_matrix
+
+        entries = np.concatenate(self.values), (np.concatenate(self.rows), np.concatenate(self.columns))
+        found = csr_matrix(entries, shape=self.shape)
+        found.sort_indices()
+        return found
+
+
+def _inverse(order: Tensor) -> Tensor:
+    found = torch.empty_like(order)
+    found[order] = torch.arange(len(order), device=order.device)
+    return found

@@ -1,0 +1,1 @@
+"""What a solve reports beside its plan: status, history, basins, certificate, confidence."""

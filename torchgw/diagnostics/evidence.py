@@ -1,0 +1,150 @@
+"""Evidence that comes with a plan: the other optima, what is certain of its value, and how sure each point is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import BLOCK_ELEMENTS, BlockCoupling
+from torchgw.couplings.tiled import TiledCoupling
+from torchgw.types import Array
+
+NEAR_TIE = 1.05
+TINY = 1e-9  # of the largest squared distance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basin:
+    """One local optimum that the coarse stage found.
+
+    Attributes
+    ----------
+    energy : objective on the level it was compared on.
+    count : starts that ended in it, as far as the coarse stage kept what they found.
+    level : "full" (all points), "subset" (weighted points), "lifted" or "landmarks".
+    difference : mean distance between its matches and those of the best basin, relative to the largest distance of the
+        two spaces.
+    matching : (N,) target index of each source point, to the resolution of the level.
+    shift : (N,) the distance behind ``difference`` for each source point.
+    """
+
+    energy: float
+    count: int
+    level: str
+    difference: float
+    matching: Tensor = field(repr=False, compare=False)
+    shift: Tensor = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What is certain of a plan, in the units of its value.
+
+    Attributes
+    ----------
+    stationarity : Frank-Wolfe gap: to first order, no plan near this one is better by more. A plan with entropy keeps a
+        gap, of at most 2 epsilon times the entropy of its rows; at ``epsilon=0`` it goes to zero. NaN where it is
+        not known: where the mass is free, and for large plans whose marginals are relaxed or bounded.
+    stationarity_exact : False when the gap comes from a sampled gradient.
+    lower_bound : no plan at all has a smaller value: the larger of Memoli's first and second bounds under hard
+        marginals, plus what each point would pay alone of a linear cost; 0 where nothing better is known.
+    gap : value minus lower bound: how far from the global optimum the plan can be.
+    """
+
+    stationarity: float
+    stationarity_exact: bool
+    lower_bound: float
+    gap: float
+
+    def times(self, factor: float) -> Certificate:
+        """The certificate of a value that is ``factor`` times as large."""
+        return replace(
+            self,
+            stationarity=self.stationarity * factor,
+            lower_bound=self.lower_bound * factor,
+            gap=self.gap * factor,
+        )
+
+    def __str__(self) -> str:
+        bound = f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum"
+        if math.isnan(self.stationarity):
+            return f"{bound}; how far it can be improved to first order is not known"
+        sampled = "" if self.stationarity_exact else " (estimated)"
+        return f"{bound}; to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One resolution of a large solve.
+
+    Attributes
+    ----------
+    cells : how many cells stood for the points of either space.
+    residual : L1 marginal error, relative to the mass, of its solution lifted to all points; the larger of both sides.
+    residual_error : standard error of that; 0 where every point was looked at.
+    n_iter, n_iter_sinkhorn : outer and inner iterations on this rung.
+    seconds : spent on it, its lift and its residual.
+    """
+
+    cells: tuple[int, int]
+    residual: float
+    residual_error: float
+    n_iter: int
+    n_iter_sinkhorn: int
+    seconds: float
+
+
+@dataclass(frozen=True, repr=False)
+class Confidence:
+    """Three views of source points, each (N,), or (m,) for m points that were asked for.
+
+    Attributes
+    ----------
+    entropy : of the point's matches, in nats: 0 for a single match, log K for no idea; exp(entropy) is the number of
+        points it is effectively spread over.
+    margin : 1 - second largest / largest mass in the row: 1 for a single match, 0 for a tie.
+    stability : 1 minus the distance, relative to the largest of the two spaces, to where another basin sends the point,
+        discounted by how much worse that basin is (best energy / its energy, as listed); the worst over all basins. 1
+        where no other was found, NaN where none was looked for.
+
+    Points without mass have NaN in the first two.
+    """
+
+    entropy: Array | Tensor
+    margin: Array | Tensor
+    stability: Array | Tensor
+
+    def __repr__(self) -> str:
+        means = ", ".join(f"{name} {float(side.mean()):.3g}" for name, side in vars(self).items())
+        return f"Confidence({len(self.entropy)} points; means: {means})"
+
+
+def entropy_and_margin(coupling: BlockCoupling, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Entropy and margin of all rows (N,), or of the rows ``points`` (m,); read in blocks, of a large plan on its kept
+    tiles."""
+    entropy, margin = (torch.empty(coupling.shape[0], dtype=coupling.dtype, device=coupling.device) for _ in range(2))
+    for rows, block in _blocks(coupling, None if points is None else torch.unique(points)):
+        entropy[rows], margin[rows] = _of_block(block)
+    return (entropy, margin) if points is None else (entropy[points], margin[points])
+
+
+def _blocks(coupling: BlockCoupling, points: Tensor | None) -> Iterator[tuple[Tensor | slice, Tensor]]:
+    """Some points each, with their rows or what is kept of them."""
+    if isinstance(coupling, TiledCoupling):
+        yield from ((rows, block) for rows, _, block, _ in coupling.row_tiles(points))
+    elif points is None:
+        yield from coupling.blocks()
+    else:
+        step = max(1, BLOCK_ELEMENTS.get(coupling.device.type, 2**20) // coupling.shape[1])
+        yield from ((part, coupling.rows(part)) for part in torch.split(points, step))
+
+
+def _of_block(block: Tensor) -> tuple[Tensor, Tensor]:
+    share = block / block.sum(1, keepdim=True)
+    largest = share.topk(min(2, share.shape[1]), dim=1).values
+    margin = 1 - largest[:, -1] / largest[:, 0] if share.shape[1] > 1 else torch.ones_like(share[:, 0])
+    return torch.special.entr(share).sum(1), margin

@@ -1,0 +1,1 @@
+"""Joint embeddings of aligned spaces."""

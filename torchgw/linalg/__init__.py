@@ -1,0 +1,1 @@
+"""Krylov methods on vectors that stay on their device."""

@@ -1,0 +1,112 @@
+"""The curvature of the objective around a plan: what a change W of the plan adds to the cost that it solves.
+
+Half the second derivative of F (see `torchgw.objective.model`) is that of the linear transport problem with the weight
+w, which `torchgw.sinkhorn.implicit` inverts, and
+
+    B W = alpha [C(W) + <l, W> + (rho_x + rho_y + epsilon) <1, W> + <1, W> l],
+    l = sum rho log(mu / p) + epsilon log(T / p q^T),
+
+where all but C(W), the linearised quadratic part, is for free masses only; there l = -Chat, because T is stationary.
+With S the response of the linear problem, an outer iteration moves T + W to T - S B W / w. So
+
+    (I + S B / w) W = R
+
+is solved both by Newton's method for the fixed point (R what an iteration still moves) and by its adjoint. The numbers
+that B reads of W are all that GMRES needs: the r r' ones of F^T W G where both spaces have factors F and G, with the
+sums of W if marginals give way; otherwise all of W.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.linalg.gmres import Solved, gmres
+from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.model import Model, mean_cost
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.implicit import Response
+
+RESTART, RESTART_STORED = 100, 20
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """B around a plan whose mass is free only where ``level`` = l is given. ``quadratic`` has the spaces' distances;
+    ``whole`` says that a stored W is read as it is, even where both spaces have factors."""
+
+    quadratic: ExactGradient
+    model: Model
+    level: FactoredCost | None
+    whole: bool = False
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """F (N, r), G (K, r') where W is read through them."""
+        left, right = self.quadratic.source.factors(), self.quadratic.target.factors()
+        return None if self.whole or left is None or right is None else (left[0], right[0])
+
+    def read(self, W: BlockCoupling, rows: Tensor, columns: Tensor) -> Tensor:
+        """The numbers of W, whose sums these are, that `of` needs, in one vector."""
+        if self.factors is None:
+            assert isinstance(W, DenseCoupling)
+            return W.plan.flatten()
+        F, G = self.factors
+        parts = [(F.T @ W.apply(G, 1)).flatten()]
+        if not self.model.fixed:
+            parts += [rows, columns]
+        if self.level is not None:
+            parts += [mean_cost(self.level, W, rows, columns)[None]]
+        return torch.cat(parts)
+
+    def of(self, read: Tensor, factor: float = 1.0) -> FactoredCost:
+        """B W times a factor, from what was read of W."""
+        model = self.model
+        cost, rows, columns = self.quadratic_of(read, *(torch.zeros_like(mass) for mass in model.masses))
+        if self.level is None:
+            return FactoredCost.weighted_sum([cost], [model.alpha * factor])
+        stored = self.factors is None
+        shape = len(model.p), len(model.q)
+        level = mean_cost(self.level, DenseCoupling(read.view(shape)), rows, columns) if stored else read[-1]
+        mass = rows.sum()
+        constant = level + (sum(model.marginals.weights) + model.epsilon) * mass
+        found = FactoredCost.weighted_sum([cost, self.level], [model.alpha * factor, model.alpha * factor * mass])
+        return replace(found, a=found.a + model.alpha * factor * constant)
+
+    def quadratic_of(self, read: Tensor, p: Tensor, q: Tensor) -> tuple[FactoredCost, Tensor, Tensor]:
+        """C(W) and the sums of W from what was read of it; ``p`` and ``q`` are its sums where all plans share them."""
+        n, k = len(p), len(q)
+        rows, columns = p.to(read), q.to(read)
+        if self.factors is None:
+            W = DenseCoupling(read.view(n, k))
+            if not self.model.fixed:
+                rows, columns = W.marginal(1), W.marginal(0)
+            return self.quadratic(W, rows, columns), rows, columns
+        F, G = self.factors
+        size = F.shape[1] * G.shape[1]
+        if not self.model.fixed:
+            rows, columns = read[size : size + n], read[size + n : size + n + k]
+        return self.quadratic.of_core(read[:size].view(F.shape[1], G.shape[1]), rows, columns), rows, columns
+
+    def solve(self, respond: Response, right: Tensor, tol: float, max_iter: int) -> Solved:
+        """(I + S B / w) W = R in terms of what is read of W and R."""
+        weight = float(self.model.weight(respond.sums[0].sum()))
+
+        def operator(y: Tensor) -> Tensor:
+            found = respond(self.of(y, 1 / weight))
+            return y + self.read(found.change, found.rows, found.columns)
+
+        restart = RESTART_STORED if self.factors is None else RESTART
+        least = 50 * torch.finfo(right.dtype).eps
+        return gmres(operator, right, tol=max(tol, least), max_iter=max_iter, restart=restart)
+
+
+def level_of(cost: FactoredCost, model: Model) -> FactoredCost | None:
+    """l from the cost Chat of the model at its solution, where the mass is free."""
+    if not model.marginals.free_mass:
+        return None
+    found = FactoredCost.weighted_sum([cost], [-1.0])
+    return replace(found, a=found.a - model.epsilon * model.logarithm)

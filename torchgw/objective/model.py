@@ -1,0 +1,308 @@
+"""The objective around the quadratic part: masses, marginal model, linear cost, and what they make of its gradient.
+
+    F(T) = alpha [quad(T) + sum rho KL(mu x mu | p x p) + epsilon KL(T x T | (p q^T) x (p q^T))]
+         + beta [<M, T> + sum rho KL(mu | p) + epsilon KL(T | p q^T)] + <P, T>
+
+over the two marginals mu of T; beta is 1 - alpha over the scale of the masses, P holds the penalties of pairs. With
+m = sum T, half the derivative of F in the direction S, w = alpha m + beta / 2, is w times a linear problem in S,
+
+    <Chat, S> + sum rho KL(S's marginal | p) + epsilon KL(S | p q^T),
+    Chat = (alpha (C(T) + k) + (beta M + P) / 2) / w,
+    k = sum rho <mu, log(mu / p)> + epsilon <T, log(T / p q^T)>,
+
+so epsilon and rho mean the same for every alpha: 1 is pure Gromov-Wasserstein, 0 linear transport of M. The constant k
+matters only where the mass of the plan is free. There S is then scaled to the mass at which F is lowest along its ray,
+which has a closed form but for one Newton iteration: without it, masses of two iterations would alternate around their
+geometric mean.
+
+Sources: T. Vayer et al., "Optimal transport for structured data with application on graphs", 2019 (fused); T. Sejourne,
+F.-X. Vialard, G. Peyre, "The unbalanced Gromov-Wasserstein distance", 2021; A. Thual et al., "Aligning individual
+brains with fused unbalanced Gromov-Wasserstein", 2022 (both).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import BlockCoupling
+from torchgw.kernels.sums import inner
+from torchgw.losses import SQUARE, SeparableLoss
+from torchgw.marginals import Balanced, Marginals
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.sides import Side
+from torchgw.spaces.hierarchy import Cells
+from torchgw.types import Coupling
+
+NEWTON_STEPS = 20
+HARD_COSTS, HARD_EPSILONS = 2.0, 100.0
+COMPARED_EPSILONS = 300.0
+BALANCED = Balanced()
+
+
+class Values(NamedTuple):
+    """An objective without its entropy, and its parts: quadratic, linear, what marginals and penalties of pairs add.
+
+    ``violation`` is the mass on pairs that break a rule.
+    """
+
+    quadratic: float
+    linear: float
+    penalty: float
+    total: float
+    violation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """Float64 masses p (N,), q (K,), scaled so that plans have a mass of about one, and weights to match.
+
+    ``alpha`` and ``beta`` weigh the quadratic and the linear part; ``linear`` is beta M + P, ``cost`` M alone and
+    ``penalty`` P, None where there is none. ``logarithm`` is that of the scale that was divided out. ``strength`` is
+    that of the penalties, infinite where they stand for a constraint, which then is no part of any value; ``price`` is
+    what they are solved with. ``points``
+    are those that rules name, ``groups`` (N,), (K,) tell apart what cells must not mix.
+    """
+
+    p: Tensor
+    q: Tensor
+    epsilon: float
+    marginals: Marginals = BALANCED
+    alpha: float = 1.0
+    beta: float = 0.0
+    cost: FactoredCost | None = None
+    penalty: FactoredCost | None = None
+    loss: SeparableLoss = SQUARE
+    logarithm: float = 0.0
+    strength: float = math.inf
+    price: float = 1.0
+    points: tuple[Tensor, Tensor] | None = None
+    groups: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the objective is quadratic and squared alone, under hard marginals of mass one."""
+        alone = self.alpha == 1.0 and self.penalty is None
+        return self.marginals.balanced and alone and self.loss is SQUARE
+
+    @property
+    def fixed(self) -> bool:
+        """Whether both marginals are those that were asked for."""
+        return self.marginals.balanced
+
+    @property
+    def masses(self) -> tuple[Tensor, Tensor]:
+        return self.p, self.q
+
+    @cached_property
+    def logs(self) -> tuple[Tensor, Tensor]:
+        """Base-2 logarithms of the masses."""
+        return self.p.log2(), self.q.log2()
+
+    @cached_property
+    def _hard_sides(self) -> dict[torch.dtype, tuple[Side, Side]]:
+        """Sides that were made before, on the device of the masses; of balanced problems only."""
+        return {}
+
+    def on(self, p: Tensor, q: Tensor, cost: FactoredCost | None, penalty: FactoredCost | None) -> Model:
+        """The same demands on other points."""
+        return replace(self, p=p, q=q, cost=cost, penalty=penalty)
+
+    def between(self, cost: FactoredCost | None, rows: Cells, columns: Cells) -> FactoredCost | None:
+        """A cost between cells of points: every factor replaced by its mean."""
+        if cost is None:
+            return None
+        if cost.extra is not None:
+            raise TypeError("a stored cost cannot be taken to cells; it needs the dense strategy")
+        a, b = rows.means(cost.a[:, None], self.p)[:, 0], columns.means(cost.b[:, None], self.q)[:, 0]
+        return FactoredCost(a, b, rows.means(cost.U, self.p), columns.means(cost.V, self.q))
+
+    def on_cells(self, rows: Cells, columns: Cells) -> Model:
+        """The same demands on cells of points."""
+        p, q = (
+            sums * (mass.sum() / sums.sum())
+            for sums, mass in ((rows.sums(self.p), self.p), (columns.sums(self.q), self.q))
+        )
+        found = self.on(p, q, self.between(self.cost, rows, columns), self.between(self.penalty, rows, columns))
+        if self.points is None:
+            return found
+        one, other = (
+            torch.unique(cells.label[index]) for cells, index in zip((rows, columns), self.points, strict=True)
+        )
+        return replace(found, points=(one, other), groups=None)
+
+    def taken(self, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor) -> Model:
+        """The same demands on some of the points, given by their indices, with other masses."""
+        cost, penalty = (None if side is None else side.taken(rows, columns) for side in (self.cost, self.penalty))
+        return replace(self.on(p, q, cost, penalty), points=None, groups=None)
+
+    def linear(self, dtype: torch.dtype) -> FactoredCost | None:
+        """beta M + P, None where there is neither."""
+        ends = ((self.cost, self.beta), (self.penalty, 1.0))
+        parts = [(side, w) for side, w in ends if side is not None and w > 0]
+        if not parts:
+            return None
+        return FactoredCost.weighted_sum([side.to(dtype) for side, _ in parts], [w for _, w in parts])
+
+    def sides(self, epsilon: float, cost: FactoredCost, dtype: torch.dtype) -> tuple[Side, Side]:
+        """Both sides of the linear problem with this cost, in the gauge of the score 2 U V^T log2(e) / epsilon."""
+        if dtype in self._hard_sides:
+            return self._hard_sides[dtype]
+        log_p, log_q = (side.to(dtype) for side in self.logs)
+        found = self.sides_of(log_p, log_q, epsilon, *cost.offsets(epsilon))
+        if self.marginals.balanced:  # the same for every cost and epsilon
+            self._hard_sides[dtype] = found
+        return found
+
+    def sides_of(
+        self, log_p: Tensor, log_q: Tensor, epsilon: float, row_offset: Tensor, column_offset: Tensor
+    ) -> tuple[Side, Side]:
+        """Sides of these masses, whose costs have these row (N,) and column (K,) terms in units of the score."""
+        if self.marginals.balanced:
+            return Side(log_p), Side(log_q)
+        row, column = (
+            Side(mass, tau, offset.to(mass.dtype), self.marginals.total)
+            for mass, tau, offset in zip(
+                (log_p, log_q), self.marginals.damping(epsilon), (row_offset, column_offset), strict=True
+            )
+        )
+        return row, column
+
+    def marginals_of(self, coupling: Coupling) -> tuple[Tensor, Tensor]:
+        """Row and column sums of a coupling; those asked for where they hold."""
+        if self.fixed:
+            return self.p, self.q
+        return coupling.marginal(1).to(self.p), coupling.marginal(0).to(self.q)
+
+    def values(self, quadratic: float, coupling: Coupling) -> Values:
+        """The parts of F without its entropy, for a plan whose quadratic part is known."""
+        rows, columns = self.marginals_of(coupling)
+        linear = 0.0 if self.cost is None else float(mean_cost(self.cost, coupling, rows, columns))
+        broken = 0.0 if self.penalty is None else float(mean_cost(self.penalty, coupling, rows, columns))
+        return self.summed(quadratic, linear, broken, rows, columns)
+
+    def summed(self, quadratic: float, linear: float, broken: float, rows: Tensor, columns: Tensor) -> Values:
+        """The parts of F for a plan with these marginals, <M, T> and <P, T>."""
+        violation = max(broken, 0.0) / self.price
+        penalty = max(float(self.divergences(rows, columns)), 0.0)
+        penalty += 0.0 if self.strength == math.inf else self.strength * violation
+        total = self.alpha * quadratic + self.beta * linear + penalty
+        return Values(quadratic, linear, penalty, total, violation)
+
+    @property
+    def hardness(self) -> float:
+        """The penalty that stands for a constraint: beyond all other costs, and 2^-70 at this epsilon."""
+        largest = 2 * self.alpha * largest_loss(self.loss)
+        if self.cost is not None:
+            largest += self.beta * largest_entry(self.cost)
+        return HARD_COSTS * largest + HARD_EPSILONS * float(self.weight(1.0)) * self.epsilon
+
+    def combined(
+        self,
+        quadratic: FactoredCost,
+        linear: FactoredCost | None,
+        mass: float | Tensor = 1.0,
+        constant: float | Tensor = 0.0,
+    ) -> FactoredCost:
+        """Chat from C(T) of a plan of this mass, beta M + P, and the constant k."""
+        weight = self.weight(mass)
+        costs, weights = [quadratic], [self.alpha / weight]
+        if linear is not None:
+            costs, weights = [*costs, linear], [*weights, 0.5 / weight]
+        found = FactoredCost.weighted_sum(costs, weights)
+        return replace(found, a=found.a + self.shift(mass, constant)) if self.marginals.free_mass else found
+
+    def weight(self, mass: float | Tensor) -> float | Tensor:
+        """w, the weight of the linear problem."""
+        return self.alpha * mass + self.beta / 2
+
+    def shift(self, mass: float | Tensor, constant: float | Tensor) -> float | Tensor:
+        """What the constant k and the scale of the masses add to every entry of Chat."""
+        return self.alpha * constant / self.weight(mass) - self.epsilon * self.logarithm
+
+    def lowest(self, quadratic: Tensor, linear: Tensor | float, base: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        """The factor c at which F(c T) is lowest for a plan T of mass m, and the constant k of c T, ``base`` for T."""
+        growth = (sum(self.marginals.weights) + self.epsilon) * m
+        log_c = _lowest(self.alpha, self.beta, quadratic, linear, base, growth, m)
+        return log_c.exp(), log_c.exp() * (base + growth * log_c)
+
+    def slopes(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """sum rho <mu, log(mu / p)> over the marginals (..., N), (..., K) of plans."""
+        one, other = (
+            rho * _relative(sums, mass.to(sums)).sum(-1)
+            for rho, sums, mass in zip(self.marginals.weights, (rows, columns), self.masses, strict=True)
+        )
+        return one + other
+
+    def divergences(self, rows: Tensor, columns: Tensor, compared: bool = False) -> Tensor:
+        """What relaxed marginals add to F, for marginals (..., N), (..., K) of plans.
+
+        To be ``compared``, plans that are not solved to the end must not differ by what strong divergences make of it.
+        """
+        total = rows.new_zeros(())
+        most = COMPARED_EPSILONS * self.epsilon if compared else math.inf
+        for rho, sums, mass in zip(self.marginals.weights, (rows, columns), (self.p, self.q), strict=True):
+            if 0 < rho < math.inf:
+                rho, mass = min(rho, most), mass.to(sums)
+                m, wanted = sums.sum(-1), mass.sum()
+                kl = (_relative(sums, mass) + mass - sums).sum(-1)
+                total = total + rho * (self.alpha * (2 * m * kl + (m - wanted).square()) + self.beta * kl)
+        return total
+
+
+def largest_loss(loss: SeparableLoss) -> float:
+    """The largest of a loss between distances of 0 and 1, with steps of a hundredth; NaN where it is no number."""
+    distances = torch.linspace(0.0, 1.0, 101, dtype=torch.float64)
+    values = loss.f1(distances)[:, None] + loss.f2(distances) - loss.h1(distances)[:, None] * loss.h2(distances)
+    return max(float(values.detach().numpy().max()), 0.0)
+
+
+def largest_entry(cost: FactoredCost) -> float:
+    """No entry of the cost is above this."""
+    found = float(cost.a.max() + cost.b.max())
+    if cost.U.shape[1]:
+        found += 2 * float(cost.U.norm(dim=1).max() * cost.V.norm(dim=1).max())
+    return found if cost.extra is None else found + float(cost.extra.max())
+
+
+def mean_cost(cost: FactoredCost, coupling: Coupling, rows: Tensor, columns: Tensor) -> Tensor:
+    """<C, T>, a product with the factors of C and, where it has a stored part, a pass over the plan."""
+    wide = cost.to(rows.dtype)
+    found = wide.a @ rows + wide.b @ columns
+    if wide.U.shape[1]:
+        found = found - 2 * (wide.U * coupling.apply(wide.V.to(_dtype(coupling)), 1)).sum()
+    if wide.extra is not None:
+        assert isinstance(coupling, BlockCoupling)
+        for where, block in coupling.blocks():
+            found = found + inner(wide.extra[where], block.to(found))
+    return found
+
+
+def _dtype(coupling: Coupling) -> torch.dtype:
+    return coupling.dtype if isinstance(coupling, BlockCoupling) else torch.float64
+
+
+def _relative(x: Tensor, reference: Tensor) -> Tensor:
+    """x log(x / reference), zero where x is."""
+    found: Tensor = torch.special.xlogy(x, x / reference.clamp_min(torch.finfo(x.dtype).tiny))
+    return found
+
+
+def _lowest(
+    alpha: float, beta: float, quadratic: Tensor, linear: Tensor | float, base: Tensor, growth: Tensor, m: Tensor
+) -> Tensor:
+    """The root u of alpha e^u (2 Q + 4 m (base + growth u)) + linear + beta (base + growth u), by Newton's method."""
+    u = -(quadratic + 2 * m * base) / (2 * m * growth) if beta == 0 else torch.zeros_like(m)
+    if beta == 0 and not isinstance(linear, Tensor):
+        return u
+    for _ in range(NEWTON_STEPS):
+        bracket = 2 * quadratic + 4 * m * (base + growth * u)
+        value = alpha * u.exp() * bracket + linear + beta * (base + growth * u)
+        slope = alpha * u.exp() * (bracket + 4 * m * growth) + beta * growth
+        u = u - (value / slope.clamp_min(torch.finfo(u.dtype).tiny)).clamp(-1.0, 1.0)
+    return u

@@ -1,0 +1,209 @@
+"""What is known of a matching beforehand, as penalties of pairs that stream."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import ranges, validate
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.types import Array
+
+MOST_COLUMNS = 256
+UNLABELLED = -1
+SAME_MASS = 1e-9
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Supervision:
+    """Pairs, labels and masks that a matching should respect.
+
+    Parameters
+    ----------
+    pairs : known matches (m, 2), integer indices into X and Y. Of each pair, the point with less mass should not be
+        matched with others; a point may have several partners.
+    forbidden : pairs (m, 2) that should not be matched.
+    labels : two integer arrays (N,), (K,); points of different labels should not be matched. -1 is no label, which goes
+        with any.
+    mask : (N, K), an array or a SciPy sparse matrix; pairs whose entry is zero should not be matched. Needs the dense
+        strategy.
+    strength : what a unit of mass on a pair costs that breaks one of these rules, in units of the scaled squared
+        distances, > 0. Infinity, the default, forbids it: then only mass that has nowhere else to go is on such pairs,
+        and what rounding onto the marginals spreads (``marginal_residual``).
+
+    Notes
+    -----
+    Rules break ties: the search for the basin has the points of ``pairs`` and ``forbidden`` among its landmarks. Pairs
+    and labels are columns of factors, so they stream; up to 256 of them.
+    """
+
+    pairs: Any = None
+    forbidden: Any = None
+    labels: tuple[Any, Any] | None = None
+    mask: Any = None
+    strength: float = math.inf
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strength", validate.real("strength", self.strength, above=0.0, infinite=True))
+        ranges.price("strength", self.strength, "forbids what breaks a rule")
+        if all(rule is None for rule in (self.pairs, self.forbidden, self.labels, self.mask)):
+            raise ValueError("Supervision must have at least one of pairs, forbidden, labels and mask, got none")
+        if self.labels is not None and not (isinstance(self.labels, tuple) and len(self.labels) == 2):
+            raise TypeError(f"labels must be a pair of arrays (N,), (K,), got {type(self.labels).__name__}")
+
+    def rules(self, p: Array, q: Array, stored: bool) -> Rules:
+        """Penalties of strength one between points of masses p (N,), q (K,); ``stored`` says that a matrix may be kept.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For indices that are out of range, labels or masks of other shapes, and rules that need a matrix where none
+            may be kept.
+        """
+        n, k = len(p), len(q)
+        parts: list[FactoredCost] = []
+        known: list[Array] = []
+        if self.pairs is not None:
+            pairs = np.unique(validate.pairs("supervision.pairs", np.asarray(self.pairs), n, k).numpy(), axis=0)
+            known.append(pairs)
+            parts.append(_known(pairs, p, q, _room("pairs", len(pairs), stored)))
+        if self.forbidden is not None:
+            given = validate.pairs("supervision.forbidden", np.asarray(self.forbidden), n, k).numpy()
+            pairs = np.unique(given, axis=0)
+            both = [tuple(pair.tolist()) for pair in pairs if known and (known[0] == pair).all(1).any()]
+            if both:
+                raise ValueError(f"supervision must not have a pair both in pairs and forbidden, got {both[0]}")
+            sizes = [len(np.unique(pairs[:, side])) for side in (0, 1)]
+            rank, by_rows = min(sizes), sizes[0] <= sizes[1]
+            parts.append(_forbidden(pairs, n, k, _room("forbidden", rank, stored)))
+        groups = (np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64))
+        if self.labels is not None:
+            x, y = (
+                _integers(f"supervision.labels[{i}]", side, size)
+                for i, (side, size) in enumerate(zip(self.labels, (n, k), strict=True))
+            )
+            values = np.intersect1d(x[x != UNLABELLED], y[y != UNLABELLED])
+            _room("labels", len(values) + 1, stored=False)
+            parts.append(_labels(x, y, values))
+            groups = (np.unique(x, return_inverse=True)[1], np.unique(y, return_inverse=True)[1])
+        if self.mask is not None:
+            if not stored:
+                raise ValueError("supervision.mask needs options.strategy='dense'; labels or forbidden pairs stream")
+            parts.append(FactoredCost.stored(torch.from_numpy(1.0 - _allowed(self.mask, n, k))))
+        cost = FactoredCost.weighted_sum(parts, [1.0] * len(parts))
+        touched = np.concatenate(known) if known else np.zeros((0, 2), dtype=np.int64)
+        named = [torch.from_numpy(np.unique(touched[:, side])) for side in (0, 1)]
+        if self.forbidden is not None:
+            position, side = (1, cost.V) if by_rows else (0, cost.U)
+            if cost.extra is None:  # points that the same others are forbidden to go together
+                groups[position][:] = np.unique(
+                    np.concatenate((groups[position][:, None], side.numpy()), axis=1), axis=0, return_inverse=True
+                )[1]
+            few = np.unique(pairs[:, 1 - position])
+            named[1 - position] = torch.unique(torch.cat((named[1 - position], torch.from_numpy(few))))
+        for group, index in zip(groups, named, strict=True):
+            group[index.numpy()] = group.max() + 1 + np.arange(len(index))
+        return Rules(cost, (named[0], named[1]), (torch.from_numpy(groups[0]), torch.from_numpy(groups[1])))
+
+
+class Rules(NamedTuple):
+    """Penalties (N, K) of strength one, the points (n,), (k,) that rules name, and groups (N,), (K,) of points that are
+    to be told apart where points are taken together."""
+
+    cost: FactoredCost
+    points: tuple[Tensor, Tensor]
+    groups: tuple[Tensor, Tensor]
+
+
+def _integers(name: str, value: Any, n: int) -> Array:
+    """Integer labels (n,), at least -1."""
+    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    if array.shape != (n,) or array.dtype.kind not in "iu":
+        inverse = "np.unique(np.concatenate(labels), return_inverse=True)[1]"
+        remedy = f"; {inverse} numbers those of both sides" if array.dtype.kind in "OSU" else ""
+        raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}{remedy}")
+    if n and array.min() < -1:
+        raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")
+    return array.astype(np.int64)
+
+
+def _room(name: str, rank: int, stored: bool) -> bool:
+    """Whether the rule is kept as factors; an error where it can be kept in no form."""
+    if rank <= MOST_COLUMNS:
+        return True
+    if not stored:
+        raise ValueError(
+            f"supervision.{name} must need at most {MOST_COLUMNS} columns of factors, got {rank}; take fewer"
+            + ("" if name == "labels" else ", or options.strategy='dense'")
+        )
+    return False
+
+
+def _known(pairs: Array, p: Array, q: Array, factored: bool) -> FactoredCost:
+    """1 for each point that its partners have room for and that is matched with another."""
+    n, k = len(p), len(q)
+    room = np.bincount(pairs[:, 0], q[pairs[:, 1]], n), np.bincount(pairs[:, 1], p[pairs[:, 0]], k)
+    a, b = (
+        torch.from_numpy(((space > 0) & (mass <= space * (1 + SAME_MASS))).astype(np.float64))
+        for space, mass in zip(room, (p, q), strict=True)
+    )
+    i, j = torch.from_numpy(pairs[:, 0]), torch.from_numpy(pairs[:, 1])
+    if factored:
+        every = torch.arange(len(pairs))
+        U, V = torch.zeros(n, len(pairs), dtype=torch.float64), torch.zeros(k, len(pairs), dtype=torch.float64)
+        U[i, every], V[j, every] = (a[i] + b[j]) / 2, 1.0
+        return FactoredCost(a, b, U, V)
+    matrix = a[:, None] + b
+    matrix[i, j] = 0.0
+    return FactoredCost.stored(matrix)
+
+
+def _forbidden(pairs: Array, n: int, k: int, factored: bool) -> FactoredCost:
+    """1 for each forbidden pair, as one column of factors for each row or column that has any."""
+    i, j = torch.from_numpy(pairs[:, 0]), torch.from_numpy(pairs[:, 1])
+    if not factored:
+        matrix = torch.zeros(n, k, dtype=torch.float64)
+        matrix[i, j] = 1.0
+        return FactoredCost.stored(matrix)
+    by_rows = len(torch.unique(i)) <= len(torch.unique(j))
+    named, position = torch.unique(i if by_rows else j, return_inverse=True)
+    one = torch.zeros(n if by_rows else k, len(named), dtype=torch.float64)
+    other = torch.zeros(k if by_rows else n, len(named), dtype=torch.float64)
+    one[named, torch.arange(len(named))] = -0.5
+    other[j if by_rows else i, position] = 1.0
+    U, V = (one, other) if by_rows else (other, one)
+    return FactoredCost(U.new_zeros(n), U.new_zeros(k), U, V)
+
+
+def _labels(x: Array, y: Array, values: Array) -> FactoredCost:
+    """1 for pairs that both have labels, and different ones: known known^T minus the sum over the shared labels."""
+    sides = []
+    for labels in (x, y):
+        one_hot = np.concatenate(((labels != UNLABELLED)[:, None], labels[:, None] == values), axis=1)
+        sides.append(torch.from_numpy(one_hot.astype(np.float64)))
+    sign = torch.full((len(values) + 1,), 0.5, dtype=torch.float64)
+    sign[0] = -0.5
+    U, V = sides[0] * sign, sides[1]
+    return FactoredCost(U.new_zeros(len(U)), V.new_zeros(len(V)), U, V)
+
+
+def _allowed(mask: Any, n: int, k: int) -> Array:
+    """1.0 where a pair may be matched, 0.0 elsewhere."""
+    given = mask.toarray() if hasattr(mask, "toarray") else mask.detach().cpu() if isinstance(mask, Tensor) else mask
+    array = np.asarray(given)
+    if array.shape != (n, k):
+        raise ValueError(f"supervision.mask must have shape (N, K) = ({n}, {k}), got {array.shape}")
+    allowed = array != 0
+    for name, side, axis in (("row", "X", 1), ("column", "Y", 0)):
+        empty = np.flatnonzero(~allowed.any(axis))
+        if len(empty):
+            raise ValueError(
+                f"supervision.mask must allow a pair for every point, got an empty {name} {empty[0]} of {side}"
+            )
+    found: Array = allowed.astype(np.float64)
+    return found

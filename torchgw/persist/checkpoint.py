@@ -1,0 +1,316 @@
+"""Checkpoints: a folder that holds a call, the stages of its solve that are done, and where the running loop is.
+
+    call.pt                      the arguments, and the random state at the beginning
+    dense.search.pt              the result of a stage
+    dense.solve-0.loop.pt        the state of a loop; gone when its stage is done
+
+A file is written aside and then renamed, so each is whole or not there, and sealed, see `torchgw.persist.files`: the
+seal of a stage or loop is of its name and of the seal of the call too, so no file passes for another one. A stage or
+loop state has the random state with it. What is missing is computed again and comes out the same, so a folder is good
+whenever its owner was killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import pickle
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+from zipfile import BadZipFile
+
+import torch
+
+from torchgw import validate
+from torchgw._version import __version__
+from torchgw.persist.codec import Codec, load
+from torchgw.persist.files import LEFT_ASIDE, checked_seal, path_of, written
+from torchgw.runtime.caller import warn_caller
+from torchgw.types import CheckpointWarning
+
+logger = logging.getLogger("torchgw")
+
+FORMAT = 2
+CALL = "call.pt"
+LOOP = "loop"
+SHORT = 1.0
+FAULTS = (
+    *(AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError),
+    *(BadZipFile, EOFError, pickle.UnpicklingError),
+)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a solve is kept, and how often.
+
+    Parameters
+    ----------
+    path : a folder, made by the solve; it must not be there before.
+    every : seconds after which the state of a loop is written again; 0 writes every iteration. Stages that took longer
+        than this, or than a second, are written when they end.
+
+    Notes
+    -----
+    Takes the space of X and Y, and of what the loop needs: with the dense strategy a few times 8 bytes for each pair of
+    points, O((N + K) r) otherwise.
+    """
+
+    path: str | PathLike[str]
+    every: float = 60.0
+
+    def __post_init__(self) -> None:
+        path_of("path", self.path, "a folder")
+        object.__setattr__(self, "every", validate.real("every", self.every, least=0.0))
+
+
+class Folder:
+    """The journal of one solve, in the folder of a checkpoint; see `torchgw.persist.watch.Journal`. One solve at a
+    time.
+
+    Raises
+    ------
+    ValueError
+        When another solve is at it, or a file in it is damaged or belongs to another checkpoint.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, codec: Codec, generator: torch.Generator) -> None:
+        self.folder, self.every = Path(checkpoint.path).absolute(), checkpoint.every
+        self.codec, self.generator = codec, generator
+        self.stages: list[str] = []
+        self.written = time.monotonic()
+        self.lock = locked(self.folder)
+        try:
+            self.call = sealed(self.folder / CALL)
+            self.files = {file.name for file in self.folder.glob("[!.]*.pt")} - {CALL}
+            for name in sorted(self.files):
+                sealed(self.folder / name, self._place(name))
+            self._remove({file.name for file in self.folder.glob(LEFT_ASIDE)})  # of a process that was killed
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        self.stages.append(name)
+        try:
+            yield
+        finally:
+            self.stages.pop()
+
+    def stage(self, name: str, compute: Callable[[], Result], keep: Callable[[], bool]) -> Result:
+        with self.within(name):
+            file = self._file()
+            found: tuple[Result] | None = self._read(file)
+            if found is not None:
+                return found[0]
+            began = time.monotonic()
+            result = compute()
+            parts = {part for part in self.files if part.startswith(f"{file.stem}.") and part != file.name}
+            # What took no time is computed again, unless a part of it that was written would be lost.
+            if keep() and (parts or time.monotonic() - began >= min(SHORT, self.every)) and self._write(file, result):
+                self._remove(parts)
+            return result
+
+    def restored(self) -> Any:
+        found = self._read(self._file(LOOP))
+        return None if found is None else found[0]
+
+    def offer(self, state: Callable[[], Any], now: bool) -> None:
+        if now or time.monotonic() - self.written >= self.every:
+            self._write(self._file(LOOP), state())
+
+    def _file(self, *more: str) -> Path:
+        return self.folder / (".".join((*self.stages, *more)) + ".pt")
+
+    def _place(self, name: str) -> bytes:
+        return self.call + name.encode()
+
+    def _read(self, file: Path) -> tuple[Any] | None:
+        """What a file that was there at the beginning, or was written since, holds; None without one."""
+        if file.name not in self.files:
+            return None
+        try:
+            plain = read(file)
+        except OSError as error:
+            warn_caller(f"{file} cannot be read ({_reason(error)}); what it holds is computed again", CheckpointWarning)
+            return None
+        with naming(file):
+            self.generator.set_state(plain["random"])
+            value = self.codec.decode(plain["value"])
+        logger.info("checkpoint: going on with %s", file)
+        return (value,)
+
+    def _write(self, file: Path, value: Any) -> bool:
+        """Whether the value is in the file now. A full disk or memory is no reason to lose a solve."""
+        self.written = time.monotonic()
+        try:
+            plain = {"random": self.generator.get_state(), "value": self.codec.encode(value)}
+            write(file, plain, self._place(file.name))
+        except (MemoryError, OSError, RuntimeError, TypeError) as error:
+            warn_caller(f"{file} was not written ({_reason(error)}); the solve goes on", CheckpointWarning)
+            return False
+        self.files.add(file.name)
+        return True
+
+    def _remove(self, names: set[str]) -> None:
+        self.files -= names
+        for name in names:
+            with suppress(OSError):  # it is passed over as long as the whole that it is a part of is there
+                (self.folder / name).unlink()
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Generator) -> Folder:
+    """A new folder with the call, which is encoded, in it.
+
+    Raises
+    ------
+    ValueError
+        For a folder that is there already, or lies in none.
+    OSError
+        When it cannot be made or written, naming it.
+    """
+    folder = Path(checkpoint.path)
+    if is_taken(folder):
+        raise ValueError(_taken(folder))
+    if not folder.absolute().parent.is_dir():
+        raise ValueError(f"checkpoint {folder} lies in a folder that is not there; make {folder.parent} first")
+    made = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
+    plain = {"format": FORMAT, "every": checkpoint.every, "random": generator.get_state(), "value": call, "made": made}
+    aside = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(8)}")
+    try:
+        aside.mkdir()
+        write(aside / CALL, plain)
+        aside.replace(folder)  # whole or not there, and only one of two that begin at once
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise ValueError(_taken(folder)) from error
+        raise OSError(error.errno, f"the checkpoint cannot be made: {_reason(error)}", str(folder)) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return Folder(checkpoint, codec, generator)
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether there is something that a new checkpoint would have to replace."""
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+
+
+def _taken(folder: Path) -> str:
+    return (
+        f"checkpoint must name a folder that is not there yet, got {folder}; torchgw.resume({str(folder)!r}) goes on "
+        f"with what it holds, or remove it"
+    )
+
+
+def reopened(path: str | PathLike[str], codec: Codec) -> tuple[Any, float, torch.Tensor]:
+    """The call of a folder, how often it was written, and the random state that it began with.
+
+    Raises
+    ------
+    ValueError
+        When it is not the folder of a checkpoint.
+
+    Warns
+    -----
+    CheckpointWarning
+        When it was begun by other versions, or with another number of threads: bits may differ.
+    """
+    file = path_of("path", path, "the folder of a checkpoint") / CALL
+    if not file.is_file():
+        raise ValueError(f"path must name the folder of a checkpoint, with {CALL} in it, got {path}")
+    sealed(file)
+    plain = read(file)
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise ValueError(
+            f"{file} is not of a checkpoint that this version of torchgw reads; begin again in another folder"
+        )
+    with naming(file):
+        call, every, random, made = codec.decode(plain["value"]), plain["every"], plain["random"], plain["made"]
+    now = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
+    if made != now:
+        warn_caller(f"{path} was begun with {made}, and goes on with {now}", CheckpointWarning)
+    return call, every, random
+
+
+def locked(folder: Path) -> int | None:
+    """The descriptor of a file that this solve alone holds while it is open, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        warn_caller(f"checkpoint {folder} cannot be written ({_reason(error)}); the solve goes on", CheckpointWarning)
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lockf would let the same process in twice
+    except BlockingIOError:
+        os.close(file)
+        raise ValueError(
+            f"checkpoint {folder} is in use by a solve, in this process or another; wait for it, or end it"
+        ) from None
+    except OSError as error:
+        logger.info("checkpoint: %s cannot be locked (%s)", folder, error)
+    return file
+
+
+def sealed(file: Path, place: bytes = b"") -> bytes:
+    """The checksum of a file of a checkpoint.
+
+    Raises
+    ------
+    ValueError
+        When the file has none, or it does not fit.
+    """
+    with naming(file):
+        found = checked_seal(file, place)
+        if found is None:
+            raise ValueError("it has no checksum, so it is cut off, or of an older version of torchgw")
+        return found
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """What goes wrong in this context is the file's fault."""
+    try:
+        yield
+    except FAULTS as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        remedy = "begin again in another folder" if file.name == CALL else "remove it, and it is computed again"
+        raise ValueError(f"{file} cannot be read as a part of a checkpoint; {remedy} ({reason})") from error
+
+
+def write(file: Path, plain: dict[str, Any], place: bytes = b"") -> None:
+    """Write aside, seal, then rename, so that a reader never sees half a file."""
+    with written(file, place) as opened:
+        torch.save(plain, opened)
+
+
+def read(file: Path) -> Any:
+    """What `write` wrote, as `torchgw.persist.codec.load` reads it."""
+    with naming(file):
+        return load(file)

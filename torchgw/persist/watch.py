@@ -1,0 +1,115 @@
+"""Whoever follows a solve from outside: a callback that hears of it, a request to end it, a journal that it is kept in.
+
+A solve is made of stages. A stage that was finished before is not run again: its result is read from the journal. A
+loop within a stage says at the top of each iteration where it is; that is written down now and then, and the loop goes
+on from there. Random draws go on as well, so what comes out is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from torchgw.runtime.caller import mark_as_theirs
+from torchgw.types import Callback, Progress
+
+Result = TypeVar("Result")
+
+
+class Journal(Protocol):
+    """Where stages and loops are kept."""
+
+    def within(self, name: str) -> AbstractContextManager[None]:
+        """Stages in this context are parts of another one, which is not kept itself."""
+
+    def stage(self, name: str, compute: Callable[[], Result], keep: Callable[[], bool]) -> Result:
+        """The result of the stage, computed unless it is there already, and kept if ``keep`` says so afterwards."""
+
+    def restored(self) -> Any:
+        """The last state of the loop of this stage, or None."""
+
+    def offer(self, state: Callable[[], Any], now: bool) -> None:
+        """Keep the state of the loop of this stage if it is time, or ``now``."""
+
+
+class Signal:
+    """Whether somebody asked for an end, and whether anything was left out for it: from then on nothing is written
+    down, because what follows is not what a whole solve would do."""
+
+    stopped = False
+    obeyed = False
+
+
+class Watch:
+    """Follows one solve; the same object all the way down."""
+
+    def __init__(
+        self, callback: Callback | None = None, journal: Journal | None = None, signal: Signal | None = None
+    ) -> None:
+        self.callback, self.journal = callback, journal
+        self.signal = Signal() if signal is None else signal
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the best so far is asked for."""
+        return self.signal.stopped
+
+    def silent(self) -> Watch:
+        """The same, but the callback hears nothing."""
+        return Watch(None, self.journal, self.signal)
+
+    def stop(self) -> None:
+        """Ask for the best so far: every loop ends after its iteration."""
+        self.signal.stopped = True
+
+    def aside(self) -> Watch:
+        """For loops that nobody hears of and that are not written down; they end with the others."""
+        return Watch(signal=self.signal)
+
+    def tell(self, progress: Progress) -> None:
+        """Tell the callback, which asks for an end by returning True or raising StopIteration.
+
+        What else it raises passes through as it is.
+        """
+        if self.callback is None:
+            return
+        try:
+            answer = self.callback(progress)
+        except StopIteration:
+            answer = True
+        except BaseException as error:
+            mark_as_theirs(error)
+            raise
+        if isinstance(answer, bool | np.bool_) and answer:
+            self.stop()
+
+    def within(self, name: str) -> AbstractContextManager[None]:
+        """Stages in this context are parts of another one, which is not kept itself."""
+        return nullcontext() if self.journal is None else self.journal.within(name)
+
+    def stage(self, name: str, compute: Callable[[], Result]) -> Result:
+        """The result of a stage. One that was cut short is not kept."""
+        if self.journal is None:
+            return compute()
+        return self.journal.stage(name, compute, lambda: not self.stopped)
+
+    def restored(self) -> Any:
+        """Where the loop of this stage was when it was last written down, or None."""
+        return None if self.journal is None else self.journal.restored()
+
+    def pause(self, state: Callable[[], Any]) -> bool:
+        """Whether the loop should end before its next iteration, from which ``state`` goes on."""
+        stopped = self.stopped
+        if self.journal is not None and not self.signal.obeyed:
+            self.journal.offer(state, stopped)
+        self.signal.obeyed = self.signal.obeyed or stopped
+        return stopped
+
+    def cut(self) -> bool:
+        """Whether to leave out what a whole solve would do next."""
+        stopped = self.stopped
+        self.signal.obeyed = self.signal.obeyed or stopped
+        return stopped

@@ -1,0 +1,286 @@
+"""From masses, marginals, costs and penalties as a user gives them to the model of a solve."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw import ranges, validate
+from torchgw.losses import SQUARE, SeparableLoss
+from torchgw.marginals import Marginals, Partial
+from torchgw.objective.features import FeatureCost
+from torchgw.objective.model import Model, largest_entry, largest_loss
+from torchgw.objective.supervision import Rules, Supervision
+from torchgw.options import AnnealingOptions, GWOptions
+from torchgw.request.spaces import shape_of
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.spaces import FactoredDistances
+from torchgw.spaces.traced import largest_of
+from torchgw.types import Array, is_provider
+
+LEAST_PART = 1e-9
+STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
+ROUNDED = 16 * sys.float_info.epsilon
+
+
+def check_alpha(alpha: object, cost: object) -> float:
+    """The weight of the quadratic part: 1 without a cost, a half with one, unless given."""
+    if isinstance(alpha, Tensor) and alpha.ndim == 0:
+        alpha = alpha.item()
+    if alpha is None:
+        return 1.0 if cost is None else 0.5
+    value = validate.real("alpha", alpha, least=0.0, most=1.0)
+    if cost is None and value < 1:
+        raise ValueError(f"alpha must be 1 without a linear cost, got {value:g}; give cost= (a matrix or features)")
+    return value
+
+
+def as_pair(cost: Any) -> Any:
+    """A linear cost with a list of two feature arrays made a tuple."""
+    pair = isinstance(cost, list) and len(cost) == 2 and all(getattr(side, "ndim", 0) == 2 for side in cost)
+    return tuple(cost) if pair else cost
+
+
+def check_cost(cost: Any, n: int, k: int) -> tuple[FactoredCost | None, float]:
+    """A float64 linear cost (N, K), and its scale; from a matrix, a pair of feature arrays, or a `FeatureCost`."""
+    if cost is None:
+        return None, 1.0
+    if isinstance(cost, tuple):
+        if len(cost) != 2:
+            raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got {len(cost)} entries")
+        cost = FeatureCost(*cost)
+    if isinstance(cost, FeatureCost):
+        return cost.factored(n, k)
+    return FactoredCost.stored(torch.from_numpy(validate.cost("cost", cost, n, k))), 1.0
+
+
+def make_model(
+    p: Array,
+    q: Array,
+    marginals: Marginals,
+    alpha: float,
+    epsilon: float,
+    cost: FactoredCost | None,
+    rules: Rules | None,
+    strength: float,
+    loss: SeparableLoss,
+    device: torch.device,
+) -> tuple[Model, float]:
+    """The model in masses that are scaled so that plans have a mass of about one, and that scale."""
+    sums = float(p.sum()), float(q.sum())
+    hard = [weight == math.inf for weight in marginals.weights]
+    ends = list(sums)
+    if marginals.total is not None:
+        total = marginals.total
+        if total > min(sums) * (1 + validate.MASS_TOLERANCE):
+            raise ValueError(
+                f"marginals must ask for at most the smaller of sum(p) = {sums[0]:g} and sum(q) = {sums[1]:g}, got "
+                f"Partial(mass={total:g})"
+            )
+        if total < LEAST_PART * min(sums):
+            raise ValueError(f"marginals must ask for {LEAST_PART:g} of the smaller mass at least, got {marginals!r}")
+        scale, marginals = min(total, *sums), Partial(1.0)
+        ends = [scale, scale]
+    elif marginals.free_mass:
+        scale = math.sqrt(sums[0] * sums[1])
+        ends = [scale, scale]
+    elif all(hard):
+        validate.same_mass(p, q)
+        scale = sums[0]
+    else:
+        scale = sums[0] if hard[0] else sums[1]
+    ranges.shares(sums, scale)
+    if alpha > 0:
+        ranges.loss(loss.name, largest_loss(loss))
+    one, other = (torch.from_numpy(side / end).to(device) for side, end in zip((p, q), ends, strict=True))
+    beta = (1 - alpha) / scale
+    model = Model(
+        one,
+        other,
+        epsilon=epsilon,
+        marginals=marginals,
+        alpha=alpha,
+        beta=beta,
+        cost=_on(cost, device),
+        loss=loss,
+        logarithm=math.log(scale),
+        strength=strength / scale,
+    )
+    if cost is not None:
+        ranges.cost(_reach(model))
+        ranges.weight(beta, largest_entry(cost))
+    if rules is not None:
+        price = min(model.hardness, model.strength)
+        penalty = _on(rules.cost, device, price)
+        points, groups = _both(rules.points, device), _both(rules.groups, device)
+        model = replace(model, penalty=penalty, price=price, points=points, groups=groups)
+    return model, scale
+
+
+def check_resolved(model: Model, checked: list[tuple[str, Any, str]], options: GWOptions, advice: str) -> None:
+    """Refuse an epsilon at which float64 could not add up potentials, as far as that is known before any distance is:
+    of linear costs, and of distances with a given largest. Potentials of a solve are checked again when it ends."""
+    scale, reach = options.spaces.scale, _reach(model)
+    # A potential is a smallest cost, so a few large entries do it no harm; they do to marginals that are rounded.
+    cost = f"{advice}; or rescale cost, or take a larger alpha"
+    ranges.resolved("cost", reach, model.epsilon, cost, 1 / torch.finfo(torch.float64).eps)
+    if reach > 0 and model.cost is not None and model.cost.extra is not None and not model.marginals.free_mass:
+        cheapest = _reach(model, _cheapest(model.cost.extra, model.masses))
+        typical = None if model.alpha > 0 else _reach(model, _typical(model.cost.extra))
+        ranges.outliers(reach, cheapest, model.epsilon, typical, options.sinkhorn.tol)
+    ranges.resolved("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
+    if not isinstance(scale, float | tuple):
+        given = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in checked]
+        check_distances_resolved(model, max(given), advice)
+
+
+def check_distances_resolved(model: Model, largest: float, advice: str) -> None:
+    """Refuse an epsilon beside which losses of scaled distances up to ``largest`` are too much for float64."""
+    if model.loss is SQUARE or largest <= 1:
+        loss = largest**2 if model.loss is SQUARE else largest_loss(model.loss)
+        reach = model.alpha / float(model.weight(1.0)) * loss
+        ranges.resolved("squared distances" if model.loss is SQUARE else "losses", reach, model.epsilon, advice)
+
+
+def _reach(model: Model, entry: float | None = None) -> float:
+    """An entry of the linear cost, the largest unless given, in the units of squared distances."""
+    if model.cost is None:
+        return 0.0
+    return model.beta * (largest_entry(model.cost) if entry is None else entry) / (2 * float(model.weight(1.0)))
+
+
+def _typical(cost: Tensor) -> float:
+    """The lower quartile of the entries of a cost that are more than rounding leaves of zero; some must be."""
+    free = int((cost <= ROUNDED * float(cost.max())).sum())
+    return float(cost.flatten().kthvalue(free + (cost.numel() - free + 3) // 4).values)
+
+
+def _cheapest(cost: Tensor, masses: tuple[Tensor, Tensor]) -> float:
+    """What a mass of one costs at least, a lower bound: with the cheapest match of each point of a side."""
+    found = 0.0
+    for mass, least in zip(masses, (cost.amin(1), cost.amin(0)), strict=True):
+        mass, least = mass.cpu(), least.cpu()  # where sums have one order
+        order = least.argsort()
+        taken = mass[order].cumsum(0).clamp_max(1.0)
+        found = max(found, float(taken.diff(prepend=taken.new_zeros(1)) @ least[order]))
+    return found
+
+
+def _both(sides: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    return sides[0].to(device), sides[1].to(device)
+
+
+def suited(
+    options: GWOptions,
+    epsilon: float,
+    alpha: float,
+    cost: object,
+    marginals: Marginals,
+    supervision: Supervision | None,
+) -> GWOptions:
+    """The options for an objective, where it leaves no choice; an error where they ask for what it does not allow."""
+    stored = [
+        reason
+        for reason, holds in (
+            ("a cost matrix", cost is not None and not isinstance(cost, tuple | FeatureCost)),
+            ("a loss other than 'square'", options.loss != "square" and alpha > 0),
+            ("a mask", supervision is not None and supervision.mask is not None),
+        )
+        if holds
+    ]
+    if stored and options.strategy not in ("auto", "dense"):
+        features = "; give the cost as a pair of feature arrays" if stored[0] == "a cost matrix" else ""
+        raise ValueError(
+            f"options.strategy must be 'auto' or 'dense' with {stored[0]}, got {options.strategy!r}{features}"
+        )
+    plain = marginals.balanced and (cost is None or alpha == 1) and options.loss == "square" and supervision is None
+    culprits = ", ".join(
+        text
+        for text, given in (
+            (repr(marginals), not marginals.balanced),
+            (f"loss {options.loss!r}", options.loss != "square"),
+            (f"a cost (alpha {alpha:g})", cost is not None and alpha < 1),
+            ("supervision", supervision is not None),
+        )
+        if given
+    )
+    for name, asked in (("epsilon=0", epsilon == 0), ("options.strategy='low-rank'", options.strategy == "low-rank")):
+        if asked and not plain:
+            raise ValueError(
+                f"{name} needs marginals=Balanced(), loss='square', no linear cost and no supervision, got {culprits}; "
+                f"use {'a small epsilon > 0' if epsilon == 0 else 'another strategy'} with them"
+            )
+    if options.gradient == "sampled" and epsilon == 0:
+        raise ValueError(
+            "epsilon must be > 0 with options.gradient='sampled', got 0; the sharp end needs exact gradients"
+        )
+    if options.gradient == "sampled" and options.loss != "square":
+        raise ValueError(
+            f"options.gradient must not be 'sampled' with loss {options.loss!r}, which needs exact gradients"
+        )
+    changes: dict[str, Any] = {"strategy": "dense"} if stored else {}
+    # What is left of a residual r is no marginal that rounding could mend, but about rho r^2 of the objective.
+    stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
+    if stiffest > 0 and epsilon > 0:
+        most = max(math.sqrt(STRAY_SHARE * float(epsilon) / stiffest), sys.float_info.min)
+        changes |= {"sinkhorn": replace(options.sinkhorn, tol=min(options.sinkhorn.tol, most))}
+        changes |= {"ladder": replace(options.ladder, marginal_tol=min(options.ladder.marginal_tol, most))}
+    if options.loss != "square":
+        changes |= {"gradient": "exact"}
+    if alpha == 0:  # a convex problem: there is nothing to search
+        changes |= {"coarse": None, "gradient": "auto", "annealing": AnnealingOptions(n_iter=0)}
+    return replace(options, **changes) if changes else options
+
+
+def tensors_of(cost: Any) -> tuple[Any, ...]:
+    """The arrays of a linear cost, whose kind and device a result follows."""
+    if isinstance(cost, FeatureCost):
+        return cost.X, cost.Y
+    return cost if isinstance(cost, tuple) else (cost,)
+
+
+def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, FactoredDistances]:
+    """Spaces of the right sizes whose points all coincide, for a problem that has no use for distances."""
+    sides = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
+    shape = shape_of(cost) if sides is None else tuple((*shape_of(side), 0)[0] for side in sides)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
+    sizes = []
+    for name, given, expected in zip("XY", (X, Y), shape, strict=True):
+        found = expected if given is None else _length(name, given)
+        if found != expected:
+            raise ValueError(
+                f"cost must have one row or column for each of the {found} points of {name}, got {expected}"
+            )
+        sizes.append(expected)
+    one, other = (
+        FactoredDistances.of(torch.zeros(size, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), 1.0)
+        for size in sizes
+    )
+    return one, other
+
+
+def _length(name: str, space: Any) -> int:
+    """Number of points of a space whose distances are not looked at."""
+    if is_provider(space):
+        return validate.integer(f"{name}.size", getattr(space, "size", None), least=2)
+    shape = shape_of(space)
+    if len(shape) == 0:
+        raise TypeError(f"{name} must be points, a matrix, a graph or None with alpha=0, got {type(space).__name__}")
+    return int(shape[0])
+
+
+def _on(cost: FactoredCost | None, device: torch.device, factor: float = 1.0) -> FactoredCost | None:
+    if cost is None:
+        return None
+
+    def moved(side: Tensor) -> Tensor:
+        return side.to(device)
+
+    extra = None if cost.extra is None else moved(cost.extra) * factor
+    return FactoredCost(moved(cost.a) * factor, moved(cost.b) * factor, moved(cost.U) * factor, moved(cost.V), extra)

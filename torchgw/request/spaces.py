@@ -1,0 +1,288 @@
+"""From what a user hands over to distance providers: points, graphs, matrices or providers, each space by itself."""
+
+from __future__ import annotations
+
+import logging
+from os import PathLike
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw import ranges, validate, validate_graph
+from torchgw.options import GWOptions, SpaceOptions
+from torchgw.results.result import GWResult
+from torchgw.runtime.caller import warn_caller
+from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
+from torchgw.spaces.background_search import SearchAside, worthwhile
+from torchgw.spaces.farthest import farthest_points
+from torchgw.spaces.graph import GraphReport, build_graph
+from torchgw.spaces.landmark import storage
+from torchgw.spaces.paths import fill_unreachable, shortest_paths
+from torchgw.spaces.traced import largest_of
+from torchgw.types import Array, DistanceProvider, GraphWarning, is_provider
+
+logger = logging.getLogger("torchgw")
+
+DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
+AUTO_ALL_PAIRS = 500
+MOST_CHECKED = 2500
+LANDMARK_ERROR = 0.03
+CHECKED_ROWS = 8
+SEARCHED_SIZE = 5000
+EXACT_WORK = {"cpu": 4e10, "cuda": 4e12}
+
+
+def is_graph(space: Any) -> bool:
+    """Whether this object is a SciPy sparse matrix or array."""
+    return hasattr(space, "tocsr") and hasattr(space, "nnz")
+
+
+def check_distances(distances: object) -> tuple[str, str]:
+    """One of `DISTANCES` for each space, from one for both or a pair."""
+    if isinstance(distances, tuple):
+        if len(distances) != 2:
+            raise ValueError(f"distances must be one of {DISTANCES} or a pair of them, got {len(distances)} entries")
+        first, second = distances
+    else:
+        first = second = distances
+    return validate.choice("distances", first, DISTANCES), validate.choice("distances", second, DISTANCES)
+
+
+def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> tuple[Any, str]:
+    """The validated space and the kind of provider it will get, before anything long starts."""
+    if isinstance(space, str | PathLike):
+        raise TypeError(
+            f"{name} must be an array, a sparse graph or a provider, got a {type(space).__name__}; load it first"
+        )
+    if hasattr(space, "obsm"):
+        raise TypeError(
+            f"{name} must be an array, a sparse graph or a provider, got {type(space).__name__}; "
+            f"torchgw.anndata.align(a, b) aligns cells, or take {name}.obsm['X_pca']"
+        )
+    if hasattr(space, "edges"):
+        raise TypeError(
+            f"{name} must be a SciPy sparse graph of edge lengths, got {type(space).__name__}; "
+            f"networkx.to_scipy_sparse_array makes one"
+        )
+    if is_provider(space):
+        validate.provider(name, space)
+        if distances != "auto":
+            raise ValueError(f"distances must be 'auto' when {name} is a distance provider, got {distances!r}")
+        if options.scale is not None and not hasattr(space, "with_scale"):
+            raise TypeError(
+                f"{name} must have a method with_scale(scale) for options.spaces.scale={options.scale!r}, got "
+                f"{type(space).__name__} without one; scale=None leaves it as it is"
+            )
+        return space, "provider"
+    if is_graph(space):
+        if distances == "euclidean":
+            raise ValueError(f"distances='euclidean' needs points, got a sparse graph as {name}; use 'landmark'")
+        graph = validate_graph.graph(name, space)
+        return graph, distances if distances != "auto" else _geodesic(graph.shape[0])
+    matrix_asked = distances in ("auto", "precomputed")
+    shape = shape_of(space)
+    if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
+        matrix = validate.distance_matrix(name, space)
+        if distances == "auto":
+            _warn_if_adjacency(name, matrix)
+        return matrix, "matrix"
+    points = validate.points(name, space)
+    if validate.looks_like_distances(points):
+        raise ValueError(
+            f"{name} is a distance matrix, got distances={distances!r} for it; use 'precomputed' or 'auto'"
+        )
+    if distances != "euclidean" and options.k is not None:
+        validate.neighbours(name, options.k, len(points))
+    return points, distances if distances != "auto" else _geodesic(len(points))
+
+
+def _warn_if_adjacency(name: str, matrix: Array) -> None:
+    """Say that distances of zeros and ones alone, some points apart by nothing, look like the edges of a graph."""
+    ones = np.count_nonzero(matrix == 1)
+    if 0 < ones < matrix.size - len(matrix) and ones == np.count_nonzero(matrix):
+        warn_caller(
+            f"{name} holds only zeros and ones, like an adjacency matrix, and is taken for distances: points without "
+            f"an edge are at distance 0; scipy.sparse.csr_matrix({name}) is a graph with edges of length 1, whose "
+            f"shortest paths count; distances='precomputed' says that zeros and ones are meant",
+            GraphWarning,
+        )
+
+
+def shape_of(space: Any) -> tuple[int, ...]:
+    """The shape of an array-like; () for what has none, which validation then names."""
+    try:
+        return tuple(space.shape if hasattr(space, "shape") else np.shape(space))
+    except ValueError:
+        return ()
+
+
+def _geodesic(n: int) -> str:
+    """All pairs while they are cheap; landmarks beyond, where they turn out to be accurate or nothing else fits."""
+    return "precomputed" if n <= AUTO_ALL_PAIRS else "landmark" if n > MOST_CHECKED else "checked"
+
+
+def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | None:
+    """A float64 plan (N, K) over its largest entry, or matching pairs (m, 2) as int64, on ``device``; None stays None.
+
+    From those, from a matching (N,) of integers, or from a result.
+    """
+    if init is None:
+        return None
+    if isinstance(init, GWResult):
+        init = init.plan
+    shape = shape_of(init.detach() if isinstance(init, Tensor) else init)
+    values = np.asarray(init.detach().cpu() if isinstance(init, Tensor) else init if shape else 0)
+    if shape == (n,) and values.dtype.kind in "iu":
+        values = np.stack((np.arange(n), values), 1)
+        shape = values.shape
+    if len(shape) == 2 and shape[1] == 2 and values.dtype.kind in "iu":
+        return validate.pairs("init", values, n, k).to(device)
+    return validate.plan("init", values, n, k).to(device)
+
+
+def without_matrix(kind: str) -> str:
+    """What to pass instead of a space of this kind, so that no distance matrix of it is stored."""
+    return "pass points or a sparse graph instead" if kind in ("matrix", "provider") else "use distances='landmark'"
+
+
+def why_not_exact(sides: list[tuple[str, Any, int]], device: torch.device, options: GWOptions) -> str | None:
+    """None where the exact gradient can and should run, else the reason against it, before anything is built.
+
+    ``sides`` are (kind, validated space, size). With factors on one side at least it always pays; dense, it takes
+    N K (N + K) multiplications at each iteration and both matrices in memory. Asked for by name, or for epsilon = 0,
+    only memory can stand against it.
+    """
+    plain = [
+        (kind, space, size)
+        for kind, space, size in sides
+        if kind not in ("landmark", "checked") and not (kind == "provider" and space.factors() is not None)
+    ]
+    for kind, space, size in plain:
+        if 8 * size**2 > options.max_memory:
+            return f"a dense distance matrix of {size} points exceeds options.max_memory; {without_matrix(kind)}"
+        searched = kind == "dijkstra" or (kind == "provider" and not space.stored)
+        if searched and size > SEARCHED_SIZE and options.gradient == "auto":
+            return f"all pairs of {size} points cost as many graph searches"
+    (_, _, n), (_, _, k) = sides
+    if len(plain) == 2 and n * k * (n + k) > EXACT_WORK.get(device.type, 4e10) and options.gradient == "auto":
+        return f"dense products at {n} x {k} are too slow, and neither space has factors"
+    return None
+
+
+Graphs: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
+
+
+def make_providers(
+    spaces: list[tuple[str, Any, str]], options: SpaceOptions
+) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
+    """A provider for each (name, validated space, kind), scaled as asked, and how their neighbour graphs were made."""
+    made, graphs = _own_scales(spaces, options)
+    return rescaled(made, options.scale), graphs
+
+
+def rescaled(
+    made: tuple[DistanceProvider, DistanceProvider], scale: str | float | tuple[float, float] | None
+) -> tuple[DistanceProvider, DistanceProvider]:
+    """The same spaces divided by what `SpaceOptions.scale` asks for."""
+    if scale is None:
+        return made
+    if isinstance(scale, str):
+        scale = max(largest_of(space) for space in made)
+    scales = scale if isinstance(scale, tuple) else (scale, scale)
+    for name, space, divisor in zip("XY", made, scales, strict=True):
+        ranges.scaled(name, largest_of(space), divisor)
+    x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))
+    return x, y
+
+
+def _own_scales(
+    spaces: list[tuple[str, Any, str]], options: SpaceOptions
+) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
+    """A provider for each space, divided by its own largest known distance.
+
+    All-pairs searches of several spaces run together, and long landmark searches of two spaces side by side.
+    """
+    if [kind for _, _, kind in spaces] == ["landmark", "landmark"]:
+        n, k = (count_of(space) for _, space, _ in spaces)
+        if worthwhile(n, k, options.n_landmarks):
+            return _two_landmark_spaces(spaces, options)
+    graphs: dict[int, Any] = {}
+    reports: list[GraphReport | None] = [None, None]
+    for position, (name, space, kind) in enumerate(spaces):
+        if kind in ("landmark", "checked", "dijkstra", "precomputed"):
+            graphs[position], reports[position] = _graph(name, space, options)
+    all_pairs = [position for position, (_, _, kind) in enumerate(spaces) if kind == "precomputed"]
+    names = [spaces[i][0] for i in all_pairs]
+    found = PrecomputedDistances.from_graphs([graphs[i] for i in all_pairs], names)
+    done = dict(zip(all_pairs, found, strict=True))
+    first, second = (
+        done[position] if position in done else _make(name, space, kind, graphs.get(position), options)
+        for position, (name, space, kind) in enumerate(spaces)
+    )
+    return (first, second), (reports[0], reports[1])
+
+
+def count_of(space: Any) -> int:
+    """The points of a validated graph or array."""
+    return int(space.shape[0])
+
+
+def _graph(name: str, space: Any, options: SpaceOptions) -> tuple[Any, GraphReport | None]:
+    """A validated graph as it is, or the neighbour graph of validated points."""
+    return (space, None) if is_graph(space) else build_graph(space, options.k, name)
+
+
+def _two_landmark_spaces(
+    spaces: list[tuple[str, Any, str]], options: SpaceOptions
+) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
+    """Landmark distances of both spaces. Another process searches the first while this one does the second."""
+    (name_x, x, _), (name_y, y, _) = spaces
+    with SearchAside() as aside:
+        graph, report_x = _graph(name_x, x, options)
+        aside.start(graph, options.n_landmarks, storage(count_of(graph)))
+        del graph
+        graph, report_y = _graph(name_y, y, options)
+        found = farthest_points(graph, options.n_landmarks, storage(count_of(graph)))
+        del graph
+        second = LandmarkDistances.from_search(*found, name=name_y)
+        del found
+        first = LandmarkDistances.from_search(*aside.result(), name=name_x)
+    return (first, second), (report_x, report_y)
+
+
+def _make(name: str, space: Any, kind: str, graph: Any, options: SpaceOptions) -> DistanceProvider:
+    if kind in ("landmark", "checked"):
+        factored = LandmarkDistances(graph, options.n_landmarks, name=name)
+        error = relative_error(factored, graph) if kind == "checked" else 0.0
+        if error <= LANDMARK_ERROR:
+            return factored
+        logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * error)
+        return PrecomputedDistances.from_graphs([graph], [name])[0]
+    if kind == "dijkstra":
+        return DijkstraDistances(graph, options.cache_rows, name=name)
+    if kind == "euclidean":
+        return EuclideanDistances(space, name=name)
+    if kind == "matrix":
+        return PrecomputedDistances(space, name=name)
+    provider: DistanceProvider = space
+    return provider
+
+
+def relative_error(factored: LandmarkDistances, graph: Any) -> float:
+    """Relative Frobenius error of factored distances on a few evenly spread rows of the graph."""
+    sources = np.linspace(0, graph.shape[0] - 1, CHECKED_ROWS).astype(np.int64)
+    true = fill_unreachable(shortest_paths([(graph, sources)])[0], factored.scale) / factored.scale
+    found = factored.rows(torch.from_numpy(sources)).numpy()
+    return float(np.linalg.norm(found - true) / max(np.linalg.norm(true), np.finfo(float).tiny))
+
+
+def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
+    """The device asked for, else that of the first tensor given, else a GPU where there is one."""
+    if device is not None:
+        return validate.device("device", device)
+    for given in inputs:
+        if isinstance(given, Tensor) and given.device.type != "meta":  # those hold nothing, which is said when read
+            return validate.device("device", given.device)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,0 +1,321 @@
+"""What a solve returns: a coupling, an honest value, how it ended and how it got there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.reader import Readable, point_indices
+from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, Rung, entropy_and_margin
+from torchgw.diagnostics.status import History, Status
+from torchgw.kernels import LN2
+from torchgw.marginals import Marginals
+from torchgw.options import GWOptions
+from torchgw.persist import guards
+from torchgw.persist.files import path_of, place_of
+from torchgw.results.out_of_sample import Unseen, extended
+from torchgw.results.storage import check_members, read, write
+from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.out_of_sample import Known
+from torchgw.types import Coupling, Differentiated
+
+NOT_SAVED = ("known", "differentiated")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GWResult(Readable):
+    """The result of `torchgw.gw_align`.
+
+    Attributes
+    ----------
+    coupling : the plan without its N x K entries: products, marginals, samples, largest entries.
+    value, value_quad, value_linear, value_penalty : objective of the returned plan on the scaled distances, without its
+        entropy, and its parts: value = alpha value_quad + (1 - alpha) value_linear + value_penalty, where the last is
+        what relaxed marginals and supervision add. ``value_quad`` is NaN for alpha = 0, which has no distances. What
+        rounding added counts: a streaming plan with a residual of 2e-3 has a value about 2e-4 higher for it.
+    violation : mass on pairs that break a rule of ``supervision``, counted for each rule and point that it breaks.
+    value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
+    potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
+        factors A, B, the plan but for its rank-one correction is exp(A B^T ln 2 + f + g); where it is stored, they are
+        those of the score 2 D_X T D_Y / epsilon. None at epsilon = 0, and for plans of low rank.
+    marginal_error : largest L1 error of the returned plan over the marginals that are to hold exactly (of a partial
+        plan, the mass over its bounds, or off the one asked for), against the masses given, as it was read when it was
+        rounded; reads of a large plan, in float32 arithmetic, differ by up to about 1e-6 of the mass.
+    marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
+    strategy : "dense", "streaming" or "low-rank", whichever ran.
+    ladder : the resolutions that a streaming solve climbed: cells, residuals, seconds; empty for others.
+    omitted_mass : a strict bound, relative to the total, on the mass by which the plan differs from that of its
+        potentials on all pairs: tiles that were left out, or taken as short sums of products.
+    evaluated : share of all pairs of points that lie in tiles which were not left out.
+    certificate : what is certain of the plan: stationarity gap, lower bound, distance from the optimum.
+    basins : the local optima that the search found, the best first; empty without a search.
+    gradient : "exact" or "sampled", whichever ran; ``gradient_passed_over`` says why the exact one did not.
+    status, converged : how the solve ended.
+    n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
+    history : cost, marginal error, epsilon and time at every check.
+    backend : the kernel implementation that ran; ``backends_passed_over`` says why those before it did not, ``blocks``
+        names its block sizes.
+    scales : what the distances of the two spaces were divided by; ``cost_scale`` what feature costs were. ``unit`` is
+        the largest squared distance after that, with a linear cost at least 1: what energies are small or large beside.
+    providers : class names of the two distance providers.
+    graphs : how the neighbour graphs were made (k, stitching, short cuts left out); None for spaces that needed none.
+    timings : seconds spent in "prepare", "search", "solve" and "finish".
+    epsilon, alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it
+        had supervision, and that without a strength.
+    numpy_input : whether what is read of the plan comes as NumPy arrays, as the points did.
+    known : the two spaces, for `unseen`; not saved.
+    differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
+    """
+
+    coupling: Coupling
+    value: float
+    value_quad: float
+    value_linear: float
+    value_penalty: float
+    violation: float
+    value_exact: bool
+    value_error: float
+    marginal_error: float
+    marginal_residual: float
+    strategy: str
+    ladder: tuple[Rung, ...]
+    omitted_mass: float
+    evaluated: float
+    certificate: Certificate
+    basins: tuple[Basin, ...]
+    gradient: str
+    gradient_passed_over: str
+    status: Status
+    n_iter: int
+    n_iter_sinkhorn: int
+    history: History
+    backend: str
+    backends_passed_over: dict[str, str]
+    blocks: dict[str, int]
+    scales: tuple[float, float]
+    cost_scale: float
+    providers: tuple[str, str]
+    graphs: tuple[GraphReport | None, GraphReport | None]
+    timings: dict[str, float]
+    epsilon: float
+    alpha: float
+    marginals: Marginals
+    supervised: bool
+    constrained: bool
+    options: GWOptions
+    unit: float = 1.0
+    numpy_input: bool = True
+    known: tuple[Known, Known] | None = None
+    differentiated: Differentiated | None = None
+
+    def __repr__(self) -> str:
+        n, k = self.shape
+        value = f"{self.value:.6g}" if self.value_exact else f"{self.value:.6g} +- {self.value_error:.1g}"
+        return (
+            f"GWResult({n} x {k}, value {value}, {self.status.name.lower()} after {self.n_iter} iterations, "
+            f"marginal error {self.marginal_error:.1e}, backend {self.backend})"
+        )
+
+    @property
+    def converged(self) -> bool:
+        """Whether the loop ended by itself and its last solve reached its tolerance."""
+        return self.status.converged
+
+    @property
+    def rival(self) -> Basin | None:
+        """The basin of lowest energy among those that differ from the best and were compared on the same points."""
+        others = [basin for basin in self.basins[1:] if basin.level == self.basins[0].level]
+        return min(others, key=lambda basin: basin.energy, default=None)
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether another basin's energy is within 5 % of the best one's: a choice among equals."""
+        return self.rival is not None and self.rival.energy <= NEAR_TIE * max(self.basins[0].energy, TINY * self.unit)
+
+    @property
+    def max_memory(self) -> int:
+        """Bytes that the dense plan may take."""
+        return self.options.max_memory
+
+    @property
+    def potentials(self) -> tuple[Tensor, Tensor] | None:
+        """Natural-log potentials (f (N,), g (K,)), or None for a plan that has none."""
+        found = self.coupling.potentials if isinstance(self.coupling, BlockCoupling) else None
+        return None if found is None else (found[0] * LN2, found[1] * LN2)
+
+    @property
+    def loss(self) -> Tensor:
+        """The regularised objective () whose gradients are those of what was given; ``value`` and its entropy.
+
+        Loss, plan and what it carries share the graph of the distances: differentiate their sum, or with
+        ``retain_graph=True`` all but the last. A point of zero mass has no gradient of its mass.
+
+        Raises
+        ------
+        ValueError
+            Without a gradient mode.
+        """
+        if self.differentiated is None:
+            raise ValueError("loss needs gw_align(..., gradient_mode=Envelope()), Implicit() or Unrolled(); got none")
+        return self.differentiated.loss()
+
+    @property
+    def gradient_report(self) -> Any:
+        """How far the last gradient through the plan can be trusted, see `GradientReport`; None before a backward pass,
+        and for modes other than `Implicit`."""
+        return None if self.differentiated is None else self.differentiated.report
+
+    def _dense(self) -> Tensor:
+        if self.differentiated is None:
+            return super()._dense()
+        with torch.enable_grad():  # it is kept, whoever asks for it first
+            return self.differentiated.plan()
+
+    def _moved(self, V: Tensor, axis: int) -> Tensor:
+        return super()._moved(V, axis) if self.differentiated is None else self.differentiated.apply(V, axis)
+
+    def unseen(self, points: Any, side: str = "source") -> Unseen:
+        """Map points that the solve has not seen, by its linearised cost and potentials.
+
+        Parameters
+        ----------
+        points : (m, D) like X, or (m, E) like Y for ``side="target"``; rows of raw distances to all known points,
+            (m, N) or (m, K), where the space was a matrix, a graph or a provider.
+        side : "source" or "target".
+
+        Returns
+        -------
+        `Unseen`, which is read like a result: ``argmax()``, ``top_k(k)`` and ``pull(V)`` for source points,
+        ``argmax()`` and ``push(V)`` for target points.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For points that do not fit, a plan without entropy, a result that was loaded from a file, and objectives
+            with a linear cost, supervision or another loss.
+
+        Notes
+        -----
+        O(m K r) work for m source points. A new point is joined to the neighbour graph by its k nearest known points.
+        """
+        if self.alpha < 1 or self.supervised or self.options.loss != "square":
+            raise ValueError(
+                "unseen points are mapped by distances alone, so not where a linear cost, supervision or another loss "
+                "than 'square' was part of the objective; take the matches of the nearest known points instead"
+            )
+        chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
+        if self.gradient == "sampled" and isinstance(self.coupling, DenseCoupling):
+            raise ValueError("unseen points need the factors of a sampled cost, which so few points do not keep")
+        if self.known is None or not isinstance(self.coupling, BlockCoupling):
+            raise ValueError(
+                "unseen points can be mapped by the result of gw_align, not by one read from a file, which keeps "
+                "neither points nor distances; align again and map them in the same session"
+            )
+        found = extended(self.coupling, self.known, points, chosen, self.epsilon)
+        return Unseen(found, chosen, self.numpy_input, self.max_memory)
+
+    def confidence(self, points: Any = None) -> Confidence:
+        """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows.
+
+        Parameters
+        ----------
+        points : (m,) indices of source points to look at alone, in O(m K); None for all.
+        """
+        if not isinstance(self.coupling, BlockCoupling):
+            raise TypeError(f"confidence knows the library's own couplings, got {type(self.coupling).__name__}")
+        chosen = None if points is None else point_indices("points", points, self.shape[0]).to(self.coupling.device)
+        entropy, margin = entropy_and_margin(self.coupling, chosen)
+        stability, tiny = torch.full_like(entropy, 1.0 if self.basins else torch.nan), TINY * self.unit
+        for basin in self.basins[1:]:
+            discount = min((self.basins[0].energy + tiny) / (basin.energy + tiny), 1.0)
+            shift = basin.shift.to(stability)
+            stability = torch.minimum(stability, 1 - discount * (shift if chosen is None else shift[chosen]))
+        found = (entropy, margin, stability.clamp_min(0.0))
+        return Confidence(*(self._given(side) for side in found))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write everything but the dense plan to an .npz file: arrays and one JSON string, no pickles.
+
+        Parameters
+        ----------
+        path : an .npz file, or one without a suffix; one that is there is replaced.
+
+        Raises
+        ------
+        ValueError, OSError
+            Naming the path, when it is no place for such a file, or cannot be written; what was there before stays.
+
+        Notes
+        -----
+        Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON).
+        A checksum is in the archive's comment.
+        """
+        if not isinstance(self.coupling, BlockCoupling):
+            raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
+        kept = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}
+        write(place_of(path, ".npz"), kept, self.coupling)
+
+    def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
+        """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is
+        certain, and how the solve went. Needs plotly.
+
+        Parameters
+        ----------
+        path : an .html file, or one without a suffix, written whole or not at all.
+        X, Y : points (N, d) and (K, e) to draw, if not those that were aligned; needed for results from files. Two or
+            three coordinates are drawn as they are, of others two principal components; spaces of distances get a
+            layout.
+        labels : (N,) of the source, which colour it and, through the plan, the target. Real numbers are values; others,
+            and integers of up to twenty kinds, are labels. By default colours follow two coordinates.
+
+        Raises
+        ------
+        ImportError
+            Without plotly.
+        ValueError
+            For points or labels that do not fit, a result from a file without points, and a folder that is not there.
+        OSError
+            Naming the path, when it cannot be written; what was there before is still there then.
+
+        Notes
+        -----
+        One pass over the plan in blocks of rows, O(N K) time, carries its colours. At most 5000 points of a cloud are
+        drawn, a random subset that is always the same; their five best matches are kept, whether drawn or not.
+        """
+        from torchgw import report
+
+        report.write(self, place_of(path, ".html"), X, Y, labels)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], max_memory: int | None = None) -> GWResult:
+        """Read a result that `save` wrote, onto the CPU.
+
+        Parameters
+        ----------
+        path : the file; one of a version that wrote no checksum is read without. Nothing in it is run.
+        max_memory : bytes that one of its arrays may take, by default that of `GWOptions`; all together, twice as much.
+
+        Raises
+        ------
+        ValueError
+            Naming the file and what is wrong, when it is not such a result, is damaged, or declares more.
+        OSError
+            When there is no such file, or it cannot be opened.
+        """
+        limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
+        file = path_of("path", path, "a file written by GWResult.save")
+        if guards.is_regular(file) or not file.exists():
+            file.open("rb").close()  # what is not there or not ours to read says so itself
+        try:
+            found = cls(**read(file, limit))
+            check_members(found, but=("coupling", *NOT_SAVED))
+            return found
+        except Exception as error:  # what reads broken files raises errors of every kind
+            reason = f" ({guards.one_line(error)})" if isinstance(error, ValueError) else ""
+            raise ValueError(f"path must name a file written by GWResult.save, {path} is not one{reason}") from error

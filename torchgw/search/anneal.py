@@ -1,0 +1,290 @@
+"""The landmark problem: many starts as one batch, annealed together, and the basins they end in.
+
+Half of the starts are annealed from a temperature at which the product plan is the only optimum, half from a fifth of
+it, so that what a start suggests is not lost where contrasts are small. Temperatures are relative to the energy of the
+product plan. Plans that agree are one basin; its count says how many starts found it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels import LOG2E
+from torchgw.kernels.kernel import LOWEST_EXPONENT
+from torchgw.losses import SQUARE
+from torchgw.objective.model import Model
+from torchgw.options import CoarseOptions
+from torchgw.runtime.threads import threads_for
+from torchgw.search.initial_guesses import start_costs
+from torchgw.search.lift import Solved
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.scaling import balance, feasible
+from torchgw.sinkhorn.sides import Side, log_total, translation
+from torchgw.spaces.representatives import KINDS, Landmarks, choose_landmarks
+from torchgw.types import DistanceProvider
+
+HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
+COLD = (0.1, 0.075, 0.05, 0.04, 0.03)
+COLDEST = 0.005
+COOLING_STEPS = 6
+START_SHARPNESS = 8.0
+KEPT, SMALL_KEPT = 2, 4
+SAME_PLAN = 0.5
+SEARCH_STEPS = (4, 8)
+COOLING = (4, 10)
+SMALLEST_RHO = 1e-20
+MOST_TIMES = 30  # as many starts, where points are few: what the default landmarks are to the two points of a space
+
+
+@dataclass(frozen=True)
+class CoarseBasin(Solved):
+    """One local optimum of a landmark problem, and how many starts found it."""
+
+    energy: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Plans (B, L, L') with potentials (B, L), (B, L') at temperatures (B,)."""
+
+    plan: Tensor
+    f: Tensor
+    g: Tensor
+    epsilon: Tensor
+
+    def __getitem__(self, index: Tensor) -> Batch:
+        return Batch(self.plan[index], self.f[index], self.g[index], self.epsilon[index])
+
+
+@dataclass(frozen=True)
+class LandmarkProblem:
+    """The objective between landmarks, for batches of plans (B, L, L').
+
+    ``h1`` and ``h2`` are such that half the product part of C(T) is h1 T h2; ``f1`` and ``f2`` give its row and column
+    terms; ``linear`` is beta M + P.
+    """
+
+    x: Landmarks
+    y: Landmarks
+    model: Model
+    h1: Tensor
+    h2: Tensor
+    f1: Tensor
+    f2: Tensor
+    linear: FactoredCost | None
+
+    @classmethod
+    def of(cls, x: Landmarks, y: Landmarks, model: Model) -> LandmarkProblem:
+        """``model`` is that of all points."""
+        DX, DY, loss = x.distances, y.distances, model.loss
+        h1, h2 = (DX, DY) if loss is SQUARE else (loss.h1(DX) / 2, loss.h2(DY))
+        small = model.taken(x.index, y.index, x.mass, y.mass)
+        return cls(x, y, small, h1, h2, loss.f1(DX), loss.f2(DY), small.linear(DX.dtype))
+
+    @property
+    def product(self) -> Tensor:
+        """The product plan (L, L') of mass one."""
+        p, q = self.x.mass, self.y.mass
+        return (p / p.sum())[:, None] * (q / q.sum())
+
+    def first_sides(self) -> tuple[Side, Side]:
+        """Sides of a start's linear problem, which has no scale of its own to relax a marginal by."""
+        total = self.model.marginals.total
+        p, q = ((m if total else m / m.sum()).log2() for m in (self.x.mass, self.y.mass))
+        return Side(p, total=total), Side(q, total=total)
+
+    def linearised(self, plan: Tensor, epsilon: Tensor) -> tuple[Tensor, Side, Side]:
+        """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
+        model, unit = self.model, LOG2E / epsilon
+        log_p, log_q = self.x.mass.log2(), self.y.mass.log2()
+        if model.plain:
+            return (self.h1 @ plan @ self.h2) * (2 * unit)[:, None, None], Side(log_p), Side(log_q)
+        mass, constant = torch.ones_like(epsilon), torch.zeros_like(epsilon)
+        if model.marginals.free_mass:
+            scale, constant = self._settled(plan)
+            plan = plan * scale[:, None, None]
+            mass = plan.sum((-1, -2))
+        weight = torch.as_tensor(model.weight(mass))
+        cross = (model.alpha / weight)[:, None, None] * 2 * (self.h1 @ plan @ self.h2)
+        a = (model.alpha / weight)[:, None] * (plan.sum(-1) @ self.f1.T)
+        b = (model.alpha / weight)[:, None] * (plan.sum(-2) @ self.f2.T)
+        if self.linear is not None:
+            half = 0.5 / weight
+            cross = cross + half[:, None, None] * _uncentred(self.linear)
+            a, b = a + half[:, None] * self.linear.a, b + half[:, None] * self.linear.b
+        if model.marginals.free_mass:
+            a = a + torch.as_tensor(model.shift(mass, constant))[:, None]
+        score = cross * unit[:, None, None]
+        if model.fixed:
+            return score, Side(log_p), Side(log_q)
+        sides = []
+        for log_mass, rho, offset in zip((log_p, log_q), model.marginals.weights, (a, b), strict=True):
+            finite = SMALLEST_RHO < rho < math.inf
+            weak = (epsilon / rho)[:, None] if finite else None
+            tau = 1.0 if rho == math.inf else 0.0 if weak is None else 1 / (1 + weak)
+            sides.append(Side(log_mass, tau, offset * unit[:, None], model.marginals.total, weak))
+        return score, sides[0], sides[1]
+
+    def energies(self, plans: Tensor) -> Tensor:
+        """F without its entropy, with the marginals that the plans have; never below zero, as rounding can be."""
+        model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
+        found = self._quadratic(plans)
+        if not model.plain:
+            found = model.alpha * found + model.divergences(rows, columns, compared=True)
+            found = found if self.linear is None else found + self._mean(plans)
+        return found.clamp_min(0.0)
+
+    def _quadratic(self, plans: Tensor) -> Tensor:
+        rows, columns = plans.sum(-1), plans.sum(-2)
+        ends = ((rows @ self.f1.T) * rows).sum(-1) + ((columns @ self.f2.T) * columns).sum(-1)
+        return ends - 2 * ((self.h1 @ plans @ self.h2) * plans).sum((-1, -2))
+
+    def _mean(self, plans: Tensor) -> Tensor:
+        """<beta M + P, T>."""
+        assert self.linear is not None
+        rows, columns = plans.sum(-1), plans.sum(-2)
+        return rows @ self.linear.a + columns @ self.linear.b - (_uncentred(self.linear) * plans).sum((-1, -2))
+
+    def _settled(self, plans: Tensor) -> tuple[Tensor, Tensor]:
+        """For each plan the factor at which F is lowest along its ray, and the constant k there."""
+        model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
+        p, q = self.x.mass, self.y.mass
+        m = rows.sum(-1)
+        entropy = torch.special.xlogy(plans, plans).sum((-1, -2)) - rows @ p.log() - columns @ q.log()
+        base = model.slopes(rows, columns) + model.epsilon * (entropy - m * model.logarithm)
+        linear = self._mean(plans) if self.linear is not None else 0.0
+        return model.lowest(self._quadratic(plans), linear, base, m)
+
+
+def _uncentred(cost: FactoredCost) -> Tensor:
+    """2 U V^T minus the stored part: what of a cost belongs to its score."""
+    found = 2 * cost.U @ cost.V.T
+    return found if cost.extra is None else found - cost.extra
+
+
+def coarse_basins(
+    source: DistanceProvider,
+    target: DistanceProvider,
+    p: Tensor,
+    q: Tensor,
+    model: Model,
+    epsilon: float,
+    options: CoarseOptions,
+    generator: torch.Generator,
+    first: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> list[list[CoarseBasin]]:
+    """The basins of each kind of landmarks, lowest energy first; masses p, q in the dtype of the spaces."""
+    largest = max(int((p > 0).sum()), int((q > 0).sum()))
+    small = largest <= options.n_landmarks
+    # Where the landmarks are all points, starts cost little, and their problem is the whole problem.
+    times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
+    count = len(KINDS) * options.n_starts * times if small else options.n_starts
+    kinds = KINDS[:1] if small else KINDS
+    found = []
+    for kind in kinds:
+        named = model.points or (None, None)
+        x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
+        y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
+        kept = (SMALL_KEPT if small else KEPT) * options.n_basins
+        with threads_for(count * len(x.index) * len(y.index)):
+            found.append(landmark_basins(LandmarkProblem.of(x, y, model), epsilon, count, kept, generator))
+    return found
+
+
+def landmark_basins(
+    problem: LandmarkProblem, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
+) -> list[CoarseBasin]:
+    """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
+    x, y, p = problem.x, problem.y, problem.x.mass
+    # Energies of small masses are almost all linear cost, whose weight divides the costs that epsilon stands beside.
+    height = abs(float(problem.energies(problem.product[None]))) / max(float(problem.model.weight(1.0)), 1.0)
+    unit = max(height, torch.finfo(p.dtype).tiny)
+    batch = first_guesses(problem, max(n_starts - 1, 1), generator)
+    cold = torch.arange(len(batch.plan), device=p.device) % 2 == 1
+    for hot_step, cold_step in zip(HOT, COLD, strict=True):
+        step = torch.where(cold, p.new_tensor(cold_step * unit), p.new_tensor(hot_step * unit)).clamp_min(epsilon)
+        batch = anneal(problem, batch, step, *SEARCH_STEPS)
+    groups = basins_of(batch.plan, problem.energies(batch.plan), n_kept)
+    counts = [len(group) for group in groups]
+    batch = batch[torch.tensor([group[0] for group in groups], device=p.device)]
+    last, now = max(epsilon, COLDEST * unit), float(batch.epsilon[0])
+    for fall in range(1, COOLING_STEPS + 1):
+        level = torch.full_like(batch.epsilon, float(now * (last / now) ** (fall / COOLING_STEPS)))
+        batch = anneal(problem, batch, level, *COOLING)
+    plans = feasible(batch.plan.clone(), p, y.mass) if problem.model.fixed else batch.plan
+    energy = problem.energies(plans)
+    values = energy.tolist()
+    return [
+        CoarseBasin(x, y, plans[i], batch.f[i], batch.g[i], last, values[i], sum(counts[j] for j in group))
+        for group in basins_of(plans, energy, n_kept)
+        for i in group[:1]
+    ]
+
+
+def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generator) -> Batch:
+    """The product plan, and the plans of ``count`` start costs."""
+    x, y = problem.x, problem.y
+    p, q = (side.mass / side.mass.sum() for side in (x, y))
+    costs = start_costs(x.distances, y.distances, p, q, count, generator)
+    log_p, log_q = x.mass.log2(), y.mass.log2()
+    first = log_p.expand(count, -1), log_q.expand(count, -1)
+    plan, _, _ = _solve(costs * (-START_SHARPNESS * LOG2E), *problem.first_sides(), *first, 20)
+    plan = torch.cat((problem.product[None], plan))
+    shape = (count + 1, -1)
+    return Batch(plan, log_p.expand(shape), log_q.expand(shape), torch.ones_like(plan[:, 0, 0]))
+
+
+def anneal(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
+    """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations."""
+    ratio = (batch.epsilon / epsilon)[:, None]
+    log_p, log_q = problem.x.mass.log2(), problem.y.mass.log2()
+    f, g, plan = log_p + (batch.f - log_p) * ratio, log_q + (batch.g - log_q) * ratio, batch.plan
+    for _ in range(n_outer):
+        score, row, column = problem.linearised(plan, epsilon)
+        f, g = row.settled(plan.sum(-1), f), column.settled(plan.sum(-2), g)
+        plan, f, g = _solve(score, row, column, f, g, n_inner)
+    return Batch(plan, f, g, epsilon)
+
+
+def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A half-step of each side in the log domain, the rest by scaling; plans and their potentials."""
+    if column.relaxed:
+        f = row.potential(_logsumexp2(score + g[..., None, :], -1))
+    g = column.potential(_logsumexp2(score + f[..., :, None], -2))
+    softmin = _logsumexp2(score + g[..., None, :], -1)
+    f = row.potential(softmin)
+    if row.relaxed or column.relaxed:
+        t, s = translation(row, column, f, g, log_total(f + softmin))
+        f, g = f + t, g + s
+    kernel = (score + f[..., :, None]).add_(g[..., None, :]).clamp_min_(LOWEST_EXPONENT).exp2_()
+    u, v = balance(kernel, row, column, f, g, n_iter - 1)
+    plan, f, g = kernel.mul_(u[..., :, None]).mul_(v[..., None, :]), f + u.log2(), g + v.log2()
+    if row.relaxed or column.relaxed:
+        t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None].double().log2())
+        plan, f, g = plan * (t + s).exp2()[..., None], f + t, g + s
+    return plan, f, g
+
+
+def _logsumexp2(exponent: Tensor, axis: int) -> Tensor:
+    highest = exponent.amax(axis, keepdim=True)
+    return (exponent - highest).clamp_min_(LOWEST_EXPONENT).exp2_().sum(axis).log2_() + highest.squeeze(axis)
+
+
+def basins_of(plans: Tensor, energy: Tensor, most: int) -> list[list[int]]:
+    """At most so many groups of plans that agree up to an L1 distance of half their mass, lowest energy first in and
+    between groups."""
+    flat = plans.flatten(1)
+    flat = flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+    rest = torch.argsort(torch.nan_to_num(energy, nan=torch.inf)).tolist()
+    groups: list[list[int]] = []
+    while rest and len(groups) < most:
+        same = ((flat - flat[rest[0]]).abs().sum(1) <= SAME_PLAN).tolist()
+        same[rest[0]] = True  # a plan that is no number, too
+        groups.append([i for i in rest if same[i]])
+        rest = [i for i in rest if not same[i]]
+    return groups

@@ -1,0 +1,240 @@
+"""The search for the basin: landmark problems, a rung of weighted points, and the last comparison on all points.
+
+    landmark basins of each kind -> the best of each, solved on about 500 weighted points where there are many more
+        -> those that are distinct and near the lowest, compared on all points -> where the loop begins
+
+Landmark energies of different kinds cannot be compared closely; energies on all points can, so they decide.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import BlockCoupling
+from torchgw.diagnostics.evidence import TINY, Basin
+from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.linearise import gradient_of
+from torchgw.objective.model import Model
+from torchgw.objective.value import sampled_objective
+from torchgw.options import CoarseOptions
+from torchgw.search.anneal import CoarseBasin, coarse_basins
+from torchgw.search.guesses import FEW_PAIRS, by_distributions, by_hops, by_product, entropy_rules
+from torchgw.search.lift import Solved, lift
+from torchgw.search.problem import Candidate, Problem, descended
+from torchgw.solvers.warm_start import Start
+from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.representatives import Landmarks, choose_landmarks, coverage, unlikeness
+
+logger = logging.getLogger("torchgw")
+
+Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
+
+RUNG = 500
+RUNG_PAYS = 2
+RUNG_STEPS = 8
+FULL_STEPS = 5
+NEAR = 2.0
+CLOSE = 1.25
+APART = 0.1  # of the largest distance
+SAME_ENERGY = 1.01
+POOR_COVERAGE = 0.02
+MOST_QUANTILE_PAIRS = 2.5e7
+
+
+def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+    """Every basin that was found, the best first, and landmarks of the target to compare matchings by, their rows
+    relative to the largest distance."""
+    (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
+    kinds = coarse_basins(
+        problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
+    )
+    reference, poor = kinds[0][0].target, _furthest(coverage, kinds, p, q) > POOR_COVERAGE
+    reference = replace(reference, rows=reference.rows / problem.unit**0.5)
+    rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
+    found = []
+    for basins in kinds:
+        if not math.isfinite(basins[0].energy):
+            raise FloatingPointError("no start has a finite objective")
+        for rank, basin in enumerate(basins):
+            near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
+            start, matching = _lifted(problem, basin)
+            found.append(Candidate(start, matching, basin.energy, basin.count, "landmarks", near, rank == 0, basin))
+    found = _distinct(found, reference, p)
+    if rung is not None:
+        found = _distinct([_raised(problem, c, rung) if c.near else c for c in found], reference, p)
+    lowest = min(c.energy for c in found if c.near)
+    # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
+    apart = rung is None
+    finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest or (apart and c.leading))]
+    finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
+    if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
+        finalists += by_distributions(problem)
+    alone = poor or len(p) * len(q) <= FEW_PAIRS or _furthest(unlikeness, kinds, p, q) > POOR_COVERAGE
+    if problem.exact and alone and not entropy_rules(problem):
+        finalists += by_hops(problem) if len(kinds) == 1 else [by_product(problem), *by_hops(problem)]
+    if len(finalists) > 1:
+        rest = [c for c in found if all(c is not f for f in finalists)]
+        warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
+        same = (SAME_ENERGY, TINY * problem.unit) if problem.sharp else (math.inf, 0.0)
+        finalists = _distinct([_compared(problem, c, warmest) for c in finalists], reference, p, *same)
+        found = finalists + rest
+    best = finalists[0]
+    ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
+    logger.info("coarse stage: %s", ", ".join(f"{c.energy:.3g} ({c.level}, {c.count} starts)" for c in ordered))
+    return ordered, reference
+
+
+def listed(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> tuple[Basin, ...]:
+    """What the result says of the basins, the best first, without those that have come to the same matching."""
+    found = [described(candidate, candidates[0], reference, mass) for candidate in candidates]
+    return (*found[:1], *(basin for basin in found[1:] if basin.difference > APART))
+
+
+def described(candidate: Candidate, best: Candidate, reference: Landmarks, mass: Tensor) -> Basin:
+    """What the result says of a basin, by its distance from the best one."""
+    shift = reference.between(best.matching, candidate.matching)
+    return Basin(
+        energy=candidate.energy,
+        count=candidate.count,
+        level=candidate.level,
+        difference=float(mass @ shift / mass.sum()),
+        matching=candidate.matching,
+        shift=shift,
+    )
+
+
+def _outermost(problem: Problem, side: int) -> Tensor | None:
+    """The point with the largest mean square distance, which a copy of the space has too; None where unknown."""
+    gradient = problem.quadratic
+    if not isinstance(gradient, ExactGradient):
+        return None
+    spread, mass = ((gradient.a, problem.p), (gradient.b, problem.q))[side]
+    return spread.masked_fill(mass <= 0, -1.0).argmax()
+
+
+def _furthest(measure: Measure, kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> float:
+    """How far, on the worse side, landmarks are from the points they stand for: many dimensions, or no structure."""
+    return max(measure(kinds[0][0].source, p), measure(kinds[0][0].target, q))
+
+
+def _lifted(problem: Problem, solved: Solved) -> tuple[Start, Tensor]:
+    gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
+    return lift(solved, problem.model, gradient)
+
+
+def _raised(problem: Problem, candidate: Candidate, rung: _Rung) -> Candidate:
+    assert candidate.basin is not None
+    solved, energy = rung.solve(candidate.basin)
+    start, matching = _lifted(problem, solved)
+    return replace(candidate, start=start, matching=matching, energy=energy, level="subset")
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """A weighted subset of each space, and the problem between them."""
+
+    source: Landmarks
+    target: Landmarks
+    problem: Problem
+    whole: Model
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Rung:
+        named = problem.model.points or (None, None)
+        spaces = zip((problem.source, problem.target), problem.masses, named, strict=True)
+        x, y = (
+            choose_landmarks(space, mass, "spread", RUNG, problem.generator, named=points)
+            for space, mass, points in spaces
+        )
+        near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
+        p, q = (
+            side.mass.to(torch.float64) * (whole.sum() / side.mass.to(torch.float64).sum())
+            for side, whole in ((x, problem.p), (y, problem.q))
+        )
+        model = problem.model.taken(x.index, y.index, p, q)
+        gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
+        return cls(x, y, replace(problem, source=near, target=far, gradient=gradient, model=model), problem.model)
+
+    def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
+        """The basin solved on the subset, and its energy there."""
+        inner = self.problem
+        seen = replace(
+            basin, source=basin.source.seen_by(self.source.index), target=basin.target.seen_by(self.target.index)
+        )
+        start, _ = lift(seen, inner.model, None, self.whole, (self.source.index, self.target.index))
+        done = descended(inner, start, max(basin.epsilon, inner.epsilon), RUNG_STEPS)
+        solved = Solved(self.source, self.target, done.plan, done.f, done.g, done.epsilon)
+        return solved, done.history.cost[-1]
+
+
+def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candidate:
+    """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there.
+
+    One that brings a plan of low value keeps it: it has no entropy to be compared under."""
+    if candidate.start.plan is not None:
+        return candidate
+    if not problem.exact:
+        start = candidate.start.with_rows(problem.masses[0].log2()) if problem.model.fixed else candidate.start
+        return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full")
+    done = descended(problem, candidate.start, epsilon, FULL_STEPS)
+    energy = max(done.history.cost[-1], 0.0)
+    return replace(candidate, start=done.start(), energy=energy, level="full", matching=done.plan.argmax(1))
+
+
+def sampled_energy(problem: Problem, coupling: BlockCoupling) -> float:
+    """F of a coupling without its entropy, the quadratic part from sampled pairs."""
+    model, (p, _) = problem.model, problem.masses
+    if model.plain:
+        return sampled_objective(coupling, p, problem.source, problem.target, problem.generator).value
+    rows, _ = model.marginals_of(coupling)
+    found = sampled_objective(coupling, rows.to(p), problem.source, problem.target, problem.generator)
+    return model.values(found.value * float(rows.sum()) ** 2, coupling).total
+
+
+def _apart(reference: Landmarks, one: Candidate, others: list[Candidate], mass: Tensor) -> list[float]:
+    """How far the matchings of other candidates are from that of one."""
+    if not others:
+        return []
+    shifts = reference.between(one.matching, torch.stack([other.matching for other in others]))
+    found: list[float] = (shifts @ mass / mass.sum()).tolist()
+    return found
+
+
+def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:
+    """The first candidate, then those whose matchings are furthest from the ones taken: near-equal energies of a lower
+    level say less about which basins to compare than how different they are."""
+    taken, rest, gaps = candidates[:1], candidates[1:], [math.inf] * (len(candidates) - 1)
+    while rest and len(taken) < most:
+        gaps = [min(pair) for pair in zip(gaps, _apart(reference, taken[-1], rest, mass), strict=True)]
+        furthest = gaps.index(max(gaps))
+        taken.append(rest.pop(furthest))
+        gaps.pop(furthest)
+    return taken
+
+
+def _distinct(
+    candidates: list[Candidate], reference: Landmarks, mass: Tensor, same: float = math.inf, tiny: float = 0.0
+) -> list[Candidate]:
+    """Candidates whose matchings differ, near ones first, then lowest first; counts of those merged are added.
+
+    Matchings do not differ by distances that are all small, as in a sparse adjacency: there candidates are kept apart
+    by energies that are not the ``same`` up to this factor and what is ``tiny``.
+    """
+    kept: list[Candidate] = []
+    sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
+    rest = sorted(sound, key=lambda c: (not c.near, c.energy))
+    while rest:
+        first, others = rest[0], rest[1:]
+        group, rest = [first], []
+        for other, gap in zip(others, _apart(reference, first, others, mass), strict=True):
+            alike = gap <= APART and other.energy <= same * first.energy + tiny
+            (group if alike else rest).append(other)
+        kept.append(replace(first, count=sum(c.count for c in group), leading=any(c.leading for c in group)))
+    return kept

@@ -1,0 +1,128 @@
+"""A space at a coarser resolution: cells of points, each replaced by its mean or its most central point.
+
+A mean of signed factors is again a point of a factored space, and any linear function of the factors integrates over a
+cell without error. So a problem on cell means differs from the whole one only by what is curved within a cell. Spaces
+without factors are represented by the points nearest to the means of their distances to landmarks, and their gradient
+on all points is sampled, with the landmarks' factors as control variates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels.sampling import draw
+from torchgw.kernels.sums import add_by_label
+from torchgw.objective.anchors import Anchors
+from torchgw.objective.gradient import Control, controlled, factored_mean_squares, landmark_control, sampled_cost
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.spaces import FactoredDistances, PrecomputedDistances
+from torchgw.spaces.hierarchy import Cells
+from torchgw.types import DistanceProvider
+
+ROW_ELEMENTS = 2**26
+
+
+@dataclass(frozen=True)
+class Side:
+    """One space in the loop's dtype, with float64 masses (N,) of sum one.
+
+    ``control`` holds its own factors where it has any (``exact``), else those of landmarks.
+    """
+
+    space: DistanceProvider
+    mass: Tensor
+    control: Control
+    exact: bool
+
+    @classmethod
+    def of(
+        cls, space: DistanceProvider, mass: Tensor, dtype: torch.dtype, n_control: int, generator: torch.Generator
+    ) -> Side:
+        """From a space that serves ``dtype``."""
+        factors, narrow = space.factors(), mass.to(dtype)
+        if factors is None:
+            control = landmark_control(space, narrow, max(n_control, 2), generator)
+        else:
+            control = Control(*factors, factored_mean_squares(*factors, narrow))
+        if control.F.shape[1] == 0:  # all points coincide
+            control = Control(narrow.new_zeros(len(mass), 1), narrow.new_ones(1), control.mean_squares)
+        return cls(space, mass, control, factors is not None)
+
+    def seen_as(self, cells: Cells, matrix: bool) -> CellSpace:
+        """The space of the cells; ``matrix`` says that without factors their distances may be stored."""
+        F, signs, _ = self.control
+        means = cells.means(F, self.mass)
+        centres = cells.nearest(F, means, self.mass)
+        space: DistanceProvider | None = None
+        if self.exact:
+            space = FactoredDistances.of(means, signs, self.space.scale)
+        elif matrix:
+            step = max(1, ROW_ELEMENTS // self.space.size)
+            D = torch.cat([self.space.rows(part)[:, centres] for part in torch.split(centres, step)])
+            space = PrecomputedDistances.stored_matrix((D + D.T) / 2, self.space.scale)
+        return CellSpace(cells, space, centres, means)
+
+
+@dataclass(frozen=True)
+class CellSpace:
+    """The space of n cells, their most central points (n,) and the means of their factors (n, r).
+
+    ``space`` is None where their distances are neither factored nor stored.
+    """
+
+    cells: Cells
+    space: DistanceProvider | None
+    centres: Tensor
+    means: Tensor
+
+
+@dataclass(frozen=True)
+class _OnCentres:
+    """A plan (n, n') between cells as a plan between all points, carried by the cells' centres."""
+
+    x: CellSpace
+    y: CellSpace
+    plan: Tensor
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        assert axis == 1
+        moved = V.new_zeros(len(self.x.cells.label), V.shape[1])
+        return add_by_label(moved, self.x.centres, self.plan @ V[self.y.centres])
+
+
+def cost_of_product(product: Tensor, x: Side, y: Side) -> FactoredCost:
+    """The exact linearised cost on all points of a plan T with ``product`` = F^T T G (r, r'), for factored spaces."""
+    core = x.control.signs[:, None] * product.to(x.control.F.dtype) * y.control.signs
+    F, G = x.control.F, y.control.F
+    U, V = (F, G @ core.T) if F.shape[1] <= G.shape[1] else (F @ core, G)
+    return FactoredCost(x.control.mean_squares, y.control.mean_squares, U, V)
+
+
+def under(side: Side, cells: Cells, sums: Tensor) -> Side:
+    """The side with the mean squares of a plan whose cells have the masses ``sums`` (n,) instead of their own."""
+    own = cells.sums(side.mass).clamp_min(torch.finfo(sums.dtype).tiny)
+    mass = side.mass * (sums / own)[cells.label]
+    return replace(side, control=side.control.under(mass.to(side.control.F.dtype)))
+
+
+def cost_of_cells(
+    plan: Tensor, x: CellSpace, y: CellSpace, sides: tuple[Side, Side], n_anchors: int, generator: torch.Generator
+) -> FactoredCost:
+    """The linearised cost on all points of a plan (n, n') between cells: exact for factored spaces, else sampled.
+
+    Per unit of the plan's mass.
+    """
+    first, second = sides
+    plan = plan / plan.sum()
+    if first.exact and second.exact:
+        return cost_of_product(x.means.T @ plan.to(x.means.dtype) @ y.means, first, second)
+    plan = plan.to(x.means.dtype)
+    i = draw(plan.sum(1), n_anchors, generator)
+    j = draw(plan[i], 1, generator)[:, 0]
+    anchors = Anchors(x.centres[i], y.centres[j])
+    cost = sampled_cost(first.space, second.space, anchors)
+    controls = first.control, second.control
+    return controlled(cost, anchors, _OnCentres(x, y, plan), *controls).cost(controls)

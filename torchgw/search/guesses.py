@@ -1,0 +1,109 @@
+"""Starts on all points that owe nothing to landmarks: for spaces of which landmarks say little.
+
+- the distributions of each point's distances, where landmarks are far from the points they stand for;
+- where proximal steps take the product plan;
+- on two adjacencies, proximal steps by hops, and from there by the adjacencies themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.objective.gradient import ExactGradient, dense
+from torchgw.objective.model import mean_cost
+from torchgw.search.initial_guesses import quantiles
+from torchgw.search.problem import Candidate, Problem, descended
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.scaling import feasible
+from torchgw.solvers.proximal import COLD, product_energy, proximal_plan
+from torchgw.solvers.warm_start import Start, plan_start
+from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.hops import hop_distances
+
+FULL_QUANTILES = 32
+QUANTILE_SHARPNESS = 32.0
+LEAST_QUANTILE_COST = 1e-7  # of the largest squared distance
+FEW_PAIRS = 40_000
+
+
+def by_distributions(problem: Problem) -> list[Candidate]:
+    """A start on all points from the distributions of their distances, where landmarks cannot stand for the spaces."""
+    p, q = problem.masses
+    every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
+    U = quantiles(problem.source.rows(every[0]), p, FULL_QUANTILES) / FULL_QUANTILES**0.5
+    V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
+    cost = FactoredCost.squared_distance(U, V)
+    mean = cost.a @ p + cost.b @ q - 2 * (cost.U.T @ p) @ (cost.V.T @ q)
+    if float(mean) <= LEAST_QUANTILE_COST * problem.unit:
+        return []  # all points see the same distances: nothing to go by
+    epsilon = float(mean) / QUANTILE_SHARPNESS
+    done = descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
+    linearised = problem.gradient(DenseCoupling(done.plan), p)
+    start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
+    return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)]
+
+
+def entropy_rules(problem: Problem) -> bool:
+    """Whether epsilon leaves plans no sharper than proximal steps do in the end, so that they show nothing new."""
+    p, q = (mass / mass.sum() for mass in problem.masses)
+    return not problem.sharp and problem.epsilon >= COLD * product_energy(problem.gradient, p, q)[0]
+
+
+def by_product(problem: Problem) -> Candidate:
+    """Where proximal steps go from the product plan."""
+    return _guessed(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.aside()))
+
+
+def by_hops(problem: Problem) -> list[Candidate]:
+    """Where proximal steps go from a matching by hops, if both spaces are adjacencies."""
+    hops, watch = _hop_gradient(problem), problem.watch.aside()
+    if hops is None:
+        return []
+    first = proximal_plan(hops, *problem.masses, watch)
+    return [_guessed(problem, proximal_plan(problem.gradient, *problem.masses, watch, first))]
+
+
+def from_product(problem: Problem) -> list[Candidate]:
+    """The product plan, for a problem without entropy."""
+    p, q = problem.masses
+    return sharp_starts(problem, p[:, None] * q, "full")
+
+
+def sharp_starts(problem: Problem, plan: Tensor, level: str) -> list[Candidate]:
+    """Both ways from a plan to an optimum without entropy: by annealing, which forgets what is rough in it, and between
+    few points by conditional gradients from the plan itself, which only go down, by many linear programs."""
+    p, q = problem.masses
+    start = plan_start(plan, problem.gradient, p.log2(), q.log2(), problem.epsilon)
+    starts = [start]
+    if len(p) * len(q) <= FEW_PAIRS:
+        starts.append(replace(start, plan=feasible(plan / plan.sum(), p, q)))
+    return [Candidate(each, plan.argmax(1), math.inf, 1, level, True) for each in starts]
+
+
+def _hop_gradient(problem: Problem) -> ExactGradient | None:
+    """The quadratic part with hops in place of distances, where both spaces are adjacencies."""
+    spaces = (problem.source, problem.target)
+    if not all(isinstance(space, PrecomputedDistances) for space in spaces):
+        return None
+    hops = [hop_distances(dense(space)) for space in spaces]
+    if any(D is None for D in hops):
+        return None
+    x, y = (PrecomputedDistances.stored_matrix(D, 1.0) for D in hops if D is not None)
+    return ExactGradient(x, y, *problem.masses)
+
+
+def _guessed(problem: Problem, plan: Tensor) -> Candidate:
+    """A start from a plan of mass one on all points, to be compared."""
+    p, q = problem.masses
+    cost = problem.gradient(DenseCoupling(plan), p)
+    start = Start(cost, p.log2(), q.log2(), problem.epsilon)
+    if not problem.sharp:
+        return Candidate(start, plan.argmax(1), math.inf, 1, "full", True)
+    plan = feasible(plan, p, q)
+    energy = float(mean_cost(cost, DenseCoupling(plan), p, q))
+    return Candidate(replace(start, plan=plan), plan.argmax(1), energy, 1, "full", True)

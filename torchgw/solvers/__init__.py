@@ -1,0 +1,1 @@
+"""Iterations from a start to an optimum, each for one kind of problem."""

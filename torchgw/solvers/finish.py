@@ -1,0 +1,95 @@
+"""The end of every solve: the last problem solved in float64 to full tolerance, and rounded onto exact marginals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgw import ranges
+from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.kernels.kernel import Kernel
+from torchgw.objective.model import Model
+from torchgw.options import SinkhornOptions
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.rounding import round_to_marginals
+from torchgw.sinkhorn.scaling import scaling
+from torchgw.solvers.warm_start import potential_coupling
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The feasible plan, stored and (where its score has a small rank) by potentials, and what the last solve left.
+
+    ``f`` and ``g`` are base-2 potentials of the uncentred score 2 U V^T log2(e) / epsilon.
+    """
+
+    plan: Tensor
+    coupling: PotentialCoupling | DenseCoupling
+    f: Tensor
+    g: Tensor
+    residual: float
+    n_iter: int
+
+
+def finish(
+    cost: FactoredCost,
+    f: Tensor,
+    g: Tensor,
+    epsilon: float,
+    model: Model,
+    kernel: Kernel,
+    options: SinkhornOptions,
+) -> Finished:
+    """Solve ``cost`` at ``epsilon`` from warm potentials.
+
+    O(N K) memory, 16 bytes for each pair of points.
+
+    Raises
+    ------
+    FloatingPointError
+        When the potentials are so large that float64 cannot add them up to exact marginals.
+    """
+    (p, q), centred = model.masses, cost.centred()[0]
+    start = potential_coupling(cost, f, g, epsilon).to(torch.float64)
+    low_rank = cost.extra is None and start.A.shape[1] < min(len(p), len(q)) // 2
+    score = start.A @ start.B.T if low_rank else centred.stored_score(epsilon).to(torch.float64)
+    plan = torch.empty_like(score)
+    state = scaling(
+        kernel.on(score),
+        *model.sides(epsilon, centred, torch.float64),
+        start.f,
+        start.g,
+        plan,
+        max_iter=options.final_max_iter,
+        tol=options.tol,
+        check_every=options.check_every,
+        relaxation=options.relaxation,
+    )
+    require_resolved(float(largest_potential(state.f, state.g)), epsilon)
+    solved = PotentialCoupling(start.A, start.B, state.f, state.g)
+    rounded, residual = round_to_marginals(solved, p, q, DenseCoupling(plan), model.marginals)
+    assert rounded.x is not None
+    assert rounded.y is not None
+    plan.mul_((rounded.f - state.f).nan_to_num(nan=0.0).exp2()[:, None])
+    plan.mul_((rounded.g - state.g).nan_to_num(nan=0.0).exp2()).addr_(rounded.x, rounded.y)
+    # The terms that centring took off belong to the potentials of the score as it was given.
+    shift_f, shift_g = start.f - f.to(torch.float64), start.g - g.to(torch.float64)
+    f, g = state.f - shift_f.nan_to_num(), state.g - shift_g.nan_to_num()
+    residual = residual if model.fixed else max(residual, state.residual)
+    return Finished(plan, rounded if low_rank else DenseCoupling(plan, f, g), f, g, residual, state.n_iter)
+
+
+def largest_potential(f: Tensor, g: Tensor) -> Tensor:
+    """The largest absolute potential of a point that has mass; infinite where one is no number."""
+    sides = [torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max() for side in (f, g)]
+    return torch.maximum(*sides)
+
+
+def require_resolved(largest: float, epsilon: float) -> None:
+    """Refuse to return a plan whose potentials float64 cannot add up: its marginals could not be made exact."""
+    if largest > ranges.LARGEST_RATIO:
+        raise FloatingPointError(
+            f"epsilon = {epsilon:g} is too small: cost / epsilon reaches {largest:.1e}, beyond what float64 resolves"
+        )

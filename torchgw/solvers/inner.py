@@ -1,0 +1,193 @@
+"""Inner solvers: the transport problem of one linearised cost, solved and rounded onto its marginals.
+
+One stores score and plan and scales the plan (`torchgw.sinkhorn.scaling`), one stores neither: its half-steps make the
+score tile by tile (`torchgw.kernels.softmin_tiles`), and what leaves it is a coupling by potentials.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.kernels import LOG2E
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.softmin_tiles import TileKernel
+from torchgw.kernels.sums import inner
+from torchgw.kernels.tiles import TILE, Tiles, all_tiles, choose_tiles
+from torchgw.objective.model import Model
+from torchgw.options import SinkhornOptions
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.loop import sinkhorn
+from torchgw.sinkhorn.rounding import round_tiles, rounded
+from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
+from torchgw.types import Coupling, Softmins
+
+SKIPPED_FROM = 4096
+# Up to that rho / epsilon sums of solved problems tell potentials better than warm ones, where both sides give way;
+# where one holds, warm ones need a tenth of the iterations (measured).
+SETTLED_RATIO = 3e4
+
+
+class Linear(NamedTuple):
+    """A linear transport problem: the score A (N, r), B (K, r), with ``extra`` (N, K) added or None, and its sides."""
+
+    A: Tensor
+    B: Tensor
+    row: Side
+    column: Side
+    extra: Tensor | None = None
+
+    @classmethod
+    def of(cls, cost: FactoredCost, epsilon: float, model: Model) -> Linear:
+        """The problem with this cost; its potentials are those of the score 2 U V^T log2(e) / epsilon."""
+        A, B = cost.balanced_score(epsilon)
+        row, column = model.sides(epsilon, cost, A.dtype)
+        extra = None if cost.extra is None else cost.extra * (-LOG2E / epsilon)
+        return cls(A, B, row, column, extra)
+
+    def settled(self, sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Warm potentials f, g, or those that belong to the sums of the last plan where divergences hold marginals."""
+        rows, columns = (side.to(f.dtype) for side in sums)
+        largest = SETTLED_RATIO if self.row.relaxed and self.column.relaxed else LARGEST_RATIO
+        return self.row.settled(rows, f, largest), self.column.settled(columns, g, largest)
+
+
+class Transported(NamedTuple):
+    """A solved problem: base-2 potentials of its score, and the rounded plan.
+
+    ``moved`` is the L1 column residual of the warm potentials under this score, ``residual`` that of the solution.
+    ``overlap`` is <score, T> for the rounded plan.
+    """
+
+    f: Tensor
+    g: Tensor
+    coupling: Coupling
+    overlap: Tensor
+    moved: float
+    residual: float
+    n_iter: int
+
+
+class Solved(NamedTuple):
+    """Potentials, and how they were found; see `Transported`."""
+
+    f: Tensor
+    g: Tensor
+    moved: float
+    residual: float
+    n_iter: int
+
+
+class Inner(Protocol):
+    """Solves linear problems of a model from warm potentials f (N,), g (K,)."""
+
+    def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
+        """The solution, in the dtype of the factors."""
+
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> Solved:
+        """Only its potentials."""
+
+
+class StoredInner:
+    """Stores score and plan, 8 bytes for each pair in float32, and reuses both, with the masses in their dtype."""
+
+    def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
+        self.kernel, self.model, self.options = kernel, model, options
+        self._score, self._plan, self._masses = torch.empty(0), torch.empty(0), model.masses
+
+    def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
+        state = self.potentials(linear, f, g)
+        rounded(self._plan, *self._masses, self.model.marginals)
+        overlap = _overlap(self._score, self._plan)
+        return Transported(
+            state.f, state.g, DenseCoupling(self._plan), overlap, state.moved, state.residual, state.n_iter
+        )
+
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> Solved:
+        """Leaves the plan, not rounded, in the buffer."""
+        A, B = linear.A, linear.B
+        shape, dtype = (len(A), len(B)), A.dtype
+        if self._score.shape != shape or self._score.dtype != dtype or self._score.device != A.device:
+            self._score, self._plan = A.new_empty(shape), A.new_empty(shape)
+            p, q = self.model.masses
+            self._masses = p.to(dtype), q.to(dtype)
+        score, plan, options = self._score, self._plan, self.options
+        torch.mm(A, B.T, out=score)
+        if linear.extra is not None:
+            score += linear.extra
+        state = scaling(
+            self.kernel.on(score),
+            linear.row,
+            linear.column,
+            f,
+            g,
+            plan,
+            max_iter=options.exact_max_iter,
+            tol=options.tol,
+            check_every=options.check_every,
+            relaxation=options.relaxation,
+        )
+        return Solved(state.f, state.g, state.moved, state.residual, state.n_iter)
+
+
+class StreamedInner:
+    """Stores neither. Points must be in an order in which neighbours are near; from 4096 x 4096 on, tiles without mass
+    are left out, those outside of which all mass lies but the share ``omitted``."""
+
+    def __init__(
+        self, kernel: Kernel, tiled: TileKernel, model: Model, options: SinkhornOptions, omitted: float
+    ) -> None:
+        self.kernel, self.tiled, self.model = kernel, tiled, model
+        self.options, self.omitted = options, omitted
+
+    def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
+        A, B = linear.A, linear.B
+        state = self.potentials(linear, f, g)
+        tiles = self.tiles(A, B, state.f, state.g)
+        rounded = round_tiles(
+            self.tiled, A, B, tiles, state.f.double(), state.g.double(), *self.model.masses, self.model.marginals, V=B
+        )
+        TB = rounded.read.moved[:, 1:] + rounded.x[:, None] * (rounded.y @ B.double())
+        overlap = (A * TB).sum().to(A.dtype)
+        return Transported(state.f, state.g, rounded.coupling(), overlap, state.moved, state.residual, state.n_iter)
+
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> Solved:
+        assert linear.extra is None, "what streams has factors"
+        options = self.options
+        state = sinkhorn(
+            self.score(linear.A, linear.B, f, g),
+            linear.row,
+            linear.column,
+            f,
+            g,
+            max_iter=options.exact_max_iter,
+            tol=options.tol,
+            check_every=options.check_every,
+            relaxation=options.relaxation,
+        )
+        moved, residual = torch.stack((state.moved, state.residual)).tolist()
+        return Solved(state.f, state.g, moved, residual, state.n_iter)
+
+    def score(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Softmins:
+        """The score on the tiles that matter under these potentials; the whole, one product a pass, if all do."""
+        tiles = self.tiles(A, B, f, g)
+        return self.kernel.on(A, B) if tiles.nothing_skipped() else self.tiled.on(A, B, tiles)
+
+    def tiles(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Tiles:
+        """The tiles that matter under these potentials."""
+        if self.omitted == 0 or len(A) * len(B) <= SKIPPED_FROM**2:
+            return all_tiles(len(A), len(B), TILE, A.device)
+        return choose_tiles(A, B, f, g, *self.model.masses, TILE, self.omitted)[0]
+
+
+def _overlap(score: Tensor, plan: Tensor) -> Tensor:
+    """<score, plan>, in blocks that stay in the cache."""
+    step = max(1, 2**19 // score.shape[1]) if score.device.type == "cpu" else len(score)
+    total = score.new_zeros(())
+    for start in range(0, len(score), step):
+        total += inner(score[start : start + step], plan[start : start + step])
+    return total

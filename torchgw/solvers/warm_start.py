@@ -1,0 +1,90 @@
+"""Where the outer loop begins: a cost to solve first, and potentials to solve it from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.kernels import LOG2E
+from torchgw.kernels.softmin_stream.reference import softmin
+from torchgw.objective.anchors import Anchors
+from torchgw.objective.gradient import Gradient, sampled_cost
+from torchgw.objective.model import Model
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.types import DistanceProvider
+
+
+@dataclass(frozen=True)
+class Start:
+    """A linearised cost (None: take it from ``coupling``) and base-2 potentials that belong to ``epsilon``.
+
+    The potentials are those of the score 2 U V^T log2(e) / epsilon, with U and V of the cost as they are. ``epsilon``
+    None means that the potentials carry nothing, and annealing begins at its own first value. ``plan`` (N, K) is that
+    which the cost belongs to, where conditional gradients are to begin from it.
+    """
+
+    cost: FactoredCost | None
+    f: Tensor
+    g: Tensor
+    epsilon: float | None = None
+    plan: Tensor | None = None
+
+    def coupling(self) -> PotentialCoupling | DenseCoupling:
+        """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""
+        if self.cost is None or self.epsilon is None:
+            return PotentialCoupling(self.f.new_zeros(len(self.f), 1), self.g.new_zeros(len(self.g), 1), self.f, self.g)
+        return coupling_of(self.cost, self.f, self.g, self.epsilon)
+
+    def with_rows(self, log_p: Tensor) -> Start:
+        """The start with the row sums p (N,), given as base-2 logarithms: potentials lifted one by one can stand for
+        plans of any mass, from which no anchors should be drawn. As it is without a cost, or with a stored part."""
+        if self.cost is None or self.epsilon is None or self.cost.extra is not None:
+            return self
+        centred, row, column = self.cost.centred()
+        unit = 2 * LOG2E / self.epsilon
+        f = log_p - softmin(*centred.balanced_score(self.epsilon), self.g + unit * column, 1)
+        return Start(self.cost, f - unit * row, self.g, self.epsilon)
+
+
+def coupling_of(cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float) -> PotentialCoupling | DenseCoupling:
+    """The plan of a cost, of which it stores what the cost stores."""
+    if cost.extra is None:
+        return potential_coupling(cost, f, g, epsilon)
+    centred, row, column = cost.centred()
+    unit = 2 * LOG2E / epsilon
+    score = centred.stored_score(epsilon).add_((f + unit * row)[:, None]).add_(g + unit * column)
+    return DenseCoupling(score.exp2_())
+
+
+def potential_coupling(cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float) -> PotentialCoupling:
+    """2^(2 U V^T log2(e) / epsilon + f + g), with the product centred."""
+    centred, row, column = cost.centred()
+    A, B = centred.balanced_score(epsilon)
+    unit = 2 * LOG2E / epsilon
+    return PotentialCoupling(A, B, f + unit * row, g + unit * column)
+
+
+def product_start(log_p: Tensor, log_q: Tensor) -> Start:
+    """The product plan of mass one: no information about the matching."""
+    return Start(None, log_p - log_p.exp2().sum().log2(), log_q - log_q.exp2().sum().log2())
+
+
+def plan_start(plan: Tensor, gradient: Gradient, log_p: Tensor, log_q: Tensor, epsilon: float) -> Start:
+    """From a plan (N, K) of the user's, scaled to mass one where points have mass; its marginals need not hold."""
+    plan = plan.masked_fill(log_p.isneginf()[:, None] | log_q.isneginf(), 0.0)
+    if not bool(plan.any()):
+        raise ValueError("init must have an entry for a pair of points that both have mass, p and q, got none")
+    coupling = DenseCoupling(plan / plan.sum())
+    return Start(gradient(coupling, coupling.marginal(1)), log_p, log_q, epsilon)
+
+
+def pairs_start(
+    pairs: Tensor, source: DistanceProvider, target: DistanceProvider, log_p: Tensor, log_q: Tensor, model: Model
+) -> Start:
+    """From matching pairs (m, 2): each point is matched by its distances to them."""
+    cost = sampled_cost(source, target, Anchors(pairs[:, 0], pairs[:, 1]))
+    if not model.plain:
+        cost = model.combined(cost, model.linear(cost.U.dtype))
+    return Start(cost, log_p, log_q, model.epsilon)

@@ -1,0 +1,1 @@
+"""Heat-kernel distances of graphs."""

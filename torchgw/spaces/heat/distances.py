@@ -1,0 +1,319 @@
+"""Distances from the heat kernel of a neighbour graph, differentiable in the points.
+
+    d^2 = -4 t log(k_t(i, j) / sqrt(k_t(i, i) k_t(j, j)))
+
+tends to the squared geodesic distance as t falls (Varadhan). In float64 the kernel is right down to 1e-10 of its
+diagonal, so distances end at ``reach`` = sqrt(4 t log 1e10) = 9.6 sqrt(t), and below 2 sqrt(t) they are blurred. A time
+at which the farthest points are just within reach is the best, and the default. The dimension n that `heat_kernel`
+needs is the one with which distances agree in the mean with the shortest paths of the graph between farthest points.
+
+`docs/lanczos.md` has measured errors. Sources: S. Varadhan, 1967; K. Crane, C. Weischedel, M. Wardetzky, "Geodesics in
+heat", 2013, for the trade-off in t.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from torchgw import validate, validate_graph
+from torchgw.options import SpaceOptions
+from torchgw.runtime.caller import warn_caller
+from torchgw.spaces.edges import components
+from torchgw.spaces.farthest import farthest_points
+from torchgw.spaces.graph import neighbour_graph
+from torchgw.spaces.heat.kernel import (
+    FLOOR,
+    DenseKernel,
+    SparseKernel,
+    dense_rows,
+    edge_set,
+    fitted,
+    heat_rows,
+    largest_rate,
+    log_diagonal,
+    log_kernel,
+    steps_for,
+    varadhan,
+)
+from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
+from torchgw.spaces.paths import UNREACHABLE, fill_unreachable, positive_scale, warn_unreachable
+from torchgw.spaces.precomputed import PrecomputedDistances
+from torchgw.spaces.traced import Measured, Traced, growth_of
+from torchgw.types import Array, PrecisionWarning
+
+EXACT_SIZE = 2000
+N_PROBES = 16
+BASIS_ENTRIES = 2**25
+REACH = math.sqrt(4 * math.log(1 / FLOOR))
+
+
+class HeatDistances:
+    """Heat distances of a space: all pairs of up to 2000 points, factors from landmarks beyond.
+
+    Parameters
+    ----------
+    points_or_graph : points (N, D), joined by `neighbour_graph`; or a symmetric SciPy sparse graph of edge lengths.
+    time : t, in squared units of length. None takes (largest path)^2 / 77, which just reaches the farthest points.
+    n_steps : Lanczos steps. None takes what exp(-t S) needs in float64, about 6 sqrt(t x largest eigenvalue).
+    n_landmarks : L of the factors above 2000 points.
+    k : neighbours of each point, as for `neighbour_graph`; only for points.
+    name : what the argument is called in error messages.
+
+    Attributes
+    ----------
+    time, n_steps, dimension : t; steps taken; n.
+    reach : the largest distance that float64 resolves at this time. Farther pairs are ``reach`` apart: a lower bound.
+    landmarks : (L,) indices, or None where all pairs are stored.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For points, graphs or numbers that cannot be used.
+
+    Warns
+    -----
+    PrecisionWarning
+        When pairs are farther apart than the reach, or ``n_steps`` is fewer than the time needs.
+    GraphWarning
+        When the graph is not connected: pairs without a path are 1.5 x the largest other distance apart.
+
+    Notes
+    -----
+    Up to 2000 points the kernel comes from a dense eigendecomposition, O(N^3). Beyond, L rows of it come from Lanczos,
+    O(L (n_steps E + n_steps^3)) without a stored basis. All in float64.
+    """
+
+    stored = True
+
+    def __init__(
+        self,
+        points_or_graph: Any,
+        time: float | None = None,
+        n_steps: int | None = None,
+        n_landmarks: int = 100,
+        *,
+        k: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        graph, self._name = _graph(points_or_graph, k, name)
+        tracked = isinstance(points_or_graph, Tensor) and points_or_graph.requires_grad
+        self.leaf = points_or_graph if tracked else None
+        n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
+        self._given_steps = None if n_steps is None else validate.integer("n_steps", n_steps, least=1)
+        given = None if time is None else validate.real("time", time, above=0.0)
+        if not (graph.data > 0).any():
+            raise ValueError(f"{self._name} must have an edge longer than zero; heat distances have no scale otherwise")
+        self._edges = edge_set(graph)
+        self._label = torch.from_numpy(components(graph)[1].astype(np.int64))
+        self._roots = roots = self._edges.inverse_roots(_square_lengths(graph))
+        probes, paths = farthest_points(graph, N_PROBES)
+        all_pairs = graph.shape[0] <= EXACT_SIZE
+        kernel = DenseKernel(self._edges, roots) if all_pairs else SparseKernel(self._edges, roots, None)
+        self.dimension, default = fitted(kernel, probes, paths.T)
+        self.time = default if given is None else given
+        self.reach = REACH * math.sqrt(self.time)
+        needed = self._needed(largest_rate(self._edges, roots), self.time)
+        self.n_steps = needed if self._given_steps is None else min(self._given_steps, self.size)
+        if self.n_steps < needed:
+            self._warn(f"n_steps = {n_steps} is below the {needed} that time = {self.time:.3g} needs; raise it")
+        if all_pairs:
+            index = np.arange(self.size)
+        else:
+            index, kernel = farthest_points(graph, n_landmarks)[0], SparseKernel(self._edges, roots, self.n_steps)
+        rows = self._distances(kernel, roots, index)
+        self._space: PrecomputedDistances | LandmarkDistances = _stored(index, rows, self._name)
+        self.scale = self._space.scale
+        self.landmarks = getattr(self._space, "landmarks", None)
+
+    def _distances(self, kernel: DenseKernel | SparseKernel, roots: Tensor, index: Array) -> Array:
+        """Distances (M, N) from the points ``index``, infinite where there is no path."""
+        source = torch.from_numpy(index)
+        log_k = log_kernel(kernel.rows(source, self.time * self.dimension), roots, source)
+        self._log_diagonal = log_k.diagonal() if len(index) == self.size else log_diagonal(log_k, source)[0]
+        time, reach = torch.tensor(self.time, dtype=torch.float64), torch.tensor(self.reach, dtype=torch.float64)
+        found = varadhan(log_k, source, self._log_diagonal, time, reach)
+        joined = self._label[source][:, None] == self._label
+        beyond = float((found >= reach)[joined].double().mean())
+        if beyond:
+            self._warn(
+                f"{beyond:.1%} of the distances exceed the reach {self.reach:.3g} of time = {self.time:.3g}, and were "
+                f"replaced by it; raise time",
+            )
+        distances: Array = torch.where(joined, found, torch.inf).numpy()
+        return distances
+
+    @property
+    def size(self) -> int:
+        return len(self._label)
+
+    @property
+    def largest(self) -> float:
+        """The largest distance, before scaling."""
+        return self._space.largest
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the scale was set by `with_scale`."""
+        return self._space.fixed
+
+    def with_scale(self, scale: float) -> HeatDistances:
+        """The same distances divided by ``scale``, a constant."""
+        other = copy.copy(self)
+        other._space = self._space.with_scale(scale)
+        other.scale = other._space.scale
+        return other
+
+    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Measured:
+        """Scaled distances as an expression of the points, as in `traced_rows`."""
+        points = leaf.to(device)
+        if self.landmarks is None:
+            D = self.traced_rows(points, torch.arange(self.size)) / self.scale
+            return Measured(Traced(matrix=(D + D.T) / 2), growth_of(D.max()))
+        columns = self.traced_rows(points, self.landmarks).T / self.scale
+        factors = self.factors()
+        assert factors is not None
+        F, signs = differentiable_factors(columns, self.landmarks.to(device), factors[0].shape[1])
+        return Measured(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> HeatDistances:
+        other = copy.copy(self)
+        other._space, other._edges = self._space.to(device, dtype), self._edges.to(device)
+        other._label = self._label.to(device)
+        other.landmarks = None if self.landmarks is None else self.landmarks.to(device)
+        return other
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self._space.rows(index)
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        return self._space.factors()
+
+    def traced_rows(self, points: Tensor, sources: Tensor, time: Tensor | float | None = None) -> Tensor:
+        """Unscaled distances (M, N) in float64 from ``sources``, differentiable in points and time.
+
+        Parameters
+        ----------
+        points : (N, D) floating point tensor, on any device: where the points of this space are now. Its edges and its
+            dimension stay, their lengths follow.
+        sources : (M,) indices. With all N of them, the result is the matrix of distances.
+        time : t, a number or a tensor (), this space's by default.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For points, sources or a time that cannot be used.
+
+        Notes
+        -----
+        The gradient is that of the numbers returned, once. Where they end at the reach, and between parts without a
+        path, it is zero. Let sources cover the space to about sqrt(t), as `landmarks` do: k_jj of points that are far
+        from all of them follows their mean. Up to 2000 points take a dense eigendecomposition; beyond, sources run in
+        chunks, each again in the backward pass, so that one basis of at most 256 MiB is held at a time.
+        """
+        index = self._sources(points, sources)
+        edges = self._edges.to(points.device)
+        t = _time(self.time if time is None else time, points.device)
+        roots = edges.inverse_roots(edges.square_lengths(points.double()))
+        scaled = t * self.dimension
+        if self._given_steps is None:
+            with torch.no_grad():
+                n_steps = self._needed(largest_rate(edges, roots), float(t))
+        else:
+            n_steps = self.n_steps
+
+        def rows(some: Tensor, roots: Tensor, scaled: Tensor) -> Tensor:
+            return heat_rows(edges, roots, some, scaled, n_steps, traced=True)
+
+        parts = torch.split(index, max(1, BASIS_ENTRIES // (n_steps * self.size)))
+        if self.landmarks is None or 2 * n_steps > self.size:
+            K = dense_rows(edges, roots, index, scaled)
+        elif len(parts) == 1:
+            K = rows(index, roots, scaled)
+        else:
+            K = torch.cat([checkpoint(rows, part, roots, scaled, use_reentrant=False) for part in parts])
+        log_k = log_kernel(K, roots, index)
+        found = varadhan(log_k, index, self._diagonal(log_k, index), t, REACH * t.sqrt())
+        label = self._label.to(points.device)
+        return torch.where(label == label[index][:, None], found, UNREACHABLE * self.scale)
+
+    def _diagonal(self, log_k: Tensor, index: Tensor) -> Tensor:
+        """log k_jj (N,): what it is for this space, and the change of what the rows ``index`` of log k say of it."""
+        here = self._log_diagonal.to(log_k.device)
+        if len(torch.bincount(index).nonzero()) == self.size:
+            return here
+        with torch.no_grad():
+            roots = self._roots.to(log_k.device)
+            kernel = SparseKernel(self._edges.to(log_k.device), roots, self.n_steps)
+            before, near = log_diagonal(log_kernel(kernel.rows(index, self.time * self.dimension), roots, index), index)
+        return here + log_diagonal(log_k, index, near)[0] - before
+
+    def _sources(self, points: Tensor, sources: Tensor) -> Tensor:
+        """Checked indices on the device of the points."""
+        validate.instance("points", points, Tensor)
+        validate.instance("sources", sources, Tensor)
+        if points.ndim != 2 or len(points) != self.size or not points.is_floating_point():
+            raise ValueError(
+                f"points must be floating point (N, D) with N = {self.size}, got shape {tuple(points.shape)} of dtype "
+                f"{points.dtype}"
+            )
+        if not bool(torch.isfinite(points).all()):
+            raise ValueError("points must be finite, got NaN or infinite coordinates")
+        whole = not sources.is_floating_point() and not sources.is_complex() and sources.dtype != torch.bool
+        if sources.ndim != 1 or not whole or len(sources) == 0:
+            raise ValueError(f"sources must be indices (M,), got shape {tuple(sources.shape)} of dtype {sources.dtype}")
+        if int(sources.min()) < 0 or int(sources.max()) >= self.size:
+            span = f"[{int(sources.min())}, {int(sources.max())}]"
+            raise ValueError(f"sources must be indices in [0, {self.size}), got some in {span}")
+        return sources.to(points.device, torch.int64)
+
+    def _needed(self, largest: float, time: float) -> int:
+        return steps_for(largest, time * self.dimension, self.size)
+
+    def _warn(self, text: str) -> None:
+        warn_caller(f"{self._name}: {text}", PrecisionWarning)
+
+
+def _graph(value: Any, k: int | None, name: str | None) -> tuple[Any, str]:
+    """The graph that was given or that of the points, and what messages call it."""
+    if not hasattr(value, "tocsr"):
+        name = name or "points"
+        return neighbour_graph(validate.points(name, value), k, name), name
+    name = name or "graph"
+    if k is not None:
+        raise ValueError(f"k must be None where {name} is given instead of points, got {k}")
+    return validate_graph.graph(name, value), name
+
+
+def _square_lengths(graph: Any) -> Tensor:
+    """Squared lengths (E,) of the edges between different points, in the order of `edge_set`."""
+    row = np.repeat(np.arange(graph.shape[0]), np.diff(graph.indptr))
+    return torch.from_numpy(graph.data[graph.indices != row] ** 2)
+
+
+def _stored(index: Array, rows: Array, name: str) -> PrecomputedDistances | LandmarkDistances:
+    """The space of all distances, or of factors where ``rows`` (M, N) are those of landmarks."""
+    if len(index) < rows.shape[1]:
+        return LandmarkDistances.from_search(index, rows.T.copy(), name)
+    rows = (rows + rows.T) / 2
+    scale = positive_scale(float(rows.max(where=np.isfinite(rows), initial=0.0)))
+    if np.isinf(rows).any():
+        warn_unreachable(name)
+        fill_unreachable(rows, scale)
+    return PrecomputedDistances.stored_matrix(torch.from_numpy(rows / scale), scale)
+
+
+def _time(value: Tensor | float, device: torch.device) -> Tensor:
+    """The time as a float64 tensor (), with the gradient that it came with."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(validate.real("time", value, above=0.0), dtype=torch.float64, device=device)
+    if value.ndim != 0 or not value.is_floating_point():
+        raise ValueError(f"time must be a number or a floating point tensor (), got shape {tuple(value.shape)}")
+    validate.real("time", float(value.detach()), above=0.0)
+    return value.to(device, torch.float64)

@@ -1,0 +1,273 @@
+"""The heat kernel of a neighbour graph whose edges all conduct alike, and whose nodes' masses come from edge lengths.
+
+With edges i ~ j of length l_ij, G the graph's combinatorial Laplacian (unit conductances) and n a dimension,
+
+    m_i = sum_j (l_ij^2 + delta^2) / (2 n),    L = M^-1 G,    S = M^-1/2 G M^-1/2,    K = exp(-t S).
+
+One unit of time moves a walker of -L by a mean square of 2 n from anywhere, as Brownian motion in n dimensions: L
+approximates the Laplacian whatever the density of the points. On a surface m_i falls with the density, so that mass is
+spread evenly, as by diffusion maps with alpha = 1. delta, a tenth of the median length, keeps the rates of duplicates
+finite. Distances follow from Varadhan's formula d^2 = -4 t log k with k_ij = K_ij / sqrt(m_i m_j), normalised by k_ii.
+
+Sources: S. Varadhan, "On the behavior of the fundamental solution of the heat equation", 1967; R. Coifman and S. Lafon,
+"Diffusion maps", 2006; H. Tal-Ezer and R. Kosloff, 1984, for the Chebyshev coefficients that give the number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.kernels.sums import add_by_label
+from torchgw.linalg.krylov import bare_recurrence
+from torchgw.linalg.lanczos import matrix_function
+from torchgw.linalg.scalar_functions import Exponential
+from torchgw.runtime.refuse_double_backward import once
+from torchgw.types import Array
+
+SHORTEST = 0.1
+FLOOR = 1e-10
+TRUNCATION = 1e-15
+SPECTRUM_STEPS = 40
+SAFETY = 1.05
+BARE_ENTRIES = 2**22
+FIRST_DIMENSION = 2.0
+MARGIN = 1.2
+NEAREST_FITTED = 0.3
+JITTER = 1e-9
+ONCE = "heat distances have first derivatives only: differentiate them once, without create_graph=True"
+
+
+class _Symmetric(torch.autograd.Function):
+    """A constant symmetric sparse matrix times vectors."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, X: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        return matrix @ X
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, ctx.matrix @ grads[0]
+
+
+class _Exponential(torch.autograd.Function):
+    """exp(-t S) of a stored symmetric S; its derivative by divided differences, whatever the gaps of eigenvalues."""
+
+    @staticmethod
+    def forward(ctx: Any, S: Tensor, time: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(S)
+        ctx.save_for_backward(values, vectors, time)
+        found: Tensor = (vectors * torch.exp(-time * values)) @ vectors.T
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        values, vectors, time = ctx.saved_tensors
+        inner = vectors.T @ grads[0] @ vectors
+        weighed = Exponential().divided(values[:, None], values, time) * (inner + inner.T) / 2
+        of_time = -(inner.diagonal() * values * torch.exp(-time * values)).sum()
+        return (*once(ONCE, [vectors @ weighed @ vectors.T, of_time], (*grads, vectors)),)
+
+
+@dataclass(frozen=True)
+class EdgeSet:
+    """The edges of a graph without their lengths: both directions, (E,) each, and the Laplacian G as sparse CSR."""
+
+    row: Tensor
+    column: Tensor
+    laplacian: Tensor
+    shortest: float
+
+    def to(self, device: torch.device) -> EdgeSet:
+        moved = (self.row.to(device), self.column.to(device), self.laplacian.to(device))
+        return EdgeSet(*moved, self.shortest)
+
+    def square_lengths(self, points: Tensor) -> Tensor:
+        """Squared edge lengths (E,) between points (N, D)."""
+        return (points[self.row] - points[self.column]).square().sum(1)
+
+    def inverse_roots(self, square_lengths: Tensor) -> Tensor:
+        """(n m_i)^-1/2 for all nodes (N,)."""
+        mass = square_lengths.new_zeros(self.laplacian.shape[0])
+        return (add_by_label(mass, self.row, square_lengths + self.shortest**2) / 2).rsqrt()
+
+    def product(self, parameters: tuple[Tensor, ...], X: Tensor) -> Tensor:
+        """S X / n (N, M), where the one parameter is what `inverse_roots` gives."""
+        root = parameters[0][:, None]
+        result: Tensor = _Symmetric.apply(self.laplacian, root * X)  # type: ignore[no-untyped-call]
+        return root * result
+
+
+def edge_set(graph: Any) -> EdgeSet:
+    """The edges of a symmetric SciPy CSR graph with some positive length."""
+    n, degree = graph.shape[0], np.diff(graph.indptr)
+    row, column = np.repeat(np.arange(n), degree), graph.indices.astype(np.int64)
+    loops = np.flatnonzero(row == column)
+    row, column = np.delete(row, loops), np.delete(column, loops)
+    lengths = np.delete(graph.data, loops)
+    return EdgeSet(
+        torch.from_numpy(row),
+        torch.from_numpy(column),
+        _laplacian(n, row, column),
+        SHORTEST * float(np.median(lengths[lengths > 0])),
+    )
+
+
+def _laplacian(n: int, row: Any, column: Any) -> Tensor:
+    from scipy.sparse import csr_matrix, diags
+
+    adjacency = csr_matrix((np.ones(len(row)), (row, column)), shape=(n, n))
+    matrix = (diags(np.bincount(row, minlength=n).astype(np.float64)) - adjacency).tocsr()
+    matrix.sort_indices()
+    with warnings.catch_warnings():
+        about = "Sparse (CSR tensor support is in beta|invariant checks are implicitly disabled)"
+        warnings.filterwarnings("ignore", about, UserWarning)
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(matrix.indptr.astype(np.int64)),
+            torch.from_numpy(matrix.indices.astype(np.int64)),
+            torch.from_numpy(matrix.data),
+            size=(n, n),
+            check_invariants=False,
+        )
+
+
+def largest_rate(edges: EdgeSet, roots: Tensor) -> float:
+    """An estimate from above of the largest eigenvalue of S / n: the largest Ritz value, with five per cent added."""
+    start = torch.randn(len(roots), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(roots)
+    steps = min(SPECTRUM_STEPS, len(roots))
+    alphas, betas = bare_recurrence(edges.product, (roots,), start / torch.linalg.vector_norm(start), steps)
+    T = torch.diag(alphas[0]) + torch.diag(betas[0], 1) + torch.diag(betas[0], -1)
+    return SAFETY * float(torch.linalg.eigvalsh(T)[-1])
+
+
+def steps_for(largest: float, time: float, n: int) -> int:
+    """Steps after which exp(-time S) v misses less than 1e-15 |v|, for eigenvalues in [0, ``largest``].
+
+    The Chebyshev coefficients of the exponential are exp(-x) I_k(x) with x = time largest / 2; where they end, Lanczos
+    has converged. About 6 sqrt(time largest) of them.
+    """
+    from scipy.special import ive
+
+    half = time * largest / 2
+    order = np.arange(1, n + 1)
+    small = np.flatnonzero(ive(order, half) < TRUNCATION)
+    return int(order[small[0]]) if len(small) else n
+
+
+def delta_columns(index: Tensor, n: int) -> Tensor:
+    """Unit vectors (N, M) of the nodes ``index`` (M,), in float64."""
+    V = torch.zeros(n, len(index), dtype=torch.float64, device=index.device)
+    V[index, torch.arange(len(index), device=index.device)] = 1.0
+    return V
+
+
+def heat_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor, n_steps: int, traced: bool) -> Tensor:
+    """Rows K[index] (M, N) at ``time`` (), in units of the squared length over n."""
+    V = delta_columns(index, len(roots))
+    parameters, coefficients = (roots,), (time,)
+    return matrix_function(edges.product, parameters, V, Exponential(), n_steps, coefficients, reorthogonalise=traced).T
+
+
+def dense_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor) -> Tensor:
+    """The same from one eigendecomposition, O(N^3), differentiable.
+
+    Where Lanczos takes nearly as many steps as there are points, its last vectors are rounding, and its adjoint with
+    them.
+    """
+    S = roots[:, None] * edges.laplacian.to_dense() * roots
+    found: Tensor = _Exponential.apply((S + S.T) / 2, time)  # type: ignore[no-untyped-call]
+    return found[index]
+
+
+def log_kernel(K: Tensor, roots: Tensor, index: Tensor) -> Tensor:
+    """log(n k) (M, N) from the rows K[index]; what rounding made zero or negative is the smallest float."""
+    return torch.log(K.clamp(min=torch.finfo(K.dtype).tiny)) + roots[index].log()[:, None] + roots.log()
+
+
+def log_diagonal(log_k: Tensor, index: Tensor, near: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """log k_jj (N,) of all points from the rows ``index`` (L,) of log k, by Nystrom, and where that can be (N,).
+
+    The kernel is smooth, so its diagonal is known wherever one of these points is closer than about sqrt(t). Nystrom's
+    value is never above the true one. Where it is less than half of the mean over ``index`` with weights k_lj, that
+    mean stands in; ``near`` fixes the choice.
+    """
+    own = log_k[torch.arange(len(index), device=index.device), index]
+    R = (log_k[:, index] - (own[:, None] + own) / 2).exp()
+    R = (R + R.T) / 2 + JITTER * torch.eye(len(index), dtype=R.dtype, device=R.device)
+    features = torch.linalg.solve_triangular(torch.linalg.cholesky(R), (log_k - own[:, None] / 2).exp(), upper=False)
+    nystrom, mean = features.square().sum(0), (torch.softmax(log_k, 0) * own[:, None]).sum(0)
+    near = nystrom > 0.5 * mean.exp() if near is None else near
+    return torch.where(near, torch.where(near, nystrom, 1.0).log(), mean), near
+
+
+def varadhan(log_k: Tensor, index: Tensor, diagonal: Tensor, time: Tensor, reach: Tensor) -> Tensor:
+    """Distances (M, N) from the rows ``index`` of log k: at most ``reach``, from each source to itself zero.
+
+    Of log k_jj, ``diagonal`` (N,) is what is used for points that are no sources.
+    """
+    at = torch.arange(len(index), device=log_k.device)
+    own = log_k[at, index]
+    diagonal = diagonal.index_put((index,), own)
+    square = -4 * time * (log_k - (own[:, None] + diagonal) / 2)
+    inside = (square > 0) & (index[:, None] != torch.arange(log_k.shape[1], device=log_k.device))
+    distance = torch.where(inside, square, 1.0).sqrt()
+    return torch.where(inside, torch.minimum(distance, reach), 0.0)
+
+
+class DenseKernel:
+    """All of K from one eigendecomposition of S / n, O(N^3), for spaces of few points."""
+
+    def __init__(self, edges: EdgeSet, roots: Tensor) -> None:
+        S = roots[:, None] * edges.laplacian.to_dense() * roots
+        self._values, self._vectors = torch.linalg.eigh((S + S.T) / 2)
+
+    def rows(self, index: Tensor, time: float) -> Tensor:
+        found: Tensor = (self._vectors[index] * torch.exp(-time * self._values)) @ self._vectors.T
+        return found
+
+
+class SparseKernel:
+    """Rows of K by Lanczos, a few at a time; ``n_steps`` None takes what each time needs."""
+
+    def __init__(self, edges: EdgeSet, roots: Tensor, n_steps: int | None) -> None:
+        self._edges, self._roots, self._n_steps = edges, roots, n_steps
+        self._largest = largest_rate(edges, roots)
+
+    def rows(self, index: Tensor, time: float) -> Tensor:
+        n = len(self._roots)
+        n_steps = self._n_steps or steps_for(self._largest, time, n)
+        chunk = max(1, BARE_ENTRIES // max(n, n_steps**2))
+        t = torch.tensor(time, dtype=torch.float64, device=self._roots.device)
+        return torch.cat(
+            [heat_rows(self._edges, self._roots, part, t, n_steps, traced=False) for part in torch.split(index, chunk)]
+        )
+
+
+def fitted(kernel: DenseKernel | SparseKernel, probes: Array, paths: Array) -> tuple[float, float]:
+    """The dimension n, and the time at which points as far apart as any probes are just within reach.
+
+    ``paths`` (P, N) are shortest paths from the ``probes`` (P,). n makes the distances between probes agree with their
+    paths, in least squares over those of at least 0.3 of the longest. It depends on the time, so it is found twice.
+    """
+    reached = np.isfinite(paths)
+    longest = float(paths.max(where=reached, initial=0.0))
+    time = MARGIN * longest**2 / (-4 * math.log(FLOOR))
+    path = torch.from_numpy(np.ascontiguousarray(paths[:, probes]))
+    dimension = FIRST_DIMENSION
+    for _ in range(2):
+        K = kernel.rows(torch.from_numpy(probes), dimension * time)[:, probes]
+        ratio = K / (K.diagonal()[:, None] * K.diagonal()).sqrt()
+        use = (ratio > FLOOR) & (ratio < 1) & (path > NEAREST_FITTED * longest) & path.isfinite()
+        if not bool(use.any()):
+            break
+        far = path[use]
+        distance = (-4 * dimension * time * ratio[use].log()).sqrt()
+        dimension = float((distance * far).sum() / far.square().sum()) ** 2
+    return dimension, time

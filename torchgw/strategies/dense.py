@@ -1,0 +1,310 @@
+"""One solve, from providers to a feasible plan with its certificate: search, descent, finish, bounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin
+from torchgw.diagnostics.status import History, Status
+from torchgw.kernels.precision import loop_dtype, reach, unsafe
+from torchgw.objective.certify import certify_stored
+from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.sampler_state import NOTHING, recall
+from torchgw.options import GWOptions
+from torchgw.search.basins import find_basins, listed, sampled_energy
+from torchgw.search.guesses import from_product, sharp_starts
+from torchgw.search.problem import Candidate, Problem, make_gradient
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.scaling import feasible
+from torchgw.solvers.finish import finish
+from torchgw.solvers.fixed_point import Descent, descend
+from torchgw.solvers.frank_wolfe import column_dual, conditional_gradient
+from torchgw.solvers.inner import StoredInner
+from torchgw.solvers.newton import refined, relaxation_for, tightened
+from torchgw.solvers.sampled import Solution, solve
+from torchgw.solvers.solution import Outcome
+from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
+from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.representatives import Landmarks
+from torchgw.strategies.large_problem import Task
+
+ROUNDING_SLACK = 2.0
+SHARP_START = 2.5e-4  # of the largest squared distance, where annealing to zero begins
+SHARP_FALL = 0.2  # and how far it falls
+SHARP_RATIO = 0.5
+SHARP_STEPS = 4
+SHARP_PROGRESS = 1e-3
+SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
+SHARP_BASINS_PAIRS = 10_000
+PRODUCT_PAIRS = 1_000_000
+LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
+
+Refinement: TypeAlias = "tuple[ExactGradient | None, float | None]"
+Solver: TypeAlias = "Callable[[Problem, Start], Ended]"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A feasible plan (N, K), as a matrix and as a coupling; column potentials (K,) in units of cost, and base-2 ones
+    of the uncentred score of the last cost, with which ``end`` is where to go on from.
+
+    ``strain`` says why float32 could not carry the scores on the way, where it could not.
+    """
+
+    plan: Tensor
+    coupling: PotentialCoupling | DenseCoupling
+    dual: Tensor
+    g: Tensor
+    end: Start | None
+    moved: float
+    residual: float
+    energy: float
+    status: Status
+    strain: str | None
+    n_iter: int
+    n_iter_sinkhorn: int
+    history: History
+
+
+def run(task: Task) -> Outcome:
+    """Solve with a stored plan, on the device of the masses."""
+    began = time.perf_counter()
+    model, options, epsilon, spaces, exact = task.model, task.options, task.epsilon, task.spaces, task.exact
+    p, q = model.masses
+    dtype = loop_dtype(options.mixed_precision)
+    wide = [space.to(p.device, torch.float64) for space in spaces]
+    if exact:  # graph searches once, for both precisions
+        wide = [s if s.factors() is not None else PrecomputedDistances.of(s, p.device) for s in wide]
+    source, target = (space.to(p.device, dtype) for space in wide)
+    gradient = make_gradient(source, target, model, exact, options, task.generator)
+    kernel = task.kernels.stored
+    problem = Problem(
+        source,
+        target,
+        gradient,
+        model,
+        epsilon or SHARP_START * task.unit,
+        epsilon == 0,
+        kernel,
+        options,
+        task.generator,
+        task.watch,
+        task.unit,
+    )
+    candidates, reference = where_to_start(problem, task.init)
+    searched = time.perf_counter()
+    if epsilon == 0:
+        solver: Solver = partial(solve_sharply, wide=ExactGradient(wide[0], wide[1], p, q))
+    else:
+        wider = None if task.tol is None else ExactGradient(wide[0], wide[1], p, q, model.loss)
+        solver = partial(solve_smoothly, refinement=(wider, task.tol))
+    ended, candidates = solve_contenders(problem, candidates, solver)
+    solved = time.perf_counter()
+    value, values, certificate = certify_stored(
+        ended.plan, ended.dual, wide[0], wide[1], model, options, task.generator, task.unit
+    )
+    basins: tuple[Basin, ...] = ()
+    if reference is not None:
+        basins = listed(candidates, reference, problem.masses[0])
+    seconds = {
+        "search": searched - began,
+        "solve": solved - searched,
+        "finish": time.perf_counter() - solved,
+    }
+    stored = DenseCoupling(ended.plan)
+    return Outcome(
+        coupling=ended.coupling,
+        marginals=(stored.marginal(1), stored.marginal(0)),
+        gradient="exact" if exact else "sampled",
+        residual=ended.residual,
+        status=ended.status,
+        strain=ended.strain,
+        end=ended.end,
+        moved=ended.moved,
+        n_iter=ended.n_iter,
+        n_iter_sinkhorn=ended.n_iter_sinkhorn,
+        history=ended.history,
+        objective=value,
+        values=values,
+        certificate=certificate,
+        basins=basins,
+        seconds=seconds,
+    )
+
+
+def solve_contenders(problem: Problem, candidates: list[Candidate], solver: Solver) -> tuple[Ended, list[Candidate]]:
+    """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
+
+    Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
+    the best or the matching ambiguous. Small problems without entropy are solved from every candidate, and up to a
+    million pairs also from the product plan, so that no search is worth less than that.
+    """
+    best, others = candidates[0], candidates[1:]
+    near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
+    tied = [
+        c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + TINY * problem.unit
+    ]
+    pairs = len(problem.p) * len(problem.q)
+    small = problem.sharp and pairs <= SHARP_BASINS_PAIRS
+    contenders = [best, *(others if small or best.level == "given" else tied[:most])]
+    if problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
+        contenders += from_product(problem)
+    ends: list[Ended] = []
+    quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
+    for position, candidate in enumerate(contenders):
+        if position == 0 or not problem.watch.cut():
+            if position:  # anchors of another basin
+                recall(problem.gradient, NOTHING)
+            ends.append(problem.stage(f"solve-{position}", partial(solver, problem, candidate.start)))
+        problem = quiet
+    contenders = contenders[: len(ends)]
+    if len(ends) == 1 and not others:
+        return ends[0], candidates
+    settled = [
+        replace(c, energy=max(end.energy, 0.0), level="full", matching=end.plan.argmax(1))
+        for c, end in zip(contenders, ends, strict=True)
+    ]
+    order = sorted(range(len(ends)), key=lambda i: ends[i].energy)
+    rest = [c for c in others if all(c is not contender for contender in contenders)]
+    return ends[order[0]], [*(settled[i] for i in order), *rest]
+
+
+def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:
+    """What the user gave, else what the coarse stage found, the best first, else the product plan."""
+    return problem.stage("search", partial(_start, problem, init))
+
+
+def _start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:
+    log_p, log_q = (mass.log2() for mass in problem.masses)
+    if init is None and problem.options.coarse is not None:
+        return find_basins(problem, problem.options.coarse)
+    if init is None:
+        start = product_start(log_p, log_q)
+    elif init.is_floating_point() and problem.sharp:
+        return sharp_starts(problem, init.to(log_p.dtype), "given"), None
+    elif init.is_floating_point():
+        start = plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)
+    else:
+        start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.model)
+    if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
+        model, inner, watch = problem.model, problem.inner, problem.watch.aside()
+        solved = descend(problem.gradient, start, model, problem.epsilon, inner, problem.options, watch, max_iter=1)
+        start = solved.start()
+    return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
+
+
+def solve_smoothly(problem: Problem, start: Start, refinement: Refinement = (None, None)) -> Ended:
+    """The entropic optimum at ``problem.epsilon``, or its fixed point, for which float64 distances and a tolerance are
+    given."""
+    model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernel
+    watch = problem.watch
+    if problem.exact:
+        arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
+        solution = descend(*arguments, resolved=True).released()
+    else:
+        solution = solve(problem.gradient, start, model, epsilon, kernel, options, watch)
+    (quadratic, tol), moved = refinement, 0.0
+    if quadratic is not None and tol is not None:
+        solution, options, moved = _refined(problem, solution, quadratic, tol)
+    inner = options.sinkhorn
+    if watch.cut():  # rounding makes any plan feasible
+        inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
+    last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, inner)
+    # The plan decides, not the potentials: where they are too large to move, their differences vanish.
+    settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
+    energy = solution.history.cost[-1]
+    if not problem.exact and not model.plain:  # the loop watches its linear problem
+        energy = sampled_energy(problem, DenseCoupling(last.plan))
+    return Ended(
+        plan=last.plan,
+        coupling=last.coupling,
+        dual=column_dual(solution.cost, last.g, model.q, epsilon),
+        g=last.g,
+        end=Start(solution.cost.to(torch.float64), last.f, last.g, epsilon),
+        moved=moved,
+        residual=last.residual,
+        energy=energy,
+        status=solution.status if settled or solution.status is Status.CANCELLED else Status.MARGINALS,
+        strain=strained(solution.cost, epsilon, options),
+        n_iter=solution.n_iter,
+        n_iter_sinkhorn=solution.n_iter_sinkhorn + last.n_iter,
+        history=solution.history,
+    )
+
+
+def _refined(
+    problem: Problem, solution: Solution, quadratic: ExactGradient, tol: float
+) -> tuple[Solution, GWOptions, float]:
+    """The fixed point near a solution, the options that it was solved with, and how far it still moved."""
+    model, epsilon = problem.model, problem.epsilon
+    start = Start(solution.cost.to(torch.float64), solution.f.to(torch.float64), solution.g.to(torch.float64), epsilon)
+    relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), model)
+    options = tightened(problem.options, tol, relaxation)
+    inner = StoredInner(problem.kernel, model, options.sinkhorn)
+    found = refined(quadratic, start, model, inner, options, problem.watch, solution.history)
+    done = found.released()
+    counts = solution.n_iter + done.n_iter, solution.n_iter_sinkhorn + done.n_iter_sinkhorn
+    return replace(done, n_iter=counts[0], n_iter_sinkhorn=counts[1]), options, found.moved
+
+
+def strained(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
+    """Why float32 could not carry the scores that the loop worked on, or None."""
+    if not options.mixed_precision:
+        return None
+    A, B = cost.centred()[0].balanced_score(epsilon)
+    return unsafe(reach(A, B), A.shape[1])
+
+
+def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Ended:
+    """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients.
+
+    They begin from the plan of a start that brings one, and annealing only finds potentials."""
+    p, q, epsilon, limit = problem.p, problem.q, problem.epsilon, problem.options.stopping.max_iter
+    steps = SHARP_STEPS if start.plan is None else 1
+    now, step = _annealed(problem, start, epsilon, History(), 0, steps), 1
+    while (
+        start.plan is None and epsilon > SHARP_FALL * problem.epsilon and now.n_iter < limit and not problem.watch.cut()
+    ):
+        before, epsilon = now.history.cost[-1], epsilon * SHARP_RATIO
+        now = now.followed_by(_annealed(problem, now.start(), epsilon, now.history, step))
+        step += 1
+        if now.history.cost[-1] > (1 - SHARP_PROGRESS) * before:
+            break
+    plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
+    dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
+    least = torch.finfo(p.dtype).eps * problem.unit
+    more = max(limit - now.n_iter, 1)
+    sharp = conditional_gradient(wide, plan, p, q, dual, now.history, problem.watch, more, least)
+    return Ended(
+        plan=sharp.plan,
+        coupling=DenseCoupling(sharp.plan),
+        dual=sharp.dual,
+        g=now.g,
+        end=None,
+        moved=0.0,
+        residual=0.0,
+        energy=sharp.value,
+        status=sharp.status,
+        strain=strained(now.cost, epsilon, problem.options),
+        n_iter=now.n_iter + sharp.n_iter,
+        n_iter_sinkhorn=now.n_iter_sinkhorn,
+        history=now.history,
+    )
+
+
+def _annealed(
+    problem: Problem, start: Start, epsilon: float, history: History, step: int, steps: int = SHARP_STEPS
+) -> Descent:
+    """A few iterations at one epsilon of the sharp end's ladder."""
+    steps = min(steps, problem.options.stopping.max_iter - len(history.iteration))
+    arguments = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch
+    whole = partial(descend, *arguments, max_iter=steps, history=history)
+    return problem.watch.stage(f"anneal-{step}", whole)

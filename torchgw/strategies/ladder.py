@@ -1,0 +1,287 @@
+"""Large problems, climbed in resolution until the marginals hold at full size.
+
+    cells of the distances' factors, ~1000        the search, the descent: the whole small problem
+      |  gradient of its plan on all points, compressed; potentials solved for THAT gradient on the cells
+      v
+    f_i = log p_i - log sum over cells, g_j alike one half-step of every point against the cells, O((N + K) n)
+      |  marginal residual at full size, from sampled rows and columns
+      v
+    small enough?  else four times as many cells, cut by how differently points see the other space, ... , all points
+
+Replaced by means of factors, cells are quadrature nodes of second order, so few suffice. Potentials are lifted only
+after they were solved for the very gradient that they are lifted with: otherwise a small change of the gradient,
+divided by epsilon, shows up whole in the marginals.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.diagnostics.evidence import Rung
+from torchgw.diagnostics.status import History, Status
+from torchgw.kernels.sampling import draw
+from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.linearise import gradient_of
+from torchgw.objective.model import Model
+from torchgw.options import SinkhornOptions
+from torchgw.persist.watch import Watch
+from torchgw.runtime.threads import threads_for
+from torchgw.search.coarsen import CellSpace
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.score import FactoredScore, factored_score
+from torchgw.sinkhorn.sides import Side
+from torchgw.solvers.fixed_point import Descent, descend
+from torchgw.solvers.inner import Inner, Linear, StoredInner, StreamedInner
+from torchgw.solvers.warm_start import Start
+from torchgw.strategies.first_rung import FirstRung
+from torchgw.strategies.large_problem import STORED_CELLS, Large, cells_of, cost_on_points
+
+logger = logging.getLogger("torchgw")
+
+GROWTH = 4
+LOOSE = 1e-3  # marginal tolerance from which on gradients of stored rungs do
+LEFT = 0.25  # share of it that larger rungs may leave unsolved
+SURE = 2.0  # standard errors of the residual that the tolerance must leave room for
+SAMPLED_POINTS = 1000
+FLOAT32_RESIDUAL = 5e-5
+ROW_ELEMENTS = 2**22
+SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
+
+
+@dataclass(frozen=True)
+class Step:
+    """A solved rung: cost and score on all points, cells, and potentials (n,), (n',) of the score's cell means."""
+
+    cost: FactoredCost
+    score: FactoredScore
+    x: CellSpace
+    y: CellSpace
+    linear: Linear
+    f: Tensor
+    g: Tensor
+    n_iter: int
+
+    @property
+    def A(self) -> Tensor:
+        return self.linear.A
+
+    @property
+    def B(self) -> Tensor:
+        return self.linear.B
+
+    def sides(self, model: Model) -> tuple[Side, Side]:
+        """Sides of all points, in the gauge of the score."""
+        (a, b), score = self.cost.offsets(self.score.epsilon), self.score
+        return model.sides_of(model.p.log2(), model.q.log2(), score.epsilon, a - score.row, b - score.column)
+
+
+Lifted: TypeAlias = tuple[FactoredScore, Tensor, Tensor]
+"""A score and the potentials of all points."""
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """Where the climb ended: cost, score and base-2 potentials of the score on all points, float64.
+
+    ``exact`` says that the cost is the gradient of a plan, not a sample of it.
+    """
+
+    cost: FactoredCost
+    score: FactoredScore
+    f: Tensor
+    g: Tensor
+    rungs: tuple[Rung, ...]
+    status: Status
+    n_iter: int
+    n_iter_sinkhorn: int
+    exact: bool
+    history: History
+
+
+def climb(rung: FirstRung, watch: Watch) -> Climbed:
+    """From the solved first rung to all points."""
+    began = time.perf_counter()
+    large, x, y, ended, history = rung.large, rung.x, rung.y, rung.ended, rung.ended.history
+    status, n_iter, n_inner, seconds = ended.status, ended.n_iter, ended.n_iter_sinkhorn, rung.seconds
+    rungs: list[Rung] = []
+    exact, last, before = large.x.exact and large.y.exact, None, watch.restored()
+    if before is None:
+        cost = cost_on_points(large, DenseCoupling(ended.plan.to(x.means.dtype)), x, y)
+        step = _solved(large, cost, x, y, ended.g)
+    else:
+        step, last, rungs, exact, status, n_iter, n_inner, seconds, entries = before
+        history.go_on_from(entries)
+    while True:
+        where = step, last, rungs, exact, status, n_iter, n_inner, seconds + time.perf_counter() - began
+        stopped = watch.pause(lambda: (*where, history))  # noqa: B023 - called at once
+        f, g = lifted(large, step)
+        residual, error = measured(large, step, f, g)
+        if not large.model.fixed and not _complete(large, step):
+            residual = max(residual, _changed(large, last, (step.score, f, g)))
+            last = step.score, f, g
+        n_inner += step.n_iter
+        seconds += time.perf_counter() - began
+        rungs.append(
+            Rung(
+                cells=(step.x.cells.count, step.y.cells.count),
+                residual=residual,
+                residual_error=error,
+                n_iter=n_iter - sum(rung.n_iter for rung in rungs),
+                n_iter_sinkhorn=n_inner - sum(rung.n_iter_sinkhorn for rung in rungs),
+                seconds=seconds,
+            )
+        )
+        logger.info("ladder: %s", rungs[-1])
+        reached = residual + SURE * error <= large.options.ladder.marginal_tol or _complete(large, step)
+        if reached or stopped:
+            status = status if reached else Status.CANCELLED
+            return Climbed(step.cost, step.score, f, g, tuple(rungs), status, n_iter, n_inner, exact, history)
+        began, seconds = time.perf_counter(), 0.0
+        step, done = _next(large, step, history, watch, len(rungs))
+        if done is not None:
+            exact = exact or _complete(large, step)
+            status, n_iter, n_inner = done.status, n_iter + done.n_iter, n_inner + done.n_iter_sinkhorn
+
+
+def lifted(large: Large, step: Step) -> tuple[Tensor, Tensor]:
+    """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells."""
+    if _complete(large, step):
+        return step.f[step.x.cells.label].double(), step.g[step.y.cells.label].double()
+    score, kernel = step.score, large.kernels.streamed
+    row, column = step.sides(large.model)
+    f = row.potential(kernel.on(score.A, step.B).softmin(step.g, 1).double())
+    g = column.potential(kernel.on(step.A, score.B).softmin(step.f, 0).double())
+    return f, g
+
+
+def measured(large: Large, step: Step, f: Tensor, g: Tensor) -> tuple[float, float]:
+    """The larger L1 marginal error of the plan at full size and its standard error, from sampled rows and columns.
+
+    Of a relaxed marginal, the change that another half-step would make. Every point where there are few. O((N + K) r)
+    for each of the 1000 points of either side.
+    """
+    A, B, kernel, dtype = step.score.A, step.score.B, large.kernels.streamed, step.score.A.dtype
+    found = []
+    for axis, side, own, other in zip((1, 0), step.sides(large.model), (f, g), (g, f), strict=True):
+        mass = side.log_mass.exp2()
+        total, every = mass.sum(), len(mass) <= SAMPLED_POINTS
+        index = torch.nonzero(mass > 0)[:, 0] if every else draw(mass, SAMPLED_POINTS, large.generator)
+        bound = kernel.on(A[index], B) if axis == 1 else kernel.on(A, B[index])
+        sums = own[index] + bound.softmin(other.to(dtype), axis).double()
+        weight = mass[index] if every else total.expand(len(index)) / len(index)
+        wanted = side.at(index).reached(sums - own[index], weight)
+        off = weight * ((sums - mass[index].log2()).exp2() - wanted / mass[index]).abs()
+        found.append((float(off.sum()), 0.0 if every else float(off.std()) * SAMPLED_POINTS**0.5))
+    return max(found)
+
+
+def _changed(large: Large, last: Lifted | None, now: Lifted) -> float:
+    """How much of the plan has moved since the last rung, by rows of up to 1000 points; infinite on the first.
+
+    Relaxed marginals are no test of a cost: the plan follows it wherever that leads.
+    """
+    if last is None:
+        return float("inf")
+    p, k = large.p, len(large.q)
+    few = len(p) <= SAMPLED_POINTS
+    index = torch.nonzero(p > 0)[:, 0] if few else draw(p, SAMPLED_POINTS, large.generator)
+    weight = torch.ones_like(p[index]) if few else p.sum() / len(index) / p[index]
+    total = p.new_zeros(())
+    step = max(1, ROW_ELEMENTS // k)
+    for part, scale in zip(torch.split(index, step), torch.split(weight, step), strict=True):
+        one, other = (
+            (score.A[part] @ score.B.T).double().add_(f[part, None]).add_(g).exp2_() for score, f, g in (last, now)
+        )
+        total += scale @ (one - other).abs().sum(1)
+    return float(total)
+
+
+def _next(large: Large, step: Step, history: History, watch: Watch, rung: int) -> tuple[Step, Descent | None]:
+    """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
+    old, epsilon = step.score, large.epsilon
+    x = cells_of(large, large.x, old.A, GROWTH * step.x.cells.count)
+    y = cells_of(large, large.y, old.B, GROWTH * step.y.cells.count)
+    model = large.model.on_cells(x.cells, y.cells)
+    last, kernel = _linear(large, step.cost, old, x, y), large.kernels.streamed
+    f = last.row.potential(kernel.on(last.A, step.B).softmin(step.g, 1))
+    g = last.column.potential(kernel.on(step.A, last.B).softmin(step.f, 0))
+    f = f - x.cells.means(old.row[:, None], large.p)[:, 0].to(f.dtype)
+    g = g - y.cells.means(old.column[:, None], large.q)[:, 0].to(g.dtype)
+    complete = x.cells.count == len(large.p) and y.cells.count == len(large.q)
+    exact, stored = large.x.exact and large.y.exact, _stored(large, x, y)
+    loose = large.options.ladder.marginal_tol >= LOOSE
+    # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
+    # they are exact, or where all points are few.
+    if x.space is None or y.space is None or not (stored or (not loose and (exact or complete))):
+        return _solved(large, step.cost, x, y, g), None
+    cost = large.model.between(step.cost, x.cells, y.cells)
+    assert cost is not None
+    dtype = cost.U.dtype
+    p, q = (mass.to(dtype) for mass in model.masses)
+    gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
+    inner = _inner(large, x, y, replace(large.options.sinkhorn, tol=large.tolerance))
+    start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
+    arguments = gradient, start, model, epsilon, inner, large.options, watch
+    done = watch.stage(f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
+    history.go_on_from(done.history)
+    if complete:
+        cost = gradient(done.coupling, p).taken(x.cells.label, y.cells.label)
+    else:
+        cost = cost_on_points(large, done.coupling, x, y)
+    return _solved(large, cost, x, y, done.g), done
+
+
+def _solved(large: Large, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> Step:
+    """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
+    tight = large.tolerance < FLOAT32_RESIDUAL
+    score = factored_score(
+        cost, large.p, large.q, large.epsilon, SCORE_SHARE * large.options.ladder.marginal_tol, wide=tight
+    )
+    linear = _linear(large, cost, score, x, y)
+    A, B = linear.A, linear.B
+    g = g.to(A.dtype) + y.cells.means(score.column[:, None], large.q)[:, 0].to(A.dtype)
+    f = linear.row.potential(large.kernels.streamed.on(A, B).softmin(g, 1))
+    inner = large.options.sinkhorn
+    # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
+    tol = large.tolerance if _stored(large, x, y) else max(large.tolerance, LEFT * large.options.ladder.marginal_tol)
+    last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
+    with threads_for(x.cells.count * y.cells.count):
+        state = _inner(large, x, y, last).potentials(linear, f, g)
+    return Step(cost, score, x, y, linear, state.f, state.g, state.n_iter)
+
+
+def _linear(large: Large, cost: FactoredCost, score: FactoredScore, x: CellSpace, y: CellSpace) -> Linear:
+    """The linear problem between cells, for the score of this cost on all points."""
+    model, dtype = large.model.on_cells(x.cells, y.cells), score.A.dtype
+    a, b = cost.offsets(score.epsilon)
+    ends = ((x.cells, a - score.row, large.p), (y.cells, b - score.column, large.q))
+    offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in ends]
+    log_p, log_q = (mass.log2().to(dtype) for mass in model.masses)
+    row, column = model.sides_of(log_p, log_q, score.epsilon, *offsets)
+    return Linear(x.cells.means(score.A, large.p), y.cells.means(score.B, large.q), row, column)
+
+
+def _complete(large: Large, step: Step) -> bool:
+    """Whether the rung had all points."""
+    return step.x.cells.count == len(large.p) and step.y.cells.count == len(large.q)
+
+
+def _stored(large: Large, x: CellSpace, y: CellSpace) -> bool:
+    """Whether plans between these cells are stored; those between all points never are."""
+    complete = x.cells.count == len(large.p) and y.cells.count == len(large.q)
+    return x.cells.count * y.cells.count <= STORED_CELLS**2 and not complete
+
+
+def _inner(large: Large, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:
+    model = large.model.on_cells(x.cells, y.cells)
+    if _stored(large, x, y):
+        return StoredInner(large.kernels.stored, model, options)
+    return StreamedInner(large.kernels.streamed, large.kernels.tiled, model, options, large.options.ladder.omitted)

@@ -1,0 +1,98 @@
+"""Where the points of the two spaces are drawn: in two or three coordinates each.
+
+Points with up to three coordinates are drawn where they are; of others, the two principal components. A space that was
+given by distances is laid out by landmark multidimensional scaling (de Silva, Tenenbaum 2004): classical scaling of
+L landmarks, and every point placed by its squared distances to them,
+
+    B = -J D2_LL J / 2 = V diag(l) V^T,    x_i = -diag(l)^(-1/2) V^T (D2_Li - mean D2_LL) / 2
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from torchgw import validate
+from torchgw.kernels.sampling import make_generator
+from torchgw.spaces.out_of_sample import Known
+from torchgw.types import Array, DistanceProvider
+
+N_LANDMARKS = 200
+MOST = 3  # coordinates that are drawn as they are
+FLAT = 1e-9  # of the largest eigenvalue: below it there is no direction
+
+
+class Placed(Protocol):
+    """What a layout asks of a result."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def known(self) -> tuple[Known, Known] | None: ...
+
+
+def both(result: Placed, X: Any = None, Y: Any = None) -> tuple[Array, Array]:
+    """Coordinates to draw the source (N, 2 or 3) and the target (K, 2 or 3) of a result at.
+
+    Raises
+    ------
+    ValueError
+        For points whose number is not that of the result, and without points for a result that was read from a file.
+    """
+    return side(result, 0, X), side(result, 1, Y)
+
+
+def side(result: Placed, which: int, points: Any = None) -> Array:
+    """Coordinates of the source (``which`` 0) or the target (1): of ``points`` if given, else of those aligned."""
+    name = "XY"[which]
+    if points is None:
+        return _of_known(result, which)
+    found = validate.points(name, points)
+    if len(found) != result.shape[which]:
+        raise ValueError(f"{name} must have {result.shape[which]} rows, as the result has, got shape {found.shape}")
+    return of_points(found)
+
+
+def _of_known(result: Placed, which: int) -> Array:
+    if result.known is None:
+        name = "XY"[which]
+        raise ValueError(f"a result that was read from a file keeps no points, so pass {name}= to say where to draw it")
+    known = result.known[which]
+    if known.points is None and not bool(known.space.rows(torch.tensor([0])).any()):
+        name = "XY"[which]
+        raise ValueError(
+            f"a linear problem has no distances to lay points out by, so pass {name}= to say where they are"
+        )
+    return of_distances(known.space) if known.points is None else of_points(known.points)
+
+
+def of_points(points: Array) -> Array:
+    """The points (N, d) themselves where d is 2 or 3, a line as (N, 2), else two principal components (N, 2)."""
+    if points.shape[1] == 1:
+        return np.column_stack((points, np.zeros(len(points))))
+    if points.shape[1] <= MOST:
+        return points
+    from sklearn.decomposition import PCA
+
+    found: Array = PCA(2, random_state=0).fit_transform(points)
+    return found
+
+
+def of_distances(space: DistanceProvider) -> Array:
+    """Two coordinates (N, 2) whose distances resemble those of the space; O(N L) for L = 200 landmarks."""
+    n = space.size
+    chosen = torch.randperm(n, generator=make_generator(0, torch.device("cpu")))[:N_LANDMARKS]
+    squared = space.rows(chosen).double().cpu().square()
+    between = squared[:, chosen]
+    mean = between.mean(1)
+    centred = -0.5 * (between - mean - mean[:, None] + mean.mean())
+    values, vectors = torch.linalg.eigh(centred)
+    axes = vectors[:, -2:].flip(1)
+    lengths = values[-2:].flip(0)
+    spread = lengths > FLAT * lengths[0]  # a line has one direction; the other would be rounding
+    scaled = torch.where(spread, lengths, 1.0).rsqrt() * spread
+    found: Array = (-0.5 * (squared - mean[:, None]).T @ axes * scaled).numpy()
+    return found
