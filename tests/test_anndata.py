@@ -224,7 +224,7 @@ def test_representations_are_taken_by_name(
             np.testing.assert_array_equal(points, cell.X.toarray() if name == "X" else cell.obsm[name])
         raise Taken
 
-    monkeypatch.setattr(cells, "gw_align", take)
+    monkeypatch.setattr("torchgw.anndata.cells.gw_align", take)
     with pytest.raises(Taken):
         cells.align(*given, use_rep=use_rep)
 
@@ -237,7 +237,7 @@ def test_coordinates_are_read_from_any_storage(
     points = a.obsm["X_pca"].astype(np.float64)
     a.obsm["X_other"] = storage(pd.DataFrame(points, index=a.obs_names) if storage is pd.DataFrame else points)
     seen = []
-    monkeypatch.setattr(cells, "gw_align", lambda X, Y, **_: seen.append(X) or 1 / 0)
+    monkeypatch.setattr("torchgw.anndata.cells.gw_align", lambda X, Y, **_: seen.append(X) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cells.align(a, b, use_rep=("X_other", "X_pca"))
     np.testing.assert_array_equal(seen[0], points)

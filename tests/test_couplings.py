@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.problems import dense_coupling, potential_coupling, random_masses, tiled_coupling
+from torchgw.couplings import blocks as couplings
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.couplings.blocks import blocks as couplings
 from torchgw.sinkhorn.rounding import round_to_marginals
 from torchgw.types import Coupling
 

@@ -15,8 +15,8 @@ from torch import Tensor
 import torchgw
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces.graph import neighbour_graph
+from torchgw.spaces.heat import distances as heat
 from torchgw.spaces.heat.distances import HeatDistances
-from torchgw.spaces.heat.distances import distances as heat
 from torchgw.spaces.heat.kernel import DenseKernel, SparseKernel, edge_set, log_diagonal, log_kernel, steps_for
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances

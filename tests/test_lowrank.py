@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.problems import gw_by_enumeration, linearised_cost, random_distances, random_masses
 from torchgw import GWOptions, gw_align
-from torchgw.couplings.blocks import blocks as couplings
+from torchgw.couplings import blocks as couplings
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.options import LowRankOptions

@@ -57,18 +57,18 @@ from torchgw.types import (
 
 if TYPE_CHECKING:
     from torchgw import anndata, plot
-    from torchgw.embedding.joint import JointEmbedding, joint_embedding
+    from torchgw.embedding import JointEmbedding, joint_embedding
     from torchgw.estimator import GromovWasserstein
     from torchgw.pairwise import PairwiseResult, gw_neighbours, gw_pairwise
 
 # What needs scikit-learn, matplotlib, pandas or joblib is imported when it is first asked for.
 LATER = {
     "GromovWasserstein": "torchgw.estimator",
-    "JointEmbedding": "torchgw.embedding.joint",
+    "JointEmbedding": "torchgw.embedding",
     "PairwiseResult": "torchgw.pairwise",
     "gw_neighbours": "torchgw.pairwise",
     "gw_pairwise": "torchgw.pairwise",
-    "joint_embedding": "torchgw.embedding.joint",
+    "joint_embedding": "torchgw.embedding",
 }
 
 __all__ = [

@@ -314,7 +314,3 @@ def _record(result: GWResult, taken: tuple[str, str], names: list[str], keywords
         "backend": result.backend,
         "versions": {"torchgw": __version__, "torch": str(torch.__version__)},
     }
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
