@@ -15,7 +15,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.datasets import make_spiral
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.objective import bounds as bounds_module
-from torchgw.objective.bounds import first_bound, partial_stationarity, second_bound, stationarity
+from torchgw.objective.bounds import consistent_bound, first_bound, frank_wolfe_gap, second_bound
 from torchgw.objective.gradient import ExactGradient
 from torchgw.sinkhorn.costs import FactoredCost
 
@@ -96,11 +96,32 @@ def test_the_gap_is_that_of_the_linear_program_for_optimal_duals(seed: int) -> N
             sums[[i, 6 + j], i * 7 + j] = 1
     program = linprog(C.ravel(), A_eq=sums, b_eq=np.concatenate((p, q)))
     exact = 2 * ((C * T).sum() - program.fun)
-    found = stationarity(cost, torch.from_numpy(T), P, Q, torch.from_numpy(program.eqlin.marginals[6:].copy()))
-    assert found.value == pytest.approx((C * T).sum(), rel=1e-12)
-    assert found.gap == pytest.approx(exact, abs=1e-9)
-    loose = stationarity(cost, torch.from_numpy(T), P, Q, torch.zeros(7, dtype=torch.float64))
-    assert loose.gap >= exact - 1e-12
+    value, dual = (C * T).sum(), torch.from_numpy(program.eqlin.marginals[6:].copy())
+    for seen in (cost, cost.rows(slice(None))):
+        assert float(frank_wolfe_gap(value, seen, P, Q, dual)) == pytest.approx(exact, abs=1e-9)
+    zero = torch.zeros(7, dtype=torch.float64)
+    loose = float(frank_wolfe_gap(value, cost, P, Q, zero))
+    assert loose >= exact - 1e-12
+    bound, better = consistent_bound(cost.rows(slice(None)), P, Q, zero)
+    assert value - loose / 2 <= float(bound) <= program.fun + 1e-12
+    assert float(frank_wolfe_gap(value, cost, P, Q, better)) == pytest.approx(2 * (value - float(bound)), abs=1e-12)
+
+
+def test_gaps_of_a_batch_are_those_of_its_problems_without_the_points_that_fill_it_up() -> None:
+    rng = np.random.default_rng(0)
+    sizes, costs = ((6, 7), (4, 5)), torch.full((2, 6, 7), -9.0, dtype=torch.float64)
+    p, q = torch.zeros(2, 6, dtype=torch.float64), torch.zeros(2, 7, dtype=torch.float64)
+    for row, (n, k) in enumerate(sizes):
+        costs[row, :n, :k] = torch.from_numpy(rng.uniform(size=(n, k)))
+        p[row, :n], q[row, :k] = (torch.from_numpy(random_masses(size, rng)) for size in (n, k))
+    dual = torch.from_numpy(rng.uniform(size=(2, 7)))
+    gaps, bounds = frank_wolfe_gap(1.0, costs, p, q, dual), consistent_bound(costs, p, q, dual)[0]
+    partial = frank_wolfe_gap(1.0, costs, p, q, dual, 0.6)
+    for row, (n, k) in enumerate(sizes):
+        own = costs[row, :n, :k], p[row, :n], q[row, :k], dual[row, :k]
+        assert float(gaps[row]) == pytest.approx(float(frank_wolfe_gap(1.0, *own)), rel=1e-12)
+        assert float(partial[row]) == pytest.approx(float(frank_wolfe_gap(1.0, *own, 0.6)), rel=1e-12)
+        assert float(bounds[row]) == pytest.approx(float(consistent_bound(*own)[0]), rel=1e-12)
 
 
 def test_a_certificate_belongs_to_its_value_and_scales_with_it() -> None:
@@ -164,12 +185,11 @@ def test_the_gap_of_a_partial_plan_reaches_below_the_cheapest_one(seed: int) -> 
     p, q = random_masses(n, rng), random_masses(k, rng)
     sums = np.concatenate((np.kron(np.eye(n), np.ones(k)), np.kron(np.ones(n), np.eye(k))))
     best = linprog(C.ravel(), A_ub=sums, b_ub=np.concatenate((p, q)), A_eq=np.ones((1, n * k)), b_eq=[total])
-    cost, plan = FactoredCost.stored(torch.from_numpy(C)), torch.from_numpy(total * np.outer(p, q))
+    cost, value = FactoredCost.stored(torch.from_numpy(C)), total * float((C * np.outer(p, q)).sum())
     masses = torch.from_numpy(p), torch.from_numpy(q)
 
     def lowest(prices: np.ndarray) -> float:
-        found = partial_stationarity(cost, plan, *masses, torch.from_numpy(prices), total)
-        return found.value - found.gap / 2
+        return value - float(frank_wolfe_gap(value, cost, *masses, torch.from_numpy(prices), total)) / 2
 
     assert max(lowest(-rng.uniform(size=k)) for _ in range(20)) <= best.fun + 1e-12
     assert lowest(best.ineqlin.marginals[n:]) == pytest.approx(best.fun, abs=1e-9)

@@ -1,12 +1,15 @@
-"""What can be said of a plan for certain: its value, its Frank-Wolfe gap, and lower bounds on every plan's value.
+"""What can be said of a plan for certain: its Frank-Wolfe gap, and lower bounds on every plan's value.
 
 With C the linearised cost of T, the gradient of the objective is 2 C, so T can be improved to first order by at most
 
-    gap = 2 (<C, T> - min over plans S of <C, S>)   <=   2 (<C, T> - p . a - q . b)
+    gap = 2 (<C, T> - min over plans S of <C, S>)   <=   2 (<C, T> - p . a - q . b),   a_i = min_j (C_ij - b_j),
 
-for any dual potentials a_i = min_j (C_ij - b_j). The lower bounds are Memoli's first (the points' root mean square
-distances, transported in one dimension) and second (all distances, likewise). The second bins the distances with width
-h and subtracts h from the Wasserstein distance, so it stays a bound.
+for any column potentials b: a is their c-transform, so a_i + b_j <= C_ij. Plans of mass m whose marginals are only
+bounded, by p and q, cost at least q . b plus the cheapest m of the rows' masses at the prices a, for b <= 0.
+
+The lower bounds are Memoli's first (the points' root mean square distances, transported in one dimension) and second
+(all distances, likewise). The second bins the distances with width h and subtracts h from the Wasserstein distance, so
+it stays a bound.
 
 Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex objectives", 2016; F. Memoli,
 "Gromov-Wasserstein distances and the metric approach to object matching", 2011, section 6.
@@ -14,67 +17,81 @@ Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex obje
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.sums import add_by_label, inner, running
+from torchgw.kernels.sums import add_by_label, running
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Array, DistanceProvider
 
 N_BINS = 2**14
 MOST_PAIRS = 2.5e7
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+FEWEST_ROWS = 16  # of a block: each reads all column factors
 
 
-class Stationarity(NamedTuple):
-    """<C, T>, and the Frank-Wolfe gap bounded by dual potentials."""
+def c_transform(cost: Tensor | FactoredCost, potential: Tensor, mass: Tensor) -> Tensor:
+    """Row potentials a_i = min_j (C_ij - b_j), (..., N), of column potentials b (..., K).
 
-    value: float
-    gap: float
-
-
-def stationarity(cost: FactoredCost, plan: Tensor, p: Tensor, q: Tensor, column_dual: Tensor) -> Stationarity:
-    """One pass over the plan (N, K) and its own linearised cost, all in float64.
-
-    ``column_dual`` (K,) may be anything; the better it is, the tighter the gap. Columns without mass are left out.
+    Costs (..., N, K) are stored, or factored and read in blocks of rows. Columns without ``mass`` (..., K) are left
+    out. The transform of a transposed cost and of row potentials gives column potentials.
     """
-    dual = torch.where(q > 0, column_dual, -torch.inf)
-    value, row_dual = p.new_zeros(()), torch.empty_like(p)
-    step = max(1, BLOCK_ELEMENTS.get(p.device.type, 2**19) // len(q))
-    for start in range(0, len(p), step):
+    b = torch.where(mass > 0, potential, -torch.inf)
+    if isinstance(cost, Tensor):
+        return (cost - b[..., None, :]).amin(-1)
+    found = b.new_empty(len(cost.a))
+    step = max(FEWEST_ROWS, BLOCK_ELEMENTS.get(b.device.type, 2**19) // len(b))
+    for start in range(0, len(found), step):
         where = slice(start, start + step)
-        block = cost.rows(where)
-        value += inner(block, plan[where])
-        row_dual[where] = block.sub_(dual).amin(1)
-    used = p > 0
-    bound = p[used] @ row_dual[used] + q[q > 0] @ dual[q > 0]
-    return Stationarity(float(value), max(2 * float(value - bound), 0.0))
+        found[where] = cost.rows(where).to(b.dtype).sub_(b).amin(1)
+    return found
 
 
-def partial_stationarity(
-    cost: FactoredCost, plan: Tensor, p: Tensor, q: Tensor, column_dual: Tensor, total: float
-) -> Stationarity:
-    """The same for plans of mass ``total`` whose marginals are only bounded, by p (N,) and q (K,).
+def dual_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor, total: float | None = None) -> Tensor:
+    """What every plan S costs at least, (...), by potentials with a_i + b_j <= C_ij, (..., N) and (..., K).
 
-    With prices v <= 0 of the columns, every such plan costs at least q . v plus the cheapest ``total`` of the rows'
-    masses at t_i = min_j (C_ij - v_j). ``column_dual`` (K,) holds prices up to a constant.
+    S has the marginals p (..., N) and q (..., K), or the mass ``total`` and marginals of at most p and q; b is at most
+    zero then. Potentials of points without mass may be anything.
     """
-    price = column_dual - column_dual[q > 0].max()
-    dual = torch.where(q > 0, price.clamp_max(0.0), -torch.inf)
-    value, row_price = p.new_zeros(()), torch.empty_like(p)
-    step = max(1, BLOCK_ELEMENTS.get(p.device.type, 2**19) // len(q))
-    for start in range(0, len(p), step):
-        where = slice(start, start + step)
-        block = cost.rows(where)
-        value += inner(block, plan[where])
-        row_price[where] = block.sub_(dual).amin(1)
-    cheapest, order = row_price[p > 0].sort()
-    taken = (total - torch.nn.functional.pad(running(p[p > 0][order], 0), (1, 0))[:-1]).clamp_min(0.0)
-    bound = cheapest @ torch.minimum(taken, p[p > 0][order]) + q[q > 0] @ dual[q > 0]
-    return Stationarity(float(value), max(2 * float(value - bound), 0.0))
+    if total is not None:
+        a, order = torch.where(p > 0, a, torch.inf).sort(-1)
+        p = p.gather(-1, order)
+        before = torch.nn.functional.pad(running(p, -1), (1, 0))[..., :-1]
+        p = torch.minimum((total - before).clamp_min(0.0), p)
+    return _mean(p, a) + _mean(q, b)
+
+
+def _mean(mass: Tensor, potential: Tensor) -> Tensor:
+    """<mass, potential> (...) over the points that have mass."""
+    found: Tensor = torch.where(mass > 0, mass * potential, 0.0).sum(-1)
+    return found
+
+
+def consistent_bound(cost: Tensor, p: Tensor, q: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The dual bound (...) of stored transport problems (..., N, K) with marginals p, q, and the column potentials
+    (..., K) it was found with: the double c-transform of b, which bounds no worse than b does."""
+    a = c_transform(cost, b, q)
+    b = c_transform(cost.mT, a, p)
+    return dual_bound(a, b, p, q), b
+
+
+def frank_wolfe_gap(
+    value: float | Tensor,
+    cost: Tensor | FactoredCost,
+    p: Tensor,
+    q: Tensor,
+    b: Tensor,
+    total: float | None = None,
+) -> Tensor:
+    """The Frank-Wolfe gap (...) of plans T with ``value`` = <C, T>, bounded by column potentials b (..., K).
+
+    b may be anything; the better it is, the tighter the gap. Under a ``total`` it holds prices up to a constant. Of a
+    factored cost the rows may be a sample, with masses p that sum to those of all.
+    """
+    if total is not None:
+        b = (b - torch.where(q > 0, b, -torch.inf).amax(-1, keepdim=True)).clamp_max(0.0)
+    return (2 * (value - dual_bound(c_transform(cost, b, q), b, p, q, total))).clamp_min(0.0)
 
 
 def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> float:

@@ -12,7 +12,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.losses import SQUARE
 from torchgw.objective.anchors import sample_anchors
-from torchgw.objective.bounds import first_bound, partial_stationarity, second_bound, stationarity
+from torchgw.objective.bounds import first_bound, frank_wolfe_gap, second_bound
 from torchgw.objective.gradient import ExactGradient, sampled_cost
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.value import Objective, affordable, sampled_objective
@@ -43,13 +43,15 @@ def certify_stored(
     if exact:
         gradient = ExactGradient(source, target, rows, columns, model.loss)
         cost = gradient(stored, rows)
-        quadratic = Objective(float(mean_cost(cost, stored, rows, columns)), True, 0.0)
+        seen = float(mean_cost(cost, stored, rows, columns))
+        quadratic = Objective(seen, True, 0.0)
     else:
         mass = float(rows.sum())
         found = sampled_objective(stored, rows, source, target, generator)
         quadratic = Objective(found.value * mass**2, False, found.error * mass**2)
         pairs = sample_anchors(stored, rows, CERTIFICATE_ANCHORS, generator)
         cost = FactoredCost.weighted_sum([sampled_cost(source, target, pairs)], [mass])
+        seen = float(mean_cost(cost, stored, rows, columns))
     if model.loss is SQUARE:  # a sum of squares, but for rounding
         quadratic = Objective(max(quadratic.value, 0.0), quadratic.exact, quadratic.error)
     lower = 0.0
@@ -60,11 +62,13 @@ def certify_stored(
         lower = max(lower - ROUNDING_ERROR * unit, 0.0)  # an isometric copy has both at zero, up to rounding
     values = model.values(quadratic.value, stored)
     lower = min(model.alpha * lower + linear_bound(model), values.total)  # above it by rounding alone
+    expected = model.expected(seen, values.linear, values.violation * model.price)
+    cost = model.combined(cost, model.linear(cost.U.dtype))
     return (
         quadratic,
         values,
         Certificate(
-            stationarity=gap(plan, model.combined(cost, model.linear(cost.U.dtype)), dual, model),
+            stationarity=gap(cost, expected, dual, (rows, columns), model),
             stationarity_exact=exact,
             lower_bound=lower,
             gap=max(values.total - lower, 0.0),
@@ -72,35 +76,25 @@ def certify_stored(
     )
 
 
-def gap(plan: Tensor, cost: FactoredCost, dual: Tensor, model: Model) -> float:
+def gap(cost: FactoredCost, value: float, dual: Tensor, marginals: tuple[Tensor, Tensor], model: Model) -> float:
     """The Frank-Wolfe gap of F without its entropy, bounded by dual potentials; NaN where the mass is free.
 
-    ``cost`` is Chat at the plan, ``dual`` (K,) its column potentials. A gradient of F is 2 w Chat, to which a relaxed
-    marginal mu adds 2 w rho log(mu / p).
+    ``cost`` is Chat at a plan T with these marginals, ``value`` <Chat, T>, ``dual`` (K,) its column potentials. A
+    gradient of F is 2 w Chat, to which a relaxed marginal mu adds 2 w rho log(mu / p); the plans that it points to may
+    have any such marginal, whose potentials are zero.
     """
     (p, q), weight = model.masses, float(model.weight(1.0))
     if model.marginals.free_mass:
         return math.nan
-    if model.fixed:
-        return weight * stationarity(cost, plan, p, q, dual).gap
-    if model.marginals.total is not None:
-        return weight * partial_stationarity(cost, plan, p, q, dual, model.marginals.total).gap
-    rho_x, rho_y = model.marginals.weights
-    if rho_x == math.inf:
-        return weight * _one_sided(cost, plan, p, q, rho_y)
-    turned = FactoredCost(cost.b, cost.a, cost.V, cost.U, None if cost.extra is None else cost.extra.T)
-    return weight * _one_sided(turned, plan.T, q, p, rho_x)
-
-
-def _one_sided(cost: FactoredCost, plan: Tensor, p: Tensor, q: Tensor, rho: float) -> float:
-    """With hard rows and relaxed columns every row may go where it costs least."""
-    columns = plan.sum(0)
-    slope = torch.zeros_like(q)
-    if rho > 0:
-        tiny = torch.finfo(q.dtype).tiny
-        slope = rho * (columns.clamp_min(tiny) / q.clamp_min(tiny)).log()
-    shifted = FactoredCost(cost.a, cost.b + slope, cost.U, cost.V, cost.extra)
-    return stationarity(shifted, plan, p, q, torch.zeros_like(q)).gap
+    if model.fixed or model.marginals.total is not None:
+        return weight * float(frank_wolfe_gap(value, cost, p, q, dual, model.marginals.total))
+    if model.marginals.weights[0] < math.inf:
+        cost = FactoredCost(cost.b, cost.a, cost.V, cost.U, None if cost.extra is None else cost.extra.T)
+        p, q, marginals = q, p, marginals[::-1]
+    rho, columns, tiny = min(model.marginals.weights), marginals[1], torch.finfo(q.dtype).tiny
+    slope = rho * (columns.clamp_min(tiny) / q.clamp_min(tiny)).log() if rho > 0 else torch.zeros_like(q)
+    cost = replace(cost, b=cost.b + slope)
+    return weight * float(frank_wolfe_gap(value + float(slope @ columns), cost, p, q, torch.zeros_like(q)))
 
 
 def linear_bound(model: Model) -> float:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgw.objective.bounds import consistent_bound
 from torchgw.pairwise.space import Space
 from torchgw.pairwise.vertex import vertex
 from torchgw.sinkhorn.scaling import feasible
@@ -60,11 +61,8 @@ def finish(sides: Sequence[tuple[Space, Space]], plans: Tensor, duals: Tensor, t
     plans = feasible(torch.nan_to_num(plans), p, q)
     moved = torch.bmm(torch.bmm(DX, plans), DY)
     products = (moved * plans).sum((1, 2)).tolist()
-    cost = (-2 * moved).masked_fill_((q == 0)[:, None], torch.inf)
-    duals = torch.nan_to_num(duals)
-    a = (cost - duals[:, None]).amin(2)
-    b = (cost - a[:, :, None]).masked_fill_((p == 0)[:, :, None], torch.inf).amin(1)
-    bounds = ((p * a).sum(1) + torch.where(q > 0, q * b, 0.0).sum(1)).tolist()
+    lowest, b = consistent_bound(-2 * moved, p, q, torch.nan_to_num(duals))
+    bounds = lowest.tolist()
     found = []
     for row, (x, y) in enumerate(sides):
         constant = x.squared + y.squared
@@ -95,9 +93,14 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
     DX, DY, p, q = (torch.from_numpy(part) for part in (x.distances, y.distances, x.mass, y.mass))
     constant = x.squared + y.squared
     product, duals, idle, stuck = float((moved * plan).sum()), [dual], 0, False
+
+    def bounded(dual: Tensor) -> tuple[float, Tensor]:
+        bound, better = consistent_bound(C, p, q, dual)
+        return float(bound), better
+
     for step in range(MOST_STEPS + 1):
         value, C = constant - 2 * product, -2 * moved
-        bound, dual = max((_dual_bound(C, p, q, dual) for dual in duals), key=lambda found: found[0])
+        bound, dual = max(map(bounded, duals), key=lambda found: found[0])
         gap = max(2 * (-2 * product - bound), 0.0)
         if gap <= tol * value or value <= NO_VALUE * constant or step == MOST_STEPS:
             break
@@ -112,7 +115,7 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
         slope = least + 2 * product
         if found.exact:
             # HiGHS does not see masses that are far smaller than the others; its potentials cannot promise too much.
-            bound = least if found.permuted else _dual_bound(C, p, q, found.dual)[0]
+            bound = least if found.permuted else bounded(found.dual)[0]
             gap = min(gap, max(-2 * (2 * product + bound), 0.0))
             if slope >= -NO_SLOPE * constant or gap <= tol * value or stuck:
                 break
@@ -135,13 +138,6 @@ def polished(x: Space, y: Space, plan: Tensor, value: float, gap: float) -> Poli
     if value <= NO_VALUE * (x.squared + y.squared):
         return Polished(plan, 0.0, 0.0, _off(plan, p, q))
     return Polished(plan, value, max(gap, 0.0) / value, _off(plan, p, q))
-
-
-def _dual_bound(C: Tensor, p: Tensor, q: Tensor, dual: Tensor) -> tuple[float, Tensor]:
-    """A lower bound on the cost of all plans, and consistent column potentials (K,)."""
-    a = (C - dual).amin(1)
-    b = (C - a[:, None]).amin(0)
-    return float(p @ a + q @ b), b
 
 
 def _off(plan: Tensor, p: Tensor, q: Tensor) -> float:

@@ -68,7 +68,7 @@ class FactoredCost:
         centred = FactoredCost(self.a - 2 * row, self.b - 2 * column, self.U - u0, self.V - v0, self.extra)
         return centred, row, column
 
-    def taken(self, rows: Tensor, columns: Tensor) -> FactoredCost:
+    def taken(self, rows: Tensor | slice, columns: Tensor | slice) -> FactoredCost:
         """The cost between the points ``rows`` and ``columns``, given by their indices."""
         extra = None if self.extra is None else self.extra[rows][:, columns]
         return FactoredCost(self.a[rows], self.b[columns], self.U[rows], self.V[columns], extra)

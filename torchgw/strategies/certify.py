@@ -20,18 +20,16 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.objective.anchors import sample_anchors
-from torchgw.objective.bounds import first_bound, second_bound
+from torchgw.objective.bounds import first_bound, frank_wolfe_gap, second_bound
 from torchgw.objective.certify import CERTIFICATE_ANCHORS, ROUNDING_ERROR
 from torchgw.objective.gradient import sampled_cost
 from torchgw.objective.model import Values
 from torchgw.objective.value import Objective, affordable, exact_objective, sampled_objective
 from torchgw.search.coarsen import Side, cost_of_product
-from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.strategies.large_problem import Large
 
 SAMPLED_ROWS = 1000
 FLOAT32_ERROR = 1e-5  # of the largest squared distance
-ROWS_AT_ONCE = 16
 FEW_POINTS = 300
 BLOCK_POINTS = 2**16
 
@@ -74,27 +72,17 @@ def certify(
         lower = max(lower, second_bound(x.space, y.space, p, q))
         error = ROUNDING_ERROR if dtype == torch.float64 else FLOAT32_ERROR
         lower = max(lower - error * large.unit, 0.0)
-        gap = _gap(large, model.combined(cost, model.linear(cost.U.dtype)), quadratic.value, read, dual)
+        chat, index = model.combined(cost, model.linear(cost.U.dtype)), draw(p, SAMPLED_ROWS, large.generator)
+        expected = model.expected(quadratic.value, read.linear, read.penalty)
+        rows_seen = p.new_full((SAMPLED_ROWS,), float(p.sum()) / SAMPLED_ROWS)
+        found = frank_wolfe_gap(expected, chat.taken(index, slice(None)), rows_seen, q, dual)
+        gap = float(model.weight(1.0)) * float(found)
     lower *= model.alpha
     return (
         quadratic,
         values,
         Certificate(stationarity=gap, stationarity_exact=False, lower_bound=lower, gap=max(values.total - lower, 0.0)),
     )
-
-
-def _gap(large: Large, cost: FactoredCost, quadratic: float, read: Read, dual: Tensor) -> float:
-    """The Frank-Wolfe gap under hard marginals; ``cost`` is Chat at the plan."""
-    model, p, q = large.model, large.p, large.q
-    weight = float(model.weight(1.0))
-    value = (model.alpha * quadratic + (model.beta * read.linear + read.penalty) / 2) / weight
-    dual = torch.where(q > 0, dual, -torch.inf)
-    index = draw(p, SAMPLED_ROWS, large.generator)
-    a = torch.empty(len(index), dtype=torch.float64, device=index.device)
-    for out, part in zip(torch.split(a, ROWS_AT_ONCE), torch.split(index, ROWS_AT_ONCE), strict=True):
-        out.copy_((cost.rows(part) - dual).amin(1))
-    bound = float(a.mean() + q[q > 0] @ dual[q > 0])
-    return weight * max(2 * (value - bound), 0.0)
 
 
 def objective(large: Large, coupling: BlockCoupling, rows: Tensor, columns: Tensor) -> Objective:
