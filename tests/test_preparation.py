@@ -15,12 +15,12 @@ from scipy.sparse import random as random_matrix
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.spatial.distance import cdist
 
-from torchgw import LandmarkDistances, gw_pairwise, validate, validate_graph
+from torchgw import LandmarkDistances, gw_pairwise, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.options import SpaceOptions
-from torchgw.request import spaces as prepare
+from torchgw.request.spaces import check_space
 from torchgw.spaces import background_search as aside
-from torchgw.spaces import edges, farthest, landmark, neighbours
+from torchgw.spaces import edges, farthest, landmark, neighbours, prepare
 from torchgw.spaces.graph import build_graph, neighbour_graph
 from torchgw.spaces.shortcuts import DETOUR, short_cuts_of
 from torchgw.types import Array, GraphWarning
@@ -178,7 +178,10 @@ def test_single_precision_changes_the_distances_by_little(monkeypatch: pytest.Mo
 
 
 def test_two_spaces_searched_side_by_side_are_those_searched_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    spaces = [("X", make_spiral(300)[0], "landmark"), ("Y", neighbour_graph(make_swiss_roll(200)[0]), "landmark")]
+    spaces = [
+        prepare.Space("X", make_spiral(300)[0], "landmark"),
+        prepare.Space("Y", neighbour_graph(make_swiss_roll(200)[0]), "landmark"),
+    ]
     in_turn, reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
     monkeypatch.setattr(prepare, "worthwhile", lambda *sizes: True)
     aside_made, aside_reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
@@ -215,11 +218,11 @@ def test_a_process_that_ends_before_it_has_read_the_graph_is_an_error(monkeypatc
 def test_a_graph_that_needs_no_mending_is_not_copied_and_none_is_written_to() -> None:
     graph = neighbour_graph(make_spiral(100)[0])
     before = graph.copy()
-    assert np.shares_memory(validate_graph.graph("graph", graph).data, graph.data)
+    assert np.shares_memory(validate.graph("graph", graph).data, graph.data)
     LandmarkDistances(graph, 10)
     np.testing.assert_array_equal(graph.data, before.data)
     repeated = csr_matrix((np.ones(4), np.array([1, 1, 0, 0]), np.array([0, 2, 4])), shape=(2, 2))
-    assert validate_graph.graph("graph", repeated)[0, 1] == 2
+    assert validate.graph("graph", repeated)[0, 1] == 2
     assert repeated.nnz == 4
 
 
@@ -227,7 +230,7 @@ def test_a_graph_that_needs_no_mending_is_not_copied_and_none_is_written_to() ->
 def test_graphs_of_any_sparse_format_are_graphs(form: str) -> None:
     graph = random_graph(20, 0.4, 0)
     given = graph.asformat(form)
-    checked, kind = prepare.check_space("X", given, "auto", SpaceOptions())
+    _, checked, kind = check_space("X", given, "auto", SpaceOptions())
     assert kind == "precomputed"
     assert (checked != graph).nnz == 0
     with warnings.catch_warnings():

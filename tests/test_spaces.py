@@ -382,11 +382,11 @@ def test_few_points_get_as_many_neighbours_as_there_are(n: int) -> None:
 
 def test_all_pairs_are_used_where_landmarks_are_poor() -> None:
     from torchgw.options import SpaceOptions
-    from torchgw.request.spaces import make_providers
+    from torchgw.spaces.prepare import Space, make_providers
 
     rng = np.random.default_rng(0)
     curve, cloud = make_spiral(600)[0], rng.normal(size=(600, 10))
-    made, reports = make_providers([("X", curve, "checked"), ("Y", cloud, "checked")], SpaceOptions())
+    made, reports = make_providers([Space("X", curve, "checked"), Space("Y", cloud, "checked")], SpaceOptions())
     assert isinstance(made[0], LandmarkDistances)
     assert isinstance(made[1], PrecomputedDistances)
     assert all(report is not None and report.k >= 9 for report in reports)

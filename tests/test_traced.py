@@ -25,11 +25,12 @@ from torchgw import (
     gw_align,
 )
 from torchgw.datasets import make_spiral
-from torchgw.request.spaces import check_space, make_providers
+from torchgw.request.spaces import check_space
 from torchgw.spaces import FactoredDistances, paths
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.landmark import differentiable_factors
 from torchgw.spaces.path_gradient import edge_lengths, path_distances, subtree_sums
+from torchgw.spaces.prepare import Space, make_providers
 from torchgw.spaces.traced import Measured, Traced, traced
 from torchgw.types import AmbiguityWarning, GraphWarning
 
@@ -53,10 +54,10 @@ def providers(leaves: tuple[Tensor, Tensor], kind: str, options: SpaceOptions) -
     spaces = []
     for name, leaf in zip("XY", leaves, strict=True):
         if kind == "squared":
-            spaces.append((name, EuclideanDistances(leaf.detach(), squared=True), "provider"))
+            spaces.append(Space(name, EuclideanDistances(leaf.detach(), squared=True), "provider"))
         else:
             asked = "auto" if kind == "matrix" else kind
-            spaces.append((name, *check_space(name, leaf.detach(), asked, options)))
+            spaces.append(check_space(name, leaf.detach(), asked, options))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphWarning)
         return make_providers(spaces, options)[0]
@@ -220,7 +221,7 @@ def test_spaces_without_a_leaf_are_constants_that_a_common_scale_still_moves() -
         torch.testing.assert_close(dense(alone[0]), rows(constant), rtol=0, atol=1e-13)
         for scale in (None, "common"):
             options = SpaceOptions(scale=scale)
-            spaces: list[Any] = [("X", leaf.detach().numpy(), "euclidean"), ("Y", constant, "provider")]
+            spaces = [Space("X", leaf.detach().numpy(), "euclidean"), Space("Y", constant, "provider")]
             made = make_providers(spaces, options)[0]
             _, found = traced(made, (leaf, None), options, torch.float64, CPU)
             assert dense(found).requires_grad == (scale == "common")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from torchgw.validate_graph import graph
+from torchgw.validate import graph
 
 RING = np.roll(np.eye(30), 1, axis=1) + np.roll(np.eye(30), -1, axis=1)
 

@@ -43,7 +43,7 @@ from torchgw.request.objective import (
     tensors_of,
     without_distances,
 )
-from torchgw.request.spaces import check_distances, check_init, check_space, count_of, make_providers, pick_device
+from torchgw.request.spaces import check_distances, check_init, check_space, pick_device
 from torchgw.request.strategies import all_factored, choose_kernels, known_points, passed_over, solved_where_it_fits
 from torchgw.results.result import GWResult
 from torchgw.results.warnings import against_small_epsilon, against_weights, warn_of
@@ -51,6 +51,7 @@ from torchgw.runtime.caller import is_theirs
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.rounding import off
 from torchgw.solvers.solution import Outcome
+from torchgw.spaces.prepare import make_providers
 from torchgw.spaces.traced import unit_of
 from torchgw.strategies.dense import run
 from torchgw.strategies.large_problem import Task
@@ -216,10 +217,9 @@ def gw_align(
         X, Y = without_distances(X, Y, cost)
         kinds = "auto", "auto"
     checked = [
-        (name, *check_space(name, space, kind, options.spaces))
-        for name, space, kind in zip("XY", (X, Y), kinds, strict=True)
+        check_space(name, space, kind, options.spaces) for name, space, kind in zip("XY", (X, Y), kinds, strict=True)
     ]
-    n, k = (space.size if kind == "provider" else count_of(space) for _, space, kind in checked)
+    n, k = (space.size for space in checked)
     p_given, q_given = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")
     linear, cost_scale = check_cost(cost, n, k)
     loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]

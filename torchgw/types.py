@@ -158,6 +158,11 @@ def is_provider(space: Any) -> bool:
     return hasattr(space, "rows") and not hasattr(space, "nnz")
 
 
+def is_graph(space: Any) -> bool:
+    """Whether this object is a SciPy sparse matrix or array."""
+    return hasattr(space, "tocsr") and hasattr(space, "nnz")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """What a callback receives at every check of the Gromov-Wasserstein loop.

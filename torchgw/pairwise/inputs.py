@@ -13,10 +13,10 @@ import torch
 
 from torchgw import validate
 from torchgw.options import GWOptions
-from torchgw.request.spaces import DISTANCES, check_space, is_graph
-from torchgw.spaces import EuclideanDistances, LandmarkDistances, PrecomputedDistances
-from torchgw.spaces.graph import build_graph
-from torchgw.types import Array, DistanceProvider, is_provider
+from torchgw.request.spaces import DISTANCES, check_space
+from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.prepare import Space, own_scales
+from torchgw.types import Array, DistanceProvider, is_graph, is_provider
 
 LARGEST = 1000  # points of a space whose pairs are solved in batches
 SMALLEST = 1e-70  # of distances, whose squares are still numbers
@@ -71,13 +71,13 @@ def read_spaces(
         raise ValueError(f"options.spaces.scale must be None here, got {options.spaces.scale!r}; use scale=")
     names = [f"{name}[{i}]" for i in range(len(entries))]
     checked = [_checked(each, space, distances, options) for each, space in zip(names, entries, strict=True)]
-    sizes = [_size(space) for space, _ in checked]
+    sizes = [space.size for space in checked]
     _check_large(names, sizes, options)
     given = [None] * len(entries) if masses is None else as_list("masses", masses, len(entries), len(entries))
     mass = [validate.masses(f"masses[{i}]", m, n, "N") for i, (m, n) in enumerate(zip(given, sizes, strict=True))]
     needed = COPIES * sum(8 * n**2 for n in sizes)
     validate.memory("distances within all spaces", needed, options.max_memory, "use fewer or smaller spaces")
-    raw = _matrices(names, checked, options)
+    raw = _matrices(checked, options)
     largest = [float(D.max()) or 1.0 for D in raw]
     scales = [max(D.max() for D in raw) or 1.0] * len(raw) if scale == "common" else largest
     scales = [float(divisor) for divisor in scales]
@@ -118,21 +118,23 @@ def as_list(name: str, value: object, least: int, exactly: int | None = None) ->
     return list(value)
 
 
-def _checked(name: str, space: Any, distances: str, options: GWOptions) -> tuple[Any, str]:
+def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space:
     """The validated space and the kind of its distances; "point" where there is only one."""
     shape = _shape(space)
     if getattr(space, "size", None) == 1 and is_provider(space):
-        return np.zeros((1, 1)), "point"
+        return Space(name, np.zeros((1, 1)), "point")
     if shape[:1] == (1,) and not is_provider(space):
         if is_graph(space) or distances == "precomputed":
             if shape != (1, 1) or space[0, 0] != 0:
                 raise ValueError(f"{name} must be (1, 1) and zero for the distances of one point, got shape {shape}")
-            return np.zeros((1, 1)), "point"
-        return validate.points(name, space, least=1), "point"
-    checked, kind = check_space(name, space, distances, options.spaces)
+            return Space(name, np.zeros((1, 1)), "point")
+        return Space(name, validate.points(name, space, least=1), "point")
+    checked = check_space(name, space, distances, options.spaces)
     # Few points seldom carry a neighbour graph: one short cut, or one gap, makes another shape of them.
-    straight = distances == "auto" and kind not in ("provider", "matrix") and not is_graph(space)
-    return checked, "euclidean" if straight else kind
+    straight = distances == "auto" and checked.kind not in ("provider", "matrix") and not is_graph(space)
+    if straight:
+        return checked._replace(kind="euclidean")
+    return checked._replace(kind="precomputed") if checked.kind in ("checked", "dijkstra") else checked
 
 
 def _shape(space: Any) -> tuple[int, ...]:
@@ -142,40 +144,19 @@ def _shape(space: Any) -> tuple[int, ...]:
         return ()
 
 
-def _size(space: Any) -> int:
-    return int(space.size) if is_provider(space) else int(space.shape[0])
+def _matrices(checked: list[Space], options: GWOptions) -> list[Array]:
+    """Raw distances (N, N) of each space."""
+    many = [space for space in checked if space.kind != "point"]
+    made = iter(own_scales(many, options.spaces)[0])
+    return [np.zeros((1, 1)) if space.kind == "point" else _named(space, next(made)) for space in checked]
 
 
-def _matrices(names: list[str], checked: list[tuple[Any, str]], options: GWOptions) -> list[Array]:
-    """Raw distances (N, N) of each space; all searches of all graphs share one pool of processes where that pays."""
-    found: dict[int, Array] = {}
-    graphs: dict[int, Any] = {}
-    for i, (name, (space, kind)) in enumerate(zip(names, checked, strict=True)):
-        if kind == "point":
-            found[i] = np.zeros((1, 1))
-        elif kind in ("provider", "matrix", "euclidean"):
-            found[i] = _named(name, space) if kind == "provider" else _raw(_provider(name, space, kind))
-        else:
-            graph = space if is_graph(space) else build_graph(space, options.spaces.k, name)[0]
-            if kind == "landmark":
-                found[i] = _raw(LandmarkDistances(graph, options.spaces.n_landmarks, name=name))
-            else:
-                graphs[i] = graph
-    paths = PrecomputedDistances.from_graphs(list(graphs.values()), [names[i] for i in graphs])
-    found.update(zip(graphs, [_raw(space) for space in paths], strict=True))
-    return [found[i] for i in range(len(names))]
-
-
-def _provider(name: str, space: Any, kind: str) -> DistanceProvider:
-    return PrecomputedDistances(space, name=name) if kind == "matrix" else EuclideanDistances(space, name=name)
-
-
-def _named(name: str, space: DistanceProvider) -> Array:
-    """The distances of the user's own provider; errors say which it is."""
+def _named(space: Space, made: DistanceProvider) -> Array:
+    """The distances of a space; errors of the user's own provider say which it is."""
     try:
-        return _raw(space)
+        return _raw(made)
     except (ValueError, TypeError) as error:
-        raise type(error)(f"{name}: {error}") from error
+        raise type(error)(f"{space.name}: {error}") from error
 
 
 def _raw(space: DistanceProvider) -> Array:

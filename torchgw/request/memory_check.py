@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from torchgw import validate
@@ -13,11 +11,12 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.planner import dense_bytes, refuse
 from torchgw.request.spaces import why_not_exact, without_matrix
+from torchgw.spaces.prepare import Space
 
 
 def check_room(
     strategy: str,
-    checked: list[tuple[str, Any, str]],
+    checked: list[Space],
     model: Model,
     device: torch.device,
     options: GWOptions,

@@ -20,6 +20,7 @@ from torchgw.options import AnnealingOptions, GWOptions
 from torchgw.request.spaces import shape_of
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances
+from torchgw.spaces.prepare import Space
 from torchgw.spaces.traced import largest_of
 from torchgw.types import Array, is_provider
 
@@ -122,7 +123,7 @@ def make_model(
     return model, scale
 
 
-def check_resolved(model: Model, checked: list[tuple[str, Any, str]], options: GWOptions, advice: str) -> None:
+def check_resolved(model: Model, checked: list[Space], options: GWOptions, advice: str) -> None:
     """Refuse an epsilon at which float64 could not add up potentials, as far as that is known before any distance is:
     of linear costs, and of distances with a given largest. Potentials of a solve are checked again when it ends."""
     scale, reach = options.spaces.scale, _reach(model)

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from os import PathLike
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import ranges, validate, validate_graph
+from torchgw import validate
+from torchgw.couplings.reader import Readable
 from torchgw.options import GWOptions, SpaceOptions
-from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
-from torchgw.spaces import DijkstraDistances, EuclideanDistances, LandmarkDistances, PrecomputedDistances
-from torchgw.spaces.background_search import SearchAside, worthwhile
-from torchgw.spaces.farthest import farthest_points
-from torchgw.spaces.graph import GraphReport, build_graph
-from torchgw.spaces.landmark import storage
-from torchgw.spaces.paths import fill_unreachable, shortest_paths
-from torchgw.spaces.traced import largest_of
-from torchgw.types import Array, DistanceProvider, GraphWarning, is_provider
-
-logger = logging.getLogger("torchgw")
+from torchgw.spaces.prepare import Space
+from torchgw.types import Array, GraphWarning, is_graph, is_provider
 
 DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
 AUTO_ALL_PAIRS = 500
 MOST_CHECKED = 2500
-LANDMARK_ERROR = 0.03
-CHECKED_ROWS = 8
 SEARCHED_SIZE = 5000
 EXACT_WORK = {"cpu": 4e10, "cuda": 4e12}
-
-
-def is_graph(space: Any) -> bool:
-    """Whether this object is a SciPy sparse matrix or array."""
-    return hasattr(space, "tocsr") and hasattr(space, "nnz")
 
 
 def check_distances(distances: object) -> tuple[str, str]:
@@ -50,7 +34,7 @@ def check_distances(distances: object) -> tuple[str, str]:
     return validate.choice("distances", first, DISTANCES), validate.choice("distances", second, DISTANCES)
 
 
-def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> tuple[Any, str]:
+def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> Space:
     """The validated space and the kind of provider it will get, before anything long starts."""
     if isinstance(space, str | PathLike):
         raise TypeError(
@@ -75,19 +59,19 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
                 f"{name} must have a method with_scale(scale) for options.spaces.scale={options.scale!r}, got "
                 f"{type(space).__name__} without one; scale=None leaves it as it is"
             )
-        return space, "provider"
+        return Space(name, space, "provider")
     if is_graph(space):
         if distances == "euclidean":
             raise ValueError(f"distances='euclidean' needs points, got a sparse graph as {name}; use 'landmark'")
-        graph = validate_graph.graph(name, space)
-        return graph, distances if distances != "auto" else _geodesic(graph.shape[0])
+        graph = validate.graph(name, space)
+        return Space(name, graph, distances if distances != "auto" else _geodesic(graph.shape[0]))
     matrix_asked = distances in ("auto", "precomputed")
     shape = shape_of(space)
     if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
         matrix = validate.distance_matrix(name, space)
         if distances == "auto":
             _warn_if_adjacency(name, matrix)
-        return matrix, "matrix"
+        return Space(name, matrix, "matrix")
     points = validate.points(name, space)
     if validate.looks_like_distances(points):
         raise ValueError(
@@ -95,7 +79,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         )
     if distances != "euclidean" and options.k is not None:
         validate.neighbours(name, options.k, len(points))
-    return points, distances if distances != "auto" else _geodesic(len(points))
+    return Space(name, points, distances if distances != "auto" else _geodesic(len(points)))
 
 
 def _warn_if_adjacency(name: str, matrix: Array) -> None:
@@ -130,7 +114,7 @@ def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | N
     """
     if init is None:
         return None
-    if isinstance(init, GWResult):
+    if isinstance(init, Readable):
         init = init.plan
     shape = shape_of(init.detach() if isinstance(init, Tensor) else init)
     values = np.asarray(init.detach().cpu() if isinstance(init, Tensor) else init if shape else 0)
@@ -169,113 +153,6 @@ def why_not_exact(sides: list[tuple[str, Any, int]], device: torch.device, optio
     if len(plain) == 2 and n * k * (n + k) > EXACT_WORK.get(device.type, 4e10) and options.gradient == "auto":
         return f"dense products at {n} x {k} are too slow, and neither space has factors"
     return None
-
-
-Graphs: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
-
-
-def make_providers(
-    spaces: list[tuple[str, Any, str]], options: SpaceOptions
-) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
-    """A provider for each (name, validated space, kind), scaled as asked, and how their neighbour graphs were made."""
-    made, graphs = _own_scales(spaces, options)
-    return rescaled(made, options.scale), graphs
-
-
-def rescaled(
-    made: tuple[DistanceProvider, DistanceProvider], scale: str | float | tuple[float, float] | None
-) -> tuple[DistanceProvider, DistanceProvider]:
-    """The same spaces divided by what `SpaceOptions.scale` asks for."""
-    if scale is None:
-        return made
-    if isinstance(scale, str):
-        scale = max(largest_of(space) for space in made)
-    scales = scale if isinstance(scale, tuple) else (scale, scale)
-    for name, space, divisor in zip("XY", made, scales, strict=True):
-        ranges.scaled(name, largest_of(space), divisor)
-    x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))
-    return x, y
-
-
-def _own_scales(
-    spaces: list[tuple[str, Any, str]], options: SpaceOptions
-) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
-    """A provider for each space, divided by its own largest known distance.
-
-    All-pairs searches of several spaces run together, and long landmark searches of two spaces side by side.
-    """
-    if [kind for _, _, kind in spaces] == ["landmark", "landmark"]:
-        n, k = (count_of(space) for _, space, _ in spaces)
-        if worthwhile(n, k, options.n_landmarks):
-            return _two_landmark_spaces(spaces, options)
-    graphs: dict[int, Any] = {}
-    reports: list[GraphReport | None] = [None, None]
-    for position, (name, space, kind) in enumerate(spaces):
-        if kind in ("landmark", "checked", "dijkstra", "precomputed"):
-            graphs[position], reports[position] = _graph(name, space, options)
-    all_pairs = [position for position, (_, _, kind) in enumerate(spaces) if kind == "precomputed"]
-    names = [spaces[i][0] for i in all_pairs]
-    found = PrecomputedDistances.from_graphs([graphs[i] for i in all_pairs], names)
-    done = dict(zip(all_pairs, found, strict=True))
-    first, second = (
-        done[position] if position in done else _make(name, space, kind, graphs.get(position), options)
-        for position, (name, space, kind) in enumerate(spaces)
-    )
-    return (first, second), (reports[0], reports[1])
-
-
-def count_of(space: Any) -> int:
-    """The points of a validated graph or array."""
-    return int(space.shape[0])
-
-
-def _graph(name: str, space: Any, options: SpaceOptions) -> tuple[Any, GraphReport | None]:
-    """A validated graph as it is, or the neighbour graph of validated points."""
-    return (space, None) if is_graph(space) else build_graph(space, options.k, name)
-
-
-def _two_landmark_spaces(
-    spaces: list[tuple[str, Any, str]], options: SpaceOptions
-) -> tuple[tuple[DistanceProvider, DistanceProvider], Graphs]:
-    """Landmark distances of both spaces. Another process searches the first while this one does the second."""
-    (name_x, x, _), (name_y, y, _) = spaces
-    with SearchAside() as aside:
-        graph, report_x = _graph(name_x, x, options)
-        aside.start(graph, options.n_landmarks, storage(count_of(graph)))
-        del graph
-        graph, report_y = _graph(name_y, y, options)
-        found = farthest_points(graph, options.n_landmarks, storage(count_of(graph)))
-        del graph
-        second = LandmarkDistances.from_search(*found, name=name_y)
-        del found
-        first = LandmarkDistances.from_search(*aside.result(), name=name_x)
-    return (first, second), (report_x, report_y)
-
-
-def _make(name: str, space: Any, kind: str, graph: Any, options: SpaceOptions) -> DistanceProvider:
-    if kind in ("landmark", "checked"):
-        factored = LandmarkDistances(graph, options.n_landmarks, name=name)
-        error = relative_error(factored, graph) if kind == "checked" else 0.0
-        if error <= LANDMARK_ERROR:
-            return factored
-        logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * error)
-        return PrecomputedDistances.from_graphs([graph], [name])[0]
-    if kind == "dijkstra":
-        return DijkstraDistances(graph, options.cache_rows, name=name)
-    if kind == "euclidean":
-        return EuclideanDistances(space, name=name)
-    if kind == "matrix":
-        return PrecomputedDistances(space, name=name)
-    provider: DistanceProvider = space
-    return provider
-
-
-def relative_error(factored: LandmarkDistances, graph: Any) -> float:
-    """Relative Frobenius error of factored distances on a few evenly spread rows of the graph."""
-    sources = np.linspace(0, graph.shape[0] - 1, CHECKED_ROWS).astype(np.int64)
-    true = fill_unreachable(shortest_paths([(graph, sources)])[0], factored.scale) / factored.scale
-    found = factored.rows(torch.from_numpy(sources)).numpy()
-    return float(np.linalg.norm(found - true) / max(np.linalg.norm(true), np.finfo(float).tiny))
 
 
 def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:

@@ -13,13 +13,13 @@ from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
-from torchgw.request.spaces import Graphs, is_graph
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.memory import out_of_memory
 from torchgw.solvers.solution import Outcome
 from torchgw.spaces.out_of_sample import Known
+from torchgw.spaces.prepare import Graphs, Space
 from torchgw.strategies.large_problem import Kernels
-from torchgw.types import DistanceProvider, OutOfMemoryWarning
+from torchgw.types import DistanceProvider, OutOfMemoryWarning, is_graph
 
 EXPECTED_RANK = 32
 
@@ -75,7 +75,7 @@ def passed_over(strategy: str, options: GWOptions) -> str:
 
 
 def known_points(
-    checked: list[tuple[str, Any, str]], made: tuple[DistanceProvider, DistanceProvider], graphs: Graphs
+    checked: list[Space], made: tuple[DistanceProvider, DistanceProvider], graphs: Graphs
 ) -> tuple[Known, Known]:
     """What the result keeps to place points that it has not seen."""
     x, y = (
@@ -102,9 +102,9 @@ def factored(name: str, space: Any, kind: str, asked: str, what: str) -> str:
     )
 
 
-def all_factored(checked: list[tuple[str, Any, str]], kinds: tuple[str, str], what: str) -> list[tuple[str, Any, str]]:
+def all_factored(checked: list[Space], kinds: tuple[str, str], what: str) -> list[Space]:
     """The validated spaces with kinds of distances that have factors, which ``what`` needs."""
     return [
-        (name, space, factored(name, space, kind, asked, what))
+        Space(name, space, factored(name, space, kind, asked, what))
         for (name, space, kind), asked in zip(checked, kinds, strict=True)
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw import validate, validate_graph
+from torchgw import validate
 from torchgw.spaces.cache import RowCache
 from torchgw.spaces.paths import fill_unreachable, positive_scale, shortest_paths, sweep, warn_unreachable
 
@@ -44,7 +44,7 @@ class DijkstraDistances:
 
     def __init__(self, graph: Any, cache_rows: int = 2000, *, name: str = "graph") -> None:
         # A copy: rows are searched long after this call, when the caller may have changed the graph.
-        self._graph = validate_graph.graph(name, graph).copy()
+        self._graph = validate.graph(name, graph).copy()
         self.cache = RowCache(validate.integer("cache_rows", cache_rows, least=1))
         largest, disconnected = sweep(self._graph)
         self.scale = self.largest = positive_scale(largest)

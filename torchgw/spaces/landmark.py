@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import validate, validate_graph
+from torchgw import validate
 from torchgw.runtime.refuse_double_backward import once
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.paths import fill_unreachable, positive_scale, warn_unreachable
@@ -71,7 +71,7 @@ class LandmarkDistances:
     fixed = False
 
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
-        checked = validate_graph.graph(name, graph)
+        checked = validate.graph(name, graph)
         n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
         self._take(*farthest_points(checked, n_landmarks, storage(checked.shape[0])), name)
 

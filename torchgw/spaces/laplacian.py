@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torchgw import validate, validate_graph
+from torchgw import validate
 from torchgw.spaces.edges import undirected, union
 from torchgw.spaces.graph import GraphReport, build_graph, candidates
 from torchgw.types import Array
@@ -33,7 +33,7 @@ def check_spaces(spaces: Any, k: int | None) -> list[Any]:
 def check_space(name: str, space: Any, k: int | None) -> Any:
     """A space that can be used: a symmetric CSR graph, a square distance matrix, or points (N, D), as float64."""
     if hasattr(space, "tocsr"):
-        return validate_graph.graph(name, space)
+        return validate.graph(name, space)
     shape = _shape(space)
     square = len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1
     found = _matrix(name, space) if square else validate.points(name, space)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from torchgw import validate, validate_graph
+from torchgw import validate
 from torchgw.options import SpaceOptions
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components
@@ -288,7 +288,7 @@ def _graph(value: Any, k: int | None, name: str | None) -> tuple[Any, str]:
     name = name or "graph"
     if k is not None:
         raise ValueError(f"k must be None where {name} is given instead of points, got {k}")
-    return validate_graph.graph(name, value), name
+    return validate.graph(name, value), name
 
 
 def _square_lengths(graph: Any) -> Tensor:

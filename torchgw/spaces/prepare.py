@@ -1,0 +1,150 @@
+"""Distance providers of validated spaces: graphs are built, distances searched and scales divided out, once.
+
+D = R / c, with R the raw distances of a space and c its scale: the largest known distance of the space itself, or what
+`SpaceOptions.scale` asks for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from torchgw import ranges
+from torchgw.options import SpaceOptions
+from torchgw.spaces.background_search import SearchAside, worthwhile
+from torchgw.spaces.dijkstra import DijkstraDistances
+from torchgw.spaces.euclidean import EuclideanDistances
+from torchgw.spaces.farthest import farthest_points
+from torchgw.spaces.graph import GraphReport, build_graph
+from torchgw.spaces.landmark import LandmarkDistances, storage
+from torchgw.spaces.paths import fill_unreachable, shortest_paths
+from torchgw.spaces.precomputed import PrecomputedDistances
+from torchgw.spaces.traced import largest_of
+from torchgw.types import DistanceProvider, is_graph, is_provider
+
+logger = logging.getLogger("torchgw")
+
+LANDMARK_ERROR = 0.03
+CHECKED_ROWS = 8
+ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
+
+Pair: TypeAlias = "tuple[DistanceProvider, DistanceProvider]"
+Graphs: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
+
+
+class Space(NamedTuple):
+    """A validated space and the kind of distances that it gets.
+
+    ``name``  the argument, for messages
+    ``data``  float64 points (N, D), a distance matrix (N, N), a CSR graph (N, N) of edge lengths, or a provider
+    ``kind``  "matrix", "provider", "euclidean", or of shortest paths "landmark", "dijkstra", "precomputed", "checked":
+              landmarks where they are accurate, all pairs elsewhere
+    """
+
+    name: str
+    data: Any
+    kind: str
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return int(self.data.size if is_provider(self.data) else self.data.shape[0])
+
+    @property
+    def factored(self) -> bool:
+        """Whether the distances have factors, D = F diag(s) F^T."""
+        return self.kind == "landmark" or (self.kind == "provider" and self.data.factors() is not None)
+
+
+def make_providers(spaces: Sequence[Space], options: SpaceOptions) -> tuple[Pair, Graphs]:
+    """A provider for each of two spaces, scaled as asked, and how their neighbour graphs were made.
+
+    Long landmark searches of two spaces run side by side.
+    """
+    both = [space.kind for space in spaces] == ["landmark", "landmark"]
+    if both and worthwhile(spaces[0].size, spaces[1].size, options.n_landmarks):
+        made, graphs = _two_landmark_spaces(spaces, options)
+    else:
+        (x, y), (report_x, report_y) = own_scales(spaces, options)
+        made, graphs = (x, y), (report_x, report_y)
+    return rescaled(made, options.scale), graphs
+
+
+def own_scales(
+    spaces: Sequence[Space], options: SpaceOptions
+) -> tuple[list[DistanceProvider], list[GraphReport | None]]:
+    """A provider for each of many spaces, divided by its own largest known distance, and its neighbour graph's report.
+
+    All-pairs searches of all spaces share one pool of processes where that pays.
+    """
+    built = [_graph(space, options) if space.kind in ON_GRAPHS else (None, None) for space in spaces]
+    searched = [i for i, space in enumerate(spaces) if space.kind == "precomputed"]
+    found = PrecomputedDistances.from_graphs([built[i][0] for i in searched], [spaces[i].name for i in searched])
+    done = dict(zip(searched, found, strict=True))
+    made = [done[i] if i in done else _make(space, built[i][0], options) for i, space in enumerate(spaces)]
+    return made, [report for _, report in built]
+
+
+def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pair:
+    """The same spaces divided by what `SpaceOptions.scale` asks for."""
+    if scale is None:
+        return made
+    if isinstance(scale, str):
+        scale = max(largest_of(space) for space in made)
+    scales = scale if isinstance(scale, tuple) else (scale, scale)
+    for name, space, divisor in zip("XY", made, scales, strict=True):
+        ranges.scaled(name, largest_of(space), divisor)
+    x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))
+    return x, y
+
+
+def _graph(space: Space, options: SpaceOptions) -> tuple[Any, GraphReport | None]:
+    """A validated graph as it is, or the neighbour graph of validated points."""
+    return (space.data, None) if is_graph(space.data) else build_graph(space.data, options.k, space.name)
+
+
+def _two_landmark_spaces(spaces: Sequence[Space], options: SpaceOptions) -> tuple[Pair, Graphs]:
+    """Landmark distances of both spaces. Another process searches the first while this one does the second."""
+    x, y = spaces
+    with SearchAside() as aside:
+        graph, report_x = _graph(x, options)
+        aside.start(graph, options.n_landmarks, storage(x.size))
+        del graph
+        graph, report_y = _graph(y, options)
+        found = farthest_points(graph, options.n_landmarks, storage(y.size))
+        del graph
+        second = LandmarkDistances.from_search(*found, name=y.name)
+        del found
+        first = LandmarkDistances.from_search(*aside.result(), name=x.name)
+    return (first, second), (report_x, report_y)
+
+
+def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider:
+    name, data, kind = space
+    if kind in ("landmark", "checked"):
+        factored = LandmarkDistances(graph, options.n_landmarks, name=name)
+        error = relative_error(factored, graph) if kind == "checked" else 0.0
+        if error <= LANDMARK_ERROR:
+            return factored
+        logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * error)
+        return PrecomputedDistances.from_graphs([graph], [name])[0]
+    if kind == "dijkstra":
+        return DijkstraDistances(graph, options.cache_rows, name=name)
+    if kind == "euclidean":
+        return EuclideanDistances(data, name=name)
+    if kind == "matrix":
+        return PrecomputedDistances(data, name=name)
+    provider: DistanceProvider = data
+    return provider
+
+
+def relative_error(factored: LandmarkDistances, graph: Any) -> float:
+    """Relative Frobenius error of factored distances on a few evenly spread rows of the graph."""
+    sources = np.linspace(0, graph.shape[0] - 1, CHECKED_ROWS).astype(np.int64)
+    true = fill_unreachable(shortest_paths([(graph, sources)])[0], factored.scale) / factored.scale
+    found = factored.rows(torch.from_numpy(sources)).numpy()
+    return float(np.linalg.norm(found - true) / max(np.linalg.norm(true), np.finfo(float).tiny))
