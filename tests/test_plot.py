@@ -34,10 +34,10 @@ from torchgw import (
     gw_align,
     plot,
 )
-from torchgw.couplings import group_mass as grouped
+from torchgw.couplings import group_mass
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.plot import cloud, grid, pairs
-from torchgw.views import point_labels as values
+from torchgw.plot import clouds, heat_map, marginals
+from torchgw.views import layout, point_labels
 
 IMAGES = Path(__file__).parent / "images"
 LABELS = np.array(["a", "b", "c"])[(SPIRAL_ANGLE // 3.01).astype(int)]
@@ -177,8 +177,8 @@ def test_a_plot_looks_as_it_did(name: str, result: GWResult) -> None:
 
 
 def test_an_image_of_which_a_third_is_wrong_is_told_apart(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    most = grouped.most
-    monkeypatch.setattr(grouped, "most", lambda coupling, codes, n: most(coupling, codes[::-1].copy(), n))
+    most = point_labels.most
+    monkeypatch.setattr(point_labels, "most", lambda coupling, codes, n: most(coupling, codes[::-1].copy(), n))
     stored = np.load(IMAGES / "plots.npz")["transfer_labels"].astype(float)
     assert likeness(pixels(DRAWN["transfer_labels"](result)), stored) < ALIKE
 
@@ -193,7 +193,7 @@ def test_clouds_are_drawn_into_parts_of_figures_and_insets(where: str, result: G
         lambda ax: plot.confidence(result, ax=ax),
     ):
         ax = part.add_axes((0, 0, 1, 1)) if where == "part" else figure.add_subplot().inset_axes((0, 0, 0.5, 1))
-        np.testing.assert_allclose(cloud.place(ax), (2, 3) if where == "part" else (1.55, 2.31), rtol=1e-6)
+        np.testing.assert_allclose(clouds._place(ax), (2, 3) if where == "part" else (1.55, 2.31), rtol=1e-6)
         draw(ax)
     FigureCanvasAgg(figure).draw()
 
@@ -224,18 +224,18 @@ def test_unknown_numbers_are_grey_and_left_out_of_the_mean(result: GWResult) -> 
         assert (colours(ax, i)[:10, :3].std(1) < 1e-9).all()
         assert (colours(ax, i)[10:90, :3].std(1) > 1e-3).all()
     half = torch.full((2, 1), 0.5, dtype=torch.float64)
-    moved = pairs._moved(replace(result, coupling=DenseCoupling(half)), values.Numbers(np.array([np.nan, 3.0])))
-    assert isinstance(moved, values.Numbers)
+    moved = point_labels.carried(DenseCoupling(half), point_labels.Numbers(np.array([np.nan, 3.0])))
+    assert isinstance(moved, point_labels.Numbers)
     np.testing.assert_allclose(moved.values, [3.0])
 
 
 def test_confidence_looks_only_at_the_points_it_draws(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloud, "MOST", 7)
+    monkeypatch.setattr(clouds, "MOST", 7)
     asked = []
     find = GWResult.confidence
     monkeypatch.setattr(GWResult, "confidence", lambda self, points: (asked.append(points), find(self, points))[1])
     plot.confidence(result, ax=plane())
-    np.testing.assert_array_equal(asked[0], cloud.shown(90))
+    np.testing.assert_array_equal(asked[0], layout.subset(90, 7))
     assert len(asked[0]) == 7
 
 
@@ -285,7 +285,7 @@ def test_lines_join_points_to_where_most_of_their_mass_goes(result: GWResult) ->
     ax = plot.matching(result, n_lines=12, ax=plane())
     lines = next(c for c in ax.collections if isinstance(c, LineCollection))
     segments = np.array(lines.get_segments())
-    source, target = cloud.side_by_side(SPIRAL, ROLL, False)
+    source, target = clouds._side_by_side(SPIRAL, ROLL, False)
     start = [int(np.abs(source - at).sum(1).argmin()) for at in segments[:, 0]]
     assert len(set(start)) == 12
     np.testing.assert_allclose(segments[:, 1], target[np.asarray(result.argmax())[start]])
@@ -296,7 +296,7 @@ def test_lines_can_be_those_of_another_basin(result: GWResult) -> None:
     assert (other != np.asarray(result.argmax())).mean() > 0.5
     ax = plot.matching(result, n_lines=len(SPIRAL), basin=1, colors=np.arange(float(len(SPIRAL))), ax=plane())
     lines = next(c for c in ax.collections if isinstance(c, LineCollection))
-    target = cloud.side_by_side(SPIRAL, ROLL, False)[1]
+    target = clouds._side_by_side(SPIRAL, ROLL, False)[1]
     np.testing.assert_allclose(np.array(lines.get_segments())[:, 1], target[other])
     with pytest.raises(ValueError, match=f"basin must be .* {len(result.basins) - 1}"):
         plot.matching(result, basin=len(result.basins))
@@ -354,12 +354,12 @@ def test_confidence_colours_each_point_by_its_own(kind: str, result: GWResult) -
 
 def test_labels_are_carried_in_pieces_as_at_once(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = colours(plot.transfer(result, LABELS, ax=plane()), 1)
-    monkeypatch.setattr(grouped, "PIECE", 110)
+    monkeypatch.setattr(group_mass, "PIECE", 110)
     np.testing.assert_array_equal(colours(plot.transfer(result, LABELS, ax=plane()), 1), at_once)
 
 
 def test_a_plot_says_how_many_points_it_leaves_out(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloud, "MOST", 50)
+    monkeypatch.setattr(clouds, "MOST", 50)
     ax = plot.matching(result, n_lines=5, ax=plane())
     assert "source 50 of 90 points drawn" in texts(ax)
     assert "target 50 of 110 points drawn" in texts(ax)
@@ -371,8 +371,8 @@ def test_a_plot_says_how_many_points_it_leaves_out(result: GWResult, monkeypatch
 
 def test_many_points_are_one_picture_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     ax = plane()
-    cloud.scatter(ax, np.zeros((cloud.RASTER + 1, 2)), "red")
-    cloud.scatter(ax, np.zeros((9, 2)), "red")
+    clouds._scatter(ax, np.zeros((clouds.RASTER + 1, 2)), "red")
+    clouds._scatter(ax, np.zeros((9, 2)), "red")
     assert [bool(c.get_rasterized()) for c in ax.collections] == [True, False]
 
 
@@ -381,7 +381,7 @@ def test_the_heat_map_is_that_of_the_dense_plan(
     which: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aligned: GWResult = request.getfixturevalue(which)
-    monkeypatch.setattr(grouped, "PIECE", 3 * 110)
+    monkeypatch.setattr(group_mass, "PIECE", 3 * 110)
     drawn = plot.plan(aligned, SPIRAL_ANGLE, ROLL_ANGLE, bins=10, ax=plane()).images[0].get_array()
     dense = np.asarray(aligned.coupling.to_dense())
     wanted = dense.reshape(10, 9, 10, 11).sum((1, 3)) / dense.sum()
@@ -398,7 +398,7 @@ def test_the_heat_map_is_that_of_the_dense_plan(
     ids=["even", "small", "skewed"],
 )
 def test_ticks_of_sorted_cells_are_round_where_these_are_spread(edges: np.ndarray, numbers: list[float]) -> None:
-    at, found = grid._marks(edges)
+    at, found = heat_map._marks(edges)
     np.testing.assert_allclose(found, numbers)
     np.testing.assert_allclose(np.interp(at, np.arange(len(edges)), edges), numbers)
 
@@ -503,11 +503,10 @@ def test_masses_of_a_relaxed_side_are_scaled_to_the_plan(result: GWResult) -> No
 
 
 def test_many_residuals_are_drawn_as_quantiles() -> None:
-    from torchgw.plot import marginals as sums
 
     values = np.random.default_rng(0).exponential(size=5000)
-    curve = sums._curve(values)
-    assert len(curve) == sums.CURVE
+    curve = marginals._curve(values)
+    assert len(curve) == marginals.CURVE
     assert (curve[0], curve[-1]) == (values.min(), values.max())
 
 
@@ -523,15 +522,15 @@ def test_many_residuals_are_drawn_as_quantiles() -> None:
     ],
 )
 def test_values_are_numbers_or_labels_by_their_type(given: Any, kind: str) -> None:
-    assert type(values.read("colors", given, 30, "N")).__name__.lower() == kind
+    assert type(point_labels.read("colors", given, 30, "N")).__name__.lower() == kind
 
 
 def test_categories_keep_their_order_and_what_is_missing_is_grey(result: GWResult) -> None:
     import pandas as pd
 
     given = pd.Series(pd.Categorical(["low", "high", None] * 30, ["low", "none", "high"]))
-    held = values.read("colors", given, 90, "N")
-    assert isinstance(held, values.Labels)
+    held = point_labels.read("colors", given, 90, "N")
+    assert isinstance(held, point_labels.Labels)
     assert held.names == ("low", "high")
     assert held.codes[:3].tolist() == [0, 1, -1]
     ax = plot.matching(result, colors=given, ax=plane())
@@ -601,8 +600,8 @@ def test_what_does_not_fit_is_refused(draw: Callable[[GWResult], Axes], message:
 def test_too_many_labels_are_refused_before_any_mass_is_carried(
     result: GWResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "MOST", 89)
-    monkeypatch.setattr(grid, "between", None)
+    monkeypatch.setattr(heat_map, "MOST", 89)
+    monkeypatch.setattr(heat_map, "between", None)
     with pytest.raises(ValueError, match=r"rows must have at most 89 distinct labels.* got 90; group them"):
         plot.plan(result, [f"cell {i}" for i in range(90)])
 

@@ -22,10 +22,10 @@ from torchgw import GWOptions, GWResult, LowRankOptions, Partial, Status, cli, g
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, PotentialCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.report import contents
-from torchgw.report.colours import given
-from torchgw.report.matches import matches_of
+from torchgw.report.colourings import given
 from torchgw.report.tables import options as options_table
 from torchgw.report.words import verdict
+from torchgw.views.matches import matches_of
 
 HEX = re.compile(r"'sha256-([^']+)'")
 
@@ -183,7 +183,7 @@ def couplings() -> list[BlockCoupling]:
 def test_best_matches_of_rows_and_columns_are_those_of_the_dense_plan(
     coupling: BlockCoupling, axis: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchgw.report.matches.BLOCK_ELEMENTS", {"cpu": 70})
+    monkeypatch.setattr("torchgw.couplings.blocks.BLOCK_ELEMENTS", {"cpu": 70})
     plan = coupling.to_dense() if axis == 1 else coupling.to_dense().T
     chosen = torch.tensor([4, 0, 22, 7, 9])
     found = matches_of(coupling, chosen, axis, 4)

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_array, check_is_fitted
@@ -28,7 +29,6 @@ from torchgw.marginals import Balanced, Marginals
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.request.spaces import check_distances
-from torchgw.spaces.match_rows import means, recognised
 from torchgw.types import Array, Callback, RandomState
 
 try:
@@ -42,6 +42,7 @@ except ImportError:  # scikit-learn below 1.6 has it as a method
 SIDES = ("source", "target")
 NUMBERS: dict[str, Any] = {"dtype": np.float64, "order": "C"}
 BATCH_ROWS, BATCH_ELEMENTS = 1024, 2**24
+ROUNDING, TINY = 1e-5, 1e-150  # of the extent, and absolute: below it rows are equal
 
 
 class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -283,13 +284,13 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def _carried(self, rows: Array, values: Array, side: int) -> Array:
         """For these rows (m, .) of ``side`` the mean by the plan of the values (., d) of the other side, (m, d)."""
         result = self.result_
-        group, place = recognised(self._points[side], rows)
+        group, place = _matched_rows(self._points[side], rows)
         known, new = np.flatnonzero(place >= 0), np.flatnonzero(place < 0)
         found = np.empty((len(rows), values.shape[1]))
         if len(known):
             moved = np.asarray(result.pull(values) if side == 0 else result.push(values))
             if group.max() + 1 < len(group):
-                moved = means(moved, result.coupling.marginal(1 - side).cpu().numpy(), group)
+                moved = _group_means(moved, result.coupling.marginal(1 - side).cpu().numpy(), group)
             found[known] = moved[place[known]]
         step = max(BATCH_ROWS, BATCH_ELEMENTS // max(result.shape))
         for part in (new[start : start + step] for start in range(0, len(new), step)):
@@ -317,3 +318,21 @@ def _names(y: Any) -> Array | None:
 def _seed(random_state: Any) -> Any:
     """What `gw_align` takes; NumPy's older generator gives one draw as a seed."""
     return int(random_state.randint(2**31 - 1)) if isinstance(random_state, np.random.RandomState) else random_state
+
+
+def _matched_rows(known: Array, rows: Array) -> tuple[Array, Array]:
+    """Numbers of the groups of equal rows: of each known row (N,), and of each other row (m,) that is one, else -1."""
+    numbers: dict[bytes, int] = {}
+    group = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in known + 0.0])  # -0.0 equals 0.0
+    first = np.unique(group, return_index=True)[1]
+    reach = ROUNDING * float(np.ptp(known, axis=0).max()) + TINY
+    place = cKDTree(known[first], balanced_tree=False).query(rows, distance_upper_bound=reach)[1]
+    return group, np.where(place < len(first), place, -1)
+
+
+def _group_means(values: Array, mass: Array, group: Array) -> Array:
+    """Row g is the mean by ``mass`` (N,) of the rows of ``values`` (N, d) in group g; NaN for a group without mass."""
+    weighted = np.where(mass[:, None] > 0, values, 0.0) * mass[:, None]
+    with np.errstate(invalid="ignore"):
+        total = np.bincount(group, mass)
+        return np.stack([np.bincount(group, column) / total for column in weighted.T], 1)

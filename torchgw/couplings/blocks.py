@@ -17,6 +17,7 @@ from torch import Tensor
 from torchgw.kernels import transport
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import running
+from torchgw.types import Coupling
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
@@ -43,17 +44,17 @@ class BlockCoupling(ABC):
     def times(self, mass: float) -> BlockCoupling:
         """The coupling with ``mass`` times the mass."""
 
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Consecutive blocks of rows with their positions.
+    def blocks(self, points: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Consecutive blocks of all rows, or of the rows ``points`` (m,), with their positions among these.
 
         Readers write what they find to one tensor: small results kept from between the blocks would hold the heap open
         at each of them, until all blocks together are resident.
         """
-        n, k = self.shape
-        step = max(1, BLOCK_ELEMENTS.get(self.device.type, 2**20) // k)
+        n = self.shape[0] if points is None else len(points)
+        step = max(1, BLOCK_ELEMENTS.get(self.device.type, 2**20) // self.shape[1])
         for start in range(0, n, step):
             where = slice(start, min(start + step, n))
-            yield where, self.rows(where)
+            yield where, self.rows(where if points is None else points[where])
 
     @property
     def device(self) -> torch.device:
@@ -128,6 +129,13 @@ class BlockCoupling(ABC):
             kept.sort_indices()
             pieces.append(kept)
         return vstack(pieces, format="csr")
+
+
+def in_blocks(coupling: Coupling, reader: str) -> BlockCoupling:
+    """The coupling itself, where ``reader`` can read it: only the library's own have blocks of rows."""
+    if not isinstance(coupling, BlockCoupling):
+        raise TypeError(f"{reader} knows the library's own couplings, got {type(coupling).__name__}")
+    return coupling
 
 
 class DenseCoupling(BlockCoupling):

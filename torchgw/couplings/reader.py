@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import BlockCoupling
+from torchgw.couplings.blocks import in_blocks
 from torchgw.kernels.sampling import draw, make_generator
 from torchgw.runtime.memory import allocating
 from torchgw.types import Array, Coupling, RandomState
@@ -93,9 +93,8 @@ class Readable:
         size = self.shape[axis]
         if given.ndim not in (1, 2) or given.shape[0] != size:
             raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
-        if not isinstance(self.coupling, BlockCoupling):
-            raise TypeError(f"this operation knows the library's own couplings, got {type(self.coupling).__name__}")
-        values = given.to(self.coupling.device, self.coupling.dtype)
+        coupling = in_blocks(self.coupling, "this operation")
+        values = given.to(coupling.device, coupling.dtype)
         columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
         moved = self._moved(columns, axis)
         empty = moved[:, :1] == 0  # divided by one first: the derivative of 0 / 0 would spread

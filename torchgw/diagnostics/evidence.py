@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BLOCK_ELEMENTS, BlockCoupling
+from torchgw.couplings.blocks import BlockCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.types import Array
 
@@ -118,6 +119,10 @@ class Confidence:
     margin: Array | Tensor
     stability: Array | Tensor
 
+    def values(self, name: str) -> Array:
+        """One of the three by its name, float64 on the CPU."""
+        return np.asarray(torch.as_tensor(getattr(self, name)).detach().cpu(), dtype=np.float64)
+
     def __repr__(self) -> str:
         means = ", ".join(f"{name} {float(side.mean()):.3g}" for name, side in vars(self).items())
         return f"Confidence({len(self.entropy)} points; means: {means})"
@@ -136,11 +141,8 @@ def _blocks(coupling: BlockCoupling, points: Tensor | None) -> Iterator[tuple[Te
     """Some points each, with their rows or what is kept of them."""
     if isinstance(coupling, TiledCoupling):
         yield from ((rows, block) for rows, _, block, _ in coupling.row_tiles(points))
-    elif points is None:
-        yield from coupling.blocks()
     else:
-        step = max(1, BLOCK_ELEMENTS.get(coupling.device.type, 2**20) // coupling.shape[1])
-        yield from ((part, coupling.rows(part)) for part in torch.split(points, step))
+        yield from ((where if points is None else points[where], block) for where, block in coupling.blocks(points))
 
 
 def _of_block(block: Tensor) -> tuple[Tensor, Tensor]:

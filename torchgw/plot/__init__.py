@@ -7,11 +7,10 @@ try:
 except ImportError as error:
     raise ImportError("torchgw.plot needs matplotlib; pip install matplotlib") from error
 
-from torchgw.plot.confidence import confidence
+from torchgw.plot.clouds import confidence, matching, transfer
 from torchgw.plot.convergence import basins, convergence
-from torchgw.plot.grid import plan
+from torchgw.plot.heat_map import plan
 from torchgw.plot.marginals import residuals
-from torchgw.plot.pairs import matching, transfer
 
 __all__ = ["basins", "confidence", "convergence", "matching", "plan", "residuals", "transfer"]
 

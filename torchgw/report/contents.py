@@ -9,17 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import BlockCoupling
-from torchgw.diagnostics.evidence import Confidence
-from torchgw.kernels.sampling import make_generator
-from torchgw.report import colours, tables, words
-from torchgw.report.matches import Matches, matches_of
+from torchgw.couplings.blocks import in_blocks
+from torchgw.report import colourings, tables, words
 from torchgw.report.reported import Plan
 from torchgw.types import Array
 from torchgw.views import layout
+from torchgw.views.matches import matches_of
 
 N_DRAWN = 5000
 N_MATCHES = 5
@@ -32,17 +29,16 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
     At most `N_DRAWN` points of a cloud are drawn, a random subset that is the same every time. The `N_MATCHES` best
     matches of each are kept with their coordinates, whether they are drawn or not.
     """
-    coupling = result.coupling
-    if not isinstance(coupling, BlockCoupling):
-        raise TypeError(f"a report knows the library's own couplings, got {type(coupling).__name__}")
+    coupling = in_blocks(result.coupling, "a report")
     places = layout.both(result, X, Y)
-    chosen = tuple(drawn(n) for n in result.shape)
-    found = matches_of(coupling, chosen[0], 1, N_MATCHES), matches_of(coupling, chosen[1], 0, N_MATCHES)
-    kept = [np.concatenate((chosen[at].numpy(), undrawn(chosen[at], found[1 - at]))) for at in (0, 1)]
-    colourings = [] if labels is None else [colours.given(labels, coupling)]
-    colourings.append(colours.placed(places[0].astype(np.float64), coupling))
-    sure = result.confidence(chosen[0].numpy())
-    colourings += confidences(sure, chosen[0].numpy(), result.shape[0])
+    chosen = tuple(layout.subset(n, N_DRAWN) for n in result.shape)
+    found = tuple(matches_of(coupling, torch.from_numpy(chosen[at]), 1 - at, N_MATCHES) for at in (0, 1))
+    undrawn = [np.setdiff1d(found[1 - at].index, (-1, *chosen[at])) for at in (0, 1)]  # matches of what is drawn
+    kept = [np.concatenate(side) for side in zip(chosen, undrawn, strict=True)]
+    colours = [] if labels is None else [colourings.given(labels, coupling)]
+    colours.append(colourings.placed(places[0].astype(np.float64), coupling))
+    sure = result.confidence(chosen[0])
+    colours += colourings.confidences(sure, chosen[0], result.shape[0])
     shown = [near_zero(side) for side in places]
     sides = [
         {
@@ -60,7 +56,7 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
         }
         for at in (0, 1)
     ]
-    entropy = numbers(sure.entropy)
+    entropy = sure.values("entropy")
     spread = float(np.exp(np.median(entropy[np.isfinite(entropy)]))) if np.isfinite(entropy).any() else math.nan
     certain, uncertain = words.certainties(result)
     return {
@@ -69,7 +65,7 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
         "summary": words.summary(result),
         "warnings": words.warnings(result),
         "sides": sides,
-        "colourings": [coloured(colouring, kept) for colouring in colourings],
+        "colourings": [coloured(colouring, kept) for colouring in colours],
         "history": {name: [finite(x) for x in column] for name, column in asdict(result.history).items()},
         "certain": certain,
         "uncertain": uncertain,
@@ -94,45 +90,6 @@ def near_zero(places: Array) -> tuple[Array, str]:
     return places, said
 
 
-def confidences(sure: Confidence, points: Array, n: int) -> list[colours.Colouring]:
-    """The three views of how sure the plan is of ``points``, out of n source points."""
-    told = {
-        "entropy": "Spread of a source point's matches, in nats: 0 for a single match, larger for many. The target is "
-        "left grey.",
-        "margin": "1 for source points with a single match, 0 where the two best matches tie. The target is left grey.",
-        "stability": "1 where every matching that the search found sends the source point to the same place, lower "
-        "where another one sends it elsewhere. The target is left grey.",
-    }
-    found = {name: np.full(n, np.nan) for name in told}
-    for name, every in found.items():
-        every[points] = numbers(getattr(sure, name))
-    return [
-        colours.Colouring(f"confidence: {name}", text, (found[name], None))
-        for name, text in told.items()
-        if np.isfinite(found[name]).any()
-    ]
-
-
-def numbers(given: Any) -> Array:
-    """An array or a tensor as float64."""
-    found: Array = np.asarray(torch.as_tensor(given).cpu(), dtype=np.float64)
-    return found
-
-
-def drawn(n: int) -> Tensor:
-    """Indices of the points that are drawn, increasing."""
-    every = torch.arange(n)
-    if n <= N_DRAWN:
-        return every
-    return torch.randperm(n, generator=make_generator(0, torch.device("cpu")))[:N_DRAWN].sort().values
-
-
-def undrawn(chosen: Tensor, matches: Matches) -> Array:
-    """Indices of points that are matches of the other side but are not drawn."""
-    found: Array = np.setdiff1d(matches.index[matches.index >= 0], chosen.numpy())
-    return found
-
-
 def positions(kept: Array, index: Array) -> Array:
     """Where each index stands among those that are kept; -1 stays -1."""
     order = np.argsort(kept)
@@ -151,7 +108,7 @@ def origin_of(result: Plan, which: int, points: Any) -> str:
     return "its own coordinates"
 
 
-def coloured(colouring: colours.Colouring, kept: list[Array]) -> dict[str, Any]:
+def coloured(colouring: colourings.Colouring, kept: list[Array]) -> dict[str, Any]:
     """A colouring of the points that are kept."""
     kind = "<f8" if colouring.names is None else "<i4"
     known = [side[np.isfinite(side)] for side in colouring.sides if side is not None]

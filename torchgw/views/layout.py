@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from torchgw import validate
-from torchgw.kernels.sampling import make_generator
 from torchgw.spaces.out_of_sample import Known
 from torchgw.types import Array, DistanceProvider
 
@@ -73,18 +72,27 @@ def of_points(points: Array) -> Array:
     """The points (N, d) themselves where d is 2 or 3, a line as (N, 2), else two principal components (N, 2)."""
     if points.shape[1] == 1:
         return np.column_stack((points, np.zeros(len(points))))
-    if points.shape[1] <= MOST:
-        return points
+    return points if points.shape[1] <= MOST else principal(points, 2)
+
+
+def principal(points: Array, count: int) -> Array:
+    """Coordinates (N, count) of points (N, d) along the directions in which they spread most."""
     from sklearn.decomposition import PCA
 
-    found: Array = PCA(2, random_state=0).fit_transform(points)
+    found: Array = PCA(count, random_state=0).fit_transform(points)
     return found
+
+
+def subset(n: int, most: int) -> Array:
+    """Indices of all of n points, or of ``most`` of them drawn at random, increasing; the same at every call."""
+    if n <= most:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(0).permutation(n)[:most])
 
 
 def of_distances(space: DistanceProvider) -> Array:
     """Two coordinates (N, 2) whose distances resemble those of the space; O(N L) for L = 200 landmarks."""
-    n = space.size
-    chosen = torch.randperm(n, generator=make_generator(0, torch.device("cpu")))[:N_LANDMARKS]
+    chosen = torch.from_numpy(subset(space.size, N_LANDMARKS))
     squared = space.rows(chosen).double().cpu().square()
     between = squared[:, chosen]
     mean = between.mean(1)

@@ -1,6 +1,8 @@
-"""Values on points as plots and reports read them: numbers, or labels.
+"""Values on points as plots and reports read them, numbers or labels, and what a plan carries of them to the target.
 
 Floating-point arrays are numbers. Strings, booleans, categories, and integers of at most 20 distinct values are labels.
+A target point j gets the mean sum_i T_ij v_i / sum_i T_ij over the points i whose number v_i is known, or the label of
+the group of points that sends it most mass.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from torchgw.couplings.blocks import BlockCoupling
+from torchgw.couplings.group_mass import most
 from torchgw.types import Array
 
 FEW = 20  # distinct integers that are taken for labels
@@ -24,6 +29,11 @@ class Numbers:
 
     values: Array
 
+    @property
+    def known(self) -> Array:
+        """Which points have one (n,)."""
+        return np.isfinite(self.values)
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -31,6 +41,12 @@ class Labels:
 
     codes: Array
     names: tuple[str, ...]
+
+    @property
+    def known(self) -> Array:
+        """Which points have one (n,)."""
+        found: Array = self.codes >= 0
+        return found
 
 
 def read(name: str, given: Any, n: int, letter: str, finite: bool = False) -> Numbers | Labels:
@@ -62,6 +78,25 @@ def read(name: str, given: Any, n: int, letter: str, finite: bool = False) -> Nu
     if array.dtype.kind not in "iubUSO":
         raise TypeError(f"{name} must hold numbers or labels, got dtype {array.dtype}; convert it to float, or to str")
     return _labels(array.astype(object), None)
+
+
+def carried(coupling: BlockCoupling, held: Numbers | Labels) -> Numbers | Labels:
+    """What the target points (K,) get of values on the source points (N,); missing where no known value's mass goes.
+
+    O(N K) time for numbers, for labels times their number; never N x K memory.
+    """
+    if isinstance(held, Labels):
+        return Labels(most(coupling, held.codes, len(held.names)), held.names)
+    return Numbers(averages(coupling, held.values))
+
+
+def averages(coupling: BlockCoupling, numbers: Array) -> Array:
+    """The mean (K,) of numbers (N,) by the plan's columns, over those that are finite; NaN where these have no mass."""
+    known = np.isfinite(numbers)
+    columns = torch.from_numpy(np.column_stack((known, np.where(known, numbers, 0.0))))
+    mass, total = coupling.apply(columns.to(coupling.device, coupling.dtype), 0).detach().double().cpu().T
+    found: Array = torch.where(mass > 0, total / mass, torch.nan).numpy()
+    return found
 
 
 def _array(given: Any) -> Array:

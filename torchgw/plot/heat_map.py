@@ -13,11 +13,10 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torchgw import validate
 from torchgw.couplings.group_mass import between
 from torchgw.plot import canvas, colours
-from torchgw.plot.pairs import leading
 from torchgw.results.result import GWResult
 from torchgw.types import Array
-from torchgw.views import layout
-from torchgw.views import point_labels as values
+from torchgw.views import layout, point_labels
+from torchgw.views.point_labels import Labels, Numbers
 
 BINS = 100
 MOST = 2000  # cells along a side
@@ -85,9 +84,9 @@ def plan(
     return ax
 
 
-def _read(name: str, given: Any, n: int, letter: str) -> values.Numbers | values.Labels:
-    held = values.read(name, given, n, letter, finite=True)
-    count = len(held.names) if isinstance(held, values.Labels) else 1
+def _read(name: str, given: Any, n: int, letter: str) -> Numbers | Labels:
+    held = point_labels.read(name, given, n, letter, finite=True)
+    count = len(held.names) if isinstance(held, Labels) else 1
     if count == 0:
         raise ValueError(f"{name} must have a label for at least one point, got {n} that are all missing")
     if count > MOST:
@@ -106,7 +105,9 @@ def _sides(result: GWResult, rows: Any, columns: Any, bins: int) -> tuple[Groups
                 "a result that was read from a file keeps no points to sort, so pass rows= or columns=, labels or "
                 f"numbers to sort by; rows=np.arange({result.shape[0]}.0) is the order of the points"
             )
-        sorted_rows = _sorted(leading(layout.side(result, 0)), bins, "along its longest direction", False)
+        sorted_rows = _sorted(
+            layout.principal(layout.side(result, 0), 1)[:, 0], bins, "along its longest direction", False
+        )
         return sorted_rows, _following(result, sorted_rows, bins, 0)
     if rows is None:
         across = _groups(columns, bins)
@@ -115,8 +116,8 @@ def _sides(result: GWResult, rows: Any, columns: Any, bins: int) -> tuple[Groups
     return down, _following(result, down, bins, 0) if columns is None else _groups(columns, bins)
 
 
-def _groups(held: values.Numbers | values.Labels, bins: int) -> Groups:
-    if isinstance(held, values.Labels):
+def _groups(held: Numbers | Labels, bins: int) -> Groups:
+    if isinstance(held, Labels):
         return Groups(held.codes, len(held.names), "", held.names, None)
     return _sorted(held.values, bins, "by the values given", True)
 

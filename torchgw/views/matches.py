@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BLOCK_ELEMENTS, BlockCoupling, DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, PotentialCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.types import Array
@@ -19,8 +19,14 @@ from torchgw.types import Array
 
 @dataclass(frozen=True)
 class Matches:
-    """Of m points: their mass (m,), and the indices (m, k) of the points that share most of it, with the shares (m, k)
-    in [0, 1], the largest first. Where fewer than k have a share, and for points without mass, indices are -1."""
+    """The k best matches of m points, the largest first.
+
+    Attributes
+    ----------
+    mass : (m,) of each point in the plan.
+    index : (m, k) of the other side; -1 where fewer than k have a share, and for points without mass.
+    share : (m, k) of the point's mass that goes to each, in [0, 1].
+    """
 
     mass: Array
     index: Array
@@ -33,34 +39,23 @@ def matches_of(coupling: BlockCoupling, chosen: Tensor, axis: int, k: int) -> Ma
     O(m K) time for rows, O(m N) for columns, times the rank of the plan where it is not stored; of a large plan, only
     what is in its kept tiles counts.
     """
-    read = coupling if axis == 1 else turned(coupling)
+    read = coupling if axis == 1 else _turned(coupling)
     k = min(k, read.shape[1])
     chosen = chosen.to(read.device)
-    mass, value, index = _of_tiles(read, chosen, k) if isinstance(read, TiledCoupling) else _of_rows(read, chosen, k)
+    if isinstance(read, TiledCoupling):
+        mass, (value, index) = read.marginal(1)[chosen], read.top_k(k, chosen)
+    else:
+        mass = torch.empty(len(chosen), dtype=read.dtype, device=read.device)
+        value = mass.new_empty(len(chosen), k)
+        index = torch.empty(len(chosen), k, dtype=torch.int64, device=read.device)
+        for where, block in read.blocks(chosen):
+            mass[where] = block.detach().sum(1)
+            value[where], index[where] = block.detach().topk(k, dim=1)
     share = torch.where(mass[:, None] > 0, value / mass[:, None], 0.0)
     return Matches(*(side.cpu().numpy() for side in (mass, index.masked_fill(share <= 0, -1), share)))
 
 
-def _of_tiles(coupling: TiledCoupling, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mass (m,), largest entries (m, k) and their columns, from the tiles that are kept."""
-    return coupling.marginal(1)[chosen], *coupling.top_k(k, chosen)
-
-
-def _of_rows(coupling: BlockCoupling, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same from whole rows, in blocks."""
-    mass = torch.empty(len(chosen), dtype=coupling.dtype, device=coupling.device)
-    value = mass.new_empty(len(chosen), k)
-    index = torch.empty(len(chosen), k, dtype=torch.int64, device=coupling.device)
-    step = max(1, BLOCK_ELEMENTS.get(coupling.device.type, 2**20) // coupling.shape[1])
-    for start in range(0, len(chosen), step):
-        where = slice(start, start + step)
-        block = coupling.rows(chosen[where]).detach()
-        mass[where] = block.sum(1)
-        value[where], index[where] = block.topk(k, dim=1)
-    return mass, value, index
-
-
-def turned(coupling: BlockCoupling) -> BlockCoupling:
+def _turned(coupling: BlockCoupling) -> BlockCoupling:
     """The transposed coupling."""
     if isinstance(coupling, TiledCoupling):
         return coupling.turned()
@@ -70,4 +65,4 @@ def turned(coupling: BlockCoupling) -> BlockCoupling:
         return LowRankCoupling(coupling.R, coupling.Q, coupling.g)
     if isinstance(coupling, PotentialCoupling):
         return PotentialCoupling(coupling.B, coupling.A, coupling.g, coupling.f, coupling.y, coupling.x)
-    raise TypeError(f"a report knows the library's own couplings, got {type(coupling).__name__}")
+    raise TypeError(f"matches are read of the library's own couplings, got {type(coupling).__name__}")

@@ -1,0 +1,304 @@
+"""Clouds of points, and what a plan says on them: lines between matches, values that it carries, how sure it is.
+
+Clouds stay readable and small, whether they have a hundred points or a hundred thousand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from mpl_toolkits.mplot3d import proj3d  # type: ignore[import-untyped]
+
+from torchgw import validate
+from torchgw.couplings.blocks import in_blocks
+from torchgw.plot import canvas, colours
+from torchgw.results.result import GWResult
+from torchgw.types import Array
+from torchgw.views import layout, point_labels
+from torchgw.views.matches import matches_of
+from torchgw.views.point_labels import Labels, Numbers
+
+ONE, TWO = (4.6, 3.4), (7.0, 3.4)  # inches of a figure of one cloud, and of two
+MOST = 20_000  # points that are drawn of a cloud
+RASTER = 2_000  # points from which on they are one picture in a PDF
+GAP = 0.25  # between two clouds, in units of their extent
+LEAST_WIDTH = 0.7  # of a cloud, so that its caption fits
+MARGIN = 0.05
+CAPTION = 0.08  # height of a line
+WIDTH = 5.0  # inches of Axes, below which points are smaller
+ELEVATION, AZIMUTH = 18, -78  # of the eye, in degrees
+FILLED = 0.97  # of the place of solid Axes
+END = 16.0  # area of a line's end, in square points
+FAINT, STRONG = 0.15, 0.8  # opacity of lines
+WIDE = 30.0  # ratio of counts from which on they are coloured in logarithms
+KINDS = {
+    "entropy": "effective number of matches, exp(entropy)",
+    "margin": "margin, 1 - second largest / largest mass",
+    "stability": "stability, 1 - distance to another basin's match",
+}
+
+
+def matching(
+    result: GWResult,
+    X: Any = None,
+    Y: Any = None,
+    *,
+    colors: Any = None,
+    n_lines: int = 100,
+    basin: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """Both clouds side by side, with lines from source points to the target points that get most of their mass.
+
+    Parameters
+    ----------
+    result : what `torchgw.gw_align` returned.
+    X, Y : points (N, d), (K, e) to draw, by default those aligned, see `torchgw.views.layout`; needed for a result that
+        was read from a file.
+    colors : (N,) numbers or labels on the source, by which points and lines are coloured; by default the position along
+        the cloud's longest direction. Integers of at most 20 distinct values are labels.
+    n_lines : how many lines at most, evenly chosen along ``colors``.
+    basin : which of ``result.basins`` the lines are of; 0 is the plan itself, 1 the best of those passed over.
+    ax : where to draw; by default a new figure. It needs three dimensions where either cloud has them.
+
+    Returns
+    -------
+    The Axes. A line is the fainter, the smaller the share of its point's mass is that it stands for; points without
+    mass have none. At most 20000 points of a cloud are drawn, and the caption says so.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For arguments that do not fit the result, and a plane ``ax`` for points with three coordinates.
+
+    Notes
+    -----
+    O(n_lines K) time and memory in blocks beside the layout's.
+    """
+    result = canvas.checked(result)
+    n_lines = validate.integer("n_lines", n_lines, least=0)
+    basin = validate.integer("basin", basin, least=0, most=max(len(result.basins) - 1, 0))
+    n, k = result.shape
+    held = None if colors is None else point_labels.read("colors", colors, n, "N")
+    source, target, ax = _placed(result, X, Y, ax)
+    along = Numbers(layout.principal(source, 1)[:, 0]) if held is None else held
+    scale = colours.scale(along)
+    rgba = scale.of(along)
+    start, end, share = _lines(result, along, n_lines)
+    if basin:
+        end, share = result.basins[basin].matching.cpu().numpy()[start], np.ones(len(start))
+    some = layout.subset(n, MOST)
+    _scatter(ax, source[some], rgba[some])
+    _scatter(ax, target[np.setdiff1d(layout.subset(k, MOST), end)], colours.PALE)
+    if len(start):
+        _scatter(ax, target[end], rgba[start], END, zorder=3)
+        tint = rgba[start].copy()
+        tint[:, 3] = FAINT + (STRONG - FAINT) * np.sqrt(share / share.max())
+        _draw_lines(ax, np.stack((source[start], target[end]), axis=1), tint)
+    _finish(ax, source=source, target=target)
+    if held is not None:
+        scale.explain(ax, missing=_any_missing(held))
+    return ax
+
+
+def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax: Axes | None = None) -> Axes:
+    """The source coloured by ``values``, and the target by what the plan carries there.
+
+    Parameters
+    ----------
+    result : what `torchgw.gw_align` returned.
+    values : (N,) numbers, of which each target point gets the mean weighted by the plan over those that are known, or
+        labels, of which it gets the one with most mass. Integers of at most 20 distinct values are labels; NaN and
+        infinite numbers are missing.
+    X, Y, ax : as for `matching`.
+
+    Returns
+    -------
+    The Axes. Grey are source points whose value is missing, and target points that get no mass from others. At most
+    20000 points of a cloud are drawn, and the caption says so.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For arguments that do not fit the result, and values that are all missing.
+
+    Notes
+    -----
+    O(N K) time for numbers, for labels times their number; never N x K memory.
+    """
+    result = canvas.checked(result)
+    given = _read(values, result.shape[0])
+    source, target, ax = _placed(result, X, Y, ax)
+    moved = point_labels.carried(in_blocks(result.coupling, "a plot"), given)
+    scale = colours.scale(given)
+    for points, found in ((source, given), (target, moved)):
+        some = layout.subset(len(points), MOST)
+        _scatter(ax, points[some], scale.of(found)[some])
+    _finish(ax, source=source, target=target)
+    scale.explain(ax, missing=_any_missing(given))
+    return ax
+
+
+def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Axes | None = None) -> Axes:
+    """The source, coloured by how sure the plan is of each point.
+
+    Parameters
+    ----------
+    result : what `torchgw.gw_align` returned.
+    X : points (N, d) to draw, by default those aligned, see `torchgw.views.layout`.
+    kind : "entropy", drawn as exp(entropy), the number of target points that a source point is effectively spread over;
+        "margin" or "stability", from 0 to 1; see `Confidence`.
+    ax : where to draw; by default a new figure. It needs three dimensions where the points have them.
+
+    Returns
+    -------
+    The Axes. Points without mass are grey. At most 20000 points are drawn, and the caption says so.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For arguments that do not fit the result, and stability without a search.
+
+    Notes
+    -----
+    O(m K) time for the m points that are drawn, in blocks of rows, beside the layout's.
+    """
+    result = canvas.checked(result)
+    kind = validate.choice("kind", kind, tuple(KINDS))
+    if kind == "stability" and not result.basins:
+        raise ValueError(
+            "kind must be 'entropy' or 'margin' for a result without a search, which knows no other basin to be stable "
+            "against, got 'stability'; align without init"
+        )
+    found = layout.side(result, 0, X)
+    ax = canvas.axes(ax, ONE, found.shape[1] == 3)
+    some = layout.subset(len(found), MOST)
+    sure = result.confidence(some).values(kind)
+    held = Numbers(np.exp(sure) if kind == "entropy" else sure)
+    known = held.values[held.known]
+    wide = kind == "entropy" and len(known) > 0 and bool(known.max() > WIDE * known.min())
+    scale = colours.scale(held, log=wide, limits=None if kind == "entropy" else (0.0, 1.0))
+    points = _sized(found, 3 if canvas.is_solid(ax) else 2)
+    _scatter(ax, points[some], scale.of(held))
+    _finish(ax, source=points)
+    scale.explain(ax, KINDS[kind])
+    return ax
+
+
+def _read(given: Any, n: int) -> Numbers | Labels:
+    held = point_labels.read("values", given, n, "N")
+    if not held.known.any():
+        raise ValueError(f"values must be known for at least one point, got {n} that are all missing")
+    return held
+
+
+def _placed(result: GWResult, X: Any, Y: Any, ax: Any) -> tuple[Array, Array, Any]:
+    """The two clouds as they are drawn, and the Axes."""
+    x, y = layout.both(result, X, Y)
+    solid = max(x.shape[1], y.shape[1]) == 3
+    ax = canvas.axes(ax, TWO, solid)
+    source, target = _side_by_side(x, y, canvas.is_solid(ax))
+    return source, target, ax
+
+
+def _any_missing(held: Numbers | Labels) -> bool:
+    return isinstance(held, Labels) and not held.known.all()
+
+
+def _lines(result: GWResult, along: Numbers | Labels, count: int) -> tuple[Array, Array, Array]:
+    """Source and target indices of the lines, and the share of the source point's mass that each stands for."""
+    order = np.argsort(along.values if isinstance(along, Numbers) else along.codes, kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int))]
+    best = matches_of(in_blocks(result.coupling, "a plot"), torch.from_numpy(chosen), 1, 1)
+    kept = best.index[:, 0] >= 0
+    return chosen[kept], best.index[kept, 0], best.share[kept, 0]
+
+
+def _draw_lines(ax: Any, segments: Array, rgba: Array) -> None:
+    if canvas.is_solid(ax):
+        from mpl_toolkits.mplot3d.art3d import Line3DCollection  # type: ignore[import-untyped]
+
+        ax.add_collection3d(Line3DCollection(segments, colors=rgba, linewidths=0.6, clip_on=False, zorder=2))
+        return
+    ax.add_collection(LineCollection(list(segments), colors=rgba, linewidths=0.6, zorder=0.5), autolim=False)
+
+
+def _sized(points: Array, width: int) -> Array:
+    """Points (n, ``width``) of largest extent one, centred; a plane cloud among solid ones stands upright, face on."""
+    low, high = points.min(0), points.max(0)
+    unit: Array = (points - (low + high) / 2) / (float((high - low).max()) or 1.0)
+    if unit.shape[1] == width:
+        return unit
+    return np.column_stack((unit[:, 0], np.zeros(len(unit)), unit[:, 1]))
+
+
+def _side_by_side(source: Array, target: Array, solid: bool) -> tuple[Array, Array]:
+    """The two clouds at one size, the source on the left."""
+    left, right = (_sized(points, 3 if solid else 2) for points in (source, target))
+    step = sum(max(float(np.ptp(points[:, 0])), LEAST_WIDTH) / 2 for points in (left, right)) + GAP
+    right[:, 0] += step
+    return left, right
+
+
+def _scatter(ax: Any, points: Array, colours: Any, area: float | None = None, zorder: float = 1.0) -> None:
+    """Points (n, 2 or 3), in RGBA (n, 4) or one colour; ``area`` in square points, by default the less the more."""
+    solid = {"depthshade": False} if canvas.is_solid(ax) else {}
+    size = float(np.clip(250 / np.sqrt(max(len(points), 1)), 1.0, 16.0)) if area is None else area
+    size *= min(1.0, float(_place(ax)[0]) / WIDTH)
+    many = len(points) > RASTER
+    ax.scatter(*points.T, c=colours, s=size, linewidths=0, rasterized=many, clip_on=False, zorder=zorder, **solid)
+
+
+def _place(ax: Any) -> Array:
+    """Width and height of the Axes in inches, before a layout moves it."""
+    figure = ax.get_figure()  # a part of one has a box and a resolution, but no size
+    found: Array = ax.get_position(original=True).size * figure.bbox.size / figure.dpi
+    return found
+
+
+def _finish(ax: Any, **clouds: Array) -> None:
+    """Above each cloud its name and how many of its points are drawn; equal units, and neither ticks nor frame."""
+    every = np.concatenate(list(clouds.values()))
+    low, high = every.min(0), every.max(0)
+    top = high[-1] + CAPTION / 2
+    for side, points in clouds.items():
+        n = len(points)
+        at = (points.min(0) + points.max(0)) / 2
+        at[1:-1] = points[:, 1:-1].max(0, initial=-np.inf)  # seen from above, what is at the back is highest
+        at[-1] = top
+        text = f"{side}\n{n} points" if n <= MOST else f"{side}\n{MOST} of {n}\npoints drawn"
+        ax.text(*at, text, ha="center", va="bottom", fontsize=canvas.MEDIUM)
+    high[-1] += 2.5 * CAPTION
+    ax.set_axis_off()
+    if canvas.is_solid(ax):
+        _look_at(ax, low, high)
+        return
+    ax.set_aspect("equal")
+    ax.set_xlim(low[0] - MARGIN, high[0] + MARGIN)
+    ax.set_ylim(low[1] - MARGIN, high[1])
+
+
+def _look_at(ax: Any, low: Array, high: Array) -> None:
+    """A parallel view of the box between two corners, as large as the place of the Axes in its figure allows.
+
+    Solid Axes are squares within their place; what is drawn may reach beyond the square, so a wide scene fills it.
+    """
+    thick = np.maximum(high - low, MARGIN)
+    middle = (low + high) / 2
+    for limit, centre, width in zip((ax.set_xlim, ax.set_ylim, ax.set_zlim), middle, thick, strict=True):
+        limit(centre - width / 2, centre + width / 2)
+    for artist in (*ax.collections, *ax.texts):
+        artist.set_in_layout(False)  # else room would be made for what reaches beyond the square
+    ax.computed_zorder = False  # lines and their ends lie on top
+    ax.set_proj_type("ortho")
+    ax.view_init(elev=ELEVATION, azim=AZIMUTH)
+    ax.set_box_aspect(tuple(thick), zoom=1)
+    corners = np.array(np.meshgrid(*zip(middle - thick / 2, middle + thick / 2, strict=True))).reshape(3, -1)
+    x, y, _ = proj3d.proj_transform(*corners, ax.get_proj())
+    square = FILLED * np.ptp(ax.transLimits.inverted().transform([(0, 0), (1, 1)]), axis=0)
+    room = _place(ax)
+    ax.set_box_aspect(tuple(thick), zoom=float((square * room / room.min() / (np.ptp(x), np.ptp(y))).min()))
