@@ -16,7 +16,7 @@ from torchgw.datasets import make_spiral
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.objective import bounds as bounds_module
 from torchgw.objective.bounds import consistent_bound, first_bound, frank_wolfe_gap, second_bound
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.sinkhorn.costs import FactoredCost
 
 

@@ -24,8 +24,9 @@ from torchgw import (
     SamplingOptions,
 )
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.objective.gradient import ExactGradient, SampledGradient, landmark_control
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
+from torchgw.objective.sampled import SampledGradient, landmark_control
 from torchgw.search.anneal import LandmarkProblem, basins_of, coarse_basins
 from torchgw.search.initial_guesses import quantiles, start_costs
 from torchgw.search.lift import Solved, lift

@@ -34,7 +34,7 @@ from torchgw import (
 )
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.losses import SQUARE
-from torchgw.objective.gradient import SampledGradient
+from torchgw.objective.sampled import SampledGradient
 
 LOOSE: dict[str, Any] = {"sinkhorn": SinkhornOptions(), "stopping": StoppingOptions()}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchgw import SemiRelaxed, gw_align
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers.proximal import proximal_plan
 from torchgw.spaces import PrecomputedDistances, hops

@@ -22,9 +22,9 @@ from torchgw import EuclideanDistances, PrecomputedDistances, Status, StoppingOp
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels import LN2
 from torchgw.objective import bounds
-from torchgw.objective.anchors import Anchors, refresh, sample_anchors
-from torchgw.objective.gradient import ExactGradient, sampled_cost
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import mean_cost
+from torchgw.objective.sampled import Anchors, refresh, sample_anchors, sampled_cost
 from torchgw.objective.value import affordable, sampled_objective
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.stopping import Plateau, observe, verdict

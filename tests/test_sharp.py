@@ -14,7 +14,7 @@ from tests.problems import gw_by_enumeration, random_distances, random_masses, r
 from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers.frank_wolfe import conditional_gradient, transport
 from torchgw.spaces import PrecomputedDistances

@@ -21,7 +21,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_dense import choose
-from torchgw.objective.anchors import Anchors, refresh
+from torchgw.objective.sampled import Anchors, refresh
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.sinkhorn.scaling import feasible, scaling
 from torchgw.sinkhorn.sides import Side

@@ -9,7 +9,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Solution
 from torchgw.kernels import LN2, LOG2E
 from torchgw.objective.curvature import Curvature, level_of
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.newton import firmness

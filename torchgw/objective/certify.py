@@ -11,10 +11,10 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.losses import SQUARE
-from torchgw.objective.anchors import sample_anchors
 from torchgw.objective.bounds import first_bound, frank_wolfe_gap, second_bound
-from torchgw.objective.gradient import ExactGradient, sampled_cost
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model, Values, mean_cost
+from torchgw.objective.sampled import sample_anchors, sampled_cost
 from torchgw.objective.value import Objective, affordable, sampled_objective
 from torchgw.options import GWOptions
 from torchgw.sinkhorn.costs import FactoredCost

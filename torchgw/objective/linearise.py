@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.objective.gradient import Gradient, SampledGradient
 from torchgw.objective.model import Model, mean_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Coupling
+
+
+class Gradient(Protocol):
+    """The seam between the loop and the way its cost is found."""
+
+    def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
+        """Linearised cost of ``coupling`` with row marginal ``p``; ``q`` is its column marginal where the two are not
+        those that were asked for."""
 
 
 def gradient_of(model: Model, quadratic: Gradient) -> Gradient:
@@ -60,11 +69,7 @@ class ModelGradient:
 
     def raw(self, coupling: Coupling, rows: Tensor, columns: Tensor) -> FactoredCost:
         """C(T), the linearised quadratic part, for a coupling with these marginals."""
-        if self.model.fixed:
-            return self.quadratic(coupling, rows)
-        cost = self.quadratic(coupling, rows, columns)
-        unit = isinstance(self.quadratic, SampledGradient)
-        return FactoredCost.weighted_sum([cost], [rows.sum()]) if unit else cost
+        return self.quadratic(coupling, rows, None if self.model.fixed else columns)
 
     def of(self, raw: FactoredCost, coupling: Coupling, rows: Tensor, columns: Tensor) -> FactoredCost:
         """Chat from C(T)."""

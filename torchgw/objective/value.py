@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.objective.anchors import sample_anchors
+from torchgw.objective.sampled import sample_anchors
 from torchgw.types import Coupling, DistanceProvider
 
 SEARCHED_ROWS = 5000

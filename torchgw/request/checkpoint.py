@@ -16,9 +16,8 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.diagnostics.evidence import Basin, Rung
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.anchors import Anchors
 from torchgw.objective.features import FeatureCost
-from torchgw.objective.gradient import Sample
+from torchgw.objective.sampled import Anchors, Sample
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint, Folder, begin

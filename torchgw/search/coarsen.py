@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import add_by_label
-from torchgw.objective.anchors import Anchors
-from torchgw.objective.gradient import Control, controlled, factored_mean_squares, landmark_control, sampled_cost
+from torchgw.objective.exact import factored_mean_squares
+from torchgw.objective.sampled import Anchors, Control, controlled, landmark_control, sampled_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells

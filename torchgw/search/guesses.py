@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.objective.gradient import ExactGradient, dense
+from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.model import mean_cost
 from torchgw.search.initial_guesses import quantiles
 from torchgw.search.problem import Candidate, Problem, descended

@@ -17,7 +17,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import softmin
 from torchgw.losses import SQUARE
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import relative_entropy
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost

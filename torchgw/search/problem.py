@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
-from torchgw.objective.gradient import ExactGradient, Gradient, SampledGradient, landmark_control
-from torchgw.objective.linearise import ModelGradient, gradient_of
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
 from torchgw.objective.model import Model
-from torchgw.objective.sampler_state import memory_of, recall
+from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, recall
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for

@@ -19,8 +19,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2, LOG2E
 from torchgw.losses import SQUARE
-from torchgw.objective.gradient import Gradient
-from torchgw.objective.linearise import ModelGradient
+from torchgw.objective.linearise import Gradient, ModelGradient
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch

@@ -23,7 +23,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import feasible

@@ -31,7 +31,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.gradient import factored_mean_squares
+from torchgw.objective.exact import factored_mean_squares
 from torchgw.options import LowRankOptions
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors

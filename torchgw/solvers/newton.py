@@ -19,7 +19,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LOG2E
 from torchgw.objective.curvature import Curvature, level_of
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import ModelGradient, gradient_of
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels.kernel import LOWEST_EXPONENT
-from torchgw.objective.gradient import Gradient
+from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import mean_cost
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost

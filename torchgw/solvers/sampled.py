@@ -17,9 +17,9 @@ from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2, LOG2E
 from torchgw.kernels.kernel import Kernel
-from torchgw.objective.gradient import Gradient
+from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
-from torchgw.objective.sampler_state import memory_of, recall
+from torchgw.objective.sampled import memory_of, recall
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale

@@ -9,9 +9,9 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_stream.reference import softmin
-from torchgw.objective.anchors import Anchors
-from torchgw.objective.gradient import Gradient, sampled_cost
+from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
+from torchgw.objective.sampled import Anchors, sampled_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import DistanceProvider
 

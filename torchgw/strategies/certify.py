@@ -19,11 +19,10 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
-from torchgw.objective.anchors import sample_anchors
 from torchgw.objective.bounds import first_bound, frank_wolfe_gap, second_bound
 from torchgw.objective.certify import CERTIFICATE_ANCHORS, ROUNDING_ERROR
-from torchgw.objective.gradient import sampled_cost
 from torchgw.objective.model import Values
+from torchgw.objective.sampled import sample_anchors, sampled_cost
 from torchgw.objective.value import Objective, affordable, exact_objective, sampled_objective
 from torchgw.search.coarsen import Side, cost_of_product
 from torchgw.strategies.large_problem import Large

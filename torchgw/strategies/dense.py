@@ -16,8 +16,8 @@ from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
 from torchgw.objective.certify import certify_stored
-from torchgw.objective.gradient import ExactGradient
-from torchgw.objective.sampler_state import NOTHING, recall
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.guesses import from_product, sharp_starts

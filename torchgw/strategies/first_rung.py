@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw.diagnostics.evidence import Basin
 from torchgw.kernels.precision import loop_dtype
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for

@@ -28,7 +28,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.sampling import draw
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions

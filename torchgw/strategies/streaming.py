@@ -18,7 +18,7 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.kernels.precision import LAST, reach, unsafe
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, centres, choose_tiles
-from torchgw.objective.gradient import ExactGradient
+from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
 from torchgw.search.coarsen import Side
 from torchgw.sinkhorn.rounding import round_tiles
