@@ -22,9 +22,9 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.embedding import eigen
+from torchgw.embedding.graph import affinities, matrix_graph
 from torchgw.embedding.joint import JointEmbedding, joint_embedding
 from torchgw.spaces.graph import build_graph
-from torchgw.spaces.laplacian import affinities, matrix_graph
 
 SIZES = (140, 170, 150)
 

@@ -14,9 +14,9 @@ from torchgw import SemiRelaxed, gw_align
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers.proximal import proximal_plan
-from torchgw.spaces import PrecomputedDistances, hops
-from torchgw.spaces.hops import hop_distances
+from torchgw.spaces import PrecomputedDistances, shortest_paths
 from torchgw.spaces.representatives import choose_landmarks, unlikeness
+from torchgw.spaces.shortest_paths import hop_distances
 from torchgw.types import Array
 
 BLOCKS = [[0.3 if i == j else 0.03 for j in range(4)] for i in range(4)]
@@ -121,11 +121,11 @@ def test_hops_by_products_are_those_of_a_search_from_each_point(
     D: torch.Tensor, by_products: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched: list[torch.Tensor] = []
-    from_each = hops._from_each
-    monkeypatch.setattr(hops, "_from_each", lambda edges: searched.append(edges) or from_each(edges))
+    from_each = shortest_paths._from_each
+    monkeypatch.setattr(shortest_paths, "_from_each", lambda edges: searched.append(edges) or from_each(edges))
     found = hop_distances(D)
     assert bool(searched) != by_products
-    monkeypatch.setattr(hops, "_from_all", lambda _: None)
+    monkeypatch.setattr(shortest_paths, "_from_all", lambda _: None)
     assert found is not None
     assert torch.equal(found, hop_distances(D))  # type: ignore[arg-type]
     assert len(searched) == 1 + (not by_products)

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from torchgw import EuclideanDistances, GWOptions, GWResult, LadderOptions, SamplingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.paths import shortest_paths
+from torchgw.spaces.shortest_paths import shortest_paths
 
 X, ANGLE_X = make_spiral(400)
 Y, ANGLE_Y = make_swiss_roll(450, random_state=1)

@@ -24,8 +24,8 @@ from torchgw import (
     PrecomputedDistances,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.spaces import paths
-from torchgw.spaces.cache import RowCache
+from torchgw.spaces import shortest_paths
+from torchgw.spaces.dijkstra import RowCache
 from torchgw.spaces.graph import build_graph, from_edges, nearest_elsewhere, neighbour_graph
 from torchgw.spaces.shortcuts import short_cuts
 from torchgw.types import DistanceProvider
@@ -214,7 +214,7 @@ def test_a_graph_without_edges_is_the_discrete_metric(kind: Any) -> None:
 
 def test_all_pairs_of_two_graphs_match_the_serial_search_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     one, D = path_graph([1.0, 2.0, 0.5, 4.0])
-    monkeypatch.setattr(paths, "PARALLEL_SECONDS", 0.0)
+    monkeypatch.setattr(shortest_paths, "PARALLEL_SECONDS", 0.0)
     found = PrecomputedDistances.from_graphs([one, GRAPH])
     np.testing.assert_allclose(found[0].rows(torch.arange(5)).numpy() * found[0].scale, D)
     np.testing.assert_allclose(found[1].rows(EVERYTHING).numpy() * found[1].scale, GEODESIC)
@@ -222,7 +222,7 @@ def test_all_pairs_of_two_graphs_match_the_serial_search_in_parallel(monkeypatch
 
 def test_sweeps_find_the_diameter_of_a_tree() -> None:
     graph, D = path_graph([1.0, 2.0, 3.0, 0.1, 5.0])
-    assert paths.sweep(graph) == (pytest.approx(D.max()), False)
+    assert shortest_paths.sweep(graph) == (pytest.approx(D.max()), False)
 
 
 def test_landmark_factors_are_exact_when_every_point_is_one() -> None:

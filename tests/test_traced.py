@@ -26,11 +26,11 @@ from torchgw import (
 )
 from torchgw.datasets import make_spiral
 from torchgw.request.spaces import check_space
-from torchgw.spaces import FactoredDistances, paths
+from torchgw.spaces import FactoredDistances, shortest_paths
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.landmark import differentiable_factors
-from torchgw.spaces.path_gradient import edge_lengths, path_distances, subtree_sums
 from torchgw.spaces.prepare import Space, make_providers
+from torchgw.spaces.shortest_paths import edge_lengths, path_distances, subtree_sums
 from torchgw.spaces.traced import Measured, Traced, traced
 from torchgw.types import AmbiguityWarning, GraphWarning
 
@@ -201,7 +201,7 @@ def test_the_pair_found_by_sweeps_carries_the_scale(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_largest_distance_short_of_the_diameter_carries_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchgw.spaces.dijkstra.sweep", lambda graph: paths.sweep(graph, n_sweeps=1))
+    monkeypatch.setattr("torchgw.spaces.dijkstra.sweep", lambda graph: shortest_paths.sweep(graph, n_sweeps=1))
     leaf, options = cloud(N, 2).requires_grad_(), SpaceOptions(k=4)
     made = providers((leaf, leaf), "dijkstra", options)
     assert float(rows(made[0]).max()) > 1.01
@@ -293,7 +293,7 @@ def test_paths_pass_gradcheck_and_are_those_of_dijkstra(monkeypatch: pytest.Monk
     np.testing.assert_allclose(path_distances(graph, lengths, sources), dijkstra(graph, indices=sources), rtol=1e-12)
     uneven = (lengths + torch.rand(len(lengths), dtype=torch.float64)).requires_grad_()
     for block in (2**22, 20):
-        monkeypatch.setattr("torchgw.spaces.path_gradient.BLOCK", block)
+        monkeypatch.setattr("torchgw.spaces.shortest_paths.BLOCK", block)
         assert torch.autograd.gradcheck(lambda e: path_distances(graph, e, sources), uneven, eps=1e-5)
     assert torch.autograd.gradcheck(lambda x: edge_lengths(x, graph), points.requires_grad_())
 

@@ -52,7 +52,7 @@ from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.rounding import off
 from torchgw.solvers.solution import Outcome
 from torchgw.spaces.prepare import make_providers
-from torchgw.spaces.traced import unit_of
+from torchgw.spaces.scale import unit_of
 from torchgw.strategies.dense import run
 from torchgw.strategies.large_problem import Task
 from torchgw.strategies.low_rank import run_low_rank

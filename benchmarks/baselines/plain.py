@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgw import DijkstraDistances
 from torchgw.kernels import LN2
 from torchgw.objective.sampled import Anchors
-from torchgw.spaces.paths import fill_unreachable
+from torchgw.spaces.scale import fill_unreachable
 from torchgw.types import DistanceProvider
 
 

@@ -16,7 +16,7 @@ from benchmarks import problems
 from benchmarks.baselines import plain
 from torchgw import DijkstraDistances, LandmarkDistances, PrecomputedDistances
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.spaces.cache import RowCache
+from torchgw.spaces.dijkstra import RowCache
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.types import DistanceProvider
 

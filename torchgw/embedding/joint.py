@@ -28,12 +28,11 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.reader import Readable
 from torchgw.embedding.eigen import LEAST, Eigenpairs, smallest
-from torchgw.embedding.graph import JointGraph, Plan, plan_between
+from torchgw.embedding.graph import JointGraph, Plan, affinities, check_spaces, plan_between, space_graph
 from torchgw.kernels.sampling import make_generator
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components, undirected
 from torchgw.spaces.graph import GraphReport
-from torchgw.spaces.laplacian import affinities, check_spaces, space_graph
 from torchgw.types import Array, ConvergenceWarning, Coupling, GraphWarning, RandomState
 
 logger = logging.getLogger("torchgw")

@@ -47,7 +47,7 @@ from torchgw.spaces import (
     LandmarkDistances,
     PrecomputedDistances,
 )
-from torchgw.spaces.cache import RowCache
+from torchgw.spaces.dijkstra import RowCache
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.hierarchy import Cells
 from torchgw.spaces.representatives import Landmarks

@@ -21,7 +21,7 @@ from torchgw.request.spaces import shape_of
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances
 from torchgw.spaces.prepare import Space
-from torchgw.spaces.traced import largest_of
+from torchgw.spaces.scale import largest_of
 from torchgw.types import Array, is_provider
 
 LEAST_PART = 1e-9

@@ -23,7 +23,7 @@ from torchgw.sinkhorn.scaling import feasible
 from torchgw.solvers.proximal import COLD, product_energy, proximal_plan
 from torchgw.solvers.warm_start import Start, plan_start
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.hops import hop_distances
+from torchgw.spaces.shortest_paths import hop_distances
 
 FULL_QUANTILES = 32
 QUANTILE_SHARPNESS = 32.0

@@ -1,19 +1,23 @@
-"""Shortest-path distances of a graph, searched on demand, row by row, behind a bounded cache."""
+"""Shortest-path distances of a graph, searched on demand, row by row, behind a bounded cache of rows."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.spaces.cache import RowCache
-from torchgw.spaces.paths import fill_unreachable, positive_scale, shortest_paths, sweep, warn_unreachable
+from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
+from torchgw.spaces.shortest_paths import shortest_paths, sweep
+from torchgw.types import Array
 
 
-class DijkstraDistances:
+class DijkstraDistances(ScaledDistances):
     """Exact geodesic distances on a graph, one Dijkstra search for each row not in the cache.
 
     Parameters
@@ -40,7 +44,6 @@ class DijkstraDistances:
     """
 
     stored = False
-    fixed = False
 
     def __init__(self, graph: Any, cache_rows: int = 2000, *, name: str = "graph") -> None:
         # A copy: rows are searched long after this call, when the caller may have changed the graph.
@@ -66,11 +69,8 @@ class DijkstraDistances:
         other._device, other._dtype = device, dtype
         return other
 
-    def with_scale(self, scale: float) -> DijkstraDistances:
-        """The same distances divided by ``scale``, a constant."""
-        other = copy(self)
-        other.scale, other.fixed = validate.real("scale", scale, above=0.0), True
-        return other
+    def _times(self, ratio: float) -> DijkstraDistances:
+        return copy(self)  # rows are divided when they are asked for
 
     def rows(self, index: Tensor) -> Tensor:
         found = self.cache.get(
@@ -79,5 +79,49 @@ class DijkstraDistances:
         )
         return torch.from_numpy(found / self.scale).to(self._device, self._dtype)  # divided while it is float64
 
-    def factors(self) -> tuple[Tensor, Tensor] | None:
-        return None
+
+class RowCache:
+    """Least-recently-used rows, at most ``capacity`` of them between calls.
+
+    A call may ask for more rows than that: it gets them all, and only the last ``capacity`` stay.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.hits = 0
+        self.misses = 0
+        self._rows: OrderedDict[int, Array] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the rows asked for that were there, in [0, 1]; 0 before the first call."""
+        return self.hits / max(self.hits + self.misses, 1)
+
+    def __getstate__(self) -> dict[str, object]:
+        """All but the rows, which are searched again when they are needed."""
+        return {name: value for name, value in vars(self).items() if name != "_rows"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._rows = OrderedDict()
+
+    def get(self, index: Array, compute: Callable[[Array], Array]) -> Array:
+        """Rows for ``index`` (M,), repeats allowed; ``compute`` is called once for those not held."""
+        if not len(index):
+            return compute(index)
+        wanted = np.unique(index)
+        missing = np.array([i for i in wanted.tolist() if i not in self._rows], dtype=np.int64)
+        self.hits += len(index) - len(missing)
+        self.misses += len(missing)
+        if len(missing):
+            # Copies, so that keeping one row does not keep the whole block alive.
+            self._rows.update((i, row.copy()) for i, row in zip(missing.tolist(), compute(missing), strict=True))
+        for i in wanted.tolist():
+            self._rows.move_to_end(i)
+        out = np.stack([self._rows[i] for i in index.tolist()])
+        while len(self._rows) > self.capacity:
+            self._rows.popitem(last=False)
+        return out

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from torchgw import ranges, validate
 from torchgw.spaces.graph import unit_cloud
-from torchgw.spaces.paths import positive_scale
+from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.types import Array
 
 EXACT_SIZE = 10_000
 N_SWEEPS = 6
 
 
-class EuclideanDistances:
+class EuclideanDistances(ScaledDistances):
     """Distances ``|x_i - x_j|``, or their squares, computed from the points when asked for.
 
     Parameters
@@ -45,9 +45,6 @@ class EuclideanDistances:
     sweeps. Rows cost O(N D) each, memory is O(N D).
     """
 
-    stored = True
-    fixed = False
-
     def __init__(self, points: Array | Tensor, squared: bool = False, *, name: str = "points") -> None:
         raw, size = unit_cloud(validate.points(name, points))
         self.squared = validate.flag("squared", squared)
@@ -68,13 +65,8 @@ class EuclideanDistances:
     def to(self, device: torch.device, dtype: torch.dtype) -> EuclideanDistances:
         return self._of(self._x.to(device, dtype))
 
-    def with_scale(self, scale: float) -> EuclideanDistances:
-        """The same distances divided by ``scale``, a constant."""
-        wanted = validate.real("scale", scale, above=0.0)
-        ratio = self.scale / wanted
-        other = self._of(self._x * (ratio**0.5 if self.squared else ratio))
-        other.scale, other.fixed = wanted, True
-        return other
+    def _times(self, ratio: float) -> EuclideanDistances:
+        return self._of(self._x * (ratio**0.5 if self.squared else ratio))
 
     def rows(self, index: Tensor) -> Tensor:
         distance = distances(self._x[index], self._x)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from copy import copy
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.spaces.paths import positive_scale
+from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.types import Array
 
+FactoredT = TypeVar("FactoredT", bound="FactoredDistances")
 
-class FactoredDistances:
+
+class FactoredDistances(ScaledDistances):
     """Distances D = F diag(signs) F^T / scale of N points, never stored.
 
     Parameters
@@ -33,10 +36,6 @@ class FactoredDistances:
     ValueError, TypeError
         When the arrays do not fit together.
     """
-
-    stored = True
-    fixed = False
-    leaf: Tensor | None = None
 
     def __init__(self, F: Array | Tensor, signs: Array | Tensor, scale: float = 1.0, *, name: str = "F") -> None:
         factors = torch.from_numpy(validate.points(name, F))
@@ -60,16 +59,14 @@ class FactoredDistances:
     def size(self) -> int:
         return len(self._F)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> FactoredDistances:
+    def to(self: FactoredT, device: torch.device, dtype: torch.dtype) -> FactoredT:
         other = copy(self)
         other._F, other._signs = self._F.to(device, dtype), self._signs.to(device, dtype)
         return other
 
-    def with_scale(self, scale: float) -> FactoredDistances:
-        """The same distances divided by ``scale``, a constant."""
+    def _times(self: FactoredT, ratio: float) -> FactoredT:
         other = copy(self)
-        other.scale, other.fixed = validate.real("scale", scale, above=0.0), True
-        other._F = self._F * (self.scale / other.scale) ** 0.5
+        other._F = self._F * ratio**0.5
         return other
 
     def rows(self, index: Tensor) -> Tensor:

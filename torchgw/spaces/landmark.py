@@ -21,7 +21,6 @@ see N. Higham, "Functions of Matrices", 2008, theorem 3.11.
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,9 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.runtime.refuse_double_backward import once
+from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
-from torchgw.spaces.paths import fill_unreachable, positive_scale, warn_unreachable
+from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
 from torchgw.types import Array
 
 SMALLEST_EIGENVALUE = 1e-3
@@ -40,7 +40,7 @@ ONCE = "landmark distances have first derivatives only; use distances='precomput
 RESOLVED = 1e-12
 
 
-class LandmarkDistances:
+class LandmarkDistances(FactoredDistances):
     """Factored geodesic distances on a graph.
 
     Parameters
@@ -67,9 +67,6 @@ class LandmarkDistances:
     200 000 points on, landmark distances and factors are stored in float32, which adds 1e-6 to the error.
     """
 
-    stored = True
-    fixed = False
-
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
         checked = validate.graph(name, graph)
         n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
@@ -94,28 +91,10 @@ class LandmarkDistances:
         self.landmarks = torch.from_numpy(index)
         self._F, self._signs = torch.from_numpy(F), torch.from_numpy(signs)
 
-    @property
-    def size(self) -> int:
-        return len(self._F)
-
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
-        other = copy(self)
+        other = super().to(device, dtype)
         other.landmarks = self.landmarks.to(device)
-        other._F, other._signs = self._F.to(device, dtype), self._signs.to(device, dtype)
         return other
-
-    def with_scale(self, scale: float) -> LandmarkDistances:
-        """The same distances divided by ``scale``, a constant."""
-        other = copy(self)
-        other.scale, other.fixed = validate.real("scale", scale, above=0.0), True
-        other._F = self._F * (self.scale / other.scale) ** 0.5
-        return other
-
-    def rows(self, index: Tensor) -> Tensor:
-        return (self._F[index] * self._signs) @ self._F.T
-
-    def factors(self) -> tuple[Tensor, Tensor] | None:
-        return self._F, self._signs
 
 
 def storage(n: int) -> str:

@@ -1,4 +1,4 @@
-"""What is known of a space's points, so that points seen later can be placed among them.
+"""Points that are seen after a solve, placed among those of it by their distances.
 
 The distance from a new point x to a known one is
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.spaces.paths import fill_unreachable, positive_scale, shortest_paths, warn_unreachable
+from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
+from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.types import Array, DistanceProvider
 
 SYMMETRY_TOLERANCE = 1e-4
 
 
-class PrecomputedDistances:
+class PrecomputedDistances(ScaledDistances):
     """A stored matrix D of distances, divided by its largest finite entry.
 
     Parameters
@@ -36,10 +37,6 @@ class PrecomputedDistances:
     ValueError, TypeError
         When D is not such a matrix.
     """
-
-    stored = True
-    fixed = False
-    leaf: Tensor | None = None
 
     def __init__(self, D: Array | Tensor, *, name: str = "D") -> None:
         matrix = validate.distance_matrix(name, D)
@@ -91,15 +88,10 @@ class PrecomputedDistances:
         other._D = self._D.to(device, dtype)
         return other
 
-    def with_scale(self, scale: float) -> PrecomputedDistances:
-        """The same distances divided by ``scale``, a constant."""
+    def _times(self, ratio: float) -> PrecomputedDistances:
         other = copy(self)
-        other.scale, other.fixed = validate.real("scale", scale, above=0.0), True
-        other._D = self._D if other.scale == self.scale else self._D * (self.scale / other.scale)
+        other._D = self._D if ratio == 1.0 else self._D * ratio
         return other
 
     def rows(self, index: Tensor) -> Tensor:
         return self._D[index]
-
-    def factors(self) -> tuple[Tensor, Tensor] | None:
-        return None

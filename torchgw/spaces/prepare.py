@@ -21,9 +21,9 @@ from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import LandmarkDistances, storage
-from torchgw.spaces.paths import fill_unreachable, shortest_paths
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.traced import largest_of
+from torchgw.spaces.scale import fill_unreachable, largest_of
+from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.types import DistanceProvider, is_graph, is_provider
 
 logger = logging.getLogger("torchgw")

@@ -26,9 +26,9 @@ from torchgw.spaces.euclidean import EuclideanDistances, distances, squared_fact
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.graph import build_graph
 from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
-from torchgw.spaces.path_gradient import edge_lengths, path_distances
-from torchgw.spaces.paths import UNREACHABLE
 from torchgw.spaces.precomputed import PrecomputedDistances
+from torchgw.spaces.scale import UNREACHABLE, largest_of
+from torchgw.spaces.shortest_paths import edge_lengths, path_distances
 from torchgw.types import DistanceProvider, GraphWarning
 
 
@@ -97,16 +97,6 @@ def traced(
     return x, y
 
 
-def largest_of(space: DistanceProvider) -> float:
-    """The largest known distance of a space before scaling; its scale where it does not say."""
-    return float(getattr(space, "largest", space.scale))
-
-
-def unit_of(spaces: tuple[DistanceProvider, DistanceProvider]) -> float:
-    """The square of the largest known scaled distance, beside which energies are small or large; 1 for no distances."""
-    return max(largest_of(space) / space.scale for space in spaces) ** 2 or 1.0
-
-
 def growth_of(value: Tensor) -> Tensor | None:
     """``value`` over itself as a constant: one, with the relative derivative; None for zero, which has none."""
     now = value.detach()
@@ -129,7 +119,8 @@ def _growths(
 def _measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Measured:
     """One space, in float64. A provider with a method ``traced(leaf, options, device) -> Measured`` says it itself."""
     leaf = getattr(space, "leaf", None)  # of a provider of the user's; given once more where it passed a gate
-    only_own = leaf is None and isinstance(space, FactoredDistances)  # which never come from points
+    # Factors that were given never come from points.
+    only_own = leaf is None and isinstance(space, FactoredDistances) and not isinstance(space, LandmarkDistances)
     if isinstance(given, Tensor) and given.requires_grad and not only_own:
         leaf = given
     if leaf is None:
@@ -140,12 +131,12 @@ def _measured(space: Any, given: object, options: SpaceOptions, device: torch.de
     leaf = leaf.to(device, torch.float64)
     if isinstance(space, EuclideanDistances):
         return _euclidean(space, leaf)
-    if isinstance(space, FactoredDistances):
-        return Measured(Traced(F=leaf / space.scale**0.5, signs=_factors(space, device)[1]))
     if isinstance(space, PrecomputedDistances) and leaf.shape == (space.size, space.size):
         return _matrix(space, leaf)
     if isinstance(space, LandmarkDistances):
         return _landmark(space, leaf, options.k)
+    if isinstance(space, FactoredDistances):
+        return Measured(Traced(F=leaf / space.scale**0.5, signs=_factors(space, device)[1]))
     if isinstance(space, PrecomputedDistances | DijkstraDistances):
         return _all_pairs(space, leaf, options.k)
     return _constant(space, device)

@@ -18,7 +18,7 @@ from torchgw.persist.watch import Watch
 from torchgw.search.coarsen import CellSpace, Side, cost_of_cells, cost_of_product, under
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.hierarchy import Cells, bisect
-from torchgw.spaces.traced import unit_of
+from torchgw.spaces.scale import unit_of
 from torchgw.types import Coupling, DistanceProvider
 
 STORED_CELLS = 4096

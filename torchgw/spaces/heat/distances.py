@@ -43,8 +43,8 @@ from torchgw.spaces.heat.kernel import (
     varadhan,
 )
 from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
-from torchgw.spaces.paths import UNREACHABLE, fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.precomputed import PrecomputedDistances
+from torchgw.spaces.scale import UNREACHABLE, ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.traced import Measured, Traced, growth_of
 from torchgw.types import Array, PrecisionWarning
 
@@ -54,7 +54,7 @@ BASIS_ENTRIES = 2**25
 REACH = math.sqrt(4 * math.log(1 / FLOOR))
 
 
-class HeatDistances:
+class HeatDistances(ScaledDistances):
     """Heat distances of a space: all pairs of up to 2000 points, factors from landmarks beyond.
 
     Parameters
@@ -89,8 +89,6 @@ class HeatDistances:
     Up to 2000 points the kernel comes from a dense eigendecomposition, O(N^3). Beyond, L rows of it come from Lanczos,
     O(L (n_steps E + n_steps^3)) without a stored basis. All in float64.
     """
-
-    stored = True
 
     def __init__(
         self,
@@ -129,7 +127,7 @@ class HeatDistances:
             index, kernel = farthest_points(graph, n_landmarks)[0], SparseKernel(self._edges, roots, self.n_steps)
         rows = self._distances(kernel, roots, index)
         self._space: PrecomputedDistances | LandmarkDistances = _stored(index, rows, self._name)
-        self.scale = self._space.scale
+        self.scale = self.largest = self._space.scale
         self.landmarks = getattr(self._space, "landmarks", None)
 
     def _distances(self, kernel: DenseKernel | SparseKernel, roots: Tensor, index: Array) -> Array:
@@ -153,21 +151,9 @@ class HeatDistances:
     def size(self) -> int:
         return len(self._label)
 
-    @property
-    def largest(self) -> float:
-        """The largest distance, before scaling."""
-        return self._space.largest
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the scale was set by `with_scale`."""
-        return self._space.fixed
-
-    def with_scale(self, scale: float) -> HeatDistances:
-        """The same distances divided by ``scale``, a constant."""
+    def _times(self, ratio: float) -> HeatDistances:
         other = copy.copy(self)
-        other._space = self._space.with_scale(scale)
-        other.scale = other._space.scale
+        other._space = self._space._times(ratio)
         return other
 
     def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Measured:

@@ -1,0 +1,82 @@
+"""The one scale of a space: its largest known distance, or what a user gave, by which all its distances are divided.
+
+Distances that no path attains are 1.5 times the largest finite one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.runtime.caller import warn_caller
+from torchgw.types import Array, DistanceProvider, GraphWarning
+
+UNREACHABLE = 1.5
+
+ScaledT = TypeVar("ScaledT", bound="ScaledDistances")
+
+
+class ScaledDistances(ABC):
+    """What the library's own providers share beside `torchgw.types.DistanceProvider`.
+
+    Attributes
+    ----------
+    scale : the divisor of all distances.
+    largest : the largest known distance, before scaling.
+    fixed : whether the scale was set by `with_scale`.
+    leaf : the tensor that the distances came from, where it requires gradients.
+    """
+
+    stored = True
+    fixed = False
+    leaf: Tensor | None = None
+    scale: float
+    largest: float
+
+    def with_scale(self: ScaledT, scale: float) -> ScaledT:
+        """The same distances divided by ``scale``, a constant."""
+        wanted = validate.real("scale", scale, above=0.0)
+        other = self._times(self.scale / wanted)
+        other.scale, other.fixed = wanted, True
+        return other
+
+    @abstractmethod
+    def _times(self: ScaledT, ratio: float) -> ScaledT:
+        """A copy whose scaled distances are ``ratio`` times these."""
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        return None
+
+
+def positive_scale(largest: float) -> float:
+    """The divisor for a space whose largest known distance this is: 1 when all points coincide."""
+    return largest if largest > 0 else 1.0
+
+
+def largest_of(space: DistanceProvider) -> float:
+    """The largest known distance of a space before scaling; its scale where it does not say."""
+    return float(getattr(space, "largest", space.scale))
+
+
+def unit_of(spaces: tuple[DistanceProvider, DistanceProvider]) -> float:
+    """The square of the largest known scaled distance, beside which energies are small or large; 1 for no distances."""
+    return max(largest_of(space) / space.scale for space in spaces) ** 2 or 1.0
+
+
+def fill_unreachable(distance: Array, scale: float) -> Array:
+    """Replace infinite distances, in place, by 1.5 times ``scale``, the largest finite one."""
+    distance[np.isinf(distance)] = UNREACHABLE * scale
+    return distance
+
+
+def warn_unreachable(name: str) -> None:
+    """Say that a space is not connected and what was done, at the line that called a provider's constructor."""
+    warn_caller(
+        f"{name} is not connected: infinite distances were replaced by {UNREACHABLE} x the largest finite one; align "
+        f"connected parts one by one, or give points with distances='euclidean'",
+        GraphWarning,
+    )
