@@ -61,6 +61,12 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("compare", help=text, description=text)
     command.add_argument("before", help="a file of benchmarks/results, of an older commit")
     command.add_argument("after", help="a file of the same suite")
+    text = "this checkout against another folder's, in alternating rounds; exit code 1 if slower than it may be"
+    command = commands.add_parser("sides", help=text, description=text)
+    command.add_argument("folder", help="the other checkout")
+    command.add_argument("cases", nargs="*", help="words of the names of cases to run instead of all")
+    command.add_argument("--factor", type=float, default=1.0, help="times as many rounds")
+    command.add_argument("--json", help="a file for the rows")
     return found
 
 
