@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchgw.linalg.krylov import recurrence
-from torchgw.linalg.lanczos import matrix_function
-from torchgw.linalg.scalar_functions import Exponential, ScalarFunction
+from torchgw.linalg.lanczos import recurrence
+from torchgw.linalg.matrix_functions import Exponential, ScalarFunction, matrix_function
 
 
 class Resolvent:
@@ -270,7 +269,7 @@ def read(key):
 n, columns = 20000, 2
 ends, weights = random_graph(n, 60000)
 t = torch.tensor(0.3, dtype=torch.float64)
-from torchgw.linalg.lanczos import matrix_function
+from torchgw.linalg.matrix_functions import matrix_function
 start = normal(n, columns)
 for n_steps in (3, 20, 60):
     w = weights.clone().requires_grad_()

@@ -141,15 +141,15 @@ class Adjoint:
         return [found.pop(0) if need else None for need in needed]
 
     def _report(self, residual: float, n_iter: int, condition: float) -> GradientReport:
-        respond, spectrum, found = self.response, self.response.spectrum, self.solution
+        respond, found = self.response, self.solution
         eps = torch.finfo(self.solution.multipliers[0].dtype).eps
         left = max(found.residual, residual, respond.error, eps)
-        condition *= spectrum.largest / max(respond.smallest, torch.finfo(torch.float64).eps * spectrum.largest)
+        condition *= respond.condition
         error = left * condition
         return GradientReport(
             condition=condition,
             rate=min(max(1 - respond.smallest, 0.0), 1.0),
-            relaxation=spectrum.relaxation,
+            relaxation=respond.relaxation,
             residual=left,
             error=error,
             n_iter=n_iter,

@@ -1,125 +1,206 @@
-"""Functions of large symmetric matrices times vectors, by Lanczos, with exact derivatives.
+"""The Lanczos recurrence of a symmetric matrix A, and its adjoint.
 
-    f(A) v ~ |v| Q f(T) e_1,    Q and T = tridiag(b, a, b) from the recurrence of `torchgw.linalg.krylov`
+For k = 1, ..., m with q_1 = v / |v| and Q_k = [q_1 ... q_k], the re-orthogonalised recurrence is
 
-The derivative goes through f(T) e_1 by divided differences, which are finite where eigenvalues of T meet, and through
-the recurrence by its adjoint. Memory is that of the basis, forward and backward.
+    w_k = A q_k,    a_k = q_k . w_k,    r_k = (I - Q_k Q_k^T) w_k,    b_k = |r_k|,    q_{k+1} = r_k / b_k.
 
-Where a b_k vanishes, the Krylov space K of v is invariant and f(A) v is exact, but a change of A or v leads out of K,
-where the recurrence has no derivative. There the cotangent y is split. Its part in K goes through the adjoint; the rest
-z meets the derivative of f(A) v itself. With Ritz values mu, lambda and vectors U of the spaces of z and v,
+Its adjoint runs backwards. With bars for cotangents and g_k for the whole cotangent of q_k,
 
-    vbar += f(A) z,    Abar += Q_z X Q_v^T,    X = |z| |v| U_z diag(U_z^T e_1) f[mu, lambda] diag(U_v^T e_1) U_v^T.
+    rbar_k = (I - q_{k+1} q_{k+1}^T) g_{k+1} / b_k + bbar_k q_{k+1},    c_k = Q_k^T rbar_k,
+    lambda_k = rbar_k - Q_k c_k + abar_k q_k                            (the re-orthogonalised multiplier of A q_k),
+    g_k = qbar_k + A lambda_k - a_k rbar_k - b_k rbar_{k+1} + abar_k w_k - sum_{i >= k} c_i[k] w_i,
+    thetabar += lambda_k . d(A q_k) / d theta,                          vbar = (I - q_1 q_1^T) g_1 / |v|.
 
-Sources: N. Kraemer, P. Moreno-Munoz, H. Roy, S. Hauberg, "Gradients of functions of large matrices", NeurIPS 2024;
-P. Kandolf, A. Koskela, S. Relton, M. Schweitzer, "Computing low-rank approximations of the Frechet derivative of a
-matrix function using Krylov subspace methods", 2021.
+The last sum is a product with Q, because A Q = Q T. A step costs one vector-Jacobian product, and no graph outlives it.
+
+Spectrum. The Ritz pairs (mu, y) of T = tridiag(b, a, b) approximate the ends of the spectrum of A: mu is off by at most
+b_m |y_m|.
+
+Sources: C. Lanczos, 1950; N. Kraemer, P. Moreno-Munoz, H. Roy, S. Hauberg, "Gradients of functions of large matrices",
+NeurIPS 2024.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import validate
-from torchgw.linalg.krylov import (
-    BREAKDOWN_POWER,
-    Krylov,
-    Matvec,
-    adjoint,
-    bare_combination,
-    bare_recurrence,
-    combined,
-    products,
-    pull_back,
-    recurrence,
-)
-from torchgw.linalg.scalar_functions import ScalarFunction
-from torchgw.runtime.refuse_double_backward import once
-
+Matvec: TypeAlias = "Callable[[tuple[Tensor, ...], Tensor], Tensor]"
+Stop: TypeAlias = "Callable[[Tensor, Tensor], bool]"
+BREAKDOWN_POWER = 0.75
 FEW_STEPS = 128
-ONCE = "Lanczos has first derivatives only: differentiate it once, without create_graph=True"
+SLOW = 0.3
+CONVERGED = 1e-3
+CHECK_EVERY = 8
+SEED = 20
+EXHAUSTED = 2 / 3  # power of the precision at which what is left of a step is nothing but its rounding
 
 
-def matrix_function(
-    matvec: Matvec,
-    parameters: Sequence[Tensor],
-    V: Tensor,
-    f: ScalarFunction,
-    n_steps: int,
-    coefficients: Sequence[Tensor] = (),
-    *,
-    reorthogonalise: bool = True,
-) -> Tensor:
-    """f(A) V (N, M) after ``n_steps`` steps of Lanczos, differentiable in V, ``parameters`` and ``coefficients``.
+class Krylov(NamedTuple):
+    """What m steps of the recurrence found for M start vectors of length N.
 
-    Parameters
+    Attributes
     ----------
-    matvec : ``matvec(parameters, X)`` is A X (N, M) for X (N, M), with A symmetric whatever the parameters, in
-        differentiable torch operations. It must not change its arguments.
-    parameters : tensors that A depends on; what else ``matvec`` reads is constant.
-    V : (N, M) start vectors, none of them zero.
-    f : `Exponential()`, or another `ScalarFunction`.
-    n_steps : m, at most N are taken.
-    coefficients : tensors, () or broadcasting against the eigenvalues (M, m), such as the time of `Exponential`.
-    reorthogonalise : False takes the bare recurrence twice: 2 m products, O(M N m + M m^3) work and memory
-        O(M N + M m^2). It serves values of functions like exp, which lose no accuracy by it, and refuses to be
-        differentiated.
-
-    Raises
-    ------
-    ValueError, TypeError
-        For start vectors or steps that cannot be used, or a gradient of the bare recurrence.
-    RuntimeError
-        When the gradient is differentiated again.
-
-    Notes
-    -----
-    The gradient is that of what was computed, not that of the limit of many steps, but for columns whose Krylov space
-    ended early: theirs is that of f(A) v itself. m products and O(M N m^2) work, memory O(M N m). The adjoint takes m
-    vector-Jacobian products of ``matvec``, one at a time, and keeps no graph.
+    basis : Q^T, (M, m, N).
+    alphas, betas : a (M, m) and b (M, m - 1). Where a beta is zero, the Krylov space is invariant, and all that follows
+        is zero.
+    residual : (M,), the next beta, which has no derivative.
     """
-    n_steps = _checked(V, n_steps)
-    inputs = (V, *parameters, *coefficients)
-    if not reorthogonalise:
-        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-            raise ValueError("reorthogonalise must be True for inputs that require gradients; or detach them")
-        return _bare(matvec, tuple(parameters), V, f, n_steps, coefficients)
-    result: Tensor = _MatrixFunction.apply(matvec, f, n_steps, len(parameters), *inputs)  # type: ignore[no-untyped-call]
-    return result
+
+    basis: Tensor
+    alphas: Tensor
+    betas: Tensor
+    residual: Tensor
 
 
-def _bare(
+def recurrence(
     matvec: Matvec,
     parameters: tuple[Tensor, ...],
     V: Tensor,
-    f: ScalarFunction,
     n_steps: int,
-    coefficients: Sequence[Tensor],
-) -> Tensor:
-    """f(A) V by three terms, in two passes, so that no basis is stored."""
+    null: Tensor | None = None,
+    stop: Stop | None = None,
+) -> tuple[Krylov, Tensor]:
+    """The recurrence from each column of V and the columns' lengths (M,); a zero column breaks down at once.
+
+    Every vector is orthogonalised twice against all those before, which leaves nothing for a third time; and against
+    ``null`` (N, d), orthonormal vectors that V is orthogonal to. ``stop(alphas, betas)``, both (M, k), may end it after
+    any step k.
+    """
     norm = torch.linalg.vector_norm(V, dim=0)
-    alphas, betas = bare_recurrence(matvec, parameters, V / norm, n_steps)
-    weights = norm[:, None] * _first_column(f, *_ritz(alphas, betas), coefficients)
-    return bare_combination(matvec, parameters, V / norm, alphas, betas, weights)
+    first = 0 if null is None else null.shape[1]
+    basis = V.new_zeros(V.shape[1], first + n_steps, len(V))
+    if null is not None:
+        basis[:, :first] = null.T
+    alphas, betas = V.new_zeros(V.shape[1], n_steps), V.new_zeros(V.shape[1], n_steps)
+    q, scale = V.T / torch.where(norm > 0, norm, 1.0)[:, None], torch.zeros_like(norm)
+    for k in range(n_steps):
+        basis[:, first + k] = q
+        w = matvec(parameters, q.T).T.contiguous()
+        scale = torch.maximum(scale, torch.linalg.vector_norm(w, dim=1))
+        alphas[:, k] = (q * w).sum(1)
+        before = basis[:, : first + k + 1]
+        for _ in range(2):
+            w = w - combined(before, products(before, w)).T
+        beta = _alive(torch.linalg.vector_norm(w, dim=1), scale)
+        betas[:, k] = beta
+        if stop is not None and stop(alphas[:, : k + 1], betas[:, : k + 1]):
+            n_steps = k + 1
+            break
+        q = torch.where(beta > 0, 1 / beta, 0.0)[:, None] * w
+    betas = betas[:, :n_steps]
+    return Krylov(basis[:, first : first + n_steps], alphas[:, :n_steps], betas[:, :-1], betas[:, -1]), norm
 
 
-def _checked(V: Tensor, n_steps: int) -> int:
-    """The number of steps to take, for start vectors that can be used."""
-    validate.instance("V", V, Tensor)
-    if V.ndim != 2 or not V.is_floating_point() or 0 in V.shape:
-        raise ValueError(f"V must be floating point start vectors (N, M), got {tuple(V.shape)} of dtype {V.dtype}")
-    lengths = torch.linalg.vector_norm(V.detach(), dim=0)
-    if not bool((torch.isfinite(lengths) & (lengths > 0)).all()):
-        raise ValueError("V must have columns that are finite and not zero; leave out the others, for which f(A) 0 = 0")
-    return min(validate.integer("n_steps", n_steps, least=1), len(V))
+def bare_recurrence(
+    matvec: Matvec, parameters: tuple[Tensor, ...], start: Tensor, n_steps: int
+) -> tuple[Tensor, Tensor]:
+    """Alphas (M, m) and betas (M, m - 1) from unit columns (N, M), by three terms and without a basis."""
+    alphas, betas = start.new_zeros(start.shape[1], n_steps), start.new_zeros(start.shape[1], n_steps)
+    before, q, scale, beta = torch.zeros_like(start), start, start.new_zeros(()), start.new_zeros(start.shape[1])
+    for k in range(n_steps):
+        w = matvec(parameters, q)
+        scale = torch.maximum(scale, torch.linalg.vector_norm(w, dim=0))
+        alphas[:, k] = (q * w).sum(0)
+        w = w - alphas[:, k] * q - beta * before
+        beta = _alive(torch.linalg.vector_norm(w, dim=0), scale)
+        betas[:, k] = beta
+        before, q = q, torch.where(beta > 0, 1 / beta, 0.0) * w
+    return alphas, betas[:, :-1]
 
 
-def _ritz(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
+def bare_combination(
+    matvec: Matvec, parameters: tuple[Tensor, ...], start: Tensor, alphas: Tensor, betas: Tensor, weights: Tensor
+) -> Tensor:
+    """The combination (N, M) with ``weights`` (M, m) of the vectors of `bare_recurrence`, which come a second time."""
+    before, q = torch.zeros_like(start), start
+    total = weights[:, 0] * q
+    for k in range(alphas.shape[1] - 1):
+        w = matvec(parameters, q) - alphas[:, k] * q
+        w = w - betas[:, k - 1] * before if k else w
+        before, q = q, torch.where(betas[:, k] > 0, 1 / betas[:, k], 0.0) * w
+        total += weights[:, k + 1] * q
+    return total
+
+
+def _alive(beta: Tensor, scale: Tensor) -> Tensor:
+    """Zero where only rounding is left."""
+    return torch.where(beta > torch.finfo(beta.dtype).eps ** BREAKDOWN_POWER * scale, beta, 0.0)
+
+
+def products(basis: Tensor, w: Tensor) -> Tensor:
+    """Inner products (M, k) of basis vectors (M, k, N) with vectors w (M, N)."""
+    return torch.bmm(w[:, None], basis.mT)[:, 0]
+
+
+def combined(basis: Tensor, coefficients: Tensor) -> Tensor:
+    """Linear combinations (N, M) of basis vectors (M, k, N) with coefficients (M, k)."""
+    return torch.bmm(coefficients[:, None], basis)[:, 0].T
+
+
+def adjoint(
+    matvec: Matvec,
+    parameters: tuple[Tensor, ...],
+    found: Krylov,
+    norm: Tensor,
+    basis_bar: Callable[[int], Tensor],
+    alphas_bar: Tensor,
+    betas_bar: Tensor,
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Cotangents of V and of the parameters, from those of basis, alphas and betas; ``basis_bar(k)`` is (M, N)."""
+    basis, alphas, betas, _ = found
+    n_steps = alphas.shape[1]
+    ended = torch.zeros_like(norm)[:, None]
+    betas, betas_bar = torch.cat((betas, ended), 1), torch.cat((betas_bar, ended), 1)
+    later = torch.zeros_like(alphas)[:, :, None].repeat(1, 1, n_steps)  # (M, k, j): of q_j in the sum of step k
+    g, r_next = torch.zeros_like(basis[:, 0]), torch.zeros_like(basis[:, 0])
+    totals: list[Tensor | None] = [None] * len(parameters)
+    for k in reversed(range(n_steps)):
+        q, before = basis[:, k], basis[:, : k + 1]
+        r = torch.zeros_like(g)
+        if k + 1 < n_steps:
+            after, beta = basis[:, k + 1], betas[:, k : k + 1]
+            tangent = g - after * (after * g).sum(1, keepdim=True)
+            r = torch.where(beta > 0, tangent / torch.where(beta > 0, beta, 1.0), 0.0) + betas_bar[:, k : k + 1] * after
+        c = products(before, r)
+        multiplier = r - combined(before, c).T + alphas_bar[:, k : k + 1] * q
+        image, pulled = pull_back(matvec, parameters, q, multiplier, totals)
+        later[:, : k + 1, k] -= alphas[:, k : k + 1] * c
+        if k:
+            later[:, : k + 1, k - 1] -= betas[:, k - 1 : k] * c
+        if k + 1 < n_steps:
+            later[:, : k + 1, k + 1] -= betas[:, k : k + 1] * c
+        g = basis_bar(k) + pulled - alphas[:, k : k + 1] * r - betas[:, k : k + 1] * r_next
+        g = g + alphas_bar[:, k : k + 1] * image + combined(basis[:, max(0, k - 1) :], later[:, k, max(0, k - 1) :]).T
+        r_next = r
+    q = basis[:, 0]
+    return ((g - q * (q * g).sum(1, keepdim=True)) / norm[:, None]).T, totals
+
+
+def pull_back(
+    matvec: Matvec, parameters: tuple[Tensor, ...], q: Tensor, multiplier: Tensor, totals: list[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """A q and A multiplier, both (M, N); the parameters' cotangents of multiplier . A q are added to ``totals``."""
+    wanted = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
+    with torch.enable_grad():
+        leaves = tuple(p.detach().requires_grad_(p.requires_grad) for p in parameters)
+        start = q.T.detach().requires_grad_()
+        image = matvec(leaves, start)
+    found = torch.autograd.grad(image, [start, *(leaves[i] for i in wanted)], multiplier.T, allow_unused=True)
+    for i, part in zip(wanted, found[1:], strict=True):
+        if part is not None:
+            before = totals[i]
+            totals[i] = part if before is None else before + part
+    pulled = torch.zeros_like(q) if found[0] is None else found[0].T
+    return image.detach().T, pulled
+
+
+def ritz(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (M, m) and eigenvectors (M, m, m) of the tridiagonal matrices.
 
     After a breakdown the diagonal goes on with its first entry: values that f is defined for and that nothing reads.
@@ -142,99 +223,61 @@ def _tridiagonal_eigenvectors(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Te
     return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
-def _first_column(f: ScalarFunction, values: Tensor, vectors: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
-    """f(T) e_1, (M, m)."""
-    return products(vectors, f.value(values, *coefficients) * vectors[:, 0])
+@dataclass(frozen=True)
+class Spectrum:
+    """The slow end of the spectrum of a symmetric positive operator whose eigenvalues are of the order of one.
 
+    Attributes
+    ----------
+    values : Ritz values below 0.3 that have converged (d,), ascending.
+    vectors : their Ritz vectors (n, d).
+    smallest, largest : the extreme Ritz values.
+    """
 
-class _MatrixFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, matvec: Matvec, f: ScalarFunction, n_steps: int, n: int, V: Tensor, *rest: Tensor) -> Tensor:
-        found, norm = recurrence(matvec, rest[:n], V, n_steps)
-        values, vectors = _ritz(found.alphas, found.betas)
-        ctx.matvec, ctx.f, ctx.n = matvec, f, n
-        ctx.save_for_backward(V, *rest, *found, norm, values, vectors)
-        return combined(found.basis, norm[:, None] * _first_column(f, values, vectors, rest[n:]))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        V, *rest, basis, alphas, betas, residual, norm, values, vectors = ctx.saved_tensors
-        parameters, coefficients = tuple(rest[: ctx.n]), tuple(rest[ctx.n :])
-        with torch.no_grad():
-            solved = _Solved(ctx.matvec, ctx.f, Krylov(basis, alphas, betas, residual), norm, values, vectors)
-            cotangents = solved.pulled_back(parameters, coefficients, grads[0].T)
-        return None, None, None, None, *once(ONCE, cotangents, (V, *rest, *grads))
-
-
-class _Solved(NamedTuple):
-    """f(A) V as it was computed, and its adjoint."""
-
-    matvec: Matvec
-    f: ScalarFunction
-    found: Krylov
-    norm: Tensor
     values: Tensor
     vectors: Tensor
+    smallest: float
+    largest: float
 
-    def pulled_back(
-        self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], y: Tensor
-    ) -> list[Tensor | None]:
-        """Cotangents of V, parameters and coefficients from that of the result, y (M, N)."""
-        basis, _, betas, residual = self.found
-        broken = (betas == 0).any(1) | (residual == 0)
-        inside = products(basis, y)
-        rest = (y - combined(basis, inside).T) * broken[:, None]
-        size = torch.linalg.vector_norm(y, dim=1)
-        tiny = torch.finfo(y.dtype).eps ** BREAKDOWN_POWER
-        rest = rest * (torch.linalg.vector_norm(rest, dim=1) > tiny * size)[:, None]
-        y = torch.where(broken[:, None], combined(basis, inside).T, y)
-        column = _first_column(self.f, self.values, self.vectors, coefficients)
-        column_bar = self.norm[:, None] * inside
-        T_bar = self._of_first_column(coefficients, column_bar)
-        V_bar, totals = adjoint(
-            self.matvec,
-            parameters,
-            self.found,
-            self.norm,
-            lambda k: (self.norm * column[:, k])[:, None] * y,
-            T_bar.diagonal(dim1=1, dim2=2),
-            T_bar.diagonal(1, 1, 2) + T_bar.diagonal(-1, 1, 2),
-        )
-        V_bar = V_bar + (basis[:, 0] * (column * inside).sum(1, keepdim=True)).T
-        if bool(rest.any()):
-            V_bar = V_bar + self._left_out(parameters, coefficients, rest, totals)
-        return [V_bar, *totals, *self._of_coefficients(coefficients, column_bar)]
 
-    def _of_first_column(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> Tensor:
-        """Cotangent (M, m, m) of T from that of f(T) e_1, by Daleckii and Krein."""
-        divided = self.f.divided(self.values[:, :, None], self.values[:, None], *coefficients)
-        left = products(self.vectors.mT, column_bar)
-        return self.vectors @ (divided * left[:, :, None] * self.vectors[:, :1]) @ self.vectors.mT
+def slow_directions(
+    operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, null: Tensor | None = None
+) -> Spectrum:
+    """Of an operator on vectors like ``start`` (n,), in at most ``n_steps``; O(n n_steps) memory.
 
-    def _of_coefficients(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> list[Tensor | None]:
-        """Cotangents of the coefficients, by torch."""
-        wanted = [i for i, c in enumerate(coefficients) if c.requires_grad]
-        cotangents: list[Tensor | None] = [None] * len(coefficients)
-        if wanted:
-            with torch.enable_grad():
-                leaves = tuple(c.detach().requires_grad_(c.requires_grad) for c in coefficients)
-                value = self.f.value(self.values, *leaves)
-            weight = products(self.vectors.mT, column_bar) * self.vectors[:, 0]
-            found = torch.autograd.grad(value, [leaves[i] for i in wanted], weight, allow_unused=True)
-            for i, part in zip(wanted, found, strict=True):
-                cotangents[i] = part
-        return cotangents
+    ``null`` (n, d), orthonormal, is what is known of the null space; the spectrum is that of the rest.
+    """
+    if null is not None:
+        start = start - null @ (null.T @ start)
+    if n_steps < 1 or not bool(torch.linalg.vector_norm(start) > 0):
+        return Spectrum(start.new_zeros(0), start.new_zeros(len(start), 0), 1.0, 1.0)
+    exhausted = torch.finfo(start.dtype).eps ** EXHAUSTED
 
-    def _left_out(
-        self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], z: Tensor, totals: list[Tensor | None]
-    ) -> Tensor:
-        """Cotangent of V from the part z (M, N) of the result's that is orthogonal to an invariant Krylov space."""
-        other, norm = recurrence(self.matvec, parameters, z.T, self.values.shape[1])
-        values, vectors = _ritz(other.alphas, other.betas)
-        divided = self.f.divided(values[:, :, None], self.values[:, None], *coefficients)
-        X = vectors @ (divided * vectors[:, 0, :, None] * self.vectors[:, :1]) @ self.vectors.mT
-        X = X * (norm * self.norm)[:, None, None]
-        for k in range(X.shape[2]):
-            multiplier = combined(other.basis, X[:, :, k]).T
-            pull_back(self.matvec, parameters, self.found.basis[:, k], multiplier, totals)
-        return combined(other.basis, norm[:, None] * _first_column(self.f, values, vectors, coefficients))
+    def resolved(alphas: Tensor, betas: Tensor) -> bool:
+        if bool(betas[0, -1] <= exhausted):
+            return True
+        if alphas.shape[1] % CHECK_EVERY:
+            return False
+        values, _, error = _ritz_errors(alphas, betas)
+        slow = values < SLOW
+        slow[0] = True
+        return bool((error[slow] <= CONVERGED * values[slow]).all())
+
+    found, _ = recurrence(
+        lambda _, x: operator(x[:, 0])[:, None], (), start[:, None], n_steps, null=null, stop=resolved
+    )
+    values, vectors, error = _ritz_errors(found.alphas, torch.cat((found.betas, found.residual[:, None]), 1))
+    slow = (values < SLOW) & (error < CONVERGED)
+    return Spectrum(values[slow], found.basis[0].T @ vectors[:, slow], float(values[0]), float(values[-1]))
+
+
+def _ritz_errors(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Ritz values (k,), vectors (k, k) and bounds (k,) on the values' errors, from alphas and betas (1, k)."""
+    values, vectors = (part[0] for part in ritz(alphas, betas[:, :-1]))
+    return values, vectors, betas[0, -1] * vectors[-1].abs()
+
+
+def random_like(given: Tensor) -> Tensor:
+    """A fixed Gaussian start vector of the shape, dtype and device given."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn(given.shape, generator=generator, dtype=torch.float64).to(given)

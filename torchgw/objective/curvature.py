@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.linalg.gmres import Solved, gmres
+from torchgw.linalg.linear_systems import LinearSolution, gmres
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model, mean_cost
 from torchgw.sinkhorn.costs import FactoredCost
@@ -91,7 +91,7 @@ class Curvature:
             rows, columns = read[size : size + n], read[size + n : size + n + k]
         return self.quadratic.of_core(read[:size].view(F.shape[1], G.shape[1]), rows, columns), rows, columns
 
-    def solve(self, respond: Response, right: Tensor, tol: float, max_iter: int) -> Solved:
+    def solve(self, respond: Response, right: Tensor, tol: float, max_iter: int) -> LinearSolution:
         """(I + S B / w) W = R in terms of what is read of W and R."""
         weight = float(self.model.weight(respond.sums[0].sum()))
 

@@ -146,9 +146,9 @@ def tightened(options: GWOptions, tol: float, relaxation: float) -> GWOptions:
 
 
 def relaxation_for(plan: BlockCoupling, model: Model) -> float:
-    """The over-relaxation with which half-steps converge fastest near this plan; see `torchgw.sinkhorn.spectrum`."""
+    """The over-relaxation with which half-steps converge fastest near this plan; see `torchgw.sinkhorn.implicit`."""
     held, total = firmness(plan.marginal(1), plan.marginal(0), model)
-    return Response(plan, held, model.epsilon, total, n_lanczos=LANCZOS_STEPS).spectrum.relaxation
+    return Response(plan, held, model.epsilon, total, n_lanczos=LANCZOS_STEPS).relaxation
 
 
 def firmness(

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
-from torchgw.linalg.krylov import bare_recurrence
-from torchgw.linalg.lanczos import matrix_function
-from torchgw.linalg.scalar_functions import Exponential
+from torchgw.linalg.lanczos import bare_recurrence, random_like, ritz
+from torchgw.linalg.matrix_functions import Exponential, matrix_function
 from torchgw.runtime.refuse_double_backward import once
 from torchgw.types import Array
 
@@ -140,11 +139,10 @@ def _laplacian(n: int, row: Any, column: Any) -> Tensor:
 
 def largest_rate(edges: EdgeSet, roots: Tensor) -> float:
     """An estimate from above of the largest eigenvalue of S / n: the largest Ritz value, with five per cent added."""
-    start = torch.randn(len(roots), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(roots)
+    start = random_like(roots)[:, None]
     steps = min(SPECTRUM_STEPS, len(roots))
-    alphas, betas = bare_recurrence(edges.product, (roots,), start / torch.linalg.vector_norm(start), steps)
-    T = torch.diag(alphas[0]) + torch.diag(betas[0], 1) + torch.diag(betas[0], -1)
-    return SAFETY * float(torch.linalg.eigvalsh(T)[-1])
+    found = bare_recurrence(edges.product, (roots,), start / torch.linalg.vector_norm(start), steps)
+    return SAFETY * float(ritz(*found)[0].max())
 
 
 def steps_for(largest: float, time: float, n: int) -> int:

@@ -1,7 +1,10 @@
-"""GMRES: the vector of a Krylov space with the smallest residual, restarted so that memory stays bounded.
+"""Linear systems that are known by products: GMRES for any operator, conjugate gradients for symmetric positive ones.
 
-Source: Y. Saad, M. Schultz, "GMRES: a generalized minimal residual algorithm", 1986. Written here because the vectors
-stay on their device, and because the Hessenberg matrix gives a condition number.
+GMRES takes the vector of a Krylov space with the smallest residual, restarted so that memory stays bounded. Both are
+written here because the vectors stay on their device, and because the Hessenberg matrix gives a condition number.
+
+Sources: Y. Saad, M. Schultz, "GMRES: a generalized minimal residual algorithm", 1986; M. Hestenes, E. Stiefel, "Methods
+of conjugate gradients for solving linear systems", 1952.
 """
 
 from __future__ import annotations
@@ -17,23 +20,33 @@ from torch import Tensor
 NO_PROGRESS = 0.99
 
 
-class Solved(NamedTuple):
-    """The solution, its relative residual, the operator's applications, and its condition number as far as seen."""
+class LinearSolution(NamedTuple):
+    """What an iterative solver ended with.
+
+    Attributes
+    ----------
+    x : (n,).
+    residual : |right - operator(x)| / |right|.
+    n_iter : applications of the operator.
+    condition : the operator's condition number as far as seen; nan where the method does not see it.
+    """
 
     x: Tensor
     residual: float
     n_iter: int
-    condition: float
+    condition: float = math.nan
 
 
-def gmres(operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, max_iter: int, restart: int) -> Solved:
+def gmres(
+    operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, max_iter: int, restart: int
+) -> LinearSolution:
     """Solve operator(x) = right for vectors (n,); O(n restart) memory."""
     x, size = torch.zeros_like(right), float(torch.linalg.vector_norm(right))
     count, condition, residual, rest = 0, 1.0, 1.0, right
     if not math.isfinite(size):  # what comes from outside may overflow; it passes through
-        return Solved(torch.full_like(right, torch.nan), math.inf, 0, 1.0)
+        return LinearSolution(torch.full_like(right, torch.nan), math.inf, 0, 1.0)
     if size == 0:
-        return Solved(x, 0.0, 0, 1.0)
+        return LinearSolution(x, 0.0, 0, 1.0)
     while count < max_iter and residual > tol:
         before = residual
         change, steps, seen = _cycle(operator, rest, tol * size, min(restart, max_iter - count))
@@ -42,7 +55,7 @@ def gmres(operator: Callable[[Tensor], Tensor], right: Tensor, *, tol: float, ma
         residual = float(torch.linalg.vector_norm(rest)) / size
         if residual > NO_PROGRESS * before:
             break
-    return Solved(x, residual, count, condition)
+    return LinearSolution(x, residual, count, condition)
 
 
 def _cycle(operator: Callable[[Tensor], Tensor], rest: Tensor, goal: float, steps: int) -> tuple[Tensor, int, float]:
@@ -79,3 +92,26 @@ def _cycle(operator: Callable[[Tensor], Tensor], rest: Tensor, goal: float, step
     values = np.linalg.svd(H[: j + 2, : j + 1], compute_uv=False)
     seen = float(values[0] / max(values[-1], np.finfo(float).tiny))
     return torch.from_numpy(y).to(rest) @ basis[: j + 1], j + 1, seen
+
+
+def conjugate_gradients(
+    operator: Callable[[Tensor], Tensor],
+    right: Tensor,
+    precondition: Callable[[Tensor], Tensor],
+    *,
+    tol: float,
+    max_iter: int,
+) -> LinearSolution:
+    """Solve operator(x) = right for vectors (n,), where operator and preconditioner are symmetric and positive."""
+    x, rest, size = torch.zeros_like(right), right, torch.linalg.vector_norm(right)
+    direction, last, count = torch.zeros_like(right), right.new_ones(()), 0
+    residual = 1.0 if bool(size > 0) else 0.0
+    while count < max_iter and residual > tol:
+        eased = precondition(rest)
+        now = rest @ eased
+        direction = eased + (now / last if count else 0.0) * direction
+        moved = operator(direction)
+        step = now / (direction @ moved)
+        x, rest, last, count = x + step * direction, rest - step * moved, now, count + 1
+        residual = float(torch.linalg.vector_norm(rest) / size)
+    return LinearSolution(x, residual, count)

@@ -1,0 +1,242 @@
+"""Functions of large symmetric matrices times vectors, by Lanczos, with exact derivatives.
+
+    f(A) v ~ |v| Q f(T) e_1,    Q and T = tridiag(b, a, b) from the recurrence of `torchgw.linalg.lanczos`
+
+The derivative goes through f(T) e_1 by divided differences (Daleckii and Krein),
+
+    f[x, y] = (f(x) - f(y)) / (x - y),    f[x, x] = f'(x),
+
+which are finite where eigenvalues of T meet, and through the recurrence by its adjoint. Memory is that of the basis,
+forward and backward.
+
+Where a b_k vanishes, the Krylov space K of v is invariant and f(A) v is exact, but a change of A or v leads out of K,
+where the recurrence has no derivative. There the cotangent y is split. Its part in K goes through the adjoint; the rest
+z meets the derivative of f(A) v itself. With Ritz values mu, lambda and vectors U of the spaces of z and v,
+
+    vbar += f(A) z,    Abar += Q_z X Q_v^T,    X = |z| |v| U_z diag(U_z^T e_1) f[mu, lambda] diag(U_v^T e_1) U_v^T.
+
+Sources: N. Higham, "Functions of Matrices", 2008, theorem 3.11; N. Kraemer, P. Moreno-Munoz, H. Roy, S. Hauberg,
+"Gradients of functions of large matrices", NeurIPS 2024; P. Kandolf, A. Koskela, S. Relton, M. Schweitzer, "Computing
+low-rank approximations of the Frechet derivative of a matrix function using Krylov subspace methods", 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.linalg.lanczos import (
+    BREAKDOWN_POWER,
+    Krylov,
+    Matvec,
+    adjoint,
+    bare_combination,
+    bare_recurrence,
+    combined,
+    products,
+    pull_back,
+    recurrence,
+    ritz,
+)
+from torchgw.runtime.refuse_double_backward import once
+
+ONCE = "Lanczos has first derivatives only: differentiate it once, without create_graph=True"
+
+
+class ScalarFunction(Protocol):
+    """An elementwise function of eigenvalues, with tensors of coefficients that broadcast against them, (M, m)."""
+
+    def value(self, x: Tensor, *coefficients: Tensor) -> Tensor:
+        """f(x), in differentiable torch operations as far as coefficients need derivatives."""
+
+    def divided(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
+        """(f(x) - f(y)) / (x - y), and f'(x) where x = y, of x (M, m, 1) and y (M, 1, n)."""
+
+
+class Exponential:
+    """exp(-t x), the heat kernel of eigenvalues; its one coefficient is the time t, () or (M, 1)."""
+
+    def value(self, x: Tensor, *coefficients: Tensor) -> Tensor:
+        return torch.exp(-coefficients[0] * x)
+
+    def divided(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
+        t = coefficients[0] if coefficients[0].ndim == 0 else coefficients[0][..., None]
+        s = t * (x - y).abs()
+        mean = torch.where(s > 0, -torch.expm1(-s) / torch.where(s > 0, s, 1.0), 1.0)
+        return -t * torch.exp(-t * torch.minimum(x, y)) * mean
+
+
+def matrix_function(
+    matvec: Matvec,
+    parameters: Sequence[Tensor],
+    V: Tensor,
+    f: ScalarFunction,
+    n_steps: int,
+    coefficients: Sequence[Tensor] = (),
+    *,
+    reorthogonalise: bool = True,
+) -> Tensor:
+    """f(A) V (N, M) after ``n_steps`` steps of Lanczos, differentiable in V, ``parameters`` and ``coefficients``.
+
+    Parameters
+    ----------
+    matvec : ``matvec(parameters, X)`` is A X (N, M) for X (N, M), with A symmetric whatever the parameters, in
+        differentiable torch operations. It must not change its arguments.
+    parameters : tensors that A depends on; what else ``matvec`` reads is constant.
+    V : (N, M) start vectors, none of them zero.
+    f : `Exponential()`, or another `ScalarFunction`.
+    n_steps : m, at most N are taken.
+    coefficients : tensors, () or broadcasting against the eigenvalues (M, m), such as the time of `Exponential`.
+    reorthogonalise : False takes the bare recurrence twice: 2 m products, O(M N m + M m^3) work and memory
+        O(M N + M m^2). It serves values of functions like exp, which lose no accuracy by it, and refuses to be
+        differentiated.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For start vectors or steps that cannot be used, or a gradient of the bare recurrence.
+    RuntimeError
+        When the gradient is differentiated again.
+
+    Notes
+    -----
+    The gradient is that of what was computed, not that of the limit of many steps, but for columns whose Krylov space
+    ended early: theirs is that of f(A) v itself. m products and O(M N m^2) work, memory O(M N m). The adjoint takes m
+    vector-Jacobian products of ``matvec``, one at a time, and keeps no graph.
+    """
+    n_steps = _checked(V, n_steps)
+    inputs = (V, *parameters, *coefficients)
+    if not reorthogonalise:
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            raise ValueError("reorthogonalise must be True for inputs that require gradients; or detach them")
+        return _bare(matvec, tuple(parameters), V, f, n_steps, coefficients)
+    result: Tensor = _MatrixFunction.apply(matvec, f, n_steps, len(parameters), *inputs)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _bare(
+    matvec: Matvec,
+    parameters: tuple[Tensor, ...],
+    V: Tensor,
+    f: ScalarFunction,
+    n_steps: int,
+    coefficients: Sequence[Tensor],
+) -> Tensor:
+    """f(A) V by three terms, in two passes, so that no basis is stored."""
+    norm = torch.linalg.vector_norm(V, dim=0)
+    alphas, betas = bare_recurrence(matvec, parameters, V / norm, n_steps)
+    weights = norm[:, None] * _first_column(f, *ritz(alphas, betas), coefficients)
+    return bare_combination(matvec, parameters, V / norm, alphas, betas, weights)
+
+
+def _checked(V: Tensor, n_steps: int) -> int:
+    """The number of steps to take, for start vectors that can be used."""
+    validate.instance("V", V, Tensor)
+    if V.ndim != 2 or not V.is_floating_point() or 0 in V.shape:
+        raise ValueError(f"V must be floating point start vectors (N, M), got {tuple(V.shape)} of dtype {V.dtype}")
+    lengths = torch.linalg.vector_norm(V.detach(), dim=0)
+    if not bool((torch.isfinite(lengths) & (lengths > 0)).all()):
+        raise ValueError("V must have columns that are finite and not zero; leave out the others, for which f(A) 0 = 0")
+    return min(validate.integer("n_steps", n_steps, least=1), len(V))
+
+
+def _first_column(f: ScalarFunction, values: Tensor, vectors: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
+    """f(T) e_1, (M, m)."""
+    return products(vectors, f.value(values, *coefficients) * vectors[:, 0])
+
+
+class _MatrixFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matvec: Matvec, f: ScalarFunction, n_steps: int, n: int, V: Tensor, *rest: Tensor) -> Tensor:
+        found, norm = recurrence(matvec, rest[:n], V, n_steps)
+        values, vectors = ritz(found.alphas, found.betas)
+        ctx.matvec, ctx.f, ctx.n = matvec, f, n
+        ctx.save_for_backward(V, *rest, *found, norm, values, vectors)
+        return combined(found.basis, norm[:, None] * _first_column(f, values, vectors, rest[n:]))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        V, *rest, basis, alphas, betas, residual, norm, values, vectors = ctx.saved_tensors
+        parameters, coefficients = tuple(rest[: ctx.n]), tuple(rest[ctx.n :])
+        with torch.no_grad():
+            solved = _Evaluated(ctx.matvec, ctx.f, Krylov(basis, alphas, betas, residual), norm, values, vectors)
+            cotangents = solved.pulled_back(parameters, coefficients, grads[0].T)
+        return None, None, None, None, *once(ONCE, cotangents, (V, *rest, *grads))
+
+
+class _Evaluated(NamedTuple):
+    """f(A) V as it was computed, and its adjoint."""
+
+    matvec: Matvec
+    f: ScalarFunction
+    found: Krylov
+    norm: Tensor
+    values: Tensor
+    vectors: Tensor
+
+    def pulled_back(
+        self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], y: Tensor
+    ) -> list[Tensor | None]:
+        """Cotangents of V, parameters and coefficients from that of the result, y (M, N)."""
+        basis, _, betas, residual = self.found
+        broken = (betas == 0).any(1) | (residual == 0)
+        inside = products(basis, y)
+        rest = (y - combined(basis, inside).T) * broken[:, None]
+        size = torch.linalg.vector_norm(y, dim=1)
+        tiny = torch.finfo(y.dtype).eps ** BREAKDOWN_POWER
+        rest = rest * (torch.linalg.vector_norm(rest, dim=1) > tiny * size)[:, None]
+        y = torch.where(broken[:, None], combined(basis, inside).T, y)
+        column = _first_column(self.f, self.values, self.vectors, coefficients)
+        column_bar = self.norm[:, None] * inside
+        T_bar = self._of_first_column(coefficients, column_bar)
+        V_bar, totals = adjoint(
+            self.matvec,
+            parameters,
+            self.found,
+            self.norm,
+            lambda k: (self.norm * column[:, k])[:, None] * y,
+            T_bar.diagonal(dim1=1, dim2=2),
+            T_bar.diagonal(1, 1, 2) + T_bar.diagonal(-1, 1, 2),
+        )
+        V_bar = V_bar + (basis[:, 0] * (column * inside).sum(1, keepdim=True)).T
+        if bool(rest.any()):
+            V_bar = V_bar + self._left_out(parameters, coefficients, rest, totals)
+        return [V_bar, *totals, *self._of_coefficients(coefficients, column_bar)]
+
+    def _of_first_column(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> Tensor:
+        """Cotangent (M, m, m) of T from that of f(T) e_1, by Daleckii and Krein."""
+        divided = self.f.divided(self.values[:, :, None], self.values[:, None], *coefficients)
+        left = products(self.vectors.mT, column_bar)
+        return self.vectors @ (divided * left[:, :, None] * self.vectors[:, :1]) @ self.vectors.mT
+
+    def _of_coefficients(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> list[Tensor | None]:
+        """Cotangents of the coefficients, by torch."""
+        wanted = [i for i, c in enumerate(coefficients) if c.requires_grad]
+        cotangents: list[Tensor | None] = [None] * len(coefficients)
+        if wanted:
+            with torch.enable_grad():
+                leaves = tuple(c.detach().requires_grad_(c.requires_grad) for c in coefficients)
+                value = self.f.value(self.values, *leaves)
+            weight = products(self.vectors.mT, column_bar) * self.vectors[:, 0]
+            found = torch.autograd.grad(value, [leaves[i] for i in wanted], weight, allow_unused=True)
+            for i, part in zip(wanted, found, strict=True):
+                cotangents[i] = part
+        return cotangents
+
+    def _left_out(
+        self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], z: Tensor, totals: list[Tensor | None]
+    ) -> Tensor:
+        """Cotangent of V from the part z (M, N) of the result's that is orthogonal to an invariant Krylov space."""
+        other, norm = recurrence(self.matvec, parameters, z.T, self.values.shape[1])
+        values, vectors = ritz(other.alphas, other.betas)
+        divided = self.f.divided(values[:, :, None], self.values[:, None], *coefficients)
+        X = vectors @ (divided * vectors[:, 0, :, None] * self.vectors[:, :1]) @ self.vectors.mT
+        X = X * (norm * self.norm)[:, None, None]
+        for k in range(X.shape[2]):
+            multiplier = combined(other.basis, X[:, :, k]).T
+            pull_back(self.matvec, parameters, self.found.basis[:, k], multiplier, totals)
+        return combined(other.basis, norm[:, None] * _first_column(self.f, values, vectors, coefficients))
