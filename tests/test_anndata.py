@@ -593,7 +593,7 @@ def damage(path: Path, how: str) -> None:
     ("how", "reason"),
     [
         ("cut", "truncated"),
-        ("folder", "must be an .h5ad file that is there, no folder"),
+        ("folder", "must be a file that is there, no folder"),
         ("text", "signature"),
         ("link", "'obsm' is a link to another place or file"),
         ("outside", "lies in other files"),

@@ -15,7 +15,7 @@ from scipy.sparse import csc_matrix, csr_matrix, save_npz
 from tests.problems import ROLL, ROLL_ANGLE, SPIRAL
 from torchgw import GWResult, SpaceOptions, StoppingOptions, cli
 from torchgw.cli import align as command
-from torchgw.cli import tables as io
+from torchgw.cli.input import read_space
 from torchgw.spaces.graph import neighbour_graph
 
 
@@ -32,9 +32,9 @@ def test_every_format_is_read_alike(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "d.csv", ROLL, delimiter=",")
     np.savetxt(tmp_path / "e.tsv", ROLL, delimiter="\t", header="x\ty\tz", comments="")
     for path in sorted(tmp_path.iterdir()):
-        np.testing.assert_allclose(io.read_space("X", path), ROLL, rtol=1e-12)
+        np.testing.assert_allclose(read_space("X", path), ROLL, rtol=1e-12)
     save_npz(tmp_path / "graph.npz", neighbour_graph(SPIRAL, 5))
-    assert io.read_space("X", tmp_path / "graph.npz").shape == (90, 90)
+    assert read_space("X", tmp_path / "graph.npz").shape == (90, 90)
 
 
 @pytest.mark.parametrize("storage", [np.asarray, csr_matrix, csc_matrix])
@@ -44,12 +44,12 @@ def test_cells_are_read_from_their_principal_components(
     anndata = pytest.importorskip("anndata")
     path = tmp_path / "cells.h5ad"
     anndata.AnnData(storage(SPIRAL), obsm={"X_pca": storage(ROLL[:90]), "X_umap": ROLL[:90]}).write_h5ad(path)
-    np.testing.assert_array_equal(io.read_space("X", path), ROLL[:90])
+    np.testing.assert_array_equal(read_space("X", path), ROLL[:90])
     anndata.AnnData(storage(SPIRAL), obsm={"X_umap": ROLL[:90]}).write_h5ad(path)
-    np.testing.assert_array_equal(io.read_space("X", path), SPIRAL)
+    np.testing.assert_array_equal(read_space("X", path), SPIRAL)
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ValueError, match="h5py is not installed; pip install anndata"):
-        io.read_space("X", path)
+        read_space("X", path)
 
 
 def test_the_command_writes_what_the_library_computes(
@@ -136,7 +136,7 @@ def test_one_feature_for_each_point_is_a_column(tmp_path: Path) -> None:
     found = command.features_of([tmp_path / "t.npy"] * 2, 2**20)
     np.testing.assert_array_equal(found[1], SPIRAL[:, :1])
     with pytest.raises(ValueError, match=r"rows and columns, got shape \(90,\); one number .* x\[:, None\]"):
-        io.read_space("X", tmp_path / "t.npy")
+        read_space("X", tmp_path / "t.npy")
 
 
 def test_pickles_are_refused_unread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_pickles_are_refused_unread(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_several_arrays_without_a_known_name_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "many.npz", a=ROLL, b=ROLL)
     with pytest.raises(ValueError, match=r"one called 'X' or 'points', got \['a', 'b'\]"):
-        io.read_space("source", tmp_path / "many.npz")
+        read_space("source", tmp_path / "many.npz")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,11 @@ from torchgw import (
     Unbalanced,
     __version__,
     cli,
-    demo,
     estimate,
     gw_align,
 )
 from torchgw.cli import align as command
-from torchgw.cli import show
+from torchgw.cli import demo
 from torchgw.cli.output import check_output, write_matching, write_whole
 from torchgw.cli.parser import SHELLS, build_parser
 
@@ -111,7 +111,7 @@ def test_an_interrupted_command_writes_its_best_and_resumes(
     out, kept = tmp_path / "out.npz", str(tmp_path / "kept")
     assert cli.main(["align", *files, "-o", str(tmp_path / "whole.npz")]) == 0
     with monkeypatch.context() as patched:
-        patched.setattr(command, "bar_on_terminal", lambda _: Interrupting())
+        patched.setattr(command, "bar_on_terminal", lambda _: nullcontext(Interrupting()))
         assert cli.main(["align", *files, "-o", str(out), "--checkpoint", kept]) == 130
     assert f"interrupted: the best so far is in {out}" in capsys.readouterr().err
     assert not GWResult.load(out).converged
@@ -131,8 +131,6 @@ class Interrupting:
         self.calls += 1
         if self.calls == 2:
             os.kill(os.getpid(), signal.SIGINT)
-
-    def close(self) -> None: ...
 
 
 def test_known_pairs_decide_between_symmetric_matchings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +314,7 @@ def test_options_that_nobody_reads_are_not_offered(name: str, capsys: pytest.Cap
 def test_an_interrupted_run_ends_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "RUNS", ((60, 70, "precomputed"), (60, 70, "dijkstra")))
     labels: list[str] = []
-    monkeypatch.setattr(show, "bar_on_terminal", lambda label: labels.append(label) or Interrupting())
+    monkeypatch.setattr(demo, "bar_on_terminal", lambda label: labels.append(label) or nullcontext(Interrupting()))
     assert cli.main(["demo", "-o", str(tmp_path / "demo.png")]) == 130
     assert labels == ["60 x 70 precomputed"]
     assert not list(tmp_path.iterdir())

@@ -6,15 +6,19 @@ import builtins
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import colormaps
+from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
 from tests.problems import ROLL, SPIRAL
-from torchgw import cli, demo
+from torchgw import cli
+from torchgw.cli import demo
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,34 +38,17 @@ def test_the_demo_prints_its_table_and_draws_its_picture(
     assert picture.stat().st_size > 50_000
 
 
-def test_the_binned_plan_keeps_all_mass_and_lies_on_the_diagonal() -> None:
-    run = demo.align_once(400, 500, "precomputed", None, None)
-    mass = demo.binned_plan(run, 30)
-    np.testing.assert_allclose(mass, _binned(run.result.plan.numpy(), 30), atol=1e-12)
-    assert mass.sum() == pytest.approx(1.0)
-    ridge = mass.argmax(1)
-    assert abs(spearmanr(np.arange(30), ridge)[0]) > 0.9
-
-
-def test_the_picture_shows_where_points_go_and_how_sure_that_is() -> None:
-    from matplotlib.figure import Figure
-
-    run = demo.align_once(60, 70, "precomputed", None, None)
-    axes = Figure().add_subplot()
-    demo._draw_matches(axes, run)
-    first = run.result.plan[run.source_angle.argmin()].numpy()
-    drawn = axes.collections[1]
-    np.testing.assert_allclose(np.asarray(drawn.get_offsets()), run.target[first > 0.01 * first.max()][:, [0, 2]])
-    spread = np.exp(run.result.confidence(run.source_angle.argmin()[None]).entropy[0])
-    assert axes.get_legend().get_texts()[0].get_text() == f"0.0: spread over {spread:.0f} points"  # type: ignore[union-attr]
-
-
-def _binned(plan: np.ndarray, bins: int) -> np.ndarray:
-    out = np.zeros((bins, bins))
-    for i, row in enumerate(plan):
-        for j, value in enumerate(row):
-            out[i * bins // len(plan), j * bins // len(row)] += value
-    return out
+def test_the_picture_shows_what_is_carried_the_plan_and_how_sure_it_is() -> None:
+    run = demo.aligned(60, 70, "precomputed", None)
+    both, plan, sure = demo.picture(run).axes[::2]  # each with a colour bar
+    angles = np.asarray(run.result.push(run.source_angle))
+    expected = colormaps["viridis"](angles / 9)
+    apart = cdist(np.asarray(both.collections[1].get_facecolor()), expected)
+    assert len(apart) > 65  # what lies outside the first view has no colour yet
+    assert apart.min(1).max() < 1e-6
+    mass = np.asarray(plan.images[0].get_array())
+    np.testing.assert_allclose(mass, run.result.plan.numpy(), atol=1e-12)
+    assert len(sure.collections[0].get_offsets()) == 60
 
 
 def test_the_demo_without_matplotlib_prints_the_table_and_says_what_to_install(
@@ -76,6 +63,7 @@ def test_the_demo_without_matplotlib_prints_the_table_and_says_what_to_install(
         return real_import(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    monkeypatch.delitem(sys.modules, "torchgw.plot", raising=False)
     assert cli.main(["demo", "-o", str(tmp_path / "demo.png")]) == 2
     captured = capsys.readouterr()
     assert "60 x 70" in captured.out

@@ -22,7 +22,7 @@ from scipy import sparse
 from tests.problems import ROLL
 from torchgw import GWResult, cli
 from torchgw import anndata as cell_files
-from torchgw.cli.tables import read_space
+from torchgw.cli.input import read_space
 from torchgw.spaces.graph import neighbour_graph
 
 Maker = Callable[[Path], object]
@@ -493,7 +493,7 @@ CHILD = """
 import json, re, sys, time
 from pathlib import Path
 import h5py, numpy, scipy.sparse
-from torchgw.cli.tables import read_space
+from torchgw.cli.input import read_space
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**10

@@ -24,7 +24,7 @@ FLOORS = (
     ("strategies",),
     ("request",),
     ("align",),
-    ("path", "loss", "resume", "demo", "estimator", "anndata", "pairwise"),
+    ("path", "loss", "resume", "estimator", "anndata", "pairwise"),
     ("cli", "__init__"),
     ("__main__",),
 )

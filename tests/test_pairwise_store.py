@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,7 @@ def test_an_interrupted_command_writes_what_is_done_and_says_how_to_go_on(
         np.save(tmp_path / f"{number}.npy", points)
     out, store = tmp_path / "out.csv", tmp_path / "pairs.sqlite"
     arguments = ["pairwise", *(str(tmp_path / f"{n}.npy") for n in range(10)), "-o", str(out), "--store", str(store)]
-    monkeypatch.setattr(command, "bar_on_terminal", lambda _: Interrupting())
+    monkeypatch.setattr(command, "bar_on_terminal", lambda _: nullcontext(Interrupting()))
     assert cli.main(arguments) == 130
     said = capsys.readouterr().err
     assert f"interrupted: the pairs done so far are in {out}, the others are nan" in said
@@ -346,8 +347,6 @@ class Interrupting:
 
     def __call__(self, _: Progress) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-
-    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(

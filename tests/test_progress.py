@@ -57,16 +57,17 @@ def test_without_tqdm_the_bar_says_what_to_install(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ImportError, match="pip install tqdm"):
         ProgressBar()
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert bar_on_terminal("solve") is None
+    with bar_on_terminal("solve") as bar:
+        assert bar is None
 
 
 def test_a_command_shows_a_bar_on_terminals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert bar_on_terminal("solve") is None
+    with bar_on_terminal("solve") as bar:
+        assert bar is None
     monkeypatch.setattr(sys, "stderr", Terminal())
-    bar = bar_on_terminal("solve")
-    assert isinstance(bar, ProgressBar)
-    bar.close()
+    with bar_on_terminal("solve") as bar:
+        assert isinstance(bar, ProgressBar)
 
 
 def test_the_log_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

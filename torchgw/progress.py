@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -100,9 +101,9 @@ class ProgressLog:
         )
 
 
-def bar_on_terminal(label: str) -> Callback | None:
-    """A bar that goes away when it is closed, if somebody looks and tqdm is installed."""
+def bar_on_terminal(label: str) -> AbstractContextManager[Callback | None]:
+    """A context with a bar that goes away at its end, if somebody looks and tqdm is installed, else with None."""
     try:
-        return ProgressBar(label, leave=False) if sys.stderr.isatty() else None
+        return ProgressBar(label, leave=False) if sys.stderr.isatty() else nullcontext()
     except ImportError:
-        return None
+        return nullcontext()

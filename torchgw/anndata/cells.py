@@ -10,7 +10,6 @@ Layout: I. Virshup et al., "anndata: Access and store annotated data matrices", 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from os import PathLike
@@ -208,18 +207,11 @@ def read(name: str, path: str | PathLike[str], max_memory: int | None = None, *,
     import h5py
 
     limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
-    file, shown = Path(path), guards.one_line(path, 4096)
-    if not os.path.lexists(file):
-        raise ValueError(f"{name}: {shown} is not there")
-    if file.suffix != ".h5ad" or not guards.is_regular(file):
-        raise ValueError(f"{name} must be an .h5ad file that is there, no folder, pipe or device, got {shown}")
-    try:
+    file = Path(path)
+    with guards.untrusted(name, file, ".h5ad"):
         with h5py.File(file, "r") as opened:
             guards.check_tree(opened, limit, apart="X" if backed else "")
         return anndata.read_h5ad(file, backed="r" if backed else None)
-    except Exception as error:  # what reads broken files raises errors of every kind
-        reason = guards.one_line(error) or type(error).__name__
-        raise ValueError(f"{name}: {shown} cannot be read: {reason}") from error
 
 
 def write(cells: Any, path: str | PathLike[str]) -> None:

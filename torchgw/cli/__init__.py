@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchgw.cli.align import Interrupted, run_align, run_resume
-from torchgw.cli.estimate import run_estimate
-from torchgw.cli.info import run_info
+from torchgw.cli.demo import run_demo
+from torchgw.cli.info import run_estimate, run_info
 from torchgw.cli.pairwise import run_pairwise
-from torchgw.cli.parser import build_parser
-from torchgw.cli.show import run_completion, run_demo
+from torchgw.cli.parser import build_parser, run_completion
 from torchgw.runtime.memory import allocating
 from torchgw.types import AmbiguityWarning, TorchGWWarning
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from torchgw import report
 from torchgw.align import gw_align
+from torchgw.cli.input import WITHOUT_INDEX, read_space
 from torchgw.cli.output import check_output, described, write_matching, write_whole
-from torchgw.cli.tables import WITHOUT_INDEX, read_space
 from torchgw.diagnostics.status import Status
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective.supervision import Supervision
@@ -33,7 +33,7 @@ from torchgw.progress import bar_on_terminal
 from torchgw.results.result import GWResult
 from torchgw.resume import resume
 from torchgw.runtime.caller import warn_caller
-from torchgw.types import TorchGWWarning
+from torchgw.types import Callback, TorchGWWarning
 from torchgw.validate import looks_like_distances
 
 GIB = 2**30
@@ -229,18 +229,15 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
     return ended(result, arguments.output, arguments.report, carried)
 
 
-def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[[Any], GWResult]) -> GWResult:
+def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[[Callback | None], GWResult]) -> GWResult:
     """Solve under a progress bar; warnings come after it, also before an error, and errors name the files."""
-    bar: Any = bar_on_terminal(label)
     given: list[warnings.WarningMessage] = []
     try:
-        with warnings.catch_warnings(record=True) as given:
+        with bar_on_terminal(label) as bar, warnings.catch_warnings(record=True) as given:
             return solve(bar)
     except (ValueError, TypeError) as error:
         named = f" (X is {files[0]}, Y is {files[1]})" if files else ""
         raise ValueError(f"{error}{named}") from error
     finally:
-        if bar is not None:
-            bar.close()
         for warning in given:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

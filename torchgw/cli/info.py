@@ -1,18 +1,25 @@
-"""``torchgw info``: versions, devices and backends, and why each is or is not available."""
+"""``torchgw info``: what is here to run on, and why the rest is not; ``torchgw estimate``: what a solve would take."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchgw._version import __version__
+from torchgw.cli.align import memory_of
+from torchgw.cli.input import read_space
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Request
+from torchgw.options import GWOptions, LowRankOptions
+from torchgw.planner import estimate
+from torchgw.report.contents import finite
 
 NEEDED = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
 OPTIONAL = {
@@ -26,6 +33,7 @@ OPTIONAL = {
 }
 FAMILIES = {"dense": softmin_dense, "streaming": softmin_stream, "tiles": softmin_tiles}
 SHAPE = (1024, 1024)
+BESIDES = "these are times of solves; a command takes some seconds besides, to load torch"
 
 
 def run_info(arguments: argparse.Namespace) -> dict[str, Any] | str:
@@ -88,6 +96,24 @@ def as_text(found: dict[str, Any]) -> str:
         for family, names in families.items():
             lines += [f"  {family:<10}  {name:<8}  {text}" for name, text in names.items()]
     return "\n".join(lines)
+
+
+def run_estimate(arguments: argparse.Namespace) -> dict[str, Any] | str:
+    """The forecasts as a table, or as JSON."""
+    options = GWOptions(max_memory=memory_of(arguments), low_rank=LowRankOptions(rank=arguments.rank))
+    sizes = [_size(name, getattr(arguments, name), options.max_memory) for name in ("source", "target")]
+    found = estimate(*sizes, epsilon=arguments.epsilon, options=options, device=arguments.device)
+    if not arguments.json:
+        return f"{sizes[0]} x {sizes[1]} {found}\n{BESIDES}"
+    forecasts = [{name: finite(value) for name, value in asdict(forecast).items()} for forecast in found.forecasts]
+    return {"shape": sizes, "device": found.device, "chosen": found.chosen, "forecasts": forecasts}
+
+
+def _size(name: str, given: str, limit: int) -> int:
+    """A number of points, or that of a file."""
+    if given.isdecimal():
+        return int(given)
+    return int(read_space(name, Path(given), limit).shape[0])
 
 
 def _usable() -> list[torch.device]:

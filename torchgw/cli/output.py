@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import csv
 import errno
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torchgw.persist.files import whole
+from torchgw.report.contents import finite
 from torchgw.results.result import GWResult
+
+SAID = (
+    *("value", "value_quad", "value_linear", "value_error", "marginal_error", "marginal_residual", "converged"),
+    *("ambiguous", "n_iter", "n_iter_sinkhorn", "strategy", "gradient", "backend", "epsilon"),
+)
 
 
 def check_output(path: Path, *suffixes: str, name: str = "output") -> None:
@@ -55,33 +60,13 @@ def write_matching(result: GWResult, path: Path) -> None:
 def described(result: GWResult, path: Path) -> dict[str, Any]:
     """What the result says of itself, in types of JSON."""
     certificate = result.certificate
-    found = {
-        "output": str(path),
-        "shape": list(result.shape),
-        "value": result.value,
-        "value_quad": result.value_quad,
-        "value_linear": result.value_linear,
-        "value_error": result.value_error,
+    found = {"output": str(path), "shape": list(result.shape)} | {name: getattr(result, name) for name in SAID}
+    found |= {
         "lower_bound": certificate.lower_bound,
         "stationarity": certificate.stationarity,
-        "marginal_error": result.marginal_error,
-        "marginal_residual": result.marginal_residual,
         "status": result.status.name.lower(),
-        "converged": result.converged,
-        "ambiguous": result.ambiguous,
         "basins": [basin.energy for basin in result.basins],
-        "n_iter": result.n_iter,
-        "n_iter_sinkhorn": result.n_iter_sinkhorn,
-        "strategy": result.strategy,
-        "gradient": result.gradient,
-        "backend": result.backend,
         "scales": list(result.scales),
-        "epsilon": result.epsilon,
         "seconds": result.timings,
     }
     return {name: finite(value) for name, value in found.items()}
-
-
-def finite(value: Any) -> Any:
-    """None for what JSON has no number for."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchgw.cli.align import Interrupted, memory_of
-from torchgw.cli.output import check_output, finite, write_whole
-from torchgw.cli.tables import read_space
+from torchgw.cli.input import read_space
+from torchgw.cli.output import check_output, write_whole
 from torchgw.options import GWOptions
 from torchgw.progress import bar_on_terminal
+from torchgw.report.contents import finite
 
 if TYPE_CHECKING:
     from torchgw.pairwise import PairwiseResult
@@ -32,25 +33,22 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
     limit = memory_of(arguments)
     names = [str(file) for file in arguments.spaces]
     spaces = [read_space(f"space {i}", file, limit) for i, file in enumerate(arguments.spaces)]
-    bar: Any = bar_on_terminal("pairs")
     try:
-        found = gw_pairwise(
-            spaces,
-            distances=arguments.distances,
-            scale=arguments.scale,
-            tol=arguments.tol,
-            options=GWOptions(max_memory=limit),
-            n_jobs=arguments.jobs,
-            device=arguments.device,
-            store=arguments.store,
-            callback=bar,
-            random_state=arguments.seed,
-        )
+        with bar_on_terminal("pairs") as bar:
+            found = gw_pairwise(
+                spaces,
+                distances=arguments.distances,
+                scale=arguments.scale,
+                tol=arguments.tol,
+                options=GWOptions(max_memory=limit),
+                n_jobs=arguments.jobs,
+                device=arguments.device,
+                store=arguments.store,
+                callback=bar,
+                random_state=arguments.seed,
+            )
     except (ValueError, TypeError) as error:
         raise ValueError(re.sub(r"spaces\[(\d+)\]", lambda found: names[int(found[1])], str(error))) from error
-    finally:
-        if bar is not None:
-            bar.close()
     save = save_arrays if arguments.output.suffix == ".npz" else save_table
     write_whole(lambda aside: save(aside, names, found), arguments.output)
     described = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchgw._version import __version__
-from torchgw.cli.tables import SUFFIXES
+from torchgw.cli.input import READERS
 from torchgw.kernels.dispatch import BACKENDS
 from torchgw.options import (
     STRATEGIES,
@@ -21,7 +21,7 @@ from torchgw.options import (
 from torchgw.request.spaces import DISTANCES
 
 SHELLS = ("bash", "zsh", "tcsh")
-KINDS = ", ".join(SUFFIXES)
+KINDS = ", ".join(READERS)
 TABLES = "result to write: .npz, everything; .csv, the matching"
 KEPT = "keep the solve here, for `torchgw resume`; not with an .h5ad output"
 CODES = "exit codes: 0 done, 2 refused (one line says why), 130 interrupted, 1 an error of torchgw itself"
@@ -64,6 +64,16 @@ def build_parser() -> Parser:
     completion = _command(commands, "completion", "print a script that completes this command in your shell")
     completion.add_argument("shell", choices=SHELLS)
     return parser
+
+
+def run_completion(arguments: argparse.Namespace) -> str:
+    """``torchgw completion``: the script of a shell."""
+    try:
+        import shtab
+    except ImportError as error:
+        raise ImportError("shell completion needs shtab; pip install shtab") from error
+    script: str = shtab.complete(build_parser(), arguments.shell)
+    return script
 
 
 def _command(commands: Any, name: str, text: str) -> Parser:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import stat
 import struct
 import warnings
@@ -57,6 +58,29 @@ def is_regular(path: Path) -> bool:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):  # absent, in a loop of links, out of reach, or no path at all
         return False
+
+
+@contextmanager
+def untrusted(name: str, path: Path, *suffixes: str) -> Iterator[None]:
+    """The context in which a file that nobody vouches for is read.
+
+    Raises
+    ------
+    ValueError
+        In one line that calls it ``name``: before the context where it is no regular file with one of the suffixes, and
+        for whatever its reader raises.
+    """
+    shown = one_line(path, 4096)
+    if path.suffix not in suffixes:
+        raise ValueError(f"{name} must be a {', '.join(suffixes)} file, got {shown}")
+    if not os.path.lexists(path):
+        raise ValueError(f"{name}: {shown} is not there")
+    if not is_regular(path):
+        raise ValueError(f"{name} must be a file that is there, no folder, pipe or device, got {shown}")
+    try:
+        yield
+    except Exception as error:  # what reads broken files raises errors of every kind
+        raise ValueError(f"{name}: {shown} cannot be read: {one_line(error) or type(error).__name__}") from error
 
 
 def fits(what: str, count: int, limit: int, shape: object = None) -> None:

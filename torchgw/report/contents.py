@@ -130,6 +130,6 @@ def packed(array: Array, kind: str) -> str:
     return base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode("ascii")
 
 
-def finite(value: float) -> float | None:
+def finite(value: Any) -> Any:
     """None for what JSON has no number for."""
-    return value if math.isfinite(value) else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value

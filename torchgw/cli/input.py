@@ -4,9 +4,8 @@ first."""
 from __future__ import annotations
 
 import csv
-import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.types import Array
 
-SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".h5ad")
 WITHOUT_INDEX = "(pandas: to_csv(path, index=False))"
 LONGEST_LINE = 2**24
 PARTS = {
@@ -53,23 +51,12 @@ def read_space(name: str, path: Path, max_memory: int | None = None, *, column: 
         Naming the file and what is wrong with it, in one line.
     """
     limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
-    shown = guards.one_line(path, 4096)
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{name} must be a {', '.join(SUFFIXES)} file, got {shown}")
-    if not os.path.lexists(path):
-        raise ValueError(f"{name}: {shown} is not there")
-    if not guards.is_regular(path):
-        raise ValueError(f"{name} must be a file that is there, no folder, pipe or device, got {shown}")
-    readers = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_text, ".tsv": _read_text, ".h5ad": _read_h5ad}
-    try:
-        found = readers[path.suffix](path, limit)
+    with guards.untrusted(name, path, *READERS):
+        found = READERS[path.suffix](path, limit)
         found = found[:, None] if column and found.ndim == 1 else found
         if found.ndim != 2 or 0 in found.shape:
             remedy = "; one number for each row goes as a column, x[:, None]" if found.ndim == 1 else ""
             raise ValueError(f"it must hold rows and columns, got shape {found.shape}{remedy}")
-    except Exception as error:  # what reads broken files raises errors of every kind
-        reason = guards.one_line(error) or type(error).__name__
-        raise ValueError(f"{name}: {shown} cannot be read: {reason}") from error
     return found
 
 
@@ -217,3 +204,12 @@ def _attribute(group: Any, name: str, shape: tuple[int, ...]) -> Any:
     """An attribute of an HDF5 object, None where there is none of that shape."""
     there = name in group.attrs and group.attrs.get_id(name).shape == shape
     return group.attrs[name] if there else None
+
+
+READERS: dict[str, Callable[[Path, int], Any]] = {
+    ".npy": _read_npy,
+    ".npz": _read_npz,
+    ".csv": _read_text,
+    ".tsv": _read_text,
+    ".h5ad": _read_h5ad,
+}
