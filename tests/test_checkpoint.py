@@ -50,8 +50,8 @@ from torchgw import (
 )
 from torchgw.persist import checkpoint
 from torchgw.persist.checkpoint import FORMAT, write
+from torchgw.persist.codec import decode, encode
 from torchgw.persist.files import written
-from torchgw.request.checkpoint import CODEC
 from torchgw.spaces.graph import neighbour_graph
 
 BRIEF = GWOptions(stopping=StoppingOptions(max_iter=6))
@@ -603,7 +603,7 @@ def test_the_codec_gives_back_what_it_was_given() -> None:
         "status": Status.SETTLED,
         "options": GWOptions(low_rank=LowRankOptions(rank=3)),
     }
-    found = CODEC.decode(CODEC.encode(value))
+    found = decode(encode(value))
     assert found["numbers"] == value["numbers"]
     np.testing.assert_array_equal(found[3][0], [3, 2, 1, 0])
     assert found[3][2:] == [torch.float32, torch.device("cpu")]
@@ -611,7 +611,7 @@ def test_the_codec_gives_back_what_it_was_given() -> None:
     assert found["status"] is Status.SETTLED
     assert found["options"] == value["options"]
     with pytest.raises(TypeError, match="Path cannot be kept"):
-        CODEC.encode(Path("x"))
+        encode(Path("x"))
 
 
 SCRIPT = """

@@ -27,7 +27,7 @@ from torchgw.objective.model import mean_cost
 from torchgw.objective.sampled import Anchors, refresh, sample_anchors, sampled_cost
 from torchgw.objective.value import affordable, sampled_objective
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.stopping import Plateau, observe, verdict
+from torchgw.solvers.sampled import Plateau, observe, verdict
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -20,8 +20,8 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors
-from torchgw.solvers.low_rank import LowRankSolve, _Problem, solve_low_rank
-from torchgw.solvers.low_rank_guesses import group_cells, warm_start
+from torchgw.solvers.low_rank import Factored, group_cells, solve_low_rank, warm_factors
+from torchgw.solvers.solution import Solution
 from torchgw.spaces import EuclideanDistances, PrecomputedDistances
 from torchgw.spaces.representatives import choose_landmarks
 from torchgw.types import Coupling, DistanceProvider
@@ -108,14 +108,14 @@ def solve(
     epsilon: float = 0.0,
     n_starts: int = 1,
     **options: float,
-) -> LowRankSolve:
+) -> Solution:
     """The best of the solves from several starts."""
     p, q = (uniform(space.size) for space in spaces)
     chosen = LowRankOptions(rank=rank, **options)  # type: ignore[arg-type]
     starts = (spread_start(spaces, p, q, rank, seed) for seed in range(n_starts))
     return min(
         (solve_low_rank(*spaces, p, q, epsilon, chosen, gen(), start=start) for start in starts),
-        key=lambda done: done.value,
+        key=lambda done: done.energy,
     )
 
 
@@ -218,7 +218,7 @@ def test_value_and_gradient_are_those_of_the_four_index_sum() -> None:
     """The value exactly; the gradient, by differentiation, up to what the constraints do not see."""
     spaces = squared_spaces(12, 15, 0)
     p, q = masses(12, 1), masses(15, 2)
-    problem = _Problem.of(*spaces, p, q, epsilon=0.02)
+    problem = Factored.of(*spaces, p, q, epsilon=0.02)
     factors = feasible_factors(p, q, 4, 5, sharpness=2.0)
     point = problem.at(factors)
     DX, DY = (matrix(space) for space in spaces)
@@ -251,9 +251,9 @@ def test_a_solve_has_exact_marginals_and_the_value_of_its_plan(epsilon: float) -
     assert float(plan.min()) >= 0
     assert done.coupling.rank == 6
     value = gw_by_enumeration(*(matrix(space) for space in spaces), plan.numpy())
-    assert done.value == pytest.approx(value, rel=1e-9)
+    assert done.energy == pytest.approx(value, rel=1e-9)
     product = gw_by_enumeration(*(matrix(space) for space in spaces), np.full((40, 55), 1 / 2200))
-    assert done.value < 0.5 * product
+    assert done.energy < 0.5 * product
 
 
 @pytest.mark.parametrize("step", [30.0, 1e4])
@@ -266,7 +266,7 @@ def test_the_objective_falls_from_iteration_to_iteration(epsilon: float, step: f
         spaces = FactoredSpace(distances), FactoredSpace(1 - others)
         done = solve(spaces, 5, epsilon, max_iter=most, step=step)
         entropy = sum(float((side - torch.xlogy(side, side)).sum()) for side in done.coupling.tensors().values())
-        values.append(done.value / 2 - epsilon * entropy)
+        values.append(done.energy / 2 - epsilon * entropy)
         if epsilon == 0.0:
             assert (np.diff(done.history.cost) <= 1e-12).all()
     assert (np.diff(values) <= 1e-9).all()
@@ -315,7 +315,7 @@ def test_at_full_rank_it_comes_near_the_best_matching() -> None:
         spaces = squared_spaces(6, 6, seed)
         DX, DY = (matrix(space) for space in spaces)
         product, best = gw_by_enumeration(DX, DY, np.full((6, 6), 1 / 36)), best_map(DX, DY)
-        value = solve(spaces, 6, n_starts=3).value
+        value = solve(spaces, 6, n_starts=3).energy
         assert best * (1 - 1e-9) <= value <= best + 0.05 * (product - best)
 
 
@@ -343,7 +343,7 @@ def clustered(seed: int) -> tuple[FactoredSpace, FactoredSpace, float]:
 def test_clusters_are_matched_by_as_many_components(seed: int) -> None:
     source, target, best = clustered(seed)
     done = solve((source, target), 4, n_starts=8)
-    assert best * (1 - 1e-9) <= done.value <= 1.01 * best
+    assert best * (1 - 1e-9) <= done.energy <= 1.01 * best
 
 
 def test_points_without_mass_get_zero_rows_and_change_nothing_else() -> None:
@@ -358,7 +358,7 @@ def test_points_without_mass_get_zero_rows_and_change_nothing_else() -> None:
     same = solve_low_rank(without, target, p[:30], q, 0.0, options, gen(), start=start._replace(Q=start.Q[:30]))
     assert float(done.coupling.rows(torch.arange(30, 34)).abs().max()) == 0.0
     torch.testing.assert_close(done.coupling.marginal(1), p, rtol=0.0, atol=1e-14)
-    torch.testing.assert_close(done.value, same.value, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(done.energy, same.energy, rtol=1e-6, atol=0.0)
 
 
 def test_all_mass_on_one_point_leaves_nothing_to_descend() -> None:
@@ -375,9 +375,9 @@ def test_equal_components_are_left_behind() -> None:
     spaces = squared_spaces(40, 40, 7)
     p = uniform(40)
     alike = LowRankFactors(p[:, None].repeat(1, 5) / 5, p[:, None].repeat(1, 5) / 5, uniform(5))
-    product = _Problem.of(*spaces, p, p, 0.0).at(alike).value
+    product = Factored.of(*spaces, p, p, 0.0).at(alike).value
     done = solve_low_rank(*spaces, p, p, 0.0, LowRankOptions(rank=5), gen(), start=alike)
-    assert done.value < 0.3 * product
+    assert done.energy < 0.3 * product
 
 
 def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
@@ -394,12 +394,12 @@ def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
     plan = torch.zeros(6, 6, dtype=torch.float64)
     plan[torch.arange(2, 6), torch.tensor(match) + 2] = 0.25
     p, q, options = uniform(32), uniform(48), LowRankOptions(rank=4)
-    start = warm_start(source, (cells[0], cells[1]), plan, p, q, options, gen())
+    start = warm_factors(source, (cells[0], cells[1]), plan, p, q, options, gen())
     for c in range(4):
         (cell,) = cells[0][start.Q[:, c] > 0.5 / 32].unique().tolist()
         assert cells[1][start.R[:, c] > 0.5 / 48].unique().tolist() == [match[cell - 2] + 2]
     done = solve_low_rank(source, target, p, q, 0.0, options, gen(), start=start)
-    assert best * (1 - 1e-9) <= done.value <= 1.01 * best
+    assert best * (1 - 1e-9) <= done.energy <= 1.01 * best
 
 
 @pytest.mark.parametrize("rank", [1, 3, 7, 10])
@@ -459,7 +459,7 @@ options = LowRankOptions(rank=20, max_iter=100)
 done = solve_low_rank(*spaces, p, p, 0.0, options, gen(), start=spread_start(spaces, p, p, 20))
 error = max(float((done.coupling.marginal(axis) - p).abs().sum()) for axis in (0, 1))
 memory = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
-print(memory, error, done.value)
+print(memory, error, done.energy)
 """
 
 

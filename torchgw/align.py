@@ -50,7 +50,7 @@ from torchgw.results.warnings import against_small_epsilon, against_weights, war
 from torchgw.runtime.caller import is_theirs
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.rounding import off
-from torchgw.solvers.solution import Outcome
+from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.prepare import make_providers
 from torchgw.spaces.scale import unit_of
 from torchgw.strategies.dense import run
@@ -263,7 +263,7 @@ def gw_align(
         scaled = f"{advice}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(model, unit_of(made) ** 0.5, scaled)
 
-        def solve(name: str) -> Outcome:
+        def solve(name: str) -> CertifiedSolution:
             task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)
             try:
                 return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
@@ -310,5 +310,5 @@ def gw_align(
         numpy_input=not any(isinstance(space, Tensor) for space in given),
         differentiated=derived,
     )
-    warn_of(result, found.strain, sharp)
+    warn_of(result, found.precision_warning, sharp)
     return result

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.align import gw_align
 from torchgw.persist.checkpoint import reopened
-from torchgw.request.checkpoint import CODEC, Continued, looks_of
+from torchgw.request.checkpoint import Continued, looks_of
 from torchgw.results.result import GWResult
 from torchgw.types import Callback
 
@@ -44,7 +44,7 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
     -----
     Files of a checkpoint hold numbers and names of known classes. Nothing in them is run.
     """
-    call, every, random = reopened(path, CODEC)
+    call, every, random = reopened(path)
     if not isinstance(call, dict) or not isinstance(again := call.pop("again", None), dict):
         raise ValueError(f"{path} holds no call of gw_align")
     for name, space in (("X", X), ("Y", Y)):

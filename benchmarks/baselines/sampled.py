@@ -25,7 +25,7 @@ from torchgw.objective.sampled import Anchors, refresh
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.sinkhorn.scaling import feasible, scaling
 from torchgw.sinkhorn.sides import Side
-from torchgw.solvers.stopping import Plateau, observe, verdict
+from torchgw.solvers.sampled import Plateau, observe, verdict
 from torchgw.types import DistanceProvider
 
 N_ANCHORS, STEP = 80, 0.5

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchgw.kernels import transport
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import running
+from torchgw.persist.codec import storable
 from torchgw.types import Coupling
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
@@ -138,6 +139,7 @@ def in_blocks(coupling: Coupling, reader: str) -> BlockCoupling:
     return coupling
 
 
+@storable
 class DenseCoupling(BlockCoupling):
     """A stored plan (N, K), with the base-2 potentials f (N,), g (K,) it came from where there are any."""
 
@@ -167,6 +169,7 @@ class DenseCoupling(BlockCoupling):
         return DenseCoupling(self.plan * mass if mass != 1.0 else self.plan, f, self.g)
 
 
+@storable
 class PotentialCoupling(BlockCoupling):
     """T_ij = 2^(A_i . B_j + f_i + g_j) + x_i y_j, in base-2 potentials; O((N + K) r) memory.
 

@@ -11,10 +11,12 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import running
+from torchgw.persist.codec import storable
 
 LARGEST_UNIFORM = 1 - 2**-40
 
 
+@storable
 class LowRankCoupling(BlockCoupling):
     """T = Q diag(1/g) R^T with Q (N, r), R (K, r) >= 0 and g (r,) > 0, float64; O((N + K) r) memory.
 

@@ -23,12 +23,14 @@ from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_tiles import Read, reference, separable
 from torchgw.kernels.sums import running
 from torchgw.kernels.tiles import Tiles, centres
+from torchgw.persist.codec import storable
 
 SAMPLE_BLOCK = 2**22
 NEGLIGIBLE = 0.1
 MOST_SPREAD = 5e7
 
 
+@storable
 class TiledCoupling(BlockCoupling):
     """See the head of this file; O((N + K) r) memory and a list of tiles.
 

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.couplings.tiled import TiledCoupling
+from torchgw.persist.codec import storable
 from torchgw.types import Array
 
 NEAR_TIE = 1.05
 TINY = 1e-9  # of the largest squared distance
 
 
+@storable
 @dataclass(frozen=True, kw_only=True)
 class Basin:
     """One local optimum that the coarse stage found.
@@ -78,6 +80,7 @@ class Certificate:
         return f"{bound}; to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
 
 
+@storable
 @dataclass(frozen=True, kw_only=True)
 class Rung:
     """One resolution of a large solve.

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import Enum
 
+from torchgw.persist.codec import storable
+from torchgw.types import Progress
 
+
+@storable
 class Status(Enum):
     """How a solve ended. The text says what happened and what to change."""
 
@@ -36,6 +40,7 @@ class Status(Enum):
         return self in (Status.PLATEAU, Status.SETTLED, Status.STATIONARY)
 
 
+@storable
 @dataclass(frozen=True)
 class History:
     """One entry for each check of the outer loop, all of equal length.
@@ -60,6 +65,11 @@ class History:
     def seconds(self) -> float:
         """Seconds at the last check, 0 before the first."""
         return self.elapsed[-1] if self.elapsed else 0.0
+
+    def append(self, check: Progress) -> None:
+        """Add the entry of one check."""
+        for entry in fields(self):
+            getattr(self, entry.name).append(getattr(check, entry.name))
 
     def go_on_from(self, other: History) -> None:
         """Take over the entries of another history."""

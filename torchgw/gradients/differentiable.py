@@ -21,7 +21,7 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.runtime.refuse_double_backward import once
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.solution import Outcome
+from torchgw.solvers.solution import CertifiedSolution
 from torchgw.types import DistanceProvider
 
 
@@ -125,7 +125,7 @@ class _Carried(torch.autograd.Function):
 
 
 def differentiable(
-    outcome: Outcome,
+    outcome: CertifiedSolution,
     model: Model,
     made: tuple[DistanceProvider, DistanceProvider],
     given: Given,

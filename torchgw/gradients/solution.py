@@ -13,13 +13,13 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.newton import firmness
-from torchgw.solvers.solution import Outcome
+from torchgw.solvers.solution import CertifiedSolution
 from torchgw.solvers.warm_start import Start
 from torchgw.types import DistanceProvider
 
 
 def solution_of(
-    outcome: Outcome, model: Model, spaces: tuple[DistanceProvider, DistanceProvider], dtype: torch.dtype
+    outcome: CertifiedSolution, model: Model, spaces: tuple[DistanceProvider, DistanceProvider], dtype: torch.dtype
 ) -> Solution:
     """Of an outcome that kept its last cost and potentials; the plan is stored where the outcome's is."""
     assert outcome.end is not None
@@ -49,7 +49,7 @@ def solution_of(
     h, k = (side.to(dtype) for side in held)
     curvature = Curvature(quadratic, model, level)
     g = (end.g + outcome.end.cost.b * (LOG2E / model.epsilon)).to(dtype)
-    residual, converged = max(outcome.residual, outcome.moved), outcome.status.converged
+    residual, converged = max(outcome.marginal_residual, outcome.last_change), outcome.status.converged
     return Solution(_in(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
 
 

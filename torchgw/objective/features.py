@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Array
 
 METRICS = ("sqeuclidean", "cosine")
 
 
+@storable
 @dataclass(frozen=True, eq=False)
 class FeatureCost:
     """The cost of matching points by features that both spaces share.

@@ -23,12 +23,14 @@ from torchgw.kernels.sampling import draw
 from torchgw.objective.exact import factored_mean_squares
 from torchgw.objective.linearise import Gradient, ModelGradient
 from torchgw.options import SamplingOptions
+from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.landmark import signed_factors
 from torchgw.spaces.representatives import choose_landmarks
 from torchgw.types import Carrier, Coupling, DistanceProvider
 
 
+@storable
 class Anchors(NamedTuple):
     """Index pairs (i_m, j_m): rows (M,) and columns (M,), int64."""
 
@@ -78,6 +80,7 @@ def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generato
     return Control(F, signs, factored_mean_squares(F, signs, mass))
 
 
+@storable
 class Sample(NamedTuple):
     """The cost of one draw of anchors, a 1^T + 1 b^T - 2 (F core G^T + U V^T), with F and G of the controls."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw import ranges, validate
+from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Array
 
@@ -19,6 +20,7 @@ UNLABELLED = -1
 SAME_MASS = 1e-9
 
 
+@storable
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Supervision:
     """Pairs, labels and masks that a matching should respect.

@@ -31,14 +31,14 @@ import torch
 
 from torchgw import validate
 from torchgw._version import __version__
-from torchgw.persist.codec import Codec, load
+from torchgw.persist.codec import decode, encode, load
 from torchgw.persist.files import LEFT_ASIDE, checked_seal, path_of, written
 from torchgw.runtime.caller import warn_caller
 from torchgw.types import CheckpointWarning
 
 logger = logging.getLogger("torchgw")
 
-FORMAT = 2
+FORMAT = 3
 CALL = "call.pt"
 LOOP = "loop"
 SHORT = 1.0
@@ -84,9 +84,9 @@ class Folder:
         When another solve is at it, or a file in it is damaged or belongs to another checkpoint.
     """
 
-    def __init__(self, checkpoint: Checkpoint, codec: Codec, generator: torch.Generator) -> None:
+    def __init__(self, checkpoint: Checkpoint, generator: torch.Generator) -> None:
         self.folder, self.every = Path(checkpoint.path).absolute(), checkpoint.every
-        self.codec, self.generator = codec, generator
+        self.generator = generator
         self.stages: list[str] = []
         self.written = time.monotonic()
         self.lock = locked(self.folder)
@@ -132,9 +132,9 @@ class Folder:
         found = self._read(self._file(LOOP))
         return None if found is None else found[0]
 
-    def offer(self, state: Callable[[], Any], now: bool) -> None:
+    def offer(self, state: Any, now: bool) -> None:
         if now or time.monotonic() - self.written >= self.every:
-            self._write(self._file(LOOP), state())
+            self._write(self._file(LOOP), state)
 
     def _file(self, *more: str) -> Path:
         return self.folder / (".".join((*self.stages, *more)) + ".pt")
@@ -153,7 +153,7 @@ class Folder:
             return None
         with naming(file):
             self.generator.set_state(plain["random"])
-            value = self.codec.decode(plain["value"])
+            value = decode(plain["value"])
         logger.info("checkpoint: going on with %s", file)
         return (value,)
 
@@ -161,7 +161,7 @@ class Folder:
         """Whether the value is in the file now. A full disk or memory is no reason to lose a solve."""
         self.written = time.monotonic()
         try:
-            plain = {"random": self.generator.get_state(), "value": self.codec.encode(value)}
+            plain = {"random": self.generator.get_state(), "value": encode(value)}
             write(file, plain, self._place(file.name))
         except (MemoryError, OSError, RuntimeError, TypeError) as error:
             warn_caller(f"{file} was not written ({_reason(error)}); the solve goes on", CheckpointWarning)
@@ -182,7 +182,7 @@ def _reason(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Generator) -> Folder:
+def begin(checkpoint: Checkpoint, call: Any, generator: torch.Generator) -> Folder:
     """A new folder with the call, which is encoded, in it.
 
     Raises
@@ -210,7 +210,7 @@ def begin(checkpoint: Checkpoint, codec: Codec, call: Any, generator: torch.Gene
         raise OSError(error.errno, f"the checkpoint cannot be made: {_reason(error)}", str(folder)) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return Folder(checkpoint, codec, generator)
+    return Folder(checkpoint, generator)
 
 
 def is_taken(folder: Path) -> bool:
@@ -225,7 +225,7 @@ def _taken(folder: Path) -> str:
     )
 
 
-def reopened(path: str | PathLike[str], codec: Codec) -> tuple[Any, float, torch.Tensor]:
+def reopened(path: str | PathLike[str]) -> tuple[Any, float, torch.Tensor]:
     """The call of a folder, how often it was written, and the random state that it began with.
 
     Raises
@@ -248,7 +248,7 @@ def reopened(path: str | PathLike[str], codec: Codec) -> tuple[Any, float, torch
             f"{file} is not of a checkpoint that this version of torchgw reads; begin again in another folder"
         )
     with naming(file):
-        call, every, random, made = codec.decode(plain["value"]), plain["every"], plain["random"], plain["made"]
+        call, every, random, made = decode(plain["value"]), plain["every"], plain["random"], plain["made"]
     now = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
     if made != now:
         warn_caller(f"{path} was begun with {made}, and goes on with {now}", CheckpointWarning)

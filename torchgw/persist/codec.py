@@ -1,17 +1,18 @@
-"""Objects as containers of tensors and numbers, and back, for the classes of a list.
+"""Objects as containers of tensors and numbers, and back, for the classes that are marked as `storable`.
 
-What this makes is read again by ``torch.load(weights_only=True)``: a file can name a class of the list and give its
-members, and nothing else; no code of a file runs, and nothing in it is larger than the file.
+What this makes is read again by ``torch.load(weights_only=True)``: a file can name such a class and give its members,
+and nothing else; no code of a file runs, and nothing in it is larger than the file. ``torch.serialization``'s own list
+of safe classes does not replace it: see ``docs/architecture.md``.
 """
 
 from __future__ import annotations
 
 import pickletools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
@@ -29,108 +30,120 @@ MAKERS = re.compile(
 )
 
 
-class Codec:
-    """Knows the classes whose objects may be written, by their names."""
+STORABLE: dict[str, type[Any]] = {}
+"""The classes whose objects may be written, by the names that files know them by."""
 
-    def __init__(self, classes: Iterable[type[Any]]) -> None:
-        self.classes = {_name(kind): kind for kind in classes}
+Kind = TypeVar("Kind", bound=type[Any])
 
-    def encode(self, value: Any) -> Any:
-        """The object as dictionaries, lists, tensors, strings and numbers.
 
-        Raises
-        ------
-        TypeError
-            For an object of a class that is not known.
-        """
-        if isinstance(value, Tensor):
-            held = value.detach().cpu()
-            held = held.contiguous() if _repeats(held) else held
-            return held if value.device.type == "cpu" else {KIND: "tensor", "on": str(value.device), "values": held}
-        if value is None or type(value) in PLAIN:
-            return value
-        if isinstance(value, list):
-            return [self.encode(entry) for entry in value]
-        if isinstance(value, Mapping):
-            return {KIND: "dict", "items": [[self.encode(key), self.encode(entry)] for key, entry in value.items()]}
-        if isinstance(value, torch.dtype | torch.device):
-            return {KIND: type(value).__name__, "name": str(value).removeprefix("torch.")}
-        if isinstance(value, np.generic):
-            return self.encode(value.item())
-        if isinstance(value, np.ndarray):
-            return self._array(value)
-        if hasattr(value, "tocsr") and hasattr(value, "nnz"):
-            return self._graph(value.tocsr())
-        return self._object(value)
+def storable(kind: Kind) -> Kind:
+    """Let files hold objects of this class: a dataclass, a named tuple, an enum, or one with ``__getstate__``. Nothing
+    of it runs when they are read but its ``__setstate__``."""
+    STORABLE[_name(kind)] = kind
+    return kind
 
-    def decode(self, plain: Any) -> Any:
-        """The object that `encode` was given."""
-        if isinstance(plain, list):
-            return [self.decode(entry) for entry in plain]
-        if not isinstance(plain, dict):
-            return plain
-        kind = plain[KIND]
-        if kind == "dict":
-            return {self.decode(key): self.decode(entry) for key, entry in plain["items"]}
-        if kind == "tuple":
-            return tuple(self.decode(plain["items"]))
-        if kind == "tensor":
-            return plain["values"].to(_device(plain["on"]))
-        if kind == "device":
-            return _device(plain["name"])
-        if kind == "dtype":
-            return _dtype(plain["name"])
-        if kind == "array":
-            return plain["values"].numpy()
-        if kind == "graph":
-            n, k = plain["shape"]
-            parts = {name: plain[name].numpy() for name in ("data", "indices", "indptr")}
-            return guards.sparse_matrix("csr", parts, (int(n), int(k)))
-        if kind not in self.classes:
-            raise ValueError(f"a file must name known classes only, got {kind!r}")
-        return self._made(self.classes[kind], plain)
 
-    def _array(self, values: Any) -> dict[str, Any]:
-        if values.dtype.kind not in "fiub":
-            raise TypeError(f"arrays of numbers can be kept, got dtype {values.dtype}")
-        # Tensors have no strides that run backwards, and no byte order but the machine's.
-        return {KIND: "array", "values": torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("=")))}
+def encode(value: Any) -> Any:
+    """The object as dictionaries, lists, tensors, strings and numbers.
 
-    def _graph(self, graph: Any) -> dict[str, Any]:
-        parts = {name: torch.from_numpy(np.array(getattr(graph, name))) for name in ("data", "indices", "indptr")}
-        return {KIND: "graph", "shape": list(graph.shape)} | parts
+    Raises
+    ------
+    TypeError
+        For an object of a class that is not known.
+    """
+    if isinstance(value, Tensor):
+        held = value.detach().cpu()
+        held = held.contiguous() if _repeats(held) else held
+        return held if value.device.type == "cpu" else {KIND: "tensor", "on": str(value.device), "values": held}
+    if value is None or type(value) in PLAIN:
+        return value
+    if isinstance(value, list):
+        return [encode(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {KIND: "dict", "items": [[encode(key), encode(entry)] for key, entry in value.items()]}
+    if isinstance(value, torch.dtype | torch.device):
+        return {KIND: type(value).__name__, "name": str(value).removeprefix("torch.")}
+    if isinstance(value, np.generic):
+        return encode(value.item())
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if hasattr(value, "tocsr") and hasattr(value, "nnz"):
+        return _graph(value.tocsr())
+    return _object(value)
 
-    def _object(self, value: Any) -> dict[str, Any]:
-        kind = type(value)
-        if kind is tuple:
-            return {KIND: "tuple", "items": self.encode(list(value))}
-        if self.classes.get(_name(kind)) is not kind and hasattr(value, "__array__"):  # a table, say
-            return self._array(np.asarray(value))
-        if self.classes.get(_name(kind)) is not kind:
-            raise TypeError(f"an object of class {kind.__name__} cannot be kept in a file")
-        if isinstance(value, Enum):
-            return {KIND: _name(kind), "name": value.name}
-        if isinstance(value, tuple):
-            return {KIND: _name(kind), "items": self.encode(list(value))}
-        state = value.__getstate__() if "__getstate__" in vars(kind) else vars(value)
-        return {KIND: _name(kind), "members": {name: self.encode(member) for name, member in state.items()}}
 
-    def _made(self, kind: type[Any], plain: dict[str, Any]) -> Any:
-        if issubclass(kind, Enum):
-            return kind[plain["name"]]
-        if issubclass(kind, tuple):
-            return kind(*self.decode(plain["items"]))
-        made = object.__new__(kind)
-        members = {name: self.decode(member) for name, member in plain["members"].items()}
-        if "__setstate__" in vars(kind):
-            made.__setstate__(members)
-        else:  # frozen dataclasses too: their members were checked when they were first made
-            vars(made).update(members)
-        return made
+def decode(plain: Any) -> Any:
+    """The object that `encode` was given."""
+    if isinstance(plain, list):
+        return [decode(entry) for entry in plain]
+    if not isinstance(plain, dict):
+        return plain
+    kind = plain[KIND]
+    if kind == "dict":
+        return {decode(key): decode(entry) for key, entry in plain["items"]}
+    if kind == "tuple":
+        return tuple(decode(plain["items"]))
+    if kind == "tensor":
+        return plain["values"].to(_device(plain["on"]))
+    if kind == "device":
+        return _device(plain["name"])
+    if kind == "dtype":
+        return _dtype(plain["name"])
+    if kind == "array":
+        return plain["values"].numpy()
+    if kind == "graph":
+        n, k = plain["shape"]
+        parts = {name: plain[name].numpy() for name in ("data", "indices", "indptr")}
+        return guards.sparse_matrix("csr", parts, (int(n), int(k)))
+    if kind not in STORABLE:
+        raise ValueError(f"a file must name known classes only, got {kind!r}")
+    return _made(STORABLE[kind], plain)
+
+
+def _array(values: Any) -> dict[str, Any]:
+    if values.dtype.kind not in "fiub":
+        raise TypeError(f"arrays of numbers can be kept, got dtype {values.dtype}")
+    # Tensors have no strides that run backwards, and no byte order but the machine's.
+    return {KIND: "array", "values": torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("=")))}
+
+
+def _graph(graph: Any) -> dict[str, Any]:
+    parts = {name: torch.from_numpy(np.array(getattr(graph, name))) for name in ("data", "indices", "indptr")}
+    return {KIND: "graph", "shape": list(graph.shape)} | parts
+
+
+def _object(value: Any) -> dict[str, Any]:
+    kind = type(value)
+    if kind is tuple:
+        return {KIND: "tuple", "items": encode(list(value))}
+    if STORABLE.get(_name(kind)) is not kind and hasattr(value, "__array__"):  # a table, say
+        return _array(np.asarray(value))
+    if STORABLE.get(_name(kind)) is not kind:
+        raise TypeError(f"an object of class {kind.__name__} cannot be kept in a file")
+    if isinstance(value, Enum):
+        return {KIND: _name(kind), "name": value.name}
+    if isinstance(value, tuple):
+        return {KIND: _name(kind), "items": encode(list(value))}
+    state = value.__getstate__() if "__getstate__" in vars(kind) else vars(value)
+    return {KIND: _name(kind), "members": {name: encode(member) for name, member in state.items()}}
+
+
+def _made(kind: type[Any], plain: dict[str, Any]) -> Any:
+    if issubclass(kind, Enum):
+        return kind[plain["name"]]
+    if issubclass(kind, tuple):
+        return kind(*decode(plain["items"]))
+    made = object.__new__(kind)
+    members = {name: decode(member) for name, member in plain["members"].items()}
+    if "__setstate__" in vars(kind):
+        made.__setstate__(members)
+    else:  # frozen dataclasses too: their members were checked when they were first made
+        vars(made).update(members)
+    return made
 
 
 def load(file: Path) -> Any:
-    """What `Codec.encode` made, from an archive of ``torch.save``.
+    """What `encode` made, from an archive of ``torch.save``.
 
     Raises
     ------

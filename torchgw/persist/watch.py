@@ -31,7 +31,7 @@ class Journal(Protocol):
     def restored(self) -> Any:
         """The last state of the loop of this stage, or None."""
 
-    def offer(self, state: Callable[[], Any], now: bool) -> None:
+    def offer(self, state: Any, now: bool) -> None:
         """Keep the state of the loop of this stage if it is time, or ``now``."""
 
 
@@ -100,7 +100,7 @@ class Watch:
         """Where the loop of this stage was when it was last written down, or None."""
         return None if self.journal is None else self.journal.restored()
 
-    def pause(self, state: Callable[[], Any]) -> bool:
+    def pause(self, state: Any) -> bool:
         """Whether the loop should end before its next iteration, from which ``state`` goes on."""
         stopped = self.stopped
         if self.journal is not None and not self.signal.obeyed:

@@ -11,59 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
-from torchgw.couplings.low_rank import LowRankCoupling
-from torchgw.couplings.tiled import TiledCoupling
-from torchgw.diagnostics.evidence import Basin, Rung
-from torchgw.diagnostics.status import History, Status
-from torchgw.objective.features import FeatureCost
-from torchgw.objective.sampled import Anchors, Sample
-from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint, Folder, begin
-from torchgw.persist.codec import KIND, Codec
+from torchgw.persist.codec import KIND, encode, storable
 from torchgw.persist.files import path_of
 from torchgw.persist.watch import Watch
 from torchgw.results.result import GWResult
 from torchgw.results.storage import GROUPS, MARGINALS
-from torchgw.search.anneal import CoarseBasin
-from torchgw.search.coarsen import CellSpace
-from torchgw.search.problem import Candidate
-from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.lowrank import LowRankFactors
-from torchgw.sinkhorn.score import FactoredScore
-from torchgw.sinkhorn.sides import Side
-from torchgw.solvers.damping import Mixture
-from torchgw.solvers.fixed_point import Descent
-from torchgw.solvers.inner import Linear
-from torchgw.solvers.low_rank import LowRankSolve
-from torchgw.solvers.sampled import Solution
-from torchgw.solvers.stopping import Plateau
-from torchgw.solvers.warm_start import Start
-from torchgw.spaces import (
-    DijkstraDistances,
-    EuclideanDistances,
-    FactoredDistances,
-    LandmarkDistances,
-    PrecomputedDistances,
-)
-from torchgw.spaces.dijkstra import RowCache
-from torchgw.spaces.graph import GraphReport
-from torchgw.spaces.hierarchy import Cells
-from torchgw.spaces.representatives import Landmarks
-from torchgw.strategies.dense import Ended
-from torchgw.strategies.ladder import Climbed, Step
 from torchgw.types import Callback, is_provider
 
-ARGUMENTS = (GWOptions, *GROUPS.values(), *MARGINALS.values(), FeatureCost, Supervision)
-SPACES = (DijkstraDistances, EuclideanDistances, FactoredDistances, LandmarkDistances, PrecomputedDistances)
-COUPLINGS = (DenseCoupling, LowRankCoupling, PotentialCoupling, TiledCoupling)
-STAGES = (Candidate, Climbed, Descent, Ended, LowRankSolve, Solution, Step)
-PARTS = (
-    *(Anchors, Basin, Cells, CellSpace, CoarseBasin, FactoredCost, FactoredScore, GraphReport, History, Landmarks),
-    *(Linear, LowRankFactors, Mixture, Plateau, RowCache, Rung, Sample, Side, Start, Status),
-)
-CODEC = Codec((*ARGUMENTS, *SPACES, *COUPLINGS, *STAGES, *PARTS))
+for _kind in (GWOptions, *GROUPS.values(), *MARGINALS.values()):  # modules below the codec
+    storable(_kind)
 
 
 @dataclass(frozen=True)
@@ -93,11 +51,11 @@ def followed(
     if isinstance(checkpoint, Continued):
         assert checkpoint.random is not None
         generator.set_state(checkpoint.random)
-        folder = Folder(checkpoint, CODEC, generator)
+        folder = Folder(checkpoint, generator)
     else:
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(path_of("checkpoint", checkpoint, "a folder, or be a Checkpoint"))
-        folder = begin(checkpoint, CODEC, kept(call), generator)
+        folder = begin(checkpoint, kept(call), generator)
     with closing(folder):
         yield Watch(callback, folder)
 
@@ -114,12 +72,12 @@ def kept(call: dict[str, Any]) -> Any:
         call = call | {"init": call["init"].plan}
     again = {name: looks_of(call[name]) for name in "XY" if is_provider(call[name])}
     items = [[name, _encoded(name, value)] for name, value in (call | dict.fromkeys(again)).items()]
-    return {KIND: "dict", "items": [*items, ["again", CODEC.encode(again)]]}
+    return {KIND: "dict", "items": [*items, ["again", encode(again)]]}
 
 
 def _encoded(name: str, value: Any) -> Any:
     try:
-        return CODEC.encode(value)
+        return encode(value)
     except TypeError as error:
         raise TypeError(f"checkpoint cannot hold {name}: {error}") from error
 

@@ -15,7 +15,7 @@ from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.memory import out_of_memory
-from torchgw.solvers.solution import Outcome
+from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.out_of_sample import Known
 from torchgw.spaces.prepare import Graphs, Space
 from torchgw.strategies.large_problem import Kernels
@@ -41,8 +41,8 @@ def solved_where_it_fits(
     options: GWOptions,
     generator: torch.Generator,
     watch: Watch,
-    solve: Callable[[str], Outcome],
-) -> tuple[str, Outcome]:
+    solve: Callable[[str], CertifiedSolution],
+) -> tuple[str, CertifiedSolution]:
     """The outcome of the strategy; of streaming where the device runs out of memory and the choice was ours.
 
     The second attempt begins with the generator as the first one found it. What the callback raises passes through.

@@ -18,6 +18,7 @@ from torchgw.kernels.kernel import LOWEST_EXPONENT
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
+from torchgw.persist.codec import storable
 from torchgw.runtime.threads import threads_for
 from torchgw.search.initial_guesses import start_costs
 from torchgw.search.lift import Solved
@@ -40,6 +41,7 @@ SMALLEST_RHO = 1e-20
 MOST_TIMES = 30  # as many starts, where points are few: what the default landmarks are to the two points of a space
 
 
+@storable
 @dataclass(frozen=True)
 class CoarseBasin(Solved):
     """One local optimum of a landmark problem, and how many starts found it."""

@@ -170,7 +170,10 @@ class _Rung:
         )
         start, _ = lift(seen, inner.model, None, self.whole, (self.source.index, self.target.index))
         done = descended(inner, start, max(basin.epsilon, inner.epsilon), RUNG_STEPS)
-        solved = Solved(self.source, self.target, done.plan, done.f, done.g, done.epsilon)
+        end = done.end
+        assert end is not None
+        assert end.epsilon is not None
+        solved = Solved(self.source, self.target, done.plan, end.f, end.g, end.epsilon)
         return solved, done.history.cost[-1]
 
 
@@ -185,7 +188,8 @@ def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candida
         return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full")
     done = descended(problem, candidate.start, epsilon, FULL_STEPS)
     energy = max(done.history.cost[-1], 0.0)
-    return replace(candidate, start=done.start(), energy=energy, level="full", matching=done.plan.argmax(1))
+    assert done.end is not None
+    return replace(candidate, start=done.end, energy=energy, level="full", matching=done.plan.argmax(1))
 
 
 def sampled_energy(problem: Problem, coupling: BlockCoupling) -> float:

@@ -17,6 +17,7 @@ from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import factored_mean_squares
 from torchgw.objective.sampled import Anchors, Control, controlled, landmark_control, sampled_cost
+from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells
@@ -66,6 +67,7 @@ class Side:
         return CellSpace(cells, space, centres, means)
 
 
+@storable
 @dataclass(frozen=True)
 class CellSpace:
     """The space of n cells, their most central points (n,) and the means of their factors (n, r).

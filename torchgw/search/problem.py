@@ -16,11 +16,13 @@ from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, recall
 from torchgw.options import GWOptions
+from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
 from torchgw.search.anneal import CoarseBasin
-from torchgw.solvers.fixed_point import Descent, descend
+from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredInner
+from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
 from torchgw.types import DistanceProvider
 
@@ -81,6 +83,7 @@ class Problem:
         return isinstance(self.quadratic, ExactGradient)
 
 
+@storable
 @dataclass(frozen=True)
 class Candidate:
     """A basin on its way: where to start on all points, its matching (N,), and its energy on the level reached.
@@ -98,7 +101,7 @@ class Candidate:
     basin: CoarseBasin | None = None
 
 
-def descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Descent:
+def descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Solution:
     given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
     with threads_for(len(problem.p) * len(problem.q)):
         return descend(*given, max_iter=steps)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LOG2E
+from torchgw.persist.codec import storable
 
 
+@storable
 @dataclass(frozen=True)
 class FactoredCost:
     """C = a 1^T + 1 b^T - 2 U V^T + extra, with a (N,), b (K,), U (N, r), V (K, r), and extra (N, K) or None."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw.persist.codec import storable
 from torchgw.sinkhorn.scaling import feasible
 
 LOWEST_EXPONENT = -150.0
@@ -30,6 +31,7 @@ RIDGE = 1e-11
 SAME_VALUE = 1e-14
 
 
+@storable
 class LowRankFactors(NamedTuple):
     """Q (N, r), R (K, r), g (r,) of the coupling Q diag(1/g) R^T."""
 

@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LOG2E
+from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 
 BLOCK_POINTS = 2**16
 DEPENDENT = 1e-13
 
 
+@storable
 @dataclass(frozen=True)
 class FactoredScore:
     """A (N, r), B (K, r) with A B^T the centred score at ``epsilon``, off by at most ``error`` bits in any entry.

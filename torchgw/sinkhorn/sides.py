@@ -26,11 +26,13 @@ from torch import Tensor
 
 from torchgw.kernels import LN2
 from torchgw.kernels.sums import running
+from torchgw.persist.codec import storable
 
 SMALLEST_SUM = 2.0**-90
 LARGEST_RATIO, FREE_RATIO = 300.0, 1e15
 
 
+@storable
 @dataclass(frozen=True)
 class Side:
     """Base-2 logarithms of masses (..., N), and how the marginal is asked for.

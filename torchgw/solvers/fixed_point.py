@@ -1,66 +1,90 @@
-"""The outer loop with the exact gradient: each linearised problem is solved, rounded, and linearised anew.
+"""The fixed-point iteration with the exact gradient: each linearised problem is solved, rounded, and linearised anew.
 
     cost C(T) -> score -C / epsilon -> Sinkhorn scaling from the last potentials -> T, rounded onto its marginals
 
 Rounding before the gradient is what keeps few iterations stable: gradient and objective then belong to a feasible plan,
 however far Sinkhorn came. The loop ends when the last potentials already solved the new cost and the objective stopped
 falling. From a good start that takes three iterations.
+
+Solving each linearisation to its end is a descent where the quadratic part is concave between plans, as squared losses
+of distances are under hard marginals; otherwise two plans can be each other's answer. Then the next cost is taken at
+T + s (S - T) instead of S, with s halved whenever two consecutive steps point in opposite directions (`Damped`): the
+fixed points are the same.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2, LOG2E
+from torchgw.kernels.sums import inner as inner_product
 from torchgw.losses import SQUARE
 from torchgw.objective.linearise import Gradient, ModelGradient
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
+from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
-from torchgw.solvers.damping import Mixture
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import largest_potential, require_resolved
 from torchgw.solvers.inner import Inner, Linear
-from torchgw.solvers.sampled import Solution, record
+from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
-from torchgw.types import Coupling
 
-MOVED_TOLERANCE = 10.0
+CHANGE_TOLERANCE = 10.0
 FLAT = 10
+SMALLEST_STEP = 1 / 64
 
 
+@storable
 @dataclass(frozen=True)
-class Descent(Solution):
-    """Where the descent ended, with the rounded plan; ``moved`` is by how much the last iteration changed it."""
+class Damped:
+    """Damped steps between plans.
 
-    coupling: Coupling
-    moved: float
+    plan : T (N, K), at which the next cost is taken.
+    direction : S - T (N, K) of the last step, None before the first.
+    step : s in (0, 1].
+    """
 
-    @property
-    def plan(self) -> Tensor:
-        """The rounded plan (N, K) of a descent that stores it."""
-        assert isinstance(self.coupling, DenseCoupling)
-        return self.coupling.plan
+    plan: Tensor
+    direction: Tensor | None = None
+    step: float = 1.0
 
-    def start(self) -> Start:
-        """To go on from here at another epsilon."""
-        return Start(self.cost, self.f, self.g, self.epsilon)
+    def towards(self, solution: Tensor) -> Damped:
+        """The next step, towards S (N, K), which is not kept; the memory of this one's tensors is donated to it."""
+        direction, step = solution - self.plan, self.step
+        if self.direction is not None and float(inner_product(direction, self.direction)) < 0:
+            step = max(step / 2, SMALLEST_STEP)
+        return Damped(self.plan.add_(direction, alpha=step), direction, step)
 
-    def released(self) -> Solution:
-        """All but the plan, whose memory the caller needs."""
-        return Solution(**{entry.name: getattr(self, entry.name) for entry in fields(Solution)})
 
-    def followed_by(self, other: Descent) -> Descent:
-        """``other``, which went on from here, with the iterations of both."""
-        return replace(
-            other, n_iter=self.n_iter + other.n_iter, n_iter_sinkhorn=self.n_iter_sinkhorn + other.n_iter_sinkhorn
-        )
+@storable
+@dataclass(frozen=True, kw_only=True)
+class FixedPoint(State):
+    """Where the fixed-point iteration stands.
+
+    end : the last cost solved and its dual potentials; at first, those to begin from.
+    coupling : the plan that solves it, rounded, in the solver's memory; None at first.
+    next : the cost to solve next, None where it is still to be taken at ``coupling``.
+    values : objective of each of the last `FLAT` + 1 iterations.
+    marginals : row and column sums (N,), (K,) of the plan that ``next`` was taken at, where they may give way.
+    damped : damped steps, where plans need them.
+    last_change : the larger of the L1 column residual that the last warm potentials had and of ``marginals``' change.
+    """
+
+    end: Start
+    coupling: BlockCoupling | None = None
+    next: FactoredCost | None = None
+    values: tuple[float, ...] = ()
+    marginals: tuple[Tensor, Tensor] | None = None
+    damped: Damped | None = None
+    last_change: float = 0.0
 
 
 def descend(
@@ -75,7 +99,7 @@ def descend(
     history: History | None = None,
     by_value: bool = False,
     resolved: bool = False,
-) -> Descent:
+) -> Solution:
     """Run from ``start``, in its dtype, with the gradient of the model's objective.
 
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
@@ -89,86 +113,89 @@ def descend(
     """
     max_iter = options.stopping.max_iter if max_iter is None else max_iter
     history = History() if history is None else history
-    dtype = start.f.dtype
+    dtype, plan_tol = start.f.dtype, options.stopping.plan_tol
     row, column = (mass.to(dtype) for mass in model.masses)
     log_p, log_q = (side.to(dtype) for side in model.logs)
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
-    cost = gradient(start.coupling(), row) if start.cost is None else start.cost
-    f, g, last_epsilon = start.f, start.g, start.epsilon or epsilon_at(0, epsilon, annealing)
-    value, status, n_inner, iteration = float("inf"), Status.MAX_ITER, 0, 0
-    values: list[float] = []
-    sums: tuple[Tensor, Tensor] | None = None
-    changed = 0.0
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
-    mixture = None if model.fixed and model.loss is SQUARE else Mixture()
-    before = watch.restored()
-    if before is not None:
-        cost, f, g, last_epsilon, sums, value, values, mixture, iteration, n_inner, entries = before
-        history.go_on_from(entries)
-    began, first = time.perf_counter() - history.seconds, iteration
-    while iteration < max_iter:
-        where = cost, f, g, last_epsilon, sums, value, values, mixture, iteration, n_inner
-        if iteration > first and watch.pause(lambda: (*where, history)):  # noqa: B023 - called at once
-            status = Status.CANCELLED
-            break
-        now = annealed(iteration, epsilon, start.epsilon, annealing)
+    concave = model.fixed and model.loss is SQUARE
+
+    def begin() -> FixedPoint:
+        cost = gradient(start.coupling(), row) if start.cost is None else start.cost
+        first = start.epsilon or epsilon_at(0, epsilon, annealing)
+        return FixedPoint(end=Start(cost, start.f, start.g, first), next=cost)
+
+    def step(state: FixedPoint) -> tuple[FixedPoint, Check, Status | None]:
+        cost, end = state.next, state.end
+        if cost is None:
+            assert state.coupling is not None
+            cost = gradient(state.coupling, row)
+        assert end.epsilon is not None
+        now = annealed(state.n_iter, epsilon, start.epsilon, annealing)
         centred, row_term, column_term = cost.centred()
         unit = 2 * LOG2E / now
-        f, g = (rescale(side, mass, last_epsilon, now) for side, mass in ((f, log_p), (g, log_q)))
+        f = rescale(end.f, log_p, end.epsilon, now) + unit * row_term
+        g = rescale(end.g, log_q, end.epsilon, now) + unit * column_term
         linear = Linear.of(centred, now, model)
-        warm = f + unit * row_term, g + unit * column_term
-        state = inner(linear, *(warm if sums is None else linear.settled(sums, *warm)))
-        solved, f, g, last_epsilon = cost, state.f - unit * row_term, state.g - unit * column_term, now
-        last_value = value
+        found = inner(linear, *((f, g) if state.marginals is None else linear.settled(state.marginals, f, g)))
+        following, marginals, damped = None, None, state.damped
         terms, change = cost.a.abs() @ row + cost.b.abs() @ column, torch.zeros_like(row[0])
         if isinstance(gradient, ModelGradient):
-            coupling = state.coupling
-            if mixture is not None and isinstance(coupling, DenseCoupling):
-                coupling = mixture(coupling.plan)
-            cost, energy = gradient.evaluated(coupling, row)
-            old, sums = sums, None if model.fixed else model.marginals_of(coupling)
-            change = change if sums is None else _change(old, sums)
+            coupling = found.coupling
+            if not concave and isinstance(coupling, DenseCoupling):
+                damped = Damped(coupling.plan.clone()) if damped is None else damped.towards(coupling.plan)
+                coupling = DenseCoupling(damped.plan)
+            following, energy = gradient.evaluated(coupling, row)
+            if not model.fixed:
+                marginals = model.marginals_of(coupling)
+                change = _distance(state.marginals, marginals)
         else:
-            energy = centred.expectation(state.overlap * (now * LN2 / 2), row, column)
+            energy = centred.expectation(found.overlap * (now * LN2 / 2), row, column)
         # All that the host is to know of the iteration, in one wait.
-        known = torch.stack((energy, terms, change, largest_potential(state.f, state.g)))
+        known = torch.stack((energy, terms, change, largest_potential(found.f, found.g)))
         value, cancelling, changed, largest = known.tolist()
         if resolved:
             require_resolved(largest, epsilon)
-        if isinstance(gradient, ModelGradient):
-            values.append(value)
         # Below the rounding of the terms that cancel in it, a change of the value means nothing.
         noise = 4 * torch.finfo(dtype).eps * cancelling
-        iteration, n_inner = iteration + 1, n_inner + state.n_iter
-        record(
-            history,
-            watch,
-            len(history.iteration) + 1,
-            options.stopping.max_iter,
-            value,
-            state.residual,
-            now,
-            began,
-        )
-        still = abs(last_value - value) <= options.stopping.plan_tol * abs(value) + noise
+        still, values = plan_tol * abs(value) + noise, (*state.values, value)[-FLAT - 1 :]
         # Plans whose marginals may give way can slide for long at almost the same value.
         flat = (
-            options.stopping.plan_tol > 0
+            isinstance(gradient, ModelGradient)
+            and plan_tol > 0
             and len(values) > FLAT
-            and abs(values[-1 - FLAT] - value) <= options.stopping.plan_tol * abs(value) + noise
+            and abs(values[0] - value) <= still
         )
-        step = 1.0 if mixture is None else mixture.step
-        same = by_value or flat or max(state.moved, changed) <= MOVED_TOLERANCE * options.sinkhorn.tol * step
-        if now == epsilon and still and same:
-            status = Status.SETTLED
-            break
-        if iteration < max_iter and not isinstance(gradient, ModelGradient):
-            cost = gradient(state.coupling, row)
-    moved = max(state.moved, changed)
-    return Descent(solved, f, g, last_epsilon, status, iteration, n_inner, history, state.coupling, moved)
+        last_change = max(found.moved, changed)
+        length = 1.0 if damped is None else damped.step
+        same = by_value or flat or last_change <= CHANGE_TOLERANCE * options.sinkhorn.tol * length
+        settled = now == epsilon and len(values) > 1 and abs(values[-2] - value) <= still and same
+        state = FixedPoint(
+            n_iter=state.n_iter + 1,
+            n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
+            end=Start(cost, found.f - unit * row_term, found.g - unit * column_term, now),
+            coupling=found.coupling,
+            next=following,
+            values=values,
+            marginals=marginals,
+            damped=damped,
+            last_change=last_change,
+        )
+        return state, Check(value, found.residual, now), Status.SETTLED if settled else None
+
+    state, status = iterate(step, begin, watch, history, max_iter, options.stopping.max_iter)
+    return Solution(
+        coupling=state.coupling,
+        end=state.end,
+        status=status,
+        n_iter=state.n_iter,
+        n_iter_sinkhorn=state.n_iter_sinkhorn,
+        history=history,
+        last_change=state.last_change,
+    )
 
 
-def _change(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> Tensor:
+def _distance(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> Tensor:
     """L1 distance of the marginals of two plans, which tells of relaxed ones what warm potentials do not."""
     if old is None:
         return new[0].new_full((), torch.inf)

@@ -159,8 +159,7 @@ def conditional_gradient(
         history.go_on_from(entries)
     began = time.perf_counter() - history.seconds
     while step < max_iter:
-        where = plan, C, potential, value, gap, step
-        if watch.pause(lambda: (*where, history)):  # noqa: B023 - called at once
+        if watch.pause((plan, C, potential, value, gap, step, history)):
             status = Status.CANCELLED
             break
         try:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_tiles import TileKernel
@@ -19,12 +19,13 @@ from torchgw.kernels.sums import inner
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, choose_tiles
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
+from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.rounding import round_tiles, rounded
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
-from torchgw.types import Coupling, Softmins
+from torchgw.types import Softmins
 
 SKIPPED_FROM = 4096
 # Up to that rho / epsilon sums of solved problems tell potentials better than warm ones, where both sides give way;
@@ -32,6 +33,7 @@ SKIPPED_FROM = 4096
 SETTLED_RATIO = 3e4
 
 
+@storable
 class Linear(NamedTuple):
     """A linear transport problem: the score A (N, r), B (K, r), with ``extra`` (N, K) added or None, and its sides."""
 
@@ -65,7 +67,7 @@ class Transported(NamedTuple):
 
     f: Tensor
     g: Tensor
-    coupling: Coupling
+    coupling: BlockCoupling
     overlap: Tensor
     moved: float
     residual: float

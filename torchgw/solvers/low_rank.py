@@ -15,14 +15,19 @@ The constraints do not see a term added to a row of G_Q, nor one added to column
 terms are removed first, so that gamma = step / |gradient|_oo^2 measures what moves the plan. The step grows while the
 objective falls and is cut where it would not.
 
+Equal components are a saddle point, and so, nearly, are components of independent noise, whose differences average out
+over many points. So the first factors follow the spaces (`warm_factors`): they group the cells of a coarse plan by
+their mutual distances and send each group where the plan sends it, blurred, so that mirror descent, which only
+rescales, can change it.
+
 Sources: M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distances using low rank couplings and costs",
-2022; M. Scetbon, M. Cuturi, "Low-rank optimal transport: approximation, statistics and debiasing", 2022 (step sizes).
+2022; M. Scetbon, M. Cuturi, "Low-rank optimal transport: approximation, statistics and debiasing", 2022 (step sizes);
+H.-S. Park, C.-H. Jun, "A simple and fast algorithm for K-medoids clustering", 2009.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -31,38 +36,26 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import History, Status
+from torchgw.kernels.sampling import draw
+from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import factored_mean_squares
 from torchgw.options import LowRankOptions
+from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors
-from torchgw.solvers.low_rank_guesses import perturbed
-from torchgw.solvers.sampled import record
+from torchgw.sinkhorn.lowrank import LowRankFactors, Projection, project, round_factors
+from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.solution import Solution
 from torchgw.types import DistanceProvider
 
 FIRST_STEP, GROWTH, SHRINK = 0.03, 1.2, 0.5
+ROUNDING = torch.finfo(torch.float64).eps
 LARGEST_EXPONENT = 100.0
 MOST_CUTS = 30
 PROJECTION_TOL, USABLE, MOST_SWEEPS = 1e-9, 1e-6, 100
 MASS_TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True)
-class LowRankSolve:
-    """A feasible coupling of low rank, <C(T), T> of it, and how the descent ended.
-
-    ``change`` is the last value of the criterion that ``LowRankOptions.tol`` is compared with, ``n_iter`` counts the
-    iterations, ``n_sweeps`` those of their projections, ``residual`` is the L1 marginal
-    error that rounding removed. ``history.cost`` is <C(T), T>.
-    """
-
-    coupling: LowRankCoupling
-    value: float
-    status: Status
-    n_iter: int
-    n_sweeps: int
-    change: float
-    residual: float
-    history: History
+BLUR = 0.1
+NOISE, LEAST = 0.05, 1e-3
+MEDOID_ROUNDS = 20
 
 
 def solve_low_rank(
@@ -76,7 +69,7 @@ def solve_low_rank(
     *,
     start: LowRankFactors,
     watch: Watch | None = None,
-) -> LowRankSolve:
+) -> Solution:
     """Minimise the Gromov-Wasserstein objective over couplings of rank ``options.rank``.
 
     Parameters
@@ -86,7 +79,7 @@ def solve_low_rank(
     epsilon : weight of the entropies of Q, R and g, in units of the scaled squared distances; 0 for none.
     options : rank, step sizes and stopping.
     generator : breaks the ties between equal components.
-    start : Q (N, r), R (K, r), g (r,) to begin with, see `torchgw.solvers.low_rank_guesses`.
+    start : Q (N, r), R (K, r), g (r,) to begin with, see `warm_factors`.
 
     Raises
     ------
@@ -100,11 +93,66 @@ def solve_low_rank(
     epsilon = validate.real("epsilon", epsilon, least=0.0)
     p, q = _unit_mass("p", p), _unit_mass("q", q)
     _check_rank(options.rank, int((p > 0).sum()), int((q > 0).sum()))
-    problem = _Problem.of(source, target, p, q, epsilon)
+    problem = Factored.of(source, target, p, q, epsilon)
     start = perturbed(_restricted(start, p, q, options.rank), problem.p, problem.q, generator)
-    descent = _Descent(problem, options, start)
-    descent.run(Watch() if watch is None else watch)
-    return descent.result(p, q)
+    watch, history, noise = Watch() if watch is None else watch, History(), ROUNDING * problem.constant
+
+    def projected(logs: LowRankFactors) -> Projection:
+        return project(logs, problem.p, problem.q, floor=options.floor, tol=PROJECTION_TOL, max_iter=MOST_SWEEPS)
+
+    def begin() -> MirrorState:
+        first = projected(start.logarithms())
+        return MirrorState(
+            n_iter_sinkhorn=first.n_iter,
+            point=problem.at(first.factors),
+            step=options.step * FIRST_STEP,
+            residual=first.residual,
+        )
+
+    def step(state: MirrorState) -> tuple[MirrorState, Check, Status | None]:
+        """One accepted step, or none where no length lowers the objective."""
+        gradient, point, length = problem.reduced(state.point.gradient), state.point, state.step
+        norm = max(float(side.abs().amax()) for side in gradient)
+        change, residual, n_sweeps = 0.0, state.residual, state.n_iter_sinkhorn
+        for _ in range(MOST_CUTS if norm > max(noise, 0.0) else 0):
+            exponent = min(length / norm, LARGEST_EXPONENT)
+            gamma = exponent / norm
+            damping = 1 + gamma * epsilon
+            logs = ((log - gamma * side) / damping for log, side in zip(point.logs, gradient, strict=True))
+            found = projected(LowRankFactors(*logs))
+            n_sweeps += found.n_iter
+            new = problem.at(found.factors)
+            if found.residual <= USABLE and new.objective <= point.objective + noise:
+                change, point, residual = _divergence(new, point) / exponent**2, new, found.residual
+                length = min(length * GROWTH, options.step)
+                break
+            length = exponent * norm * SHRINK
+        state = MirrorState(
+            n_iter=state.n_iter + 1,
+            n_iter_sinkhorn=n_sweeps,
+            point=point,
+            step=length,
+            residual=residual,
+            last_change=change,
+        )
+        status = Status.SETTLED if change <= options.tol else None
+        return state, Check(point.value, residual, epsilon), status
+
+    state, status = iterate(step, begin, watch, history, options.max_iter)
+    rounded = round_factors(state.point.factors, problem.p, problem.q)
+    Q, R = p.new_zeros(len(p), options.rank), q.new_zeros(len(q), options.rank)
+    Q[p > 0], R[q > 0] = rounded.Q, rounded.R
+    return Solution(
+        coupling=LowRankCoupling(Q, R, rounded.g),
+        end=None,
+        energy=max(problem.at(rounded).value, 0.0),
+        marginal_residual=state.residual,
+        status=status if state.residual <= USABLE else Status.MARGINALS,
+        n_iter=state.n_iter,
+        n_iter_sinkhorn=state.n_iter_sinkhorn,
+        history=history,
+        last_change=state.last_change,
+    )
 
 
 def _restricted(start: LowRankFactors, p: Tensor, q: Tensor, rank: int) -> LowRankFactors:
@@ -143,7 +191,8 @@ def _signed_factors(name: str, space: DistanceProvider, mass: Tensor) -> tuple[T
     return found
 
 
-class _Point(NamedTuple):
+@storable
+class Point(NamedTuple):
     """Feasible factors and their logarithms, <C(T), T>, the objective that falls, half its gradient in each factor."""
 
     factors: LowRankFactors
@@ -153,8 +202,29 @@ class _Point(NamedTuple):
     gradient: LowRankFactors
 
 
+@storable
+@dataclass(frozen=True, kw_only=True)
+class MirrorState(State):
+    """Where mirror descent stands; ``n_iter_sinkhorn`` counts sweeps of its projections.
+
+    point : the factors, with objective and gradient there.
+    step : length of the next step, in units of the largest squared distance.
+    residual : L1 marginal residual of the last projection.
+    last_change : symmetric Kullback-Leibler divergence of the last step over its squared length.
+    """
+
+    point: Point
+    step: float
+    residual: float
+    last_change: float = float("inf")
+
+    @property
+    def complete(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True)
-class _Problem:
+class Factored:
     """Factors F (N, r_X), s and G (K, r_Y), t of the distances between the points with mass; p and q of those."""
 
     F: Tensor
@@ -167,14 +237,14 @@ class _Problem:
     epsilon: float
 
     @classmethod
-    def of(cls, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, epsilon: float) -> _Problem:
+    def of(cls, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, epsilon: float) -> Factored:
         (F, s), (G, t) = _signed_factors("source", source, p), _signed_factors("target", target, q)
         rows, columns = p > 0, q > 0
         F, G, p, q = F[rows], G[columns], p[rows], q[columns]
         constant = float(p @ factored_mean_squares(F, s, p) + q @ factored_mean_squares(G, t, q))
         return cls(F, s, G, t, p, q, constant, epsilon)
 
-    def at(self, factors: LowRankFactors) -> _Point:
+    def at(self, factors: LowRankFactors) -> Point:
         """The objective and its gradient, O((N + K) r (r_X + r_Y))."""
         Q, R, g = factors
         FQ, GR = self.F.T @ Q, self.G.T @ R
@@ -184,7 +254,7 @@ class _Problem:
         overlap = (W_A * W_B) @ g
         gradient = LowRankFactors(-2 * self.F @ (sFQ @ W_B), -2 * self.G @ (tGR @ W_A), 2 * overlap)
         value = self.constant - 2 * float(g @ overlap)
-        return _Point(factors, factors.logarithms(), value, value / 2 - self.epsilon * _entropy(factors), gradient)
+        return Point(factors, factors.logarithms(), value, value / 2 - self.epsilon * _entropy(factors), gradient)
 
     def reduced(self, gradient: LowRankFactors) -> LowRankFactors:
         """The gradient without the terms that the constraints do not see."""
@@ -202,91 +272,110 @@ def _entropy(factors: LowRankFactors) -> float:
     return float(sum((side - torch.xlogy(side, side)).sum() for side in factors))
 
 
-def _divergence(new: _Point, old: _Point) -> float:
+def _divergence(new: Point, old: Point) -> float:
     """KL(new | old) + KL(old | new), summed over the three factors."""
     pairs = zip(new.factors, old.factors, new.logs, old.logs, strict=True)
     return float(sum(torch.nan_to_num((x - y) * (log_x - log_y), posinf=0.0).sum() for x, y, log_x, log_y in pairs))
 
 
-@dataclass
-class _Descent:
-    """Mirror descent from one start; ``run`` goes on where it was stopped."""
+def perturbed(start: LowRankFactors, p: Tensor, q: Tensor, generator: torch.Generator) -> LowRankFactors:
+    """Factors near the given ones with positive entries and no two equal components; p, q positive."""
+    share = (start.g / start.g.sum()).clamp_min(LEAST / len(start.g))
+    sides = []
+    for side, mass in ((start.Q, p), (start.R, q)):
+        noise = torch.randn(side.shape, generator=generator, dtype=side.dtype, device=side.device)
+        sides.append((side + LEAST * mass[:, None] * share) * (NOISE * noise).exp())
+    return LowRankFactors(sides[0], sides[1], share)
 
-    problem: _Problem
-    options: LowRankOptions
-    start: LowRankFactors
-    point: _Point = field(init=False)
-    step: float = field(init=False)
-    status: Status = Status.MAX_ITER
-    change: float = float("inf")
-    n_sweeps: int = 0
-    residual: float = float("inf")
-    history: History = field(default_factory=History)
 
-    def __post_init__(self) -> None:
-        self.step = self.options.step * FIRST_STEP
-        factors, self.residual, self.n_sweeps = self._project(self.start.logarithms())
-        self.point = self.problem.at(factors)
+def warm_factors(
+    source: DistanceProvider,
+    cells: tuple[Tensor, Tensor],
+    plan: Tensor,
+    p: Tensor,
+    q: Tensor,
+    options: LowRankOptions,
+    generator: torch.Generator,
+) -> LowRankFactors:
+    """The components that a plan between cells of the two spaces suggests.
 
-    def run(self, watch: Watch) -> None:
-        """Up to ``options.max_iter`` iterations in all."""
-        before = watch.restored()
-        if before is not None:
-            factors, self.step, self.status, self.change, self.n_sweeps, self.residual, entries = before
-            self.history.go_on_from(entries)
-            self.point = self.problem.at(factors)
-        began = time.perf_counter() - self.history.seconds
-        while self.status is Status.MAX_ITER and len(self.history.cost) < self.options.max_iter:
-            where = self.point.factors, self.step, self.status, self.change, self.n_sweeps, self.residual
-            if watch.pause(lambda: (*where, self.history)):  # noqa: B023 - called at once
-                self.status = Status.CANCELLED
-                break
-            residual = self._advance()
-            iteration, most = len(self.history.cost) + 1, self.options.max_iter
-            record(self.history, watch, iteration, most, self.point.value, residual, self.problem.epsilon, began)
-            if self.change <= self.options.tol:
-                self.status = Status.SETTLED
+    The source's cells are grouped around medoids, one group for each component, and component c takes mass from group c
+    to where the plan sends it. Where the rank exceeds the number of cells, the heaviest cells have several components.
 
-    def _advance(self) -> float:
-        """One accepted step, or none where no length lowers the objective; the projection's residual."""
-        gradient = self.problem.reduced(self.point.gradient)
-        norm = max(float(side.abs().amax()) for side in gradient)
-        noise = torch.finfo(torch.float64).eps * self.problem.constant
-        for _ in range(MOST_CUTS if norm > max(noise, 0.0) else 0):
-            exponent = min(self.step / norm, LARGEST_EXPONENT)
-            gamma = exponent / norm
-            damping = 1 + gamma * self.problem.epsilon
-            moved = ((log - gamma * side) / damping for log, side in zip(self.point.logs, gradient, strict=True))
-            factors, residual, sweeps = self._project(LowRankFactors(*moved))
-            self.n_sweeps += sweeps
-            new = self.problem.at(factors)
-            if residual <= USABLE and new.objective <= self.point.objective + noise:
-                self.change = _divergence(new, self.point) / exponent**2
-                self.point, self.residual = new, residual
-                self.step = min(self.step * GROWTH, self.options.step)
-                return residual
-            self.step = exponent * norm * SHRINK
-        self.change = 0.0
-        return self.residual
+    Parameters
+    ----------
+    source : the space of the source points, with factors.
+    cells : cell of each source point (N,) out of n_X, and of each target point (K,) out of n_Y.
+    plan : mass between cells (n_X, n_Y), float64, not negative, not zero.
+    p, q : masses (N,), (K,) in float64, of sum 1.
 
-    def _project(self, logs: LowRankFactors) -> tuple[LowRankFactors, float, int]:
-        p, q = self.problem.p, self.problem.q
-        done = project(logs, p, q, floor=self.options.floor, tol=PROJECTION_TOL, max_iter=MOST_SWEEPS)
-        return done.factors, done.residual, done.n_iter
+    Notes
+    -----
+    O(n_X^2 (r + r_X) + n_X n_Y r + (N + K) r + N r_X) time.
+    """
+    rows, columns = cells
+    plan = plan.to(p) / plan.sum().to(p)
+    group = group_cells(_mean_distances(source, rows, p, len(plan)), plan.sum(1), options.rank, generator)
+    to_group, from_plan = group, plan.T @ group
+    g = plan.sum(1) @ group
+    # A cell that the plan does not reach says nothing.
+    reached = from_plan.sum(1, keepdim=True)
+    from_plan = torch.where(reached > 0, from_plan / reached.clamp_min(torch.finfo(p.dtype).tiny), g)
+    Q, R = (
+        mass[:, None] * ((1 - BLUR) * side[label] + BLUR * g)
+        for mass, side, label in ((p, to_group, rows), (q, from_plan, columns))
+    )
+    return LowRankFactors(Q, R, g)
 
-    def result(self, p: Tensor, q: Tensor) -> LowRankSolve:
-        """The factors rounded onto exact marginals, with zero rows where there is no mass."""
-        rounded = round_factors(self.point.factors, self.problem.p, self.problem.q)
-        value = max(self.problem.at(rounded).value, 0.0)
-        Q, R = p.new_zeros(len(p), self.options.rank), q.new_zeros(len(q), self.options.rank)
-        Q[p > 0], R[q > 0] = rounded.Q, rounded.R
-        return LowRankSolve(
-            coupling=LowRankCoupling(Q, R, rounded.g),
-            value=value,
-            status=self.status if self.residual <= USABLE else Status.MARGINALS,
-            n_iter=len(self.history.cost),
-            n_sweeps=self.n_sweeps,
-            change=self.change,
-            residual=self.residual,
-            history=self.history,
-        )
+
+def group_cells(distances: Tensor, mass: Tensor, rank: int, generator: torch.Generator) -> Tensor:
+    """Shares (n, rank) of each cell in ``rank`` groups of cells that lie close together; rows sum to one.
+
+    k-medoids of the squared distances (n, n), weighted by ``mass`` (n,), from k-means++ seeds.
+    """
+    squares = distances.square().fill_diagonal_(0.0)
+    medoids, nearest = draw(mass, 1, generator), torch.full_like(mass, torch.inf)
+    for _ in range(min(rank, int((mass > 0).sum())) - 1):
+        nearest = torch.minimum(nearest, squares[medoids[-1]])
+        nearest[medoids[-1]] = 0.0
+        weight = mass * nearest
+        unused = mass.index_fill(0, medoids, 0.0)
+        medoids = torch.cat((medoids, draw(weight if bool(weight.any()) else unused, 1, generator)))
+    label = _nearest(squares, medoids)
+    for _ in range(MEDOID_ROUNDS):
+        members = torch.nn.functional.one_hot(label, len(medoids)).to(mass) * mass[:, None]
+        inside = torch.where(members.T > 0, (squares @ members).T, torch.inf)
+        medoids = torch.where(inside.amin(1).isfinite(), inside.argmin(1), medoids)
+        last, label = label, _nearest(squares, medoids)
+        if torch.equal(last, label):
+            break
+    shares = torch.nn.functional.one_hot(label, len(medoids)).to(mass)
+    parts = _parts(mass @ shares, rank)
+    return (shares / parts).repeat_interleave(parts, dim=1)
+
+
+def _nearest(squares: Tensor, medoids: Tensor) -> Tensor:
+    """Position of the nearest medoid of each cell; a medoid's own is itself."""
+    label = squares[medoids].argmin(0)
+    label[medoids] = torch.arange(len(medoids), device=medoids.device)
+    return label
+
+
+def _parts(mass: Tensor, rank: int) -> Tensor:
+    """How many components each group gets, ``rank`` in all: one, and the heaviest more."""
+    parts = torch.ones_like(mass, dtype=torch.int64)
+    for _ in range(rank - len(mass)):
+        parts[(mass / parts).argmax()] += 1
+    return parts
+
+
+def _mean_distances(space: DistanceProvider, label: Tensor, mass: Tensor, count: int) -> Tensor:
+    """Mean distances (n, n) between the points of cells, from the factors of their space."""
+    found = space.to(mass.device, mass.dtype).factors()
+    if found is None:
+        raise ValueError(f"source must have factored distances for a warm start, {type(space).__name__} has none")
+    F, signs = found
+    total = add_by_label(mass.new_zeros(count), label, mass)
+    mean = add_by_label(mass.new_zeros(count, F.shape[1]), label, F * mass[:, None])
+    mean = mean / total.clamp_min(torch.finfo(mass.dtype).tiny)[:, None]
+    return ((mean * signs) @ mean.T).clamp_min(0.0)

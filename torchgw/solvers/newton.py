@@ -9,8 +9,7 @@ grows by the condition number.
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,12 +22,14 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import ModelGradient, gradient_of
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions
+from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response
-from torchgw.solvers.fixed_point import Descent, descend
+from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import Inner, Linear, Transported
-from torchgw.solvers.sampled import record
+from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
 
 SATURATED = 1e-6
@@ -50,13 +51,34 @@ def refined(
     options: GWOptions,
     watch: Watch,
     history: History | None = None,
-) -> Descent:
+) -> Solution:
     """The fixed point near float64 potentials of the model's own epsilon, with options from `tightened`."""
     stored = options.strategy != "streaming"
     if model.marginals.free_mass and not stored:  # its cost is no linear function of a plan that is not stored
         gradient = gradient_of(model, quadratic)
         return descend(gradient, start, model, model.epsilon, inner, options, watch, history=history)
     return _newton(quadratic, start, model, inner, options, watch, history, stored)
+
+
+@storable
+@dataclass(frozen=True, kw_only=True)
+class NewtonState(State):
+    """Where Newton's method stands.
+
+    end : the last cost solved and its dual potentials; at first, those to begin from.
+    coupling : the plan of that cost; None at first.
+    origin : y, what the cost was taken at; None where it was given.
+    read : y', what the cost reads of the plan that solves it; may lie in the memory of the plan.
+    last_change : |y' - y| / |y'|.
+    halved : whether the last step halved that.
+    """
+
+    end: Start
+    coupling: BlockCoupling | None = None
+    origin: Tensor | None = None
+    read: Tensor | None = None
+    last_change: float = float("inf")
+    halved: bool = False
 
 
 def _newton(
@@ -68,44 +90,65 @@ def _newton(
     watch: Watch,
     history: History | None,
     stored: bool,
-) -> Descent:
+) -> Solution:
     history = History() if history is None else history
-    began = time.perf_counter() - history.seconds
-    whole = stored and model.marginals.free_mass
-    gradient, tol = gradient_of(model, quadratic), options.sinkhorn.tol
-    assert start.cost is not None
-    cost, f, g, status, n_inner = start.cost, start.f, start.g, Status.MAX_ITER, 0
-    y, left, n_iter = None, float("inf"), 0
-    while n_iter < options.stopping.max_iter:
-        state, f, g = solved(inner, cost, model, f, g)
-        n_iter, n_inner = n_iter + 1, n_inner + state.n_iter
-        rows, columns = model.marginals_of(state.coupling)
-        curvature = Curvature(quadratic, model, level_of(cost, model), whole)
-        new = curvature.read(_blocks(state.coupling), rows, columns)
-        last = left
-        if y is not None:
-            tiny = torch.finfo(new.dtype).tiny
-            left = float(torch.linalg.vector_norm(new - y) / torch.linalg.vector_norm(new).clamp_min(tiny))
-        if model.alpha == 0:  # the cost does not depend on the plan
-            left = 0.0
-        value = history.cost[-1] if history.cost else float("nan")
-        record(history, watch, len(history.iteration) + 1, options.stopping.max_iter, value, left, model.epsilon, began)
-        if left <= SETTLED * tol or (left <= STALLED and left > HALVED * last):
-            status = Status.SETTLED
-            break
-        if watch.cut():
-            status = Status.CANCELLED
-            break
-        if n_iter == options.stopping.max_iter:  # potentials and cost that belong together are returned
-            break
-        if y is not None and left <= HALVED * last:
+    value = history.cost[-1] if history.cost else float("nan")
+    gradient, tol, whole = gradient_of(model, quadratic), options.sinkhorn.tol, stored and model.marginals.free_mass
+
+    def around(cost: FactoredCost) -> Curvature:
+        return Curvature(quadratic, model, level_of(cost, model), whole)
+
+    def following(state: NewtonState) -> tuple[FactoredCost, Tensor | None]:
+        """The next cost, and what of a plan it is taken at."""
+        assert state.end.cost is not None
+        if state.read is None or state.coupling is None:
+            return state.end.cost, None
+        curvature, y = around(state.end.cost), state.origin
+        if y is not None and state.halved:
+            rows, columns = model.marginals_of(state.coupling)
             held, total = firmness(rows, columns, model)
-            respond = Response(_blocks(state.coupling), held, model.epsilon, total, n_lanczos=LANCZOS_STEPS)
-            y = y + curvature.solve(respond, new - y, INEXACT, MOST_GMRES).x
+            respond = Response(state.coupling, held, model.epsilon, total, n_lanczos=LANCZOS_STEPS)
+            y = y + curvature.solve(respond, state.read - y, INEXACT, MOST_GMRES).x
         else:
-            y = new.clone()  # what is stored is overwritten by the next solve
-        cost = _cost(curvature, gradient, y)
-    return Descent(cost, f, g, model.epsilon, status, n_iter, n_inner, history, state.coupling, left)
+            y = state.read.clone()  # what is stored is overwritten by the next solve
+        return _cost(curvature, gradient, y), y
+
+    def step(state: NewtonState) -> tuple[NewtonState, Check, Status | None]:
+        cost, y = following(state)
+        found, f, g = solved(inner, cost, model, state.end.f, state.end.g)
+        coupling = _blocks(found.coupling)
+        read = around(cost).read(coupling, *model.marginals_of(coupling))
+        last, change = state.last_change, float("inf")
+        if y is not None:
+            tiny = torch.finfo(read.dtype).tiny
+            change = float(torch.linalg.vector_norm(read - y) / torch.linalg.vector_norm(read).clamp_min(tiny))
+        if model.alpha == 0:  # the cost does not depend on the plan
+            change = 0.0
+        halved = change <= HALVED * last
+        state = NewtonState(
+            n_iter=state.n_iter + 1,
+            n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
+            end=Start(cost, f, g, model.epsilon),
+            coupling=coupling,
+            origin=y,
+            read=read,
+            last_change=change,
+            halved=halved,
+        )
+        settled = change <= SETTLED * tol or (change <= STALLED and not halved)
+        return state, Check(value, change, model.epsilon), Status.SETTLED if settled else None
+
+    max_iter = options.stopping.max_iter
+    state, status = iterate(step, lambda: NewtonState(end=start), watch, history, max_iter, max_iter)
+    return Solution(
+        coupling=state.coupling,
+        end=state.end,
+        status=status,
+        n_iter=state.n_iter,
+        n_iter_sinkhorn=state.n_iter_sinkhorn,
+        history=history,
+        last_change=state.last_change,
+    )
 
 
 def solved(inner: Inner, cost: FactoredCost, model: Model, f: Tensor, g: Tensor) -> tuple[Transported, Tensor, Tensor]:

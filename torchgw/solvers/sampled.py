@@ -2,13 +2,15 @@
 
     anchors ~ T -> cost C(T) -> score -C / epsilon -> Sinkhorn from the last potentials -> T
 
-The score is a base-2 logarithm. Everything stays on the device; the host reads numbers at checks only.
+The score is a base-2 logarithm. Everything stays on the device; the host reads numbers at checks only. The loop ends at
+a plateau of the smoothed cost, or when the plan no longer moves.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,31 +21,51 @@ from torchgw.kernels import LN2, LOG2E
 from torchgw.kernels.kernel import Kernel
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
-from torchgw.objective.sampled import memory_of, recall
-from torchgw.options import GWOptions
+from torchgw.objective.sampled import Memory, memory_of, recall
+from torchgw.options import GWOptions, StoppingOptions
+from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.solvers.stopping import Plateau, observe, verdict
+from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
 from torchgw.types import Progress
 
 LOOP_TOLERANCE = 10.0
 
 
-@dataclass(frozen=True)
-class Solution:
-    """Where a loop ended: the last cost, and base-2 potentials of its uncentred score at ``epsilon``."""
+@storable
+class Plateau(NamedTuple):
+    """Exponential moving average of the cost, the best one counted as progress, and checks since then."""
 
-    cost: FactoredCost
-    f: Tensor
-    g: Tensor
-    epsilon: float
-    status: Status
-    n_iter: int
-    n_iter_sinkhorn: int
-    history: History
+    average: float | None = None
+    best: float = float("inf")
+    stale: int = 0
+
+
+@storable
+@dataclass(frozen=True, kw_only=True)
+class SampledState(State):
+    """Where the sampled loop stands.
+
+    end : the last cost and its dual potentials; at first, those to begin from.
+    coupling : their plan, from which the next anchors are drawn.
+    sampler : anchors and averaged costs that the gradient goes on from.
+    plateau : the smoothed cost since epsilon is the one asked for.
+    checked : the plan (N, K) of the last check, None before the first.
+    """
+
+    end: Start
+    coupling: PotentialCoupling | DenseCoupling
+    sampler: Memory
+    plateau: Plateau = field(default_factory=Plateau)
+    checked: Tensor | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.checked is not None
 
 
 def solve(
@@ -60,85 +82,86 @@ def solve(
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon.
     O(N K) memory for the score and the plan of the last check, O(N K (M + inner iterations)) work per iteration.
     """
-    began, stopping, inner = time.perf_counter(), options.stopping, options.sinkhorn
+    stopping, inner, history = options.stopping, options.sinkhorn, History()
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
     row = model.p.to(start.f.dtype)
     log_p = model.logs[0].to(row.dtype)
-    start = start.with_rows(log_p) if model.fixed else start
     score = row.new_empty(len(model.p), len(model.q))
-    plan, plateau, history, status = PlanWatch(score), Plateau(), History(), Status.MAX_ITER
-    coupling, f, g, iteration, n_inner = start.coupling(), start.f, start.g, 0, 0
-    old_epsilon = start.epsilon or epsilon_at(0, epsilon, annealing)
-    before = watch.restored()
-    if before is not None:
-        coupling, f, g, old_epsilon, iteration, n_inner, plateau, plan.last, memory, entries = before
-        history.go_on_from(entries)
-        recall(gradient, memory)
-    began, first = began - history.seconds, iteration
-    while iteration < stopping.max_iter:
-        where = coupling, f, g, old_epsilon, iteration, n_inner, plateau, plan.last
-        begun = iteration > first and bool(history.cost)
-        if begun and watch.pause(lambda: (*where, memory_of(gradient), history)):  # noqa: B023 - called at once
-            status = Status.CANCELLED
-            break
-        now = annealed(iteration, epsilon, start.epsilon, annealing)
-        raw = gradient(coupling, row)
+
+    def begin() -> SampledState:
+        first = start.with_rows(log_p) if model.fixed else start
+        end = replace(first, epsilon=first.epsilon or epsilon_at(0, epsilon, annealing))
+        return SampledState(end=end, coupling=first.coupling(), sampler=memory_of(gradient))
+
+    def step(state: SampledState) -> tuple[SampledState, Check | None, Status | None]:
+        end, now = state.end, annealed(state.n_iter, epsilon, start.epsilon, annealing)
+        assert end.epsilon is not None
+        recall(gradient, state.sampler)
+        raw = gradient(state.coupling, row)
         cost, row_term, column_term = raw.centred()
         unit = 2 * LOG2E / now
         cost.stored_score(now, out=score)
         row_side, column_side = model.sides(now, cost, row.dtype)
-        f, held = rescale(f, log_p, old_epsilon, now) + unit * row_term, None
+        f, g = rescale(end.f, log_p, end.epsilon, now) + unit * row_term, None
         if not model.fixed:
-            sums = [side.to(row.dtype) for side in model.marginals_of(coupling)]
+            sums = [side.to(row.dtype) for side in model.marginals_of(state.coupling)]
             f = row_side.settled(sums[0], f)
-            held = column_side.settled(sums[1], g) if column_side.relaxed else None
-        state = sinkhorn(
+            g = column_side.settled(sums[1], end.g) if column_side.relaxed else None
+        found = sinkhorn(
             kernel.on(score),
             row_side,
             column_side,
             f,
-            held,
+            g,
             max_iter=inner.max_iter,
             tol=LOOP_TOLERANCE * inner.tol,
             check_every=inner.check_every,
         )
-        coupling, old_epsilon = _coupling(cost, score, state, now), now
-        f, g = state.f - unit * row_term, state.g - unit * column_term
-        iteration, n_inner = iteration + 1, n_inner + state.n_iter
-        if iteration % stopping.check_every and iteration < stopping.max_iter:
-            continue
-        change, overlap, rows, columns = plan.look(score, state)
+        state = replace(
+            state,
+            n_iter=state.n_iter + 1,
+            n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
+            end=Start(raw, found.f - unit * row_term, found.g - unit * column_term, now),
+            coupling=_coupling(cost, score, found, now),
+            sampler=memory_of(gradient),
+        )
+        if state.n_iter % stopping.check_every and state.n_iter < stopping.max_iter:
+            return state, None, None
+        last = torch.zeros_like(score) if state.checked is None else state.checked
+        change, overlap, rows, columns = compared(last, score, found)
         expected = cost.expectation(overlap * (now * LN2 / 2), rows, columns)
-        value, moved, residual = torch.stack((expected, change, state.residual)).tolist()
-        record(history, watch, iteration, stopping.max_iter, value, residual, now, began)
-        if now == epsilon and (start.epsilon is not None or iteration > annealing.n_iter):
+        value, changed, residual = torch.stack((expected, change, found.residual)).tolist()
+        plateau, status = state.plateau, None
+        if now == epsilon and (start.epsilon is not None or state.n_iter > annealing.n_iter):
             plateau = observe(plateau, value, stopping)
-            ended = verdict(iteration, plateau, moved / stopping.check_every, stopping)
-            if ended is not None:
-                status = ended
-                break
-    return Solution(raw, f, g, old_epsilon, status, iteration, n_inner, history)
+            status = verdict(state.n_iter, plateau, changed / stopping.check_every, stopping)
+        return replace(state, plateau=plateau, checked=last), Check(value, residual, now), status
+
+    state, status = iterate(step, begin, watch, history, stopping.max_iter)
+    return Solution(
+        coupling=state.coupling,
+        end=state.end,
+        status=status,
+        n_iter=state.n_iter,
+        n_iter_sinkhorn=state.n_iter_sinkhorn,
+        history=history,
+    )
 
 
-class PlanWatch:
-    """The plan of the last check, kept to measure how far the next one is from it."""
-
-    def __init__(self, score: Tensor) -> None:
-        self.last = torch.zeros_like(score)
-        self.rows = max(1, (2**19 if score.device.type == "cpu" else 2**26) // score.shape[1])
-
-    def look(self, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """L1 distance of the plan from the last one looked at, <score, plan>, its row and column sums, in one pass."""
-        change, overlap = score.new_zeros(()), score.new_zeros(())
-        rows, columns = score.new_empty(score.shape[0]), score.new_zeros(score.shape[1])
-        for start in range(0, len(score), self.rows):
-            where = slice(start, start + self.rows)
-            plan = (score[where] + state.f[where, None]).add_(state.g).clamp_min_(-120.0).exp2_()
-            overlap += (plan * score[where]).sum()
-            rows[where], columns = plan.sum(1), columns + plan.sum(0)
-            change += self.last[where].sub_(plan).abs_().sum()
-            self.last[where] = plan
-        return change, overlap, rows, columns
+def compared(last: Tensor, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """L1 distance of the plan of a score (N, K) from the ``last`` one, which it replaces in place, <score, plan>, its
+    row and column sums; in one pass, by blocks that stay in the cache."""
+    change, overlap = score.new_zeros(()), score.new_zeros(())
+    rows, columns = score.new_empty(score.shape[0]), score.new_zeros(score.shape[1])
+    size = max(1, (2**19 if score.device.type == "cpu" else 2**26) // score.shape[1])
+    for start in range(0, len(score), size):
+        where = slice(start, start + size)
+        plan = (score[where] + state.f[where, None]).add_(state.g).clamp_min_(-120.0).exp2_()
+        overlap += (plan * score[where]).sum()
+        rows[where], columns = plan.sum(1), columns + plan.sum(0)
+        change += last[where].sub_(plan).abs_().sum()
+        last[where] = plan
+    return change, overlap, rows, columns
 
 
 def _coupling(
@@ -161,19 +184,33 @@ def record(
     began: float,
 ) -> None:
     """Add one check to the history and tell whoever watches."""
-    elapsed = time.perf_counter() - began
-    history.iteration.append(iteration)
-    history.cost.append(cost)
-    history.marginal_error.append(marginal_error)
-    history.epsilon.append(epsilon)
-    history.elapsed.append(elapsed)
-    watch.tell(
-        Progress(
-            iteration=iteration,
-            max_iter=max_iter,
-            cost=cost,
-            marginal_error=marginal_error,
-            epsilon=epsilon,
-            elapsed=elapsed,
-        )
+    progress = Progress(
+        iteration=iteration,
+        max_iter=max_iter,
+        cost=cost,
+        marginal_error=marginal_error,
+        epsilon=epsilon,
+        elapsed=time.perf_counter() - began,
     )
+    history.append(progress)
+    watch.tell(progress)
+
+
+def observe(plateau: Plateau, cost: float, options: StoppingOptions) -> Plateau:
+    """The plateau after one more cost."""
+    w = options.ema_weight
+    average = cost if plateau.average is None else (1 - w) * plateau.average + w * cost
+    if average < plateau.best - options.improvement * abs(plateau.best) or plateau.best == float("inf"):
+        return Plateau(average, average, 0)
+    return Plateau(average, plateau.best, plateau.stale + 1)
+
+
+def verdict(iteration: int, plateau: Plateau, plan_change: float, options: StoppingOptions) -> Status | None:
+    """Why the loop should end after ``iteration`` iterations, or None."""
+    if iteration < options.min_iter:
+        return None
+    if plan_change <= options.plan_tol:
+        return Status.SETTLED
+    if plateau.stale >= options.checks_without_progress:
+        return Status.PLATEAU
+    return None

@@ -1,4 +1,4 @@
-"""What a solve hands to `gw_align`, whatever its strategy."""
+"""What comes out of a loop, and of a solve, whatever its strategy."""
 
 from __future__ import annotations
 
@@ -8,40 +8,83 @@ from typing import Any
 
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Basin, Certificate, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.model import Values
 from torchgw.objective.value import Objective
+from torchgw.persist.codec import storable
 from torchgw.solvers.warm_start import Start
 
 
+@storable
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """A feasible coupling of mass one and all that is known of it.
+class Solution:
+    """Where a loop ended.
 
-    ``marginals`` are its row and column sums (N,), (K,); ``residual`` the L1 error that rounding removed; ``omitted`` a
-    bound on the mass that tiles which were not evaluated could hold, ``evaluated`` the share of pairs that were;
-    ``gradient`` is "exact" or "sampled", that of the last cost; ``strain`` says why float32 could not carry the scores
-    on the way, where it could not; ``end`` has the last cost and the float64 potentials that solve it, where there are
-    any, and ``moved`` is how far a fixed point was that was asked for, relative.
+    coupling : the plan (N, K) of mass one; None where it was let go for its memory.
+    end : the last cost and the dual potentials that solve it, to go on from; None where there are none.
+    status : why it ended.
+    n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
+    history : cost, marginal residual, epsilon and seconds at every check.
+    last_change : relative change in the last iteration, by which the loop judges that it has settled.
+    energy : the objective of the plan without its entropy; NaN where it is not evaluated.
+    marginal_residual : L1 marginal residual before rounding.
+    dual : column potentials (K,) of the linearised problem, in units of cost.
+    precision_warning : why float32 could not carry the scores on the way, where it could not.
+    stored : the plan once more, where ``coupling`` has it by its potentials alone.
+    """
+
+    coupling: BlockCoupling | None
+    end: Start | None
+    status: Status
+    n_iter: int
+    n_iter_sinkhorn: int
+    history: History
+    last_change: float = 0.0
+    energy: float = math.nan
+    marginal_residual: float = 0.0
+    dual: Tensor | None = None
+    precision_warning: str | None = None
+    stored: DenseCoupling | None = None
+
+    @property
+    def plan(self) -> Tensor:
+        """The plan (N, K) where it is stored."""
+        found = self.coupling if self.stored is None else self.stored
+        assert isinstance(found, DenseCoupling)
+        return found.plan
+
+    def after(self, earlier: Solution) -> Solution:
+        """This one, with the iterations of another one that it went on from."""
+        return replace(
+            self, n_iter=earlier.n_iter + self.n_iter, n_iter_sinkhorn=earlier.n_iter_sinkhorn + self.n_iter_sinkhorn
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifiedSolution(Solution):
+    """A feasible coupling and all that is known of it.
+
+    marginals : its row and column sums (N,), (K,).
+    gradient : "exact" or "sampled", that of the last cost.
+    objective : the quadratic part, and its standard error where it is sampled.
+    values : all parts of the objective.
+    certificate : stationarity gap and lower bound.
+    basins : local optima that the search found, the best first.
+    ladder : the rungs of a streaming solve.
+    omitted : bound on the mass of the tiles that were not evaluated.
+    evaluated : share of pairs in tiles that were.
+    seconds : of each phase.
     """
 
     coupling: BlockCoupling
     marginals: tuple[Tensor, Tensor]
     gradient: str
-    residual: float
-    status: Status
-    strain: str | None
-    n_iter: int
-    n_iter_sinkhorn: int
-    history: History
     objective: Objective
     values: Values
     certificate: Certificate
     basins: tuple[Basin, ...]
-    end: Start | None = None
-    moved: float = 0.0
     ladder: tuple[Rung, ...] = ()
     omitted: float = 0.0
     evaluated: float = 1.0
@@ -59,7 +102,7 @@ class Outcome:
             "violation": values.violation * mass,
             "value_exact": self.objective.exact,
             "value_error": alpha * self.objective.error * mass**2,
-            "marginal_residual": self.residual,
+            "marginal_residual": self.marginal_residual,
             "omitted_mass": self.omitted,
             "evaluated": self.evaluated,
             "ladder": self.ladder,

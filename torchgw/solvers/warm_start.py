@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
@@ -12,10 +13,12 @@ from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import Anchors, sampled_cost
+from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import DistanceProvider
 
 
+@storable
 @dataclass(frozen=True)
 class Start:
     """A linearised cost (None: take it from ``coupling``) and base-2 potentials that belong to ``epsilon``.
@@ -30,6 +33,11 @@ class Start:
     g: Tensor
     epsilon: float | None = None
     plan: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> Start:
+        """The same in another precision."""
+        cost = None if self.cost is None else self.cost.to(dtype)
+        return replace(self, cost=cost, f=self.f.to(dtype), g=self.g.to(dtype))
 
     def coupling(self) -> PotentialCoupling | DenseCoupling:
         """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.persist.codec import storable
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.shortest_paths import shortest_paths, sweep
 from torchgw.types import Array
 
 
+@storable
 class DijkstraDistances(ScaledDistances):
     """Exact geodesic distances on a graph, one Dijkstra search for each row not in the cache.
 
@@ -80,6 +82,7 @@ class DijkstraDistances(ScaledDistances):
         return torch.from_numpy(found / self.scale).to(self._device, self._dtype)  # divided while it is float64
 
 
+@storable
 class RowCache:
     """Least-recently-used rows, at most ``capacity`` of them between calls.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw import ranges, validate
+from torchgw.persist.codec import storable
 from torchgw.spaces.graph import unit_cloud
 from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.types import Array
@@ -23,6 +24,7 @@ EXACT_SIZE = 10_000
 N_SWEEPS = 6
 
 
+@storable
 class EuclideanDistances(ScaledDistances):
     """Distances ``|x_i - x_j|``, or their squares, computed from the points when asked for.
 

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.persist.codec import storable
 from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.types import Array
 
 FactoredT = TypeVar("FactoredT", bound="FactoredDistances")
 
 
+@storable
 class FactoredDistances(ScaledDistances):
     """Distances D = F diag(signs) F^T / scale of N points, never stored.
 

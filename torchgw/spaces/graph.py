@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from torchgw import validate
+from torchgw.persist.codec import storable
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components, entries, from_edges, restricted, union, with_edges
 from torchgw.spaces.neighbours import closest, nearest
@@ -33,6 +34,7 @@ ROWS = 50_000
 Parts: TypeAlias = "tuple[int, Array]"
 
 
+@storable
 @dataclass(frozen=True, repr=False)
 class GraphReport:
     """How a neighbour graph was made.

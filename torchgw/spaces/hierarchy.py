@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
+from torchgw.persist.codec import storable
 
 POWER_ITERATIONS = 3
 SAMPLED_POINTS = 32
@@ -49,6 +50,7 @@ class Hierarchy:
         return Cells(by_point, len(ends) - 1)
 
 
+@storable
 @dataclass(frozen=True)
 class Cells:
     """A partition of N points: the cell of each, label (N,), out of ``count``."""

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.persist.codec import storable
 from torchgw.runtime.refuse_double_backward import once
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
@@ -40,6 +41,7 @@ ONCE = "landmark distances have first derivatives only; use distances='precomput
 RESOLVED = 1e-12
 
 
+@storable
 class LandmarkDistances(FactoredDistances):
     """Factored geodesic distances on a graph.
 

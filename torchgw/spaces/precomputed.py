@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.persist.codec import storable
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.types import Array, DistanceProvider
@@ -18,6 +19,7 @@ from torchgw.types import Array, DistanceProvider
 SYMMETRY_TOLERANCE = 1e-4
 
 
+@storable
 class PrecomputedDistances(ScaledDistances):
     """A stored matrix D of distances, divided by its largest finite entry.
 

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
+from torchgw.persist.codec import storable
 from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
 ROUNDS = 10
 
 
+@storable
 @dataclass(frozen=True)
 class Landmarks:
     """Indices (L,), distances to the points of interest (L, N) and to each other (L, L), masses of the cells (L,)."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
@@ -25,12 +25,12 @@ from torchgw.search.problem import Candidate, Problem, make_gradient
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.solvers.finish import finish
-from torchgw.solvers.fixed_point import Descent, descend
+from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import column_dual, conditional_gradient
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.newton import refined, relaxation_for, tightened
-from torchgw.solvers.sampled import Solution, solve
-from torchgw.solvers.solution import Outcome
+from torchgw.solvers.sampled import solve
+from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.representatives import Landmarks
@@ -48,33 +48,10 @@ PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 Refinement: TypeAlias = "tuple[ExactGradient | None, float | None]"
-Solver: TypeAlias = "Callable[[Problem, Start], Ended]"
+Solver: TypeAlias = "Callable[[Problem, Start], Solution]"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A feasible plan (N, K), as a matrix and as a coupling; column potentials (K,) in units of cost, and base-2 ones
-    of the uncentred score of the last cost, with which ``end`` is where to go on from.
-
-    ``strain`` says why float32 could not carry the scores on the way, where it could not.
-    """
-
-    plan: Tensor
-    coupling: PotentialCoupling | DenseCoupling
-    dual: Tensor
-    g: Tensor
-    end: Start | None
-    moved: float
-    residual: float
-    energy: float
-    status: Status
-    strain: str | None
-    n_iter: int
-    n_iter_sinkhorn: int
-    history: History
-
-
-def run(task: Task) -> Outcome:
+def run(task: Task) -> CertifiedSolution:
     """Solve with a stored plan, on the device of the masses."""
     began = time.perf_counter()
     model, options, epsilon, spaces, exact = task.model, task.options, task.epsilon, task.spaces, task.exact
@@ -108,6 +85,8 @@ def run(task: Task) -> Outcome:
         solver = partial(solve_smoothly, refinement=(wider, task.tol))
     ended, candidates = solve_contenders(problem, candidates, solver)
     solved = time.perf_counter()
+    assert ended.coupling is not None
+    assert ended.dual is not None
     value, values, certificate = certify_stored(
         ended.plan, ended.dual, wide[0], wide[1], model, options, task.generator, task.unit
     )
@@ -120,15 +99,15 @@ def run(task: Task) -> Outcome:
         "finish": time.perf_counter() - solved,
     }
     stored = DenseCoupling(ended.plan)
-    return Outcome(
+    return CertifiedSolution(
         coupling=ended.coupling,
         marginals=(stored.marginal(1), stored.marginal(0)),
         gradient="exact" if exact else "sampled",
-        residual=ended.residual,
+        marginal_residual=ended.marginal_residual,
         status=ended.status,
-        strain=ended.strain,
+        precision_warning=ended.precision_warning,
         end=ended.end,
-        moved=ended.moved,
+        last_change=ended.last_change,
         n_iter=ended.n_iter,
         n_iter_sinkhorn=ended.n_iter_sinkhorn,
         history=ended.history,
@@ -140,7 +119,7 @@ def run(task: Task) -> Outcome:
     )
 
 
-def solve_contenders(problem: Problem, candidates: list[Candidate], solver: Solver) -> tuple[Ended, list[Candidate]]:
+def solve_contenders(problem: Problem, candidates: list[Candidate], solver: Solver) -> tuple[Solution, list[Candidate]]:
     """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
 
     Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
@@ -157,7 +136,7 @@ def solve_contenders(problem: Problem, candidates: list[Candidate], solver: Solv
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
     if problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
         contenders += from_product(problem)
-    ends: list[Ended] = []
+    ends: list[Solution] = []
     quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
     for position, candidate in enumerate(contenders):
         if position == 0 or not problem.watch.cut():
@@ -197,65 +176,62 @@ def _start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Land
     if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
         model, inner, watch = problem.model, problem.inner, problem.watch.aside()
         solved = descend(problem.gradient, start, model, problem.epsilon, inner, problem.options, watch, max_iter=1)
-        start = solved.start()
+        assert solved.end is not None
+        start = solved.end
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
 
 
-def solve_smoothly(problem: Problem, start: Start, refinement: Refinement = (None, None)) -> Ended:
+def solve_smoothly(problem: Problem, start: Start, refinement: Refinement = (None, None)) -> Solution:
     """The entropic optimum at ``problem.epsilon``, or its fixed point, for which float64 distances and a tolerance are
     given."""
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernel
     watch = problem.watch
     if problem.exact:
         arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
-        solution = descend(*arguments, resolved=True).released()
+        solution = replace(descend(*arguments, resolved=True), coupling=None, last_change=0.0)
     else:
         solution = solve(problem.gradient, start, model, epsilon, kernel, options, watch)
-    (quadratic, tol), moved = refinement, 0.0
+    quadratic, tol = refinement
     if quadratic is not None and tol is not None:
-        solution, options, moved = _refined(problem, solution, quadratic, tol)
+        solution, options = _refined(problem, solution, quadratic, tol)
+    end = solution.end
+    assert end is not None
+    assert end.cost is not None
     inner = options.sinkhorn
     if watch.cut():  # rounding makes any plan feasible
         inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
-    last = finish(solution.cost, solution.f, solution.g, epsilon, model, kernel, inner)
+    last = finish(end.cost, end.f, end.g, epsilon, model, kernel, inner)
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
     energy = solution.history.cost[-1]
     if not problem.exact and not model.plain:  # the loop watches its linear problem
         energy = sampled_energy(problem, DenseCoupling(last.plan))
-    return Ended(
-        plan=last.plan,
+    return replace(
+        solution,
         coupling=last.coupling,
-        dual=column_dual(solution.cost, last.g, model.q, epsilon),
-        g=last.g,
-        end=Start(solution.cost.to(torch.float64), last.f, last.g, epsilon),
-        moved=moved,
-        residual=last.residual,
+        stored=DenseCoupling(last.plan),
+        dual=column_dual(end.cost, last.g, model.q, epsilon),
+        end=Start(end.cost.to(torch.float64), last.f, last.g, epsilon),
+        marginal_residual=last.residual,
         energy=energy,
         status=solution.status if settled or solution.status is Status.CANCELLED else Status.MARGINALS,
-        strain=strained(solution.cost, epsilon, options),
-        n_iter=solution.n_iter,
+        precision_warning=precision_warning(end.cost, epsilon, options),
         n_iter_sinkhorn=solution.n_iter_sinkhorn + last.n_iter,
-        history=solution.history,
     )
 
 
-def _refined(
-    problem: Problem, solution: Solution, quadratic: ExactGradient, tol: float
-) -> tuple[Solution, GWOptions, float]:
-    """The fixed point near a solution, the options that it was solved with, and how far it still moved."""
-    model, epsilon = problem.model, problem.epsilon
-    start = Start(solution.cost.to(torch.float64), solution.f.to(torch.float64), solution.g.to(torch.float64), epsilon)
-    relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), model)
+def _refined(problem: Problem, solution: Solution, quadratic: ExactGradient, tol: float) -> tuple[Solution, GWOptions]:
+    """The fixed point near a solution, and the options that it was solved with."""
+    assert solution.end is not None
+    start = solution.end.to(torch.float64)
+    relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), problem.model)
     options = tightened(problem.options, tol, relaxation)
-    inner = StoredInner(problem.kernel, model, options.sinkhorn)
-    found = refined(quadratic, start, model, inner, options, problem.watch, solution.history)
-    done = found.released()
-    counts = solution.n_iter + done.n_iter, solution.n_iter_sinkhorn + done.n_iter_sinkhorn
-    return replace(done, n_iter=counts[0], n_iter_sinkhorn=counts[1]), options, found.moved
+    inner = StoredInner(problem.kernel, problem.model, options.sinkhorn)
+    found = refined(quadratic, start, problem.model, inner, options, problem.watch, solution.history)
+    return replace(found.after(solution), coupling=None), options
 
 
-def strained(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
+def precision_warning(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
     """Why float32 could not carry the scores that the loop worked on, or None."""
     if not options.mixed_precision:
         return None
@@ -263,7 +239,7 @@ def strained(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | No
     return unsafe(reach(A, B), A.shape[1])
 
 
-def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Ended:
+def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Solution:
     """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients.
 
     They begin from the plan of a start that brings one, and annealing only finds potentials."""
@@ -274,26 +250,25 @@ def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Ended:
         start.plan is None and epsilon > SHARP_FALL * problem.epsilon and now.n_iter < limit and not problem.watch.cut()
     ):
         before, epsilon = now.history.cost[-1], epsilon * SHARP_RATIO
-        now = now.followed_by(_annealed(problem, now.start(), epsilon, now.history, step))
+        assert now.end is not None
+        now = _annealed(problem, now.end, epsilon, now.history, step).after(now)
         step += 1
         if now.history.cost[-1] > (1 - SHARP_PROGRESS) * before:
             break
+    assert now.end is not None
+    assert now.end.cost is not None
     plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
-    dual = column_dual(now.cost, now.g.to(torch.float64), q, epsilon)
+    dual = column_dual(now.end.cost, now.end.g.to(torch.float64), q, epsilon)
     least = torch.finfo(p.dtype).eps * problem.unit
     more = max(limit - now.n_iter, 1)
     sharp = conditional_gradient(wide, plan, p, q, dual, now.history, problem.watch, more, least)
-    return Ended(
-        plan=sharp.plan,
+    return Solution(
         coupling=DenseCoupling(sharp.plan),
         dual=sharp.dual,
-        g=now.g,
         end=None,
-        moved=0.0,
-        residual=0.0,
         energy=sharp.value,
         status=sharp.status,
-        strain=strained(now.cost, epsilon, problem.options),
+        precision_warning=precision_warning(now.end.cost, epsilon, problem.options),
         n_iter=now.n_iter + sharp.n_iter,
         n_iter_sinkhorn=now.n_iter_sinkhorn,
         history=now.history,
@@ -302,7 +277,7 @@ def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Ended:
 
 def _annealed(
     problem: Problem, start: Start, epsilon: float, history: History, step: int, steps: int = SHARP_STEPS
-) -> Descent:
+) -> Solution:
     """A few iterations at one epsilon of the sharp end's ladder."""
     steps = min(steps, problem.options.stopping.max_iter - len(history.iteration))
     arguments = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch

@@ -17,7 +17,8 @@ from torchgw.runtime.threads import threads_for
 from torchgw.search.basins import listed
 from torchgw.search.coarsen import CellSpace, Side
 from torchgw.search.problem import Problem
-from torchgw.strategies.dense import Ended, solve_contenders, solve_smoothly, where_to_start
+from torchgw.solvers.solution import Solution
+from torchgw.strategies.dense import solve_contenders, solve_smoothly, where_to_start
 from torchgw.strategies.large_problem import Large, Task, cells_of
 
 FEWEST = 16
@@ -33,7 +34,7 @@ class FirstRung:
     large: Large
     x: CellSpace
     y: CellSpace
-    ended: Ended
+    ended: Solution
     basins: tuple[Basin, ...]
     searched: float
     seconds: float

@@ -16,10 +16,10 @@ divided by epsilon, shows up whole in the marginals.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,14 +32,17 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
+from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
 from torchgw.search.coarsen import CellSpace
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.sinkhorn.sides import Side
-from torchgw.solvers.fixed_point import Descent, descend
+from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import Inner, Linear, StoredInner, StreamedInner
+from torchgw.solvers.iterate import State, iterate
+from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
 from torchgw.strategies.first_rung import FirstRung
 from torchgw.strategies.large_problem import STORED_CELLS, Large, cells_of, cost_on_points
@@ -56,6 +59,7 @@ ROW_ELEMENTS = 2**22
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
 
 
+@storable
 @dataclass(frozen=True)
 class Step:
     """A solved rung: cost and score on all points, cells, and potentials (n,), (n',) of the score's cell means."""
@@ -83,72 +87,86 @@ class Step:
         return model.sides_of(model.p.log2(), model.q.log2(), score.epsilon, a - score.row, b - score.column)
 
 
-Lifted: TypeAlias = tuple[FactoredScore, Tensor, Tensor]
-"""A score and the potentials of all points."""
+@storable
+@dataclass(frozen=True, kw_only=True)
+class Climb(State):
+    """Where the climb stands; its iterations are those of the descents on its rungs.
 
-
-@dataclass(frozen=True)
-class Climbed:
-    """Where the climb ended: cost, score and base-2 potentials of the score on all points, float64.
-
-    ``exact`` says that the cost is the gradient of a plan, not a sample of it.
+    solved : the last rung.
+    f, g : base-2 dual potentials (N,), (K,) of its score on all points, float64.
+    rungs : what is told of each rung so far.
+    exact : whether the cost is the gradient of a plan, not a sample of it.
+    descent : how the last descent on a rung ended.
     """
 
-    cost: FactoredCost
-    score: FactoredScore
+    solved: Step
     f: Tensor
     g: Tensor
     rungs: tuple[Rung, ...]
-    status: Status
-    n_iter: int
-    n_iter_sinkhorn: int
     exact: bool
-    history: History
+    descent: Status
+
+    @property
+    def end(self) -> Start:
+        """To go on from here, in float64."""
+        score = self.solved.score
+        return Start(self.solved.cost.to(torch.float64), self.f - score.row, self.g - score.column, score.epsilon)
+
+    @property
+    def complete(self) -> bool:
+        return True
 
 
-def climb(rung: FirstRung, watch: Watch) -> Climbed:
-    """From the solved first rung to all points."""
-    began = time.perf_counter()
-    large, x, y, ended, history = rung.large, rung.x, rung.y, rung.ended, rung.ended.history
-    status, n_iter, n_inner, seconds = ended.status, ended.n_iter, ended.n_iter_sinkhorn, rung.seconds
-    rungs: list[Rung] = []
-    exact, last, before = large.x.exact and large.y.exact, None, watch.restored()
-    if before is None:
-        cost = cost_on_points(large, DenseCoupling(ended.plan.to(x.means.dtype)), x, y)
-        step = _solved(large, cost, x, y, ended.g)
-    else:
-        step, last, rungs, exact, status, n_iter, n_inner, seconds, entries = before
-        history.go_on_from(entries)
-    while True:
-        where = step, last, rungs, exact, status, n_iter, n_inner, seconds + time.perf_counter() - began
-        stopped = watch.pause(lambda: (*where, history))  # noqa: B023 - called at once
-        f, g = lifted(large, step)
-        residual, error = measured(large, step, f, g)
-        if not large.model.fixed and not _complete(large, step):
-            residual = max(residual, _changed(large, last, (step.score, f, g)))
-            last = step.score, f, g
-        n_inner += step.n_iter
-        seconds += time.perf_counter() - began
-        rungs.append(
-            Rung(
-                cells=(step.x.cells.count, step.y.cells.count),
-                residual=residual,
-                residual_error=error,
-                n_iter=n_iter - sum(rung.n_iter for rung in rungs),
-                n_iter_sinkhorn=n_inner - sum(rung.n_iter_sinkhorn for rung in rungs),
-                seconds=seconds,
-            )
+def climb(rung: FirstRung, watch: Watch) -> tuple[Climb, Status, History]:
+    """From the solved first rung to all points; the history is that of all descents."""
+    large, ended, history = rung.large, rung.ended, rung.ended.history
+    assert ended.end is not None
+    g = ended.end.g
+
+    def lift(solved: Step, done: Solution | None, last: Climb | None, began: float) -> Climb:
+        """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
+        f, g = lifted(large, solved)
+        residual, error = measured(large, solved, f, g)
+        if not large.model.fixed and not _complete(large, solved):
+            residual = max(residual, math.inf if last is None else _changed(large, last, solved.score, f, g))
+        told = Rung(
+            cells=(solved.x.cells.count, solved.y.cells.count),
+            residual=residual,
+            residual_error=error,
+            n_iter=0 if done is None else done.n_iter,
+            n_iter_sinkhorn=solved.n_iter + (0 if done is None else done.n_iter_sinkhorn),
+            seconds=time.perf_counter() - began,
         )
-        logger.info("ladder: %s", rungs[-1])
-        reached = residual + SURE * error <= large.options.ladder.marginal_tol or _complete(large, step)
-        if reached or stopped:
-            status = status if reached else Status.CANCELLED
-            return Climbed(step.cost, step.score, f, g, tuple(rungs), status, n_iter, n_inner, exact, history)
-        began, seconds = time.perf_counter(), 0.0
-        step, done = _next(large, step, history, watch, len(rungs))
-        if done is not None:
-            exact = exact or _complete(large, step)
-            status, n_iter, n_inner = done.status, n_iter + done.n_iter, n_inner + done.n_iter_sinkhorn
+        logger.info("ladder: %s", told)
+        rungs = (told,) if last is None else (*last.rungs, told)
+        complete = last is not None and done is not None and _complete(large, solved)
+        return Climb(
+            n_iter=sum(rung.n_iter for rung in rungs),
+            n_iter_sinkhorn=sum(rung.n_iter_sinkhorn for rung in rungs),
+            solved=solved,
+            f=f,
+            g=g,
+            rungs=rungs,
+            exact=(large.x.exact and large.y.exact) or complete or (last is not None and last.exact),
+            descent=ended.status if last is None else last.descent if done is None else done.status,
+        )
+
+    def begin() -> Climb:
+        began = time.perf_counter() - rung.seconds
+        cost = cost_on_points(large, DenseCoupling(ended.plan.to(rung.x.means.dtype)), rung.x, rung.y)
+        return lift(_solved(large, cost, rung.x, rung.y, g), ended, None, began)
+
+    def step(state: Climb) -> tuple[Climb, None, Status | None]:
+        last = state.rungs[-1]
+        reached = last.residual + SURE * last.residual_error <= large.options.ladder.marginal_tol
+        if reached or _complete(large, state.solved):
+            return state, None, state.descent
+        began = time.perf_counter()
+        solved, done = _next(large, state.solved, history, watch, len(state.rungs))
+        return lift(solved, done, state, began), None, None
+
+    state, status = iterate(step, begin, watch, history, math.inf)
+    return state, status, history
 
 
 def lifted(large: Large, step: Step) -> tuple[Tensor, Tensor]:
@@ -183,13 +201,11 @@ def measured(large: Large, step: Step, f: Tensor, g: Tensor) -> tuple[float, flo
     return max(found)
 
 
-def _changed(large: Large, last: Lifted | None, now: Lifted) -> float:
-    """How much of the plan has moved since the last rung, by rows of up to 1000 points; infinite on the first.
+def _changed(large: Large, last: Climb, score: FactoredScore, f: Tensor, g: Tensor) -> float:
+    """L1 change of the plan since the last rung, from the rows of up to 1000 points.
 
     Relaxed marginals are no test of a cost: the plan follows it wherever that leads.
     """
-    if last is None:
-        return float("inf")
     p, k = large.p, len(large.q)
     few = len(p) <= SAMPLED_POINTS
     index = torch.nonzero(p > 0)[:, 0] if few else draw(p, SAMPLED_POINTS, large.generator)
@@ -198,13 +214,14 @@ def _changed(large: Large, last: Lifted | None, now: Lifted) -> float:
     step = max(1, ROW_ELEMENTS // k)
     for part, scale in zip(torch.split(index, step), torch.split(weight, step), strict=True):
         one, other = (
-            (score.A[part] @ score.B.T).double().add_(f[part, None]).add_(g).exp2_() for score, f, g in (last, now)
+            (scored.A[part] @ scored.B.T).double().add_(u[part, None]).add_(v).exp2_()
+            for scored, u, v in ((last.solved.score, last.f, last.g), (score, f, g))
         )
         total += scale @ (one - other).abs().sum(1)
     return float(total)
 
 
-def _next(large: Large, step: Step, history: History, watch: Watch, rung: int) -> tuple[Step, Descent | None]:
+def _next(large: Large, step: Step, history: History, watch: Watch, rung: int) -> tuple[Step, Solution | None]:
     """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
     old, epsilon = step.score, large.epsilon
     x = cells_of(large, large.x, old.A, GROWTH * step.x.cells.count)
@@ -233,10 +250,13 @@ def _next(large: Large, step: Step, history: History, watch: Watch, rung: int) -
     done = watch.stage(f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
     history.go_on_from(done.history)
     if complete:
+        assert done.coupling is not None
         cost = gradient(done.coupling, p).taken(x.cells.label, y.cells.label)
     else:
+        assert done.coupling is not None
         cost = cost_on_points(large, done.coupling, x, y)
-    return _solved(large, cost, x, y, done.g), done
+    assert done.end is not None
+    return _solved(large, cost, x, y, done.end.g), done
 
 
 def _solved(large: Large, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> Step:

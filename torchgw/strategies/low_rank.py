@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
+from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.objective.value import Objective
-from torchgw.solvers.low_rank import solve_low_rank
-from torchgw.solvers.low_rank_guesses import warm_start
-from torchgw.solvers.solution import Outcome
+from torchgw.solvers.low_rank import solve_low_rank, warm_factors
+from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.certify import Read, certify, dot
 from torchgw.strategies.first_rung import first_rung
 from torchgw.strategies.large_problem import Task
@@ -20,7 +20,7 @@ SEARCH_EPSILON = 1e-3  # of the largest squared distance
 
 def run_low_rank(
     task: Task,
-) -> Outcome:
+) -> CertifiedSolution:
     """Solve the task with O((N + K) r) memory; without entropy the search takes a little."""
     began, options, generator = time.perf_counter(), task.options, task.generator
     (p, q), epsilon = task.model.masses, task.epsilon
@@ -28,26 +28,29 @@ def run_low_rank(
     wide = tuple(space.to(p.device, torch.float64) for space in task.spaces)
     labels = rung.x.cells.label, rung.y.cells.label
     chosen = replace(options.low_rank, step=options.low_rank.step * task.unit)
-    start = warm_start(wide[0], labels, rung.ended.plan, p, q, chosen, generator)
+    start = warm_factors(wide[0], labels, rung.ended.plan, p, q, chosen, generator)
     arguments = wide[0], wide[1], p, q, epsilon, chosen, generator
     done = task.watch.stage("descent", lambda: solve_low_rank(*arguments, start=start, watch=task.watch))
     solved = time.perf_counter()
     coupling = done.coupling
+    assert isinstance(coupling, LowRankCoupling)
+    assert rung.ended.dual is not None
     F, G = rung.large.x.control.F, rung.large.y.control.F
     product = dot(F, coupling.Q) @ (dot(coupling.R, G) / coupling.g[:, None])
     dual = rung.ended.dual.to(p.dtype)[rung.y.cells.label]
     marginals = coupling.marginal(1), coupling.marginal(0)
     read = Read(product, marginals, 0.0, 0.0)
-    value, values, certificate = certify(rung.large, coupling, read, dual, Objective(done.value, True, 0.0))
-    return Outcome(
+    value, values, certificate = certify(rung.large, coupling, read, dual, Objective(done.energy, True, 0.0))
+    return CertifiedSolution(
         coupling=coupling,
         marginals=marginals,
         gradient="exact",
-        residual=done.residual,
+        marginal_residual=done.marginal_residual,
         status=done.status,
-        strain=None,
+        end=None,
+        last_change=0.0,
         n_iter=done.n_iter,
-        n_iter_sinkhorn=done.n_sweeps,
+        n_iter_sinkhorn=done.n_iter_sinkhorn,
         history=done.history,
         objective=value,
         values=values,

@@ -22,16 +22,15 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
 from torchgw.search.coarsen import Side
 from torchgw.sinkhorn.rounding import round_tiles
-from torchgw.sinkhorn.score import factored_score
+from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.frank_wolfe import column_dual
 from torchgw.solvers.inner import StreamedInner
 from torchgw.solvers.newton import refined, relaxation_for, tightened
-from torchgw.solvers.solution import Outcome
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.hierarchy import bisect
 from torchgw.strategies.certify import Read, certify, dot
 from torchgw.strategies.first_rung import first_rung
-from torchgw.strategies.ladder import Climbed, climb
+from torchgw.strategies.ladder import Climb, climb
 from torchgw.strategies.large_problem import Large, Task
 
 EVERY_PAIR = 2**22
@@ -60,33 +59,35 @@ class FinishedTiles:
 
 def run_large(
     task: Task,
-) -> Outcome:
+) -> CertifiedSolution:
     """Solve the task with O((N + K) r) memory."""
-    began, options = time.perf_counter(), task.options
-    watch = task.watch
+    began, watch = time.perf_counter(), task.watch
     rung = first_rung(task, task.epsilon, watch)
     large, history = rung.large, rung.ended.history
-    climbed = watch.stage("climb", lambda: climb(rung, watch))
-    history.go_on_from(climbed.history)
-    moved = 0.0
+    climbed, status, entries = watch.stage("climb", lambda: climb(rung, watch))
+    history.go_on_from(entries)
+    last_change = 0.0
     if task.tol is not None:
-        climbed, moved = _refined(task, large, climbed, task.tol, history)
+        climbed, status, last_change = _refined(task, large, climbed, task.tol, history)
     if not all(bool((side < math.inf).all()) for side in (climbed.f, climbed.g)):  # NaN as well
         raise FloatingPointError(f"epsilon = {task.epsilon:g} is too small: potentials are beyond what float64 holds")
     climbed_at = time.perf_counter()
     finished = finish_tiles(large, climbed)
-    dual = column_dual(climbed.cost, climbed.g - climbed.score.column, large.q, task.epsilon)
+    end = climbed.end
+    assert end.cost is not None
+    dual = column_dual(climbed.solved.cost, end.g, large.q, task.epsilon)
     read = Read(finished.product, finished.marginals, finished.linear, finished.penalty)
     value, values, certificate = certify(large, finished.coupling, read, dual)
-    return Outcome(
+    reached = finished.residual <= task.options.ladder.marginal_tol or status is Status.CANCELLED
+    return CertifiedSolution(
         coupling=finished.coupling,
         marginals=finished.marginals,
         gradient="exact" if climbed.exact else "sampled",
-        residual=finished.residual,
-        status=_status(climbed, finished, options),
-        strain=_strain(climbed, options),
-        end=_start(climbed, task.epsilon),
-        moved=moved,
+        marginal_residual=finished.residual,
+        status=status if reached else Status.MARGINALS,
+        precision_warning=_precision_warning(climbed.solved.score, task.options),
+        end=end,
+        last_change=last_change,
         n_iter=climbed.n_iter,
         n_iter_sinkhorn=climbed.n_iter_sinkhorn,
         history=history,
@@ -105,40 +106,39 @@ def run_large(
     )
 
 
-def _refined(task: Task, large: Large, climbed: Climbed, tol: float, history: History) -> tuple[Climbed, float]:
-    """The fixed point between all points, near where the climb ended, and how far it still moved."""
+def _refined(task: Task, large: Large, climbed: Climb, tol: float, history: History) -> tuple[Climb, Status, float]:
+    """The fixed point between all points, near where the climb ended, how that ended, and its last relative change."""
     model, kernels, epsilon = large.model, large.kernels, task.epsilon
     x, y = (space.to(large.p.device, torch.float64) for space in task.spaces)
     quadratic = ExactGradient(x, y, large.p, large.q)
-    start = _start(climbed, epsilon)
+    start = climbed.end
     options = tightened(task.options, tol, relaxation_for(start.coupling(), model))
     inner = StreamedInner(kernels.streamed, kernels.tiled, model, options.sinkhorn, 0.0)
     done = refined(quadratic, start, model, inner, options, task.watch, history)
-    score = factored_score(done.cost, large.p, large.q, epsilon, tol, wide=True)
-    return replace(
-        climbed,
-        cost=done.cost,
-        score=score,
-        f=done.f + score.row,
-        g=done.g + score.column,
-        status=done.status,
-        n_iter=climbed.n_iter + done.n_iter,
-        n_iter_sinkhorn=climbed.n_iter_sinkhorn + done.n_iter_sinkhorn,
-    ), done.moved
+    end = done.end
+    assert end is not None
+    assert end.cost is not None
+    score = factored_score(end.cost, large.p, large.q, epsilon, tol, wide=True)
+    return (
+        replace(
+            climbed,
+            solved=replace(climbed.solved, cost=end.cost, score=score),
+            f=end.f + score.row,
+            g=end.g + score.column,
+            n_iter=climbed.n_iter + done.n_iter,
+            n_iter_sinkhorn=climbed.n_iter_sinkhorn + done.n_iter_sinkhorn,
+        ),
+        done.status,
+        done.last_change,
+    )
 
 
-def _start(climbed: Climbed, epsilon: float) -> Start:
-    """To go on from where the climb ended, in float64."""
-    score = climbed.score
-    return Start(climbed.cost.to(torch.float64), climbed.f - score.row, climbed.g - score.column, epsilon)
-
-
-def finish_tiles(large: Large, climbed: Climbed) -> FinishedTiles:
+def finish_tiles(large: Large, climbed: Climb) -> FinishedTiles:
     """The plan of the last potentials, without the tiles that hold nothing, rounded onto exact marginals.
 
     Two passes over the kept tiles.
     """
-    score, p, q = climbed.score, large.p, large.q
+    score, p, q = climbed.solved.score, large.p, large.q
     # Cut at multiples of the largest tile first and halved within, so that one order serves all sizes of tiles.
     rows, columns = (bisect(side, -(-len(side) // SIZES[-1]), SIZES[0]).order for side in (score.A, score.B))
     A, B, f, g = score.A[rows], score.B[columns], climbed.f[rows], climbed.g[columns]
@@ -220,14 +220,9 @@ def _usual_moved(A: Tensor, B: Tensor, size: int) -> float:
     return LN2**2 / 2 * squares[0] * squares[1]
 
 
-def _status(climbed: Climbed, finished: FinishedTiles, options: GWOptions) -> Status:
-    reached = finished.residual <= options.ladder.marginal_tol
-    return climbed.status if reached or climbed.status is Status.CANCELLED else Status.MARGINALS
-
-
-def _strain(climbed: Climbed, options: GWOptions) -> str | None:
-    """Why float32 could not carry the scores, or None."""
-    A, B = climbed.score.A, climbed.score.B
+def _precision_warning(score: FactoredScore, options: GWOptions) -> str | None:
+    """Why float32 could not carry the score, or None."""
+    A, B = score.A, score.B
     found = unsafe(reach(A, B), A.shape[1]) if options.mixed_precision and A.dtype == torch.float32 else None
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 

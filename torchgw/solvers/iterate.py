@@ -1,0 +1,99 @@
+"""The one driver of every outer loop: history, the iteration limit, cancelling, checkpoints and resuming.
+
+    state_0 = begin(),    (state_{k+1}, check, status) = step(state_k)    until a step has a status
+
+A loop is a state, a frozen dataclass of tensors and numbers that a checkpoint stores as it is, and a step from one
+state to the next. A step reads nothing that it has changed in an earlier call: what it needs of them is in the state,
+random draws of the solve's own generator excepted, which checkpoints keep as well. It may write into the tensors of the
+state that it was given, whose memory is donated to the next one; what a solver keeps besides is scratch memory.
+
+To put a loop on it: derive its state from `State`, `register` it with `torchgw.persist.codec.storable`, let ``begin``
+make the first one (it is not called where a checkpoint has a later one), and return from ``step`` the next state with
+``n_iter`` one higher, the `Check` that the history and the callback get (None between checks), and the `Status` with
+which the loop ends, or None. `History`, `torchgw.persist.watch.Watch` and clocks stay out of steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from torchgw.diagnostics.status import History, Status
+from torchgw.persist.watch import Watch
+from torchgw.types import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Where an outer loop stands.
+
+    n_iter : outer iterations of this loop.
+    n_iter_sinkhorn : inner iterations over all of them.
+    """
+
+    n_iter: int = 0
+    n_iter_sinkhorn: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether a loop that is cancelled here has something to return; if not, it goes on to its first check."""
+        return self.n_iter > 0
+
+
+class Check(NamedTuple):
+    """What one check adds to the history, see `History`: objective, L1 marginal residual, epsilon."""
+
+    cost: float
+    marginal_error: float
+    epsilon: float
+
+
+S = TypeVar("S", bound=State)
+
+
+def iterate(
+    step: Callable[[S], tuple[S, Check | None, Status | None]],
+    begin: Callable[[], S],
+    watch: Watch,
+    history: History,
+    max_iter: float,
+    limit: int | None = None,
+) -> tuple[S, Status]:
+    """The last state, and why the loop ended.
+
+    Parameters
+    ----------
+    step, begin : the loop, see above.
+    watch : hears of every check, cancels, and has the state to resume from.
+    history : gets the checks; where it has entries of earlier loops, iterations are counted on from them.
+    max_iter : outer iterations of this loop.
+    limit : the iteration limit that the callback is told, by default that of this loop on top of earlier ones.
+    """
+    earlier = history.iteration[-1] if history.iteration else 0
+    restored = watch.restored()
+    if restored is None:
+        state = begin()
+    else:
+        state, entries = restored
+        history.go_on_from(entries)
+    began = time.perf_counter() - history.seconds
+    while state.n_iter < max_iter:
+        if state.complete and watch.pause((state, history)):
+            return state, Status.CANCELLED
+        state, check, status = step(state)
+        if check is not None:
+            progress = Progress(
+                iteration=earlier + state.n_iter,
+                max_iter=int(earlier + max_iter) if limit is None else limit,
+                cost=check.cost,
+                marginal_error=check.marginal_error,
+                epsilon=check.epsilon,
+                elapsed=time.perf_counter() - began,
+            )
+            history.append(progress)
+            watch.tell(progress)
+        if status is not None:
+            return state, status
+    return state, Status.MAX_ITER
