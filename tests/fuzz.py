@@ -19,6 +19,7 @@ import numpy as np
 from scipy import sparse
 
 from tests import fuzz_kinds as kinds
+from tests import fuzz_makers
 from tests.fuzz_judge import Verdict, judge
 
 SPOILED = 0.25  # share of calls with an argument that must be refused
@@ -39,7 +40,7 @@ class Call:
     def snippet(self) -> str:
         lines = [*self.spaces, *(f"{name}={text}" for name, text in self.keywords.items())]
         body = "".join(f"    {line},\n" for line in lines)
-        return f"from tests.fuzz_kinds import *\n\ngw_align(\n{body})"
+        return f"from tests.fuzz_makers import *\n\ngw_align(\n{body})"
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """The objects, made afresh."""
@@ -49,7 +50,7 @@ class Call:
             return spaces, {name: self._made(text) for name, text in self.keywords.items()}
 
     def _made(self, text: str) -> Any:
-        return eval(text, dict(vars(kinds)))
+        return eval(text, dict(vars(fuzz_makers)))
 
 
 class Draw:

@@ -15,8 +15,8 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.persist.codec import storable
 from torchgw.types import Array
 
-NEAR_TIE = 1.05
-TINY = 1e-9  # of the largest squared distance
+NEAR_TIE = 1.05  # ratio of energies up to which two basins are equally good
+TINY = 1e-9  # of the largest squared distance: below it energies are rounding
 
 
 @storable
@@ -41,6 +41,18 @@ class Basin:
     difference: float
     matching: Tensor = field(repr=False, compare=False)
     shift: Tensor = field(repr=False, compare=False)
+
+
+def energy_ratio(best: Basin, other: Basin, unit: float) -> float:
+    """Energy of the best basin over that of another one, both taken to be above rounding; ``unit`` is the largest
+    squared distance."""
+    tiny = TINY * unit
+    return (best.energy + tiny) / (other.energy + tiny)
+
+
+def nearly_tied(best: Basin, other: Basin, unit: float) -> bool:
+    """Whether another basin, compared on the same level, is as good as the best one to within 5 %."""
+    return other.level == best.level and other.energy <= NEAR_TIE * max(best.energy, TINY * unit)
 
 
 @dataclass(frozen=True, kw_only=True)

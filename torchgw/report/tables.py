@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from torchgw._version import __version__
-from torchgw.diagnostics.evidence import NEAR_TIE, TINY
+from torchgw.diagnostics.evidence import energy_ratio, nearly_tied
 from torchgw.options import GWOptions
 from torchgw.report.reported import Plan
 
@@ -29,18 +29,17 @@ class Table:
 def matchings(result: Plan) -> Table:
     """The local optima that the search found."""
     head = ["", "energy", "best is lower by", "starts", "compared on", "difference", ""]
-    rows, marked, tiny = [], [], TINY * result.unit
+    rows, marked = [], []
     for at, basin in enumerate(result.basins):
         best = result.basins[0]
-        same = basin.level == best.level
-        lower = 1 - (best.energy + tiny) / (basin.energy + tiny)
-        tied = at > 0 and same and basin.energy <= NEAR_TIE * max(best.energy, tiny)
+        lower = 1 - energy_ratio(best, basin, result.unit)
+        tied = at > 0 and nearly_tied(best, basin, result.unit)
         marked += [at] if tied else []
         rows.append(
             [
                 str(at + 1),
                 f"{basin.energy:.5g}",
-                "" if at == 0 else f"{lower:.1%}" if same else "not comparable",
+                "" if at == 0 else f"{lower:.1%}" if basin.level == best.level else "not comparable",
                 str(basin.count),
                 {"full": "all points"}.get(basin.level, basin.level),
                 "" if at == 0 else f"{basin.difference:.0%}",

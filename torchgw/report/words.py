@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchgw.diagnostics.evidence import TINY
+from torchgw.diagnostics.evidence import energy_ratio
 from torchgw.marginals import Partial
 from torchgw.report.reported import Plan
 
@@ -71,8 +71,7 @@ def choice(result: Plan) -> str:
     found = f"The search found {count} distinct matchings"
     if rival is None:
         return f"{found}; the best was the only one good enough to be compared on all points."
-    tiny = TINY * result.unit
-    lower = max(1 - (result.basins[0].energy + tiny) / (rival.energy + tiny), 0.0)
+    lower = max(1 - energy_ratio(result.basins[0], rival, result.unit), 0.0)
     if result.ambiguous:
         return (
             f"{found}, and the choice is ambiguous: the best is only {lower:.1%} lower than another, whose matches lie "

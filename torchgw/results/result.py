@@ -12,7 +12,15 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.reader import Readable, point_indices
-from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin, Certificate, Confidence, Rung, entropy_and_margin
+from torchgw.diagnostics.evidence import (
+    Basin,
+    Certificate,
+    Confidence,
+    Rung,
+    energy_ratio,
+    entropy_and_margin,
+    nearly_tied,
+)
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
@@ -136,7 +144,7 @@ class GWResult(Readable):
     @property
     def ambiguous(self) -> bool:
         """Whether another basin's energy is within 5 % of the best one's: a choice among equals."""
-        return self.rival is not None and self.rival.energy <= NEAR_TIE * max(self.basins[0].energy, TINY * self.unit)
+        return self.rival is not None and nearly_tied(self.basins[0], self.rival, self.unit)
 
     @property
     def max_memory(self) -> int:
@@ -231,9 +239,9 @@ class GWResult(Readable):
             raise TypeError(f"confidence knows the library's own couplings, got {type(self.coupling).__name__}")
         chosen = None if points is None else point_indices("points", points, self.shape[0]).to(self.coupling.device)
         entropy, margin = entropy_and_margin(self.coupling, chosen)
-        stability, tiny = torch.full_like(entropy, 1.0 if self.basins else torch.nan), TINY * self.unit
+        stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)
         for basin in self.basins[1:]:
-            discount = min((self.basins[0].energy + tiny) / (basin.energy + tiny), 1.0)
+            discount = min(energy_ratio(self.basins[0], basin, self.unit), 1.0)
             shift = basin.shift.to(stability)
             stability = torch.minimum(stability, 1 - discount * (shift if chosen is None else shift[chosen]))
         found = (entropy, margin, stability.clamp_min(0.0))
