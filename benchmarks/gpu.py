@@ -25,8 +25,7 @@ from torchgw import GWOptions, LadderOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Request
-from torchgw.kernels.kernel import in_two_reads
-from torchgw.kernels.step import half_step
+from torchgw.kernels.kernel import half_step, in_two_reads
 from torchgw.kernels.tiles import choose_tiles
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import Side

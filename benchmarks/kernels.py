@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import environment, fastest, rehearsed, show, write
-from torchgw.kernels import LN2, measured, softmin_dense, softmin_stream
+from torchgw.kernels import LN2, dispatch, softmin_dense, softmin_stream
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.kernel import in_two_reads
 from torchgw.sinkhorn.scaling import scaling
@@ -269,9 +269,9 @@ def run(device: torch.device | None = None) -> None:
         rows += dense(device, torch.float64)
     lines = [summary(row) for row in rows]
     write("kernels" if device.type == "cpu" else "kernels_gpu", lines, milliseconds=rows)
-    table = renewed(json.loads(measured.PATH.read_text()), device.type, rows)
+    table = renewed(json.loads(dispatch.MEASURED.read_text()), device.type, rows)
     if not rehearsed():
-        measured.PATH.write_text(json.dumps(table, indent=1) + "\n")
+        dispatch.MEASURED.write_text(json.dumps(table, indent=1) + "\n")
     show(lines)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import gpu, kernels
 from benchmarks.common import RESULTS, rehearsal, write
-from torchgw.kernels import measured
+from torchgw.kernels import dispatch
 
 ROWS = {
     "dense": {"what": "100 iterations", "size": "5001 x 6001 float32", "ms": 5.6, "two-read floor / time": 0.91},
@@ -52,7 +52,7 @@ def test_the_short_table_has_a_line_for_every_figure():
 
 def stored() -> dict[Path, bytes]:
     """What measurements write."""
-    return {path: path.read_bytes() for path in (measured.PATH, *RESULTS.glob("*.json"))}
+    return {path: path.read_bytes() for path in (dispatch.MEASURED, *RESULTS.glob("*.json"))}
 
 
 @pytest.mark.parametrize("name", ["dense", "stream", "tiles"])

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import ParamSpec, TypeVar
 
 from torchgw import validate
-from torchgw.kernels.products import exact_products
+from torchgw.kernels.precision import exact_products
 from torchgw.options import GWOptions
 from torchgw.runtime.keywords import places, refusal
 from torchgw.runtime.memory import allocating

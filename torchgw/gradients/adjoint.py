@@ -20,7 +20,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Implicit
 from torchgw.gradients.plan_moments import Reading, Stored, Streamed
-from torchgw.kernels.products import exact_products
+from torchgw.kernels.precision import exact_products
 from torchgw.objective.curvature import Curvature
 from torchgw.objective.model import Model
 from torchgw.runtime.caller import warn_caller

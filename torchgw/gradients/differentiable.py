@@ -15,7 +15,7 @@ from torchgw.gradients.parameters import REFUSED, Given, applied, parameters
 from torchgw.gradients.plan_moments import Stored
 from torchgw.gradients.solution import solution_of
 from torchgw.gradients.unrolled import unrolled
-from torchgw.kernels.products import exact_products
+from torchgw.kernels.precision import exact_products
 from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions

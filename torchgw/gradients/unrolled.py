@@ -14,7 +14,8 @@ from torch import Tensor
 
 from torchgw.gradients.lagrangian import Parameters, matrix_of, penalty_growth
 from torchgw.gradients.modes import Unrolled
-from torchgw.kernels import LN2, LOG2E
+from torchgw.kernels import LOG2E
+from torchgw.kernels.logsumexp import logsumexp2
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.sides import Side
@@ -73,7 +74,7 @@ def linear_cost(theta: Parameters, model: Model, T: Tensor, penalty: Tensor | No
 
 def softmin(score: Tensor, bias: Tensor, axis: int) -> Tensor:
     """log2 of the sums of 2^(score + bias) over an axis, recorded."""
-    return torch.logsumexp((score + (bias if axis == 1 else bias[:, None])) * LN2, axis) * LOG2E
+    return logsumexp2(score + (bias if axis == 1 else bias[:, None]), axis)
 
 
 def _constant(theta: Parameters, model: Model, T: Tensor, rows: Tensor, columns: Tensor) -> Tensor | float:

@@ -1,9 +1,7 @@
 """The eager algorithms on blocks of rows that stay in the processor's cache.
 
 A score is given by a function that fills a buffer with some of its rows plus a bias over the columns: a copy of stored
-rows, or a matrix product. So nothing of the score's size is allocated. Exponents are clamped at -120 below the maximum
-before exp2: what is lost is under 2^-120 of the sum for each term, what is gained is a factor of ten on the CPU, where
-underflowing exponentials are slow.
+rows, or a matrix product. So nothing of the score's size is allocated.
 """
 
 from __future__ import annotations
@@ -13,8 +11,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from torchgw.kernels.kernel import FLOOR, HIGHEST_EXPONENT, LOWEST_EXPONENT
-from torchgw.kernels.step import half_step, relax
+from torchgw.kernels.dispatch import Request
+from torchgw.kernels.kernel import HIGHEST_EXPONENT, half_step, relax
+from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, exponentials, maxima
 
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 
@@ -27,6 +26,11 @@ def block_rows(n: int, k: int, device: torch.device) -> int:
     return max(1, min(n, BLOCK_ELEMENTS.get(device.type, 2**24) // max(k, 1)))
 
 
+def rows(request: Request) -> dict[str, int]:
+    """The block size of implementations that work in blocks of rows."""
+    return {"rows": block_rows(*request.shape, request.device)}
+
+
 def blocks(n: int, step: int) -> Iterator[slice]:
     """Consecutive blocks of ``step`` rows."""
     for start in range(0, n, step):
@@ -36,8 +40,8 @@ def blocks(n: int, step: int) -> Iterator[slice]:
 def _exponentials(fill: Fill, where: slice, bias: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
     """2^(S + bias - m) of a block of rows, with m (len,) their maxima."""
     exponent = fill(where, bias, buffer[: where.stop - where.start])
-    highest = exponent.amax(1).clamp_min_(FLOOR)
-    return exponent.sub_(highest[:, None]).clamp_min_(LOWEST_EXPONENT).exp2_(), highest
+    highest = maxima(exponent, 1)
+    return exponentials(exponent, highest, 1), highest
 
 
 def over_columns(fill: Fill, n: int, bias: Tensor) -> Tensor:

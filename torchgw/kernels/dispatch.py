@@ -1,19 +1,27 @@
 """Choice of an implementation, once per solve: triton -> compile -> eager.
 
 ``auto`` takes the first implementation that is able and that the table of measurements does not find slower than the
-last one. A named one that is not able is refused with the reason. An implementation's error at run time is never
-caught: only its absence is handled, here, before the solve.
+last one: ``measured.json`` holds, for each device type, family and size, the milliseconds of one iteration by each
+implementation; it is written by ``python -m benchmarks kernels`` and nothing else. A named one that is not able is
+refused with the reason. An implementation's error at run time is never caught: only its absence is handled, here,
+before the solve.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 
 BACKENDS = ("auto", "triton", "compile", "eager")
+MEASURED = Path(__file__).parent / "measured.json"
+WORTH = 0.8
 
 Function = TypeVar("Function")
 
@@ -22,8 +30,12 @@ Function = TypeVar("Function")
 class Request:
     """What a solve is about to ask of a kernel family.
 
-    N x K pairs; products of length ``rank`` (0: a stored score); ``dot``, for float32 products on matrix units, one of
-    "tf32", "tf32x3", "ieee", or "" for the most exact that is fast.
+    Attributes
+    ----------
+    device, dtype : of the potentials.
+    shape : (N, K).
+    rank : length of the products that scores are made by; 0 for a stored score.
+    dot : of float32 products on matrix units: "tf32", "tf32x3", "ieee", or "" for the most exact that is fast.
     """
 
     device: torch.device
@@ -45,8 +57,13 @@ def no_blocks(request: Request) -> dict[str, int]:
 class Implementation(Generic[Function]):
     """One way to run a kernel family.
 
-    ``unable`` gives the reason why a request cannot run, or None. ``unwise`` gives the reason why ``auto`` should pass
-    it over although it could. ``build`` makes the callable. ``blocks`` names the block sizes that a request gets.
+    Attributes
+    ----------
+    name : one of `BACKENDS`.
+    unable : why a request cannot run, or None.
+    unwise : why ``auto`` should pass it over although it could, or None.
+    build : makes the callable.
+    blocks : the block sizes that a request gets, by name.
     """
 
     name: str
@@ -58,7 +75,14 @@ class Implementation(Generic[Function]):
 
 @dataclass(frozen=True)
 class Selection(Generic[Function]):
-    """The implementation chosen, its block sizes, and why each one before it was not taken."""
+    """The implementation chosen.
+
+    Attributes
+    ----------
+    name, function : which, and its callable.
+    passed_over : why each one before it was not taken, by name.
+    blocks : its block sizes, by name.
+    """
 
     name: str
     function: Function
@@ -88,3 +112,35 @@ def select(family: Sequence[Implementation[Function]], backend: str, request: Re
         passed_over[implementation.name] = reason
     reasons = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
     raise ValueError(f"backend {backend!r} cannot run here ({reasons}); use backend='auto' or 'eager'")
+
+
+@cache
+def measured() -> tuple[dict[str, Any], ...]:
+    """The rows: device, family, n, k, rank, and the time of each implementation."""
+    return tuple(json.loads(MEASURED.read_text())["rows"])
+
+
+def slower_than_eager(name: str, family: str, request: Request) -> str | None:
+    """Why ``name`` should not run a request: at the nearest size measured it saves less than a fifth of eager's time.
+
+    None where it does better, and where nothing was measured on such a device.
+    """
+    rows = [
+        row
+        for row in measured()
+        if row["family"] == family and row["device"] == request.device.type and row.get(name) is not None
+    ]
+    if not rows:
+        return None
+    nearest = min(rows, key=lambda row: _distance(row, request))
+    ratio = nearest[name] / nearest["eager"]
+    if ratio <= WORTH:
+        return None
+    size = f"{nearest['n']} x {nearest['k']}"
+    return f"measured on {request.device.type}: {ratio:.2f}x the time of the eager kernel at {size}"
+
+
+def _distance(row: dict[str, Any], request: Request) -> float:
+    n, k = request.shape
+    size = abs(math.log(row["n"] * row["k"]) - math.log(max(n * k, 1)))
+    return size + abs(math.log((row["rank"] + 1) / (request.rank + 1)))

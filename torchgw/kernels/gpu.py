@@ -10,8 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from torchgw.kernels import measured
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Request, slower_than_eager
 
 OLDEST = (8, 0)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -47,7 +46,7 @@ def unwise(family: str, request: Request) -> str | None:
     """Why ``auto`` should not take a Triton kernel that could run: it is interpreted, or measured to be slow."""
     if interpreted():
         return "Triton's interpreter is for tests"
-    return measured.slower_than_eager("triton", family, request)
+    return slower_than_eager("triton", family, request)
 
 
 def active(tensor: Tensor) -> AbstractContextManager[object]:

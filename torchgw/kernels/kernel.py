@@ -16,6 +16,10 @@ In a sweep, factors and sums are kept within what float32 holds, so a potential 
 about that much at a time. Under hard marginals every column ends with its mass, so where the iteration ends is
 unchanged; under relaxed ones a column may end with less than 2^-120, so those take two softmins. g may be -inf only
 where the column has no mass.
+
+The half-step is that of a hard marginal, with the mass inside the potential: f = log2 p - log2 sum_j 2^(S_ij + g_j),
+and the same for g with rows and columns exchanged. Only a fused Triton kernel has this rule a second time, and is
+tested against it. Those of other marginal models take softmins as they come, see `torchgw.sinkhorn.sides`.
 """
 
 from __future__ import annotations
@@ -25,13 +29,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from torchgw.kernels.step import half_step, relax
-
-LOWEST_EXPONENT = -120.0
 HIGHEST_EXPONENT = 100.0
-FLOOR = -1e30
 
 Softmin = Callable[..., Tensor]
 Sweep = Callable[..., tuple[Tensor, Tensor]]
@@ -71,6 +72,19 @@ class Bound:
     def absorb(self, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         """The plan under these potentials, written to ``out`` (N, K)."""
         return self.kernel.absorb(*self.operands, f, g, out)
+
+
+def half_step(log_mass: Tensor, softmin: Tensor, empty: Tensor | None = None) -> Tensor:
+    """The next potential of a side with masses 2^log_mass; -inf for points without mass, the ``empty`` ones."""
+    empty = torch.isneginf(log_mass) if empty is None else empty
+    return torch.where(empty, log_mass, log_mass - softmin)
+
+
+def relax(old: Tensor, new: Tensor, weight: float) -> Tensor:
+    """old + weight (new - old), over-relaxed for weights above 1; -inf, which both have at the same points, stays."""
+    if weight == 1.0:
+        return new
+    return torch.where(torch.isneginf(new), new, old + weight * (new - old))
 
 
 def two_softmins(softmin: Softmin, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LN2
-from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
 from torchgw.kernels.sums import running
 
 TILE = 128
@@ -195,9 +195,8 @@ def _bounds(rows: _Side, columns: _Side, where: slice) -> tuple[Tensor, Tensor]:
 
 
 def _sums(exponent: Tensor, weight: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """log2 of the sums of 2^exponent over ``axis``, and of the sums weighted by ``weight``."""
-    highest = exponent.amax(axis, keepdim=True).clamp_min(FLOOR)
-    entries = (exponent - highest).clamp_min_(LOWEST_EXPONENT).exp2_()
-    level = highest.squeeze(axis)
-    plain = entries.sum(axis).log2_() + level
-    return plain, entries.mul_(weight).sum(axis).log2_() + level
+    """log2 of the sums of 2^exponent over ``axis``, and of the sums weighted by ``weight``; the exponents go."""
+    highest = maxima(exponent, axis)
+    entries = exponentials(exponent, highest, axis)
+    plain = entries.sum(axis).log2_() + highest
+    return plain, entries.mul_(weight).sum(axis).log2_() + highest

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.blocks import block_rows
-from torchgw.kernels.kernel import LOWEST_EXPONENT
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT
 from torchgw.kernels.sampling import draw
 
 PLAN_BLOCK = 2

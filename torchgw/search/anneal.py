@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LOG2E
-from torchgw.kernels.kernel import LOWEST_EXPONENT
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT, logsumexp2_
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
@@ -256,9 +256,9 @@ def anneal(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int
 def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor, Tensor]:
     """A half-step of each side in the log domain, the rest by scaling; plans and their potentials."""
     if column.relaxed:
-        f = row.potential(_logsumexp2(score + g[..., None, :], -1))
-    g = column.potential(_logsumexp2(score + f[..., :, None], -2))
-    softmin = _logsumexp2(score + g[..., None, :], -1)
+        f = row.potential(logsumexp2_(score + g[..., None, :], -1))
+    g = column.potential(logsumexp2_(score + f[..., :, None], -2))
+    softmin = logsumexp2_(score + g[..., None, :], -1)
     f = row.potential(softmin)
     if row.relaxed or column.relaxed:
         t, s = translation(row, column, f, g, log_total(f + softmin))
@@ -270,11 +270,6 @@ def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter:
         t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None].double().log2())
         plan, f, g = plan * (t + s).exp2()[..., None], f + t, g + s
     return plan, f, g
-
-
-def _logsumexp2(exponent: Tensor, axis: int) -> Tensor:
-    highest = exponent.amax(axis, keepdim=True)
-    return (exponent - highest).clamp_min_(LOWEST_EXPONENT).exp2_().sum(axis).log2_() + highest.squeeze(axis)
 
 
 def basins_of(plans: Tensor, energy: Tensor, most: int) -> list[list[int]]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.kernels.step import relax
+from torchgw.kernels.kernel import relax
 from torchgw.sinkhorn.async_scalar import Reading
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Softmins

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LN2
+from torchgw.kernels.kernel import half_step
+from torchgw.kernels.logsumexp import logsumexp2
 from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
 
@@ -78,8 +80,8 @@ class Side:
     def potential(self, softmin: Tensor) -> Tensor:
         """The half-step; -inf for points without mass."""
         if self.hard:
-            new = self.log_mass - softmin
-        elif self.total is None:
+            return half_step(self.log_mass, softmin, self.empty)
+        if self.total is None:
             new = self.log_mass - self.tau * softmin - self._slack * self._offset(softmin)
         else:
             x = self._offset(softmin) - softmin
@@ -142,7 +144,7 @@ class Side:
         ratio = 0.0 if free else self.ratio
         phi = (potential + self._offset(potential) - self.log_mass).double()
         exponent = torch.where(self.empty, -torch.inf, self.log_mass.double() - ratio * phi)
-        level = torch.logsumexp(exponent * LN2, -1, keepdim=True) / LN2
+        level = logsumexp2(exponent, -1, keepdim=True)
         return level, 0.0 if free or self.hard else 1 / ratio
 
     @property
@@ -169,7 +171,7 @@ def _tiny(dtype: torch.dtype) -> float:
 def log_total(exponent: Tensor) -> Tensor:
     """log2 sum_i 2^(x_i) (..., 1) in float64, which no potentials of a start overflow."""
     exponent = exponent.double().masked_fill(exponent.isnan(), -torch.inf)  # of points without mass
-    return torch.logsumexp(exponent * LN2, -1, keepdim=True) / LN2
+    return logsumexp2(exponent, -1, keepdim=True)
 
 
 def translation(row: Side, column: Side, f: Tensor, g: Tensor, log_mass: Tensor) -> tuple[Tensor, Tensor]:

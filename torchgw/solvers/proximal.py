@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.kernels.kernel import LOWEST_EXPONENT
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import mean_cost
 from torchgw.persist.watch import Watch

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from torchgw.kernels.dispatch import Request, Selection, select
-from torchgw.kernels.family import softmin_family
+from functools import partial
+
+from torchgw.kernels import gpu
+from torchgw.kernels.blocks import rows
+from torchgw.kernels.dispatch import Implementation, Request, Selection, select, slower_than_eager
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_dense import compiled, reference, triton
 
-FAMILY = softmin_family(
-    "softmin_dense",
-    triton=(lambda _: triton.build(), triton.blocks),
-    compiled=(compiled.unable, lambda _: compiled.build()),
-    eager=reference.KERNEL,
+NAME = "softmin_dense"
+SLOWER = partial(slower_than_eager, "compile", NAME)
+
+FAMILY: tuple[Implementation[Kernel], ...] = (
+    Implementation("triton", gpu.unable, partial(gpu.unwise, NAME), lambda _: triton.build(), triton.blocks),
+    Implementation("compile", compiled.unable, SLOWER, lambda _: compiled.build()),
+    Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.KERNEL, rows),
 )
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchgw.kernels import compiler
 from torchgw.kernels.dispatch import Request
-from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT, Kernel, in_two_reads
+from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.kernels.logsumexp import logsumexp2_
 from torchgw.kernels.softmin_dense import reference
 
 
@@ -37,16 +38,8 @@ def _trial(device_type: str) -> None:
 
 
 def _over_columns(score: Tensor, bias: Tensor) -> Tensor:
-    return logsumexp2(score + bias[None, :], 1)
+    return logsumexp2_(score + bias[None, :], 1)
 
 
 def _over_rows(score: Tensor, bias: Tensor) -> Tensor:
-    return logsumexp2(score + bias[:, None], 0)
-
-
-def logsumexp2(exponent: Tensor, axis: int) -> Tensor:
-    """log2 sum 2^exponent over ``axis``, -inf where every term is; for torch.compile."""
-    highest = exponent.amax(axis, keepdim=True).clamp_min(FLOOR)
-    total = (exponent - highest).clamp_min(LOWEST_EXPONENT).exp2().sum(axis)
-    out = total.log2() + highest.squeeze(axis)
-    return torch.where(out < FLOOR / 2, -torch.inf, out)
+    return logsumexp2_(score + bias[:, None], 0)

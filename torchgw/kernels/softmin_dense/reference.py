@@ -13,7 +13,8 @@ from torch import Tensor
 from torchgw.kernels.blocks import Fill, block_rows, blocks, over_columns
 from torchgw.kernels.blocks import absorb as absorb_blocks
 from torchgw.kernels.blocks import sweep as sweep_blocks
-from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT, Kernel
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.logsumexp import FLOOR, logarithm, merged
 
 
 def softmin(score: Tensor, bias: Tensor, axis: int) -> Tensor:
@@ -48,9 +49,5 @@ def _over_rows(score: Tensor, bias: Tensor) -> Tensor:
     for where in blocks(n, step):
         block = score[where]
         exponent = torch.add(block, bias[where, None], out=buffer[: len(block)])
-        higher = torch.maximum(highest, exponent.amax(0))
-        exponent.sub_(higher).clamp_min_(LOWEST_EXPONENT).exp2_()
-        total.mul_((highest - higher).exp2_()).add_(exponent.sum(0))
-        highest = higher
-    out = total.log2_().add_(highest)
-    return out.masked_fill_(out < FLOOR / 2, -torch.inf)
+        highest, total = merged(highest, total, exponent, 0)
+    return logarithm(total, highest)

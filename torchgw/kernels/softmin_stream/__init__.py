@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from torchgw.kernels.dispatch import Request, Selection, select
-from torchgw.kernels.family import rows, softmin_family
+from functools import partial
+
+from torchgw.kernels import gpu
+from torchgw.kernels.blocks import rows
+from torchgw.kernels.dispatch import Implementation, Request, Selection, select, slower_than_eager
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_stream import compiled, reference, triton
 
-FAMILY = softmin_family(
-    "softmin_stream",
-    triton=(lambda request: triton.build(request.dot), triton.blocks),
-    compiled=(compiled.unable, lambda _: compiled.build()),
-    eager=reference.KERNEL,
-    compiled_blocks=rows,
+NAME = "softmin_stream"
+SLOWER = partial(slower_than_eager, "compile", NAME)
+
+FAMILY: tuple[Implementation[Kernel], ...] = (
+    Implementation(
+        "triton", gpu.unable, partial(gpu.unwise, NAME), lambda request: triton.build(request.dot), triton.blocks
+    ),
+    Implementation("compile", compiled.unable, SLOWER, lambda _: compiled.build(), rows),
+    Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.KERNEL, rows),
 )
 
 

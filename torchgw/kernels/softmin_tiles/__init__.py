@@ -7,8 +7,7 @@ from functools import partial
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Implementation, Request, Selection, select
 from torchgw.kernels.softmin_tiles import reference, triton
-from torchgw.kernels.softmin_tiles.reads import Read
-from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
+from torchgw.kernels.softmin_tiles.tile_kernel import Read, TileKernel
 
 __all__ = ["FAMILY", "Read", "TileKernel", "choose"]
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT
-from torchgw.kernels.products import exact_products
+from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, merged
+from torchgw.kernels.precision import exact_products
 from torchgw.kernels.softmin_tiles import separable
-from torchgw.kernels.softmin_tiles.reads import Read
+from torchgw.kernels.softmin_tiles.tile_kernel import Read
 from torchgw.kernels.tiles import Tiles
 
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
@@ -81,10 +81,7 @@ def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tens
         reader.raise_rows(None)
         highest, total = A.new_full((rows.stop - rows.start,), FLOOR), bias.new_zeros(rows.stop - rows.start)
         for columns in blocks:
-            exponent = reader.block(columns)
-            higher = torch.maximum(highest, exponent.amax(1))
-            sums = exponent.sub_(higher[:, None]).clamp_min_(LOWEST_EXPONENT).exp2_().sum(1)
-            total, highest = total * (highest - higher).exp2() + sums, higher
+            highest, total = merged(highest, total, reader.block(columns), 1)
         out[rows] = total.log2_() + highest + reader.top
     return out.masked_fill_(out < FLOOR / 2, -torch.inf)
 

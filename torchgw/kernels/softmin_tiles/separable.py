@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LN2
-from torchgw.kernels.kernel import FLOOR, LOWEST_EXPONENT
-from torchgw.kernels.softmin_tiles.reads import Read
+from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT
+from torchgw.kernels.softmin_tiles.tile_kernel import Read
 from torchgw.kernels.tiles import Tiles, centres
 
 

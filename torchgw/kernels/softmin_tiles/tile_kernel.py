@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from torchgw.kernels.kernel import two_softmins
-from torchgw.kernels.softmin_tiles.reads import Read
 from torchgw.kernels.tiles import Tiles
+
+
+class Read(NamedTuple):
+    """What is read of a plan T (N, K) on kept tiles in one pass.
+
+    Attributes
+    ----------
+    moved, back : T V (N, d) and T^T W (K, e).
+    largest, at : the largest entry of each row (N,), and its column (N,).
+    """
+
+    moved: Tensor
+    back: Tensor
+    largest: Tensor
+    at: Tensor
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.softmin_dense.triton import merged
 from torchgw.kernels.softmin_stream import triton as stream
-from torchgw.kernels.softmin_tiles.reads import Read
-from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
+from torchgw.kernels.softmin_tiles.tile_kernel import Read, TileKernel
 from torchgw.kernels.tiles import TILE, Tiles
 
 unable = gpu.unable
