@@ -33,7 +33,7 @@ from torchgw import (
     gw_neighbours,
     gw_pairwise,
 )
-from torchgw.pairwise import PairStatus, batch, highs, inputs, work
+from torchgw.pairwise import PairStatus, batch, inputs, work
 from torchgw.pairwise.bounds import lower_bounds, signature
 from torchgw.pairwise.polish import polish
 from torchgw.pairwise.space import prepare
@@ -280,16 +280,6 @@ def test_polishing_steps_do_not_overshoot(seed: int) -> None:
     found = polish(x, y, plan, moved, torch.zeros(8, dtype=torch.float64), 1e-3)
     assert found.value < x.squared + y.squared - 2 * float((moved * plan).sum())
     assert found.gap <= 1e-3
-
-
-def test_linear_programs_are_the_same_without_bindings(found: PairwiseResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert highs.bindings() is not None
-    seen: list[int] = []
-    by_linprog = highs._by_linprog
-    monkeypatch.setattr(highs, "bindings", lambda: None)
-    monkeypatch.setattr(highs, "_by_linprog", lambda cost, *rest: (seen.append(len(cost)), by_linprog(cost, *rest))[1])
-    np.testing.assert_allclose(pairwise(CLOUDS).values, found.values, rtol=0.02)
-    assert seen
 
 
 def test_units_are_those_of_the_data_and_own_scales_leave_shapes() -> None:

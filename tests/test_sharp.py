@@ -16,7 +16,8 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
-from torchgw.solvers.frank_wolfe import conditional_gradient, transport
+from torchgw.solvers.frank_wolfe import conditional_gradient
+from torchgw.solvers.transport_lp import TransportError, transport
 from torchgw.spaces import PrecomputedDistances
 
 
@@ -46,15 +47,19 @@ def test_the_optimum_does_not_depend_on_the_unit_of_distances(scale: float) -> N
     np.testing.assert_array_equal(other.argmax(), one.argmax())
 
 
-@pytest.mark.parametrize(("n", "k"), [(3, 3), (12, 17), (30, 9), (1, 4)])
-def test_transport_is_the_optimum_of_the_full_linear_program(n: int, k: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "k", "equal"), [(3, 3, False), (12, 17, False), (30, 9, False), (1, 4, False), (25, 25, True)]
+)
+def test_transport_is_the_optimum_of_the_full_linear_program(n: int, k: int, equal: bool) -> None:
     rng = np.random.default_rng(n)
-    C, p, q = rng.normal(size=(n, k)), random_masses(n, rng), random_masses(k, rng)
-    plan, dual = transport(C, p, q, 50 * rng.normal(size=k))
+    C, start = rng.normal(size=(n, k)), 50 * rng.normal(size=k)
+    p, q = (np.full(m, 1 / m) if equal else random_masses(m, rng) for m in (n, k))
+    plan, dual, exact = transport(C, p, q, [start])
     sums = np.zeros((n + k, n * k))
     for i, j in itertools.product(range(n), range(k)):
         sums[[i, n + j], i * k + j] = 1
     full = linprog(C.ravel(), A_eq=sums, b_eq=np.concatenate((p, q)))
+    assert exact
     assert float((C * plan).sum()) == pytest.approx(full.fun, abs=1e-9)
     np.testing.assert_allclose(plan.sum(1), p, atol=1e-9)
     np.testing.assert_allclose(plan.sum(0), q, atol=1e-9)
@@ -62,10 +67,31 @@ def test_transport_is_the_optimum_of_the_full_linear_program(n: int, k: int) -> 
     assert lower == pytest.approx(full.fun, abs=1e-7)
 
 
+def test_transport_among_candidates_is_feasible_and_no_better_than_the_optimum() -> None:
+    rng = np.random.default_rng(6)
+    C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
+    best = transport(C, p, q, [np.zeros(41)])
+    few = transport(C, p, q, [50 * rng.normal(size=41)], priced=False)
+    near = transport(C, p, q, [np.zeros(41), best.dual], priced=False)
+    assert not few.exact
+    np.testing.assert_allclose(few.plan.sum(1), p, atol=1e-12)
+    np.testing.assert_allclose(few.plan.sum(0), q, atol=1e-12)
+    cost, found, lowest = ((C * each.plan).sum() for each in (few, near, best))
+    assert cost > found == pytest.approx(lowest, rel=1e-9)
+
+
 def test_transport_of_equal_masses_is_an_assignment() -> None:
     C = np.random.default_rng(0).normal(size=(60, 60))
-    plan, _ = transport(C, np.full(60, 1 / 60), np.full(60, 1 / 60), np.zeros(60))
+    plan = transport(C, np.full(60, 1 / 60), np.full(60, 1 / 60), [np.zeros(60)]).plan
     np.testing.assert_array_equal(plan.argmax(1), linear_sum_assignment(C)[1])
+
+
+def test_transport_that_is_not_priced_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchgw.solvers.transport_lp.PRICING_ROUNDS", 1)
+    rng = np.random.default_rng(5)
+    C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
+    with pytest.raises(TransportError, match=r"30 x 41.*not priced out in 1 rounds"):
+        transport(C, p, q, [50 * rng.normal(size=41)])
 
 
 def test_conditional_gradients_descend_to_a_stationary_plan() -> None:

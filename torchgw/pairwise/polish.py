@@ -24,9 +24,8 @@ from torch import Tensor
 
 from torchgw.objective.bounds import consistent_bound
 from torchgw.pairwise.space import Space
-from torchgw.pairwise.vertex import vertex
 from torchgw.sinkhorn.scaling import feasible
-from torchgw.solvers.frank_wolfe import TransportError
+from torchgw.solvers.transport_lp import TransportError, transport
 
 logger = logging.getLogger("torchgw")
 
@@ -106,16 +105,15 @@ def polish(x: Space, y: Space, plan: Tensor, moved: Tensor, dual: Tensor, tol: f
             break
         try:
             # Where steps among few entries win nothing twice, all of them are priced.
-            found = vertex(C.numpy(), x.mass, y.mass, [other.numpy() for other in duals], every=idle > 1)
+            found = transport(C.numpy(), x.mass, y.mass, [other.numpy() for other in duals], priced=idle > 1)
         except TransportError as error:
             logger.debug("a transport problem of %d x %d points: %s", x.size, y.size, error)
             break
-        other, duals = feasible(torch.from_numpy(found.plan), p, q), [dual, found.dual]
-        least = float((C * other).sum())
-        slope = least + 2 * product
+        other, duals = feasible(torch.from_numpy(found.plan), p, q), [dual, torch.from_numpy(found.dual)]
+        slope = float((C * other).sum()) + 2 * product
         if found.exact:
             # HiGHS does not see masses that are far smaller than the others; its potentials cannot promise too much.
-            bound = least if found.permuted else bounded(found.dual)[0]
+            bound = bounded(duals[1])[0]
             gap = min(gap, max(-2 * (2 * product + bound), 0.0))
             if slope >= -NO_SLOPE * constant or gap <= tol * value or stuck:
                 break

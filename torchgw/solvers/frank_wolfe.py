@@ -1,13 +1,10 @@
 """The unregularised optimum: epsilon is annealed down, then conditional gradients with exact transport end at a vertex.
 
 Each conditional-gradient step solves the linear problem min <C(T), S> exactly and searches the segment from T to S
-exactly, the objective being quadratic on it. The linear problem is solved by HiGHS on the few entries whose cost,
-reduced by dual potentials, is small; entries that price out negative are added until none does, so the optimum is that
-of the full problem. After Sinkhorn's potentials the first round almost always suffices.
+exactly, the objective being quadratic on it.
 
-Sources: T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with
-application on graphs", 2019 (conditional gradient); Q. Huangfu, J. Hall, "Parallelizing the dual revised simplex
-method", 2018.
+Source: T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with application
+on graphs", 2019.
 """
 
 from __future__ import annotations
@@ -28,14 +25,10 @@ from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import feasible
 from torchgw.solvers.sampled import record
-from torchgw.types import Array
+from torchgw.solvers.transport_lp import TransportError, transport
 
 logger = logging.getLogger("torchgw")
 
-CANDIDATES = 10
-PRICING_TOLERANCE = 1e-6
-COST_SCALE = 100.0
-PRICING_ROUNDS = 20
 STATIONARY = 1e-6
 STALLED = 1e-7
 
@@ -50,84 +43,6 @@ class Sharp:
     gap: float
     status: Status
     n_iter: int
-
-
-class TransportError(ArithmeticError):
-    """A linear transport problem was not solved to its optimum."""
-
-
-def transport(C: Array, p: Array, q: Array, dual: Array) -> tuple[Array, Array]:
-    """An optimal plan (N, K) of the linear problem with cost C, and optimal column potentials (K,).
-
-    ``dual`` (K,) are potentials to begin with. Masses positive, of equal sums.
-
-    Raises
-    ------
-    TransportError
-        When HiGHS gives up, or pricing does not end.
-    """
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_matrix, vstack
-
-    n, k = C.shape
-    # HiGHS has absolute tolerances: masses near one, and reduced costs around a hundred.
-    unit, masses = p.mean(), np.concatenate((p, q)) / p.mean()
-    reduced = C - dual
-    lowest = reduced.min(1)
-    reduced -= lowest[:, None]
-    scale = max(float(reduced.mean()), np.finfo(float).tiny) / COST_SCALE
-    reduced /= scale
-    keys = np.unique(np.concatenate((_smallest(reduced), staircase(p, q))))
-    for _ in range(PRICING_ROUNDS):
-        row, column = np.divmod(keys, k)
-        entries, every = np.ones(len(keys)), np.arange(len(keys))
-        sums = vstack(
-            (
-                coo_matrix((entries, (row, every)), (n, len(keys))),
-                coo_matrix((entries, (column, every)), (k, len(keys))),
-            )
-        )
-        found = linprog(
-            reduced[row, column],
-            A_eq=sums.tocsc(),
-            b_eq=masses,
-            bounds=(0, None),
-            method="highs-ds",
-            options={"presolve": False},  # measured: presolve can take a minute on 4000 rows, the simplex 0.1 s
-        )
-        if found.status != 0:
-            raise TransportError(f"the linear transport problem ({n} x {k}) was not solved: {found.message}")
-        potential = found.eqlin.marginals
-        price = (reduced - potential[:n, None] - potential[n:]).ravel()
-        missing = np.setdiff1d(np.flatnonzero(price < -PRICING_TOLERANCE), keys, assume_unique=True)
-        if len(missing) == 0:
-            break
-        missing = missing[np.argsort(price[missing])[: CANDIDATES * (n + k)]]
-        keys = np.union1d(keys, missing)
-    else:
-        raise TransportError(f"the linear transport problem ({n} x {k}) was not priced out in {PRICING_ROUNDS} rounds")
-    plan = np.zeros((n, k))
-    plan[row, column] = found.x.clip(min=0.0) * unit
-    return plan, dual + scale * potential[n:]
-
-
-def _smallest(reduced: Array) -> Array:
-    """Flat positions of the smallest entries of each row and each column."""
-    n, k = reduced.shape
-    in_row = np.argpartition(reduced, min(CANDIDATES, k) - 1, axis=1)[:, :CANDIDATES]
-    in_column = np.argpartition(reduced, min(CANDIDATES, n) - 1, axis=0)[:CANDIDATES]
-    return np.concatenate(((np.arange(n)[:, None] * k + in_row).ravel(), (in_column * k + np.arange(k)).ravel()))
-
-
-def staircase(p: Array, q: Array) -> Array:
-    """Flat positions of the north-west corner plan, which is feasible."""
-    ends = np.union1d(np.cumsum(p), np.cumsum(q))
-    middle = (np.concatenate(([0.0], ends[:-1])) + ends) / 2
-    row = np.searchsorted(np.cumsum(p), middle).clip(max=len(p) - 1)
-    column = np.searchsorted(np.cumsum(q), middle).clip(max=len(q) - 1)
-    # Where both sums end together up to rounding, both corners are kept.
-    steps = np.concatenate((row * len(q) + column, row * len(q) + (column + 1).clip(max=len(q) - 1)))
-    return np.concatenate((steps, (row + 1).clip(max=len(p) - 1) * len(q) + column))
 
 
 def conditional_gradient(
@@ -163,7 +78,7 @@ def conditional_gradient(
             status = Status.CANCELLED
             break
         try:
-            small, potential = transport(C[rows[:, None], columns].cpu().numpy(), masses[0], masses[1], potential)
+            small, potential, _ = transport(C[rows[:, None], columns].cpu().numpy(), masses[0], masses[1], [potential])
         except TransportError as error:
             logger.warning("%s; the plan found so far is returned", error)
             status = Status.TRANSPORT
