@@ -278,7 +278,7 @@ FEATURES = (np.ones((6, 2)), np.ones((6, 2)))
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"alpha": 0.5}, "alpha must be 1 without a linear cost"),
+        ({"alpha": 0.5}, "alpha must be 1 with no linear cost, got 0.5"),
         ({"cost": np.ones((6, 6)), "alpha": 1.5}, "alpha must be"),
         ({"cost": np.ones((5, 6))}, r"cost must be a matrix of shape \(N, K\) = \(6, 6\)"),
         ({"cost": np.full((6, 6), np.nan)}, "cost must be finite"),
@@ -289,16 +289,19 @@ FEATURES = (np.ones((6, 2)), np.ones((6, 2)))
         ({"cost": FeatureCost(np.zeros((6, 2)), np.ones((6, 2)), metric="cosine")}, "must not be zero"),
         ({"marginals": Partial(1.5)}, "at most the smaller of"),
         ({"q": np.full(6, 0.5)}, "p and q must sum alike"),
-        ({"marginals": Unbalanced(1.0, 1.0), "epsilon": 0.0}, "epsilon=0 needs marginals=Balanced"),
+        (
+            {"marginals": Unbalanced(1.0, 1.0), "epsilon": 0.0},
+            r"marginals must be Balanced\(\) with epsilon=0, got Unbalanced",
+        ),
         ({"cost": np.ones((6, 6)), "options": GWOptions(strategy="streaming")}, "a pair of feature arrays"),
         ({"options": GWOptions(loss="kl", strategy="streaming")}, "must be 'auto' or 'dense' with a loss"),
-        ({"options": GWOptions(loss="kl", gradient="sampled")}, "must not be 'sampled'"),
+        ({"options": GWOptions(loss="kl", gradient="sampled")}, "must be 'auto' or 'exact' with a loss other than"),
         (
             {
                 "cost": FEATURES,
                 "options": GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=2)),
             },
-            "strategy='low-rank' needs marginals=Balanced",
+            "alpha must be 1 with the low-rank strategy, got 0.5",
         ),
     ],
 )

@@ -66,12 +66,18 @@ from torchgw.marginals import Marginals
     [
         ({"epsilon": 0}, "epsilon must be > 0 with a gradient mode, got 0"),
         ({"options": GWOptions(gradient="sampled")}, "options.gradient must be 'auto' or 'exact' .*, got 'sampled'"),
-        ({"options": GWOptions(strategy="low-rank")}, "options.strategy must be 'dense' or 'streaming' .*'low-rank'"),
+        (
+            {"options": GWOptions(strategy="low-rank")},
+            "options.strategy must be 'auto', 'dense' or 'streaming' .*'low-rank'",
+        ),
         (
             {"options": GWOptions(strategy="streaming"), "mode": UNROLLED},
-            r"options.strategy must be 'dense' with Unrolled\(\), .*got 'streaming'",
+            r"options.strategy must be 'auto' or 'dense' with .*Unrolled\(\), got 'streaming'",
         ),
-        ({"options": GWOptions(strategy="streaming")}, "X must have factored distances for gradients of a streaming"),
+        (
+            {"options": GWOptions(strategy="streaming")},
+            "X must have factored distances with the streaming strategy and a gradient mode",
+        ),
         ({"mode": "implicit"}, r"gradient_mode must be None, Envelope\(\), .*, got str"),
         ({"mode": Implicit}, r"gradient_mode must be None, Envelope\(\), .*, got the class Implicit"),
         ({"mode": True}, r"gradient_mode must be .*, got bool"),

@@ -170,7 +170,7 @@ def test_fewer_basins_are_carried_when_fewer_are_asked_for() -> None:
 
 
 def test_the_exact_gradient_is_passed_over_where_it_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchgw.request.spaces.EXACT_WORK", {"cpu": 1e5})
+    monkeypatch.setattr("torchgw.request.limits.EXACT_WORK", {"cpu": 1e5})
     rng = np.random.default_rng(10)
     x, y = rng.normal(size=(60, 2)), rng.normal(size=(70, 2))
     with warnings.catch_warnings():

@@ -17,7 +17,7 @@ from torchgw import ranges, validate
 from torchgw.diagnostics.status import Status
 from torchgw.entry import check_options, entry
 from torchgw.gradients.differentiable import differentiable
-from torchgw.gradients.modes import GradientMode
+from torchgw.gradients.modes import GradientMode, check_mode
 from torchgw.gradients.parameters import Given
 from torchgw.kernels.dispatch import BACKENDS
 from torchgw.kernels.sampling import make_generator
@@ -28,10 +28,10 @@ from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.interrupt import stopped_by_interrupt
-from torchgw.planner import choose_strategy, estimate
+from torchgw.planner import estimate
 from torchgw.request.checkpoint import followed
-from torchgw.request.gradients import check_recorded, checked_mode, tolerance
-from torchgw.request.memory_check import check_room, sharp_fits
+from torchgw.request.combinations import Fact, fact_of_space, facts_of, refuse, settled, tightened
+from torchgw.request.limits import check_memory, check_rank, choose_strategy, sharp_fits
 from torchgw.request.objective import (
     as_pair,
     check_alpha,
@@ -39,12 +39,17 @@ from torchgw.request.objective import (
     check_distances_resolved,
     check_resolved,
     make_model,
-    suited,
     tensors_of,
+)
+from torchgw.request.spaces import (
+    check_distances,
+    check_init,
+    check_space,
+    pick_device,
+    with_factors,
     without_distances,
 )
-from torchgw.request.spaces import check_distances, check_init, check_space, pick_device
-from torchgw.request.strategies import all_factored, choose_kernels, known_points, passed_over, solved_where_it_fits
+from torchgw.request.strategies import choose_kernels, known_points, passed_over, solved_where_it_fits
 from torchgw.results.result import GWResult
 from torchgw.results.warnings import against_small_epsilon, against_weights, warn_of
 from torchgw.runtime.caller import is_theirs
@@ -203,9 +208,11 @@ def gw_align(
     told = Given(X, Y, p, q, cost, weight if alpha is None else alpha)
     if supervision is not None:
         validate.instance("supervision", supervision, Supervision, "; for example Supervision(pairs=[(0, 3), (10, 7)])")
-    asked, options = options, suited(options, epsilon, weight, cost, marginals, supervision)
-    if gradient_mode is not None:
-        options = checked_mode(gradient_mode, options, epsilon, alpha, checkpoint)
+    check_mode(gradient_mode)
+    weighed = alpha if isinstance(alpha, Tensor) else weight
+    facts = facts_of(options, epsilon, weighed, cost, marginals, supervision, gradient_mode, checkpoint)
+    refuse(facts)
+    asked, options = options, tightened(settled(options, facts), epsilon, marginals)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
     call = {"X": X, "Y": Y, "distances": distances, "p": p, "q": q, "cost": cost, "alpha": alpha, "init": init}
@@ -226,22 +233,19 @@ def gw_align(
     started = check_init(init, n, k, where)
     strategy = choose_strategy(n, k, epsilon, options, where)
     if gradient_mode is not None:
-        check_recorded(gradient_mode, n, k, options)
         ranges.reference((float(p_given.sum()), float(q_given.sum())))
         options = replace(options, strategy=strategy)
-        if strategy == "streaming":
-            checked = all_factored(checked, kinds, "gradients of a streaming solve")
-    if strategy == "low-rank":
-        checked = all_factored(checked, kinds, "options.strategy='low-rank'")
-        most = min(int((side > 0).sum()) for side in (p_given, q_given))
-        validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
+    if strategy == "low-rank" or (strategy == "streaming" and gradient_mode is not None):
+        checked = with_factors(checked, kinds)
+    refuse(facts | {"options.strategy": Fact(strategy, repr(strategy))} | {s.name: fact_of_space(s) for s in checked})
+    check_rank(options, min(int((side > 0).sum()) for side in (p_given, q_given)))
     rules = None if supervision is None else supervision.rules(p_given, q_given, strategy == "dense")
     if rules is not None and rules.cost.extra is not None:
         options = replace(options, strategy="dense")  # no other strategy can take over what is stored
     strength = math.inf if supervision is None else supervision.strength
     model, mass = make_model(p_given, q_given, marginals, weight, float(epsilon), linear, rules, strength, loss, where)
-    against = check_room(strategy, checked, model, where, options, gradient_mode)
-    sharp = sharp_fits(model, against, asked, gradient_mode)
+    against = check_memory(strategy, checked, model, where, options, gradient_mode)
+    sharp = sharp_fits(facts, (n, k), against, asked)
     advice = against_small_epsilon(sharp)
     check_resolved(model, checked, options, advice)
     with threads_for(n * k):  # compiled code is for a number of threads
@@ -253,7 +257,7 @@ def gw_align(
     call |= {"supervision": supervision, "epsilon": float(epsilon), "marginals": marginals, "options": asked}
     call |= {"device": where, "backend": backend}
     exact = against is None and options.gradient != "sampled"
-    tol = None if gradient_mode is None else tolerance(gradient_mode, strategy)
+    tol = None if gradient_mode is None else gradient_mode.tolerance(strategy)
     with followed(callback, checkpoint, call, generator) as watch, threads_for(n * k):
         ready = time.perf_counter()  # a compiler may have been tried
         prepare = partial(make_providers, checked, options.spaces)
@@ -272,9 +276,8 @@ def gw_align(
                     raise
                 raise FloatingPointError(f"{error}; {advice}{against_weights(marginals)}") from error
 
-        only = options if epsilon > 0 else replace(options, strategy=strategy)  # no other strategy does without entropy
         with stopped_by_interrupt(watch):
-            begun, (strategy, found) = strategy, solved_where_it_fits(strategy, only, generator, watch, solve)
+            begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, watch, solve)
     if strategy != begun:
         chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
     if marginals.free_mass:

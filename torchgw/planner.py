@@ -1,8 +1,8 @@
-"""Which strategy a solve takes, and what each would cost: memory and time by size.
+"""What each strategy would cost, by size: memory and time; which of them a solve takes is `torchgw.request.limits`.
 
-Memory is counted: a dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end),
-the others a few hundred numbers for each point. Seconds are a model of what two CPU cores measured from points to
-matching, see `benchmarks/results/scale.json`; on other devices no time is claimed.
+Memory is counted: a dense solve stores score and plan, the others a few hundred numbers for each point. Seconds are a
+model of what two CPU cores measured from points to matching, see `benchmarks/results/scale.json`; on other devices no
+time is claimed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torchgw import validate
 from torchgw.entry import check_options
 from torchgw.options import GWOptions
+from torchgw.request.combinations import Fact, fact_of_epsilon, refuse
+from torchgw.request.limits import against_dense, check_rank, choose_strategy, dense_bytes
 
-DENSE_BYTES, SHARP_BYTES = 16, 60
 STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders
 LOW_RANK_COPIES = 8
 BASE_BYTES = 600 * 2**20
-DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
 DENSE_SECONDS = 2.2e-7  # for each pair
 SHARP_SECONDS = 6e-6  # the same without entropy
 POINT_SECONDS = 2.5e-6  # for each point and bit of log2 N: neighbours, landmarks, lift
@@ -116,7 +116,8 @@ def estimate(
     check_options(options)
     # The device need not be there: one may plan for another machine.
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    refuse(options.strategy, n, k, epsilon, options)
+    refuse({"options.strategy": Fact(options.strategy, ""), "epsilon": fact_of_epsilon(epsilon)})
+    check_rank(options, min(n, k))
     against = {name: why_not(name, n, k, epsilon, options, where) for name in ("dense", "streaming", "low-rank")}
     chosen = choose_strategy(n, k, epsilon, options, where)
     if chosen == "dense" and against["dense"] is not None:
@@ -133,43 +134,18 @@ def estimate(
     return Estimate(chosen=chosen, forecasts=forecasts, device=str(where))
 
 
-def refuse(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) -> None:
-    """Raise where a strategy that was asked for cannot run at all."""
-    if strategy == "streaming" and epsilon == 0:
-        raise ValueError("epsilon must be > 0 with options.strategy='streaming', got 0; use strategy='dense'")
-    if strategy == "low-rank":
-        validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=min(n, k))
-
-
-def choose_strategy(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str:
-    """The strategy that the options name, else dense where it fits and is fast, else streaming."""
-    if options.strategy != "auto":
-        return options.strategy
-    return "dense" if epsilon == 0 or why_not("dense", n, k, epsilon, options, device) is None else "streaming"
-
-
 def why_not(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
     """What speaks against a strategy, or None."""
     if options.strategy not in ("auto", strategy):
         return f"options.strategy is {options.strategy!r}"
     if strategy == "low-rank":
-        return "looks for a plan of small rank only: taken when asked for"
-    if epsilon == 0 and strategy == "streaming":
+        return None if options.strategy == strategy else "looks for a plan of small rank only: taken when asked for"
+    dense = against_dense(n, k, epsilon, options, device)
+    if strategy == "dense":
+        return dense
+    if epsilon == 0:
         return "epsilon = 0 needs the dense strategy"
-    if strategy == "streaming":
-        return None if why_not("dense", n, k, epsilon, options, device) else "the dense strategy is cheap here"
-    needed = dense_bytes(n, k, epsilon)
-    if needed > options.max_memory:
-        limit = options.max_memory / 2**30
-        return f"score and plan take {needed / 2**30:.1f} GiB, over options.max_memory = {limit:.1f} GiB"
-    if epsilon > 0 and options.strategy == "auto" and n * k > DENSE_PAIRS.get(device.type, 2.5e7):
-        return "streaming is faster"
-    return None
-
-
-def dense_bytes(n: int, k: int, epsilon: float) -> int:
-    """What score and plan of a dense solve take."""
-    return (DENSE_BYTES if epsilon > 0 else SHARP_BYTES) * n * k
+    return None if dense else "the dense strategy is cheap here"
 
 
 def memory(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) -> int:

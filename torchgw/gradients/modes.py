@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torchgw import validate
 
+STORED_TOLERANCE = 1e-9
+
 
 @dataclass(frozen=True, kw_only=True)
 class GradientMode:
@@ -17,6 +19,10 @@ class GradientMode:
     def __post_init__(self) -> None:
         if self.tol is not None:
             object.__setattr__(self, "tol", validate.real("tol", self.tol, above=0.0))
+
+    def tolerance(self, strategy: str) -> float | None:
+        """L1 marginal residual to which the fixed point is solved; None leaves it as the ladder does."""
+        return STORED_TOLERANCE if self.tol is None and strategy == "dense" else self.tol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +91,10 @@ class Unrolled(GradientMode):
         super().__post_init__()
         object.__setattr__(self, "n_outer", validate.integer("n_outer", self.n_outer, least=1))
         object.__setattr__(self, "n_inner", validate.integer("n_inner", self.n_inner, least=1))
+
+
+def check_mode(mode: object) -> None:
+    """One of the modes, or None."""
+    if mode is not None and not isinstance(mode, Envelope | Implicit | Unrolled):
+        given = f"the class {mode.__name__}, not an object of it" if isinstance(mode, type) else type(mode).__name__
+        raise TypeError(f"gradient_mode must be None, Envelope(), Implicit() or Unrolled(), got {given}")

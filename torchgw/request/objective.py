@@ -15,17 +15,14 @@ from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Marginals, Partial
 from torchgw.objective.features import FeatureCost
 from torchgw.objective.model import Model, largest_entry, largest_loss
-from torchgw.objective.supervision import Rules, Supervision
-from torchgw.options import AnnealingOptions, GWOptions
-from torchgw.request.spaces import shape_of
+from torchgw.objective.supervision import Rules
+from torchgw.options import GWOptions
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces import FactoredDistances
 from torchgw.spaces.prepare import Space
 from torchgw.spaces.scale import largest_of
-from torchgw.types import Array, is_provider
+from torchgw.types import Array
 
 LEAST_PART = 1e-9
-STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
 ROUNDED = 16 * sys.float_info.epsilon
 
 
@@ -35,10 +32,7 @@ def check_alpha(alpha: object, cost: object) -> float:
         alpha = alpha.item()
     if alpha is None:
         return 1.0 if cost is None else 0.5
-    value = validate.real("alpha", alpha, least=0.0, most=1.0)
-    if cost is None and value < 1:
-        raise ValueError(f"alpha must be 1 without a linear cost, got {value:g}; give cost= (a matrix or features)")
-    return value
+    return validate.real("alpha", alpha, least=0.0, most=1.0)
 
 
 def as_pair(cost: Any) -> Any:
@@ -176,104 +170,11 @@ def _both(sides: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, T
     return sides[0].to(device), sides[1].to(device)
 
 
-def suited(
-    options: GWOptions,
-    epsilon: float,
-    alpha: float,
-    cost: object,
-    marginals: Marginals,
-    supervision: Supervision | None,
-) -> GWOptions:
-    """The options for an objective, where it leaves no choice; an error where they ask for what it does not allow."""
-    stored = [
-        reason
-        for reason, holds in (
-            ("a cost matrix", cost is not None and not isinstance(cost, tuple | FeatureCost)),
-            ("a loss other than 'square'", options.loss != "square" and alpha > 0),
-            ("a mask", supervision is not None and supervision.mask is not None),
-        )
-        if holds
-    ]
-    if stored and options.strategy not in ("auto", "dense"):
-        features = "; give the cost as a pair of feature arrays" if stored[0] == "a cost matrix" else ""
-        raise ValueError(
-            f"options.strategy must be 'auto' or 'dense' with {stored[0]}, got {options.strategy!r}{features}"
-        )
-    plain = marginals.balanced and (cost is None or alpha == 1) and options.loss == "square" and supervision is None
-    culprits = ", ".join(
-        text
-        for text, given in (
-            (repr(marginals), not marginals.balanced),
-            (f"loss {options.loss!r}", options.loss != "square"),
-            (f"a cost (alpha {alpha:g})", cost is not None and alpha < 1),
-            ("supervision", supervision is not None),
-        )
-        if given
-    )
-    for name, asked in (("epsilon=0", epsilon == 0), ("options.strategy='low-rank'", options.strategy == "low-rank")):
-        if asked and not plain:
-            raise ValueError(
-                f"{name} needs marginals=Balanced(), loss='square', no linear cost and no supervision, got {culprits}; "
-                f"use {'a small epsilon > 0' if epsilon == 0 else 'another strategy'} with them"
-            )
-    if options.gradient == "sampled" and epsilon == 0:
-        raise ValueError(
-            "epsilon must be > 0 with options.gradient='sampled', got 0; the sharp end needs exact gradients"
-        )
-    if options.gradient == "sampled" and options.loss != "square":
-        raise ValueError(
-            f"options.gradient must not be 'sampled' with loss {options.loss!r}, which needs exact gradients"
-        )
-    changes: dict[str, Any] = {"strategy": "dense"} if stored else {}
-    # What is left of a residual r is no marginal that rounding could mend, but about rho r^2 of the objective.
-    stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
-    if stiffest > 0 and epsilon > 0:
-        most = max(math.sqrt(STRAY_SHARE * float(epsilon) / stiffest), sys.float_info.min)
-        changes |= {"sinkhorn": replace(options.sinkhorn, tol=min(options.sinkhorn.tol, most))}
-        changes |= {"ladder": replace(options.ladder, marginal_tol=min(options.ladder.marginal_tol, most))}
-    if options.loss != "square":
-        changes |= {"gradient": "exact"}
-    if alpha == 0:  # a convex problem: there is nothing to search
-        changes |= {"coarse": None, "gradient": "auto", "annealing": AnnealingOptions(n_iter=0)}
-    return replace(options, **changes) if changes else options
-
-
 def tensors_of(cost: Any) -> tuple[Any, ...]:
     """The arrays of a linear cost, whose kind and device a result follows."""
     if isinstance(cost, FeatureCost):
         return cost.X, cost.Y
     return cost if isinstance(cost, tuple) else (cost,)
-
-
-def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, FactoredDistances]:
-    """Spaces of the right sizes whose points all coincide, for a problem that has no use for distances."""
-    sides = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
-    shape = shape_of(cost) if sides is None else tuple((*shape_of(side), 0)[0] for side in sides)
-    if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
-    sizes = []
-    for name, given, expected in zip("XY", (X, Y), shape, strict=True):
-        found = expected if given is None else _length(name, given)
-        if found != expected:
-            raise ValueError(
-                f"cost must have one row or column for each of the {found} points of {name}, got {expected}"
-            )
-        sizes.append(expected)
-    one, other = (
-        FactoredDistances.of(torch.zeros(size, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), 1.0)
-        for size in sizes
-    )
-    return one, other
-
-
-def _length(name: str, space: Any) -> int:
-    """Number of points of a space whose distances are not looked at."""
-    if is_provider(space):
-        return validate.integer(f"{name}.size", getattr(space, "size", None), least=2)
-    shape = shape_of(space)
-    if len(shape) == 0:
-        raise TypeError(f"{name} must be points, a matrix, a graph or None with alpha=0, got {type(space).__name__}")
-    return int(shape[0])
 
 
 def _on(cost: FactoredCost | None, device: torch.device, factor: float = 1.0) -> FactoredCost | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -11,16 +12,16 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.reader import Readable
-from torchgw.options import GWOptions, SpaceOptions
+from torchgw.objective.features import FeatureCost
+from torchgw.options import SpaceOptions
 from torchgw.runtime.caller import warn_caller
+from torchgw.spaces import FactoredDistances
 from torchgw.spaces.prepare import Space
 from torchgw.types import Array, GraphWarning, is_graph, is_provider
 
 DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
 AUTO_ALL_PAIRS = 500
 MOST_CHECKED = 2500
-SEARCHED_SIZE = 5000
-EXACT_WORK = {"cpu": 4e10, "cuda": 4e12}
 
 
 def check_distances(distances: object) -> tuple[str, str]:
@@ -126,35 +127,6 @@ def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | N
     return validate.plan("init", values, n, k).to(device)
 
 
-def without_matrix(kind: str) -> str:
-    """What to pass instead of a space of this kind, so that no distance matrix of it is stored."""
-    return "pass points or a sparse graph instead" if kind in ("matrix", "provider") else "use distances='landmark'"
-
-
-def why_not_exact(sides: list[tuple[str, Any, int]], device: torch.device, options: GWOptions) -> str | None:
-    """None where the exact gradient can and should run, else the reason against it, before anything is built.
-
-    ``sides`` are (kind, validated space, size). With factors on one side at least it always pays; dense, it takes
-    N K (N + K) multiplications at each iteration and both matrices in memory. Asked for by name, or for epsilon = 0,
-    only memory can stand against it.
-    """
-    plain = [
-        (kind, space, size)
-        for kind, space, size in sides
-        if kind not in ("landmark", "checked") and not (kind == "provider" and space.factors() is not None)
-    ]
-    for kind, space, size in plain:
-        if 8 * size**2 > options.max_memory:
-            return f"a dense distance matrix of {size} points exceeds options.max_memory; {without_matrix(kind)}"
-        searched = kind == "dijkstra" or (kind == "provider" and not space.stored)
-        if searched and size > SEARCHED_SIZE and options.gradient == "auto":
-            return f"all pairs of {size} points cost as many graph searches"
-    (_, _, n), (_, _, k) = sides
-    if len(plain) == 2 and n * k * (n + k) > EXACT_WORK.get(device.type, 4e10) and options.gradient == "auto":
-        return f"dense products at {n} x {k} are too slow, and neither space has factors"
-    return None
-
-
 def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
     """The device asked for, else that of the first tensor given, else a GPU where there is one."""
     if device is not None:
@@ -163,3 +135,42 @@ def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
         if isinstance(given, Tensor) and given.device.type != "meta":  # those hold nothing, which is said when read
             return validate.device("device", given.device)
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, FactoredDistances]:
+    """Spaces of the right sizes whose points all coincide, for a problem that has no use for distances."""
+    sides = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
+    shape = shape_of(cost) if sides is None else tuple((*shape_of(side), 0)[0] for side in sides)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
+    sizes = []
+    for name, given, expected in zip("XY", (X, Y), shape, strict=True):
+        found = expected if given is None else _length(name, given)
+        if found != expected:
+            raise ValueError(
+                f"cost must have one row or column for each of the {found} points of {name}, got {expected}"
+            )
+        sizes.append(expected)
+    one, other = (
+        FactoredDistances.of(torch.zeros(size, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), 1.0)
+        for size in sizes
+    )
+    return one, other
+
+
+def _length(name: str, space: Any) -> int:
+    """Number of points of a space whose distances are not looked at."""
+    if is_provider(space):
+        return validate.integer(f"{name}.size", getattr(space, "size", None), least=2)
+    shape = shape_of(space)
+    if len(shape) == 0:
+        raise TypeError(f"{name} must be points, a matrix, a graph or None with alpha=0, got {type(space).__name__}")
+    return int(shape[0])
+
+
+def with_factors(spaces: Sequence[Space], kinds: tuple[str, str]) -> list[Space]:
+    """The spaces with landmark distances where the choice is ours and there would be no factors."""
+    return [
+        space._replace(kind="landmark") if asked == "auto" and space.kind in ("checked", "precomputed") else space
+        for space, asked in zip(spaces, kinds, strict=True)
+    ]

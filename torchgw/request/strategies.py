@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -87,24 +86,3 @@ def known_points(
         for (_, given, kind), space, report in zip(checked, made, graphs, strict=True)
     )
     return x, y
-
-
-def factored(name: str, space: Any, kind: str, asked: str, what: str) -> str:
-    """The kind of distances of a space that must have factors; the choice is landmarks where it is ours."""
-    if asked == "auto" and kind in ("checked", "precomputed"):
-        return "landmark"
-    if kind == "landmark" or (kind == "provider" and space.factors() is not None):
-        return kind
-    given = type(space).__name__ if kind == "provider" else kind
-    raise ValueError(
-        f"{name} must have factored distances for {what}, got {given!r}; use "
-        f"distances='landmark', or EuclideanDistances(points, squared=True) as {name}"
-    )
-
-
-def all_factored(checked: list[Space], kinds: tuple[str, str], what: str) -> list[Space]:
-    """The validated spaces with kinds of distances that have factors, which ``what`` needs."""
-    return [
-        Space(name, space, factored(name, space, kind, asked, what))
-        for (name, space, kind), asked in zip(checked, kinds, strict=True)
-    ]

@@ -1,0 +1,229 @@
+"""What goes with what: every combination of arguments is solved, or refused as the table says, which the page shows.
+
+``python -m tests.test_combinations`` writes the page.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchgw import (
+    Balanced,
+    Envelope,
+    EuclideanDistances,
+    GWOptions,
+    Implicit,
+    LadderOptions,
+    LowRankOptions,
+    Partial,
+    SemiRelaxed,
+    SeparableLoss,
+    SinkhornOptions,
+    StoppingOptions,
+    Supervision,
+    Unbalanced,
+    Unrolled,
+    gw_align,
+)
+from torchgw import align as align_module
+from torchgw.losses import SQUARE
+from torchgw.request.combinations import EXCLUDED, KINDS, SETTLED, Excluded, called
+
+PAGE = Path(__file__).parent.parent / "docs" / "combinations.md"
+HEAD = """# What goes with what
+
+`gw_align` refuses what does not go together before any work starts, and says what to do instead. Every combination of arguments that
+is in no row of the first table runs. (Written from the table in `torchgw/request/combinations.py` by `python -m tests.test_combinations`.)
+
+| argument | beside | must | because | instead |
+|---|---|---|---|---|
+"""  # noqa: E501 - lines of a page
+DECIDED = """
+## What decides for you
+
+Where one choice is left, it is taken, whatever the option says; later rows go before earlier ones.
+
+| given | option | is | because |
+|---|---|---|---|
+"""
+TAIL = """
+Spaces whose kind of distances is left to `distances="auto"` get `"landmark"` where factors are needed. A streaming solve has the exact
+gradient of factored distances, and of those always; of others it samples. `result.gradient` has what ran, and
+`result.gradient_passed_over` why. What does not fit `options.max_memory` raises `MemoryError`.
+"""  # noqa: E501
+
+AXES = {name: tuple(kinds) for name, kinds in KINDS.items() if name not in "XY"}
+FACTORED = {"X": "factored", "Y": "factored"}
+RNG = np.random.default_rng(0)
+X, Y = (RNG.normal(size=(n, 2)) for n in (6, 7))
+SPACES = {
+    "factored": [EuclideanDistances(points, squared=True) for points in (X, Y)],
+    "others": [EuclideanDistances(points) for points in (X, Y)],
+}
+FEW = {
+    "coarse": None,
+    "stopping": StoppingOptions(max_iter=1),
+    "sinkhorn": SinkhornOptions(max_iter=1, exact_max_iter=2, final_max_iter=2),
+    "ladder": LadderOptions(n_cells=16),
+    "low_rank": LowRankOptions(rank=2, max_iter=2),
+}
+LOSSES: dict[str, Any] = {
+    "square": "square",
+    "kl": "kl",
+    "own": SeparableLoss(SQUARE.f1, SQUARE.f2, SQUARE.h1, SQUARE.h2, "own"),
+}
+GIVEN: dict[str, dict[str, Any]] = {
+    "epsilon": {"positive": 0.05, "zero": 0.0},
+    "marginals": {
+        "Balanced": Balanced(),
+        "SemiRelaxed": SemiRelaxed(1.0),
+        "Unbalanced": Unbalanced(100.0, 100.0),
+        "Partial": Partial(0.5),
+    },
+    "cost": {"none": None, "matrix": RNG.uniform(size=(6, 7)), "features": (X, Y)},
+    "alpha": {"one": 1.0, "between": 0.5, "zero": 0.0, "tracked zero": torch.tensor(0.0, requires_grad=True)},
+    "supervision": {
+        "none": None,
+        "rules": Supervision(pairs=[(0, 1)]),
+        "mask": Supervision(mask=np.arange(42).reshape(6, 7) % 5 > 0),
+    },
+    "gradient_mode": {
+        "none": None,
+        "Envelope": Envelope(tol=0.1),
+        "Implicit": Implicit(tol=0.1),
+        "Unrolled": Unrolled(tol=0.1, n_outer=2, n_inner=2),
+    },
+}
+
+
+class Begun(Exception):  # noqa: N818
+    """Work would begin."""
+
+
+@cache
+def options(strategy: str, gradient: str, loss: str) -> GWOptions:
+    return GWOptions(strategy=strategy, gradient=gradient, loss=LOSSES[loss], **FEW)  # type: ignore[arg-type]
+
+
+def arguments(point: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Arguments of these kinds."""
+    given = {name: values[point[name]] for name, values in GIVEN.items()}
+    chosen = options(point["options.strategy"], point["options.gradient"], point["options.loss"])
+    spaces = {name: SPACES[point[name]][i] for i, name in enumerate("XY")}
+    return {**spaces, **given, "options": chosen, "checkpoint": folder if point["checkpoint"] == "folder" else None}
+
+
+def points(**fixed: str) -> Iterator[dict[str, str]]:
+    """Every combination of kinds, some of them fixed."""
+    axes = {name: (fixed[name],) if name in fixed else kinds for name, kinds in (AXES | dict.fromkeys(fixed)).items()}
+    for kinds in itertools.product(*axes.values()):
+        yield dict(zip(axes, kinds, strict=True))
+
+
+def row_of(point: Mapping[str, str]) -> Excluded | None:
+    return next((row for row in EXCLUDED if row.holds(point)), None)
+
+
+def page() -> str:
+    """The text of docs/combinations.md."""
+    refused = (
+        (called(row.argument, row.kinds), _all(row.beside), f"`{row.argument}` must {row.must}", row.why, row.instead)
+        for row in EXCLUDED
+    )
+    decided = ((_all(row.given), f"`{row.option}`", f"`{row.value!r}`", row.why) for row in SETTLED)
+    tables = ["".join(f"| {' | '.join(cells)} |\n" for cells in rows) for rows in (refused, decided)]
+    return HEAD + tables[0] + DECIDED + tables[1] + TAIL
+
+
+def _all(given: Mapping[str, tuple[str, ...]]) -> str:
+    return " and ".join(called(name, kinds) for name, kinds in given.items())
+
+
+def test_the_page_is_that_of_the_table() -> None:
+    assert PAGE.read_text() == page(), "run `python -m tests.test_combinations`"
+
+
+def test_rows_name_kinds_that_there_are() -> None:
+    reached = set(map(id, map(row_of, points())))
+    for row in EXCLUDED:
+        assert row.message("this").startswith(f"{row.argument} must {row.must} with ")
+        for name, kinds in {row.argument: row.kinds, **row.beside}.items():
+            assert set(kinds) <= set(KINDS[name])
+        assert row.argument in "XY" or id(row) in reached
+    for settled in SETTLED:
+        assert hasattr(GWOptions(), settled.option)
+        assert all(set(kinds) <= set(KINDS[name]) for name, kinds in settled.given.items())
+
+
+def check(point: Mapping[str, str], folder: Path) -> bool:
+    """That `gw_align` refuses these arguments as the table says, or else would begin; whether it would."""
+    row, given = row_of(point), arguments(point, folder)
+    with pytest.raises((Begun, ValueError, TypeError)) as caught:
+        gw_align(given.pop("X"), given.pop("Y"), **given)
+    error = caught.value
+    assert type(error) is (Begun if row is None else row.error), (point, error)
+    if row is not None:
+        assert str(error).startswith(f"{row.argument} must {row.must} with "), (point, error)
+        assert str(error).endswith(f": {row.why}; {row.instead}"), (point, error)
+    return row is None
+
+
+def test_every_combination_begins_or_is_refused_as_the_table_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def begin(*_: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(align_module, "followed", begin)
+    begun = [check(point, tmp_path / "kept") for point in points(**FACTORED)]
+    assert len(begun) == math.prod(map(len, AXES.values()))
+    assert 5000 < sum(begun) < len(begun) / 10
+    plain = {"marginals": "Balanced", "cost": "none", "alpha": "one", "supervision": "none", "checkpoint": "none"}
+    for which in ({"X": "others"}, {"Y": "others"}):
+        assert 30 < sum(check(point, tmp_path / "kept") for point in points(**FACTORED | plain | which)) < 144
+    assert not list(tmp_path.iterdir())
+
+
+def chosen() -> list[dict[str, str]]:
+    """Combinations that are not refused, in which every three kinds that go together are together once."""
+    allowed = [point for point in points(**FACTORED) if row_of(point) is None]
+    random.Random(0).shuffle(allowed)
+    seen: set[Any] = set()
+    found = []
+    for point in allowed:
+        triples = set(itertools.combinations(point.items(), 3))
+        if not triples <= seen:
+            seen |= triples
+            found.append(point)
+    return found
+
+
+def test_what_is_not_refused_is_solved_by_the_strategy_that_was_asked_for(tmp_path: Path) -> None:
+    found = chosen()
+    assert len(found) > 200
+    for i, point in enumerate(found):
+        given = arguments(point, tmp_path / str(i))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = gw_align(given.pop("X"), given.pop("Y"), random_state=0, **given)
+        assert result.strategy == ("dense" if point["options.strategy"] == "auto" else point["options.strategy"])
+        assert math.isfinite(result.value), point
+        assert bool(torch.isfinite(result.plan).all()), point
+        assert (tmp_path / str(i)).exists() == (point["checkpoint"] == "folder")
+        if point["gradient_mode"] != "none":
+            assert bool(torch.isfinite(result.loss)), point
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,366 @@
+"""What goes with what: the one table of combinations that `gw_align` refuses, and of options that others decide.
+
+Each argument is of one of a few kinds, as far as others depend on it (`KINDS`). A row of `EXCLUDED` names the kinds of
+one argument that are not available beside kinds of others, why, and what to do instead: errors are made from it, the
+page docs/combinations.md, and a test over all combinations. A row of `SETTLED` names an option that is not free there.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from torchgw.gradients.modes import GradientMode
+from torchgw.losses import SeparableLoss
+from torchgw.marginals import Marginals
+from torchgw.objective.features import FeatureCost
+from torchgw.objective.supervision import Supervision
+from torchgw.options import AnnealingOptions, GWOptions
+from torchgw.spaces.prepare import Space
+
+STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
+
+# The kinds of each argument, and how they are called in sentences.
+KINDS: dict[str, dict[str, str]] = {
+    "options.strategy": {
+        "auto": "options.strategy='auto'",
+        "dense": "the dense strategy",
+        "streaming": "the streaming strategy",
+        "low-rank": "the low-rank strategy",
+    },
+    "epsilon": {"positive": "epsilon > 0", "zero": "epsilon=0"},
+    "options.gradient": {name: f"options.gradient='{name}'" for name in ("auto", "exact", "sampled")},
+    "marginals": {name: f"{name}()" for name in ("Balanced", "SemiRelaxed", "Unbalanced", "Partial")},
+    "cost": {"none": "no linear cost", "matrix": "a cost matrix", "features": "a pair of feature arrays as cost"},
+    "alpha": {
+        "one": "alpha=1",
+        "between": "0 < alpha < 1",
+        "zero": "alpha=0",
+        "tracked zero": "a differentiated alpha=0",
+    },
+    "options.loss": {"square": "loss='square'", "kl": "loss='kl'", "own": "a SeparableLoss"},
+    "supervision": {"none": "no supervision", "rules": "supervision", "mask": "a mask"},
+    "gradient_mode": {"none": "no gradient mode"}
+    | {name: f"gradient_mode={name}()" for name in ("Envelope", "Implicit", "Unrolled")},
+    "checkpoint": {"none": "no checkpoint", "folder": "a checkpoint"},
+    "X": {"factored": "factored distances of X", "others": "distances of X without factors"},
+    "Y": {"factored": "factored distances of Y", "others": "distances of Y without factors"},
+}
+RELAXED = ("SemiRelaxed", "Unbalanced", "Partial")
+NOT_SQUARE = ("kl", "own")
+MODES = ("Envelope", "Implicit", "Unrolled")
+BELOW_ONE, ABOVE_ZERO, ZERO = ("between", "zero", "tracked zero"), ("one", "between"), ("zero", "tracked zero")
+# What several kinds of an argument have in common.
+TOGETHER = {
+    NOT_SQUARE: "a loss other than 'square'",
+    MODES: "a gradient mode",
+    RELAXED: "relaxed or partial marginals",
+    ABOVE_ZERO: "alpha > 0",
+    ZERO: "alpha=0",
+    BELOW_ONE: "alpha < 1",
+    ("rules", "mask"): "supervision",
+}
+
+
+class Fact(NamedTuple):
+    """The kind of an argument, a key of `KINDS`, and the argument as a message shows it."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A combination that is not available.
+
+    ``argument``  the argument to change
+    ``kinds``     its kinds that are excluded
+    ``beside``    {argument: kinds}, the arguments beside which they are
+    ``must``      what it must be or have there, with its verb
+    ``why``       the reason
+    ``instead``   what to do
+    ``error``     the class of the exception
+    """
+
+    argument: str
+    kinds: tuple[str, ...]
+    beside: Mapping[str, tuple[str, ...]]
+    must: str
+    why: str
+    instead: str
+    error: type[Exception] = ValueError
+
+    def holds(self, kinds: Mapping[str, str]) -> bool:
+        """Whether arguments of these kinds are such a combination; those that are not known yet are none."""
+        return all(kinds.get(name) in excluded for name, excluded in {self.argument: self.kinds, **self.beside}.items())
+
+    def message(self, text: str) -> str:
+        """The error, for an argument that reads ``text``."""
+        beside = " and ".join(called(name, kinds) for name, kinds in self.beside.items())
+        return f"{self.argument} must {self.must} with {beside}, got {text}: {self.why}; {self.instead}"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """An option that other arguments decide.
+
+    ``given``   {argument: kinds} of those that do
+    ``option``  the member of `GWOptions`
+    ``value``   what it is there
+    ``why``     the reason
+    """
+
+    given: Mapping[str, tuple[str, ...]]
+    option: str
+    value: Any
+    why: str
+
+
+_needs_dense = partial(Excluded, "options.strategy", ("streaming", "low-rank"), must="be 'auto' or 'dense'")
+STORED = "it is a matrix (N, K), and so is the plan of the dense strategy alone"
+PLAIN = (
+    (
+        {"epsilon": ("zero",)},
+        "the descent without entropy is that of squared distances alone",
+        "use a small epsilon > 0",
+    ),
+    (
+        {"options.strategy": ("low-rank",)},
+        "the mirror descent on factors is that of squared distances alone",
+        "use another strategy",
+    ),
+)
+EXCLUDED = (
+    Excluded(
+        "alpha",
+        BELOW_ONE,
+        {"cost": ("none",)},
+        "be 1",
+        "there is nothing else to weigh",
+        "give cost= (a matrix or features)",
+    ),
+    _needs_dense({"cost": ("matrix",)}, why=STORED, instead="give the cost as a pair of feature arrays"),
+    Excluded(
+        "options.strategy",
+        ("streaming",),
+        {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
+        "be 'auto' or 'dense'",
+        "others than the square are evaluated on stored plans",
+        "use loss='square'",
+    ),
+    _needs_dense({"supervision": ("mask",)}, why=STORED, instead="labels, known and forbidden pairs stream"),
+    *(
+        row
+        for beside, why, instead in PLAIN
+        for row in (
+            Excluded("marginals", RELAXED, beside, "be Balanced()", why, instead),
+            Excluded("alpha", BELOW_ONE, beside, "be 1", why, instead),
+            Excluded("options.loss", NOT_SQUARE, beside, "be 'square'", why, instead),
+            Excluded("supervision", ("rules", "mask"), beside, "be None", why, instead),
+        )
+    ),
+    Excluded(
+        "epsilon",
+        ("zero",),
+        {"options.strategy": ("streaming",)},
+        "be > 0",
+        "plans without entropy are stored",
+        "use strategy='dense'",
+    ),
+    Excluded(
+        "epsilon",
+        ("zero",),
+        {"options.gradient": ("sampled",)},
+        "be > 0",
+        "the sharp end needs exact gradients",
+        "use gradient='auto'",
+    ),
+    Excluded(
+        "options.gradient",
+        ("sampled",),
+        {"options.loss": NOT_SQUARE},
+        "be 'auto' or 'exact'",
+        "anchors sample the square",
+        "use loss='square'",
+    ),
+    Excluded(
+        "epsilon",
+        ("zero",),
+        {"gradient_mode": MODES},
+        "be > 0",
+        "plans without entropy jump",
+        "use a small epsilon > 0",
+    ),
+    Excluded(
+        "options.gradient",
+        ("sampled",),
+        {"gradient_mode": MODES},
+        "be 'auto' or 'exact'",
+        "a plan of sampled costs is no fixed point",
+        "use gradient='auto'",
+    ),
+    Excluded(
+        "options.strategy",
+        ("low-rank",),
+        {"gradient_mode": MODES},
+        "be 'auto', 'dense' or 'streaming'",
+        "it ends at no fixed point of the linearised problem",
+        "use strategy='streaming'",
+    ),
+    Excluded(
+        "options.strategy",
+        ("streaming",),
+        {"gradient_mode": ("Unrolled",)},
+        "be 'auto' or 'dense'",
+        "it records stored plans",
+        "use Implicit()",
+    ),
+    Excluded(
+        "checkpoint",
+        ("folder",),
+        {"gradient_mode": MODES},
+        "be None",
+        "files do not hold what gradients flow to",
+        "leave one of them out",
+    ),
+    Excluded(
+        "alpha",
+        ("tracked zero",),
+        {"gradient_mode": MODES},
+        "be > 0 to be differentiated",
+        "0 has no use for distances",
+        "take 1e-6",
+    ),
+    Excluded(
+        "options.loss",
+        ("own",),
+        {"checkpoint": ("folder",)},
+        "be 'square' or 'kl'",
+        "files hold no functions",
+        "leave one of them out",
+        TypeError,
+    ),
+    *(
+        Excluded(
+            name,
+            ("others",),
+            beside,
+            "have factored distances",
+            why,
+            f"use distances='landmark', or EuclideanDistances(points, squared=True) as {name}",
+        )
+        for beside, why in (
+            ({"options.strategy": ("low-rank",)}, "the descent multiplies by factors"),
+            ({"options.strategy": ("streaming",), "gradient_mode": MODES}, "sampled gradients have no fixed point"),
+        )
+        for name in "XY"
+    ),
+)
+SETTLED = (
+    Settled({"cost": ("matrix",)}, "strategy", "dense", "it is stored"),
+    Settled({"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO}, "strategy", "dense", "it is evaluated on stored plans"),
+    Settled({"supervision": ("mask",)}, "strategy", "dense", "it is stored"),
+    Settled({"epsilon": ("zero",), "options.strategy": ("auto",)}, "strategy", "dense", "the others need entropy"),
+    Settled({"options.loss": NOT_SQUARE}, "gradient", "exact", "anchors sample the square"),
+    Settled({"alpha": ZERO}, "gradient", "auto", "there are no distances to sample"),
+    Settled({"alpha": ZERO}, "coarse", None, "the problem is convex: there are no basins to search"),
+    Settled({"alpha": ZERO}, "annealing", AnnealingOptions(n_iter=0), "the problem is convex"),
+    Settled({"gradient_mode": MODES}, "gradient", "exact", "a plan of sampled costs is no fixed point"),
+    Settled({"gradient_mode": ("Unrolled",)}, "strategy", "dense", "it records stored plans"),
+)
+
+
+def facts_of(
+    options: GWOptions,
+    epsilon: float,
+    alpha: object,
+    cost: object,
+    marginals: Marginals,
+    supervision: Supervision | None,
+    mode: GradientMode | None,
+    checkpoint: object,
+) -> dict[str, Fact]:
+    """The kinds of all arguments but the spaces; ``alpha`` is a number or a tensor ()."""
+    weight = float(alpha.detach()) if isinstance(alpha, Tensor) else float(alpha)  # type: ignore[arg-type]
+    tracked = isinstance(alpha, Tensor) and alpha.requires_grad
+    zero = "tracked zero" if tracked else "zero"
+    features = isinstance(cost, tuple | FeatureCost)
+    rules = None if supervision is None else "rules" if supervision.mask is None else "mask"
+    loss = options.loss
+    named = f"SeparableLoss named {loss.name!r}" if isinstance(loss, SeparableLoss) else repr(loss)
+    return {
+        "options.strategy": Fact(options.strategy, repr(options.strategy)),
+        "epsilon": fact_of_epsilon(epsilon),
+        "options.gradient": Fact(options.gradient, repr(options.gradient)),
+        "marginals": Fact("Balanced" if marginals.balanced else type(marginals).__name__, repr(marginals)),
+        "cost": Fact("none" if cost is None else "features" if features else "matrix", type(cost).__name__),
+        "alpha": Fact("one" if weight == 1 else zero if weight == 0 else "between", f"{weight:g}"),
+        "options.loss": Fact("own" if isinstance(loss, SeparableLoss) else loss, named),
+        "supervision": Fact(rules or "none", type(supervision).__name__),
+        "gradient_mode": Fact("none" if mode is None else type(mode).__name__, repr(mode)),
+        "checkpoint": Fact("none" if checkpoint is None else "folder", repr(checkpoint)),
+    }
+
+
+def fact_of_epsilon(epsilon: float) -> Fact:
+    """Whether there is entropy."""
+    return Fact("positive" if epsilon > 0 else "zero", f"{epsilon:g}")
+
+
+def fact_of_space(space: Space) -> Fact:
+    """Whether the distances of a space have factors."""
+    kind = type(space.data).__name__ if space.kind == "provider" else space.kind
+    return Fact("factored" if space.factored else "others", repr(kind))
+
+
+def excluded(facts: Mapping[str, Fact]) -> Excluded | None:
+    """The first excluded combination among these arguments, None where all go together."""
+    kinds = {name: fact.kind for name, fact in facts.items()}
+    return next((row for row in EXCLUDED if row.holds(kinds)), None)
+
+
+def refuse(facts: Mapping[str, Fact]) -> None:
+    """Raise for the first excluded combination among these arguments.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Naming the argument to change, why, and what to do instead.
+    """
+    row = excluded(facts)
+    if row is not None:
+        raise row.error(row.message(facts[row.argument].text))
+
+
+def settled(options: GWOptions, facts: Mapping[str, Fact]) -> GWOptions:
+    """The options with those that other arguments decide; later rows go before earlier ones."""
+    changes = {
+        row.option: row.value for row in SETTLED if all(facts[name].kind in kinds for name, kinds in row.given.items())
+    }
+    return replace(options, **changes)
+
+
+def tightened(options: GWOptions, epsilon: float, marginals: Marginals) -> GWOptions:
+    """The options with tolerances at which a strong divergence adds at most a tenth of epsilon to the objective.
+
+    What is left of a residual r under a finite weight rho is no marginal that rounding could mend, but about rho r^2 of
+    the objective.
+    """
+    stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
+    if stiffest == 0 or epsilon == 0:
+        return options
+    most = max(math.sqrt(STRAY_SHARE * epsilon / stiffest), sys.float_info.min)
+    sinkhorn = replace(options.sinkhorn, tol=min(options.sinkhorn.tol, most))
+    ladder = replace(options.ladder, marginal_tol=min(options.ladder.marginal_tol, most))
+    return replace(options, sinkhorn=sinkhorn, ladder=ladder)
+
+
+def called(name: str, kinds: tuple[str, ...]) -> str:
+    """Kinds of an argument in a sentence."""
+    return TOGETHER.get(kinds) or " or ".join(KINDS[name][kind] for kind in kinds)

@@ -1,0 +1,129 @@
+"""Which strategy a problem takes, and whether what it stores fits, before anything is built.
+
+A dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end); the exact gradient
+takes N K (N + K) multiplications at each iteration where neither space has factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from torchgw import validate
+from torchgw.gradients.modes import GradientMode, Unrolled
+from torchgw.losses import SQUARE
+from torchgw.objective.model import Model
+from torchgw.options import GWOptions
+from torchgw.request.combinations import Fact, excluded
+from torchgw.spaces.prepare import Space
+
+DENSE_BYTES, SHARP_BYTES = 16, 60
+DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
+SEARCHED_SIZE = 5000
+EXACT_WORK = {"cpu": 4e10, "cuda": 4e12}
+RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
+
+
+def choose_strategy(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str:
+    """The strategy that the options name, else dense where it fits and is fast, else streaming."""
+    if options.strategy != "auto":
+        return options.strategy
+    return "dense" if epsilon == 0 or against_dense(n, k, epsilon, options, device) is None else "streaming"
+
+
+def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
+    """Why the dense strategy cannot or should not run, or None."""
+    needed = dense_bytes(n, k, epsilon)
+    if needed > options.max_memory:
+        limit = options.max_memory / 2**30
+        return f"score and plan take {needed / 2**30:.1f} GiB, over options.max_memory = {limit:.1f} GiB"
+    if epsilon > 0 and options.strategy == "auto" and n * k > DENSE_PAIRS.get(device.type, 2.5e7):
+        return "streaming is faster"
+    return None
+
+
+def dense_bytes(n: int, k: int, epsilon: float) -> int:
+    """Bytes of score and plan of a dense solve."""
+    return (DENSE_BYTES if epsilon > 0 else SHARP_BYTES) * n * k
+
+
+def check_rank(options: GWOptions, most: int) -> None:
+    """Refuse a rank above the number of points with mass, where the strategy has one."""
+    if options.strategy == "low-rank":
+        validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
+
+
+def against_exact(spaces: Sequence[Space], device: torch.device, options: GWOptions) -> str | None:
+    """Why the exact gradient cannot or should not run, or None.
+
+    With factors on one side at least it always pays. Asked for by name, or for epsilon = 0, only memory can stand
+    against it.
+    """
+    plain = [space for space in spaces if space.kind != "checked" and not space.factored]
+    for space in plain:
+        if 8 * space.size**2 > options.max_memory:
+            advice = without_matrix(space.kind)
+            return f"a dense distance matrix of {space.size} points exceeds options.max_memory; {advice}"
+        searched = space.kind == "dijkstra" or (space.kind == "provider" and not space.data.stored)
+        if searched and space.size > SEARCHED_SIZE and options.gradient == "auto":
+            return f"all pairs of {space.size} points cost as many graph searches"
+    n, k = (space.size for space in spaces)
+    if len(plain) == 2 and n * k * (n + k) > EXACT_WORK.get(device.type, 4e10) and options.gradient == "auto":
+        return f"dense products at {n} x {k} are too slow, and neither space has factors"
+    return None
+
+
+def without_matrix(kind: str) -> str:
+    """What to pass instead of a space of this kind, so that no distance matrix of it is stored."""
+    return "pass points or a sparse graph instead" if kind in ("matrix", "provider") else "use distances='landmark'"
+
+
+def check_memory(
+    strategy: str,
+    spaces: Sequence[Space],
+    model: Model,
+    device: torch.device,
+    options: GWOptions,
+    mode: GradientMode | None,
+) -> str | None:
+    """Why the exact gradient cannot run, or None.
+
+    Raises
+    ------
+    MemoryError
+        When something that the solve stores exceeds ``options.max_memory``, or the exact gradient is needed and does.
+    """
+    n, k = len(model.p), len(model.q)
+    epsilon = model.epsilon
+    if isinstance(mode, Unrolled):
+        what = f"the record of {mode.n_outer} x {mode.n_inner} iterations ({n} x {k})"
+        needed = RECORDED_BYTES * n * k * mode.n_outer * mode.n_inner
+        advice = "use Implicit(), fewer n_outer or n_inner, or a larger GWOptions(max_memory=)"
+        validate.memory(what, needed, options.max_memory, advice)
+    if strategy == "dense":
+        sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
+        streams = "use fewer points" if _dense_only(model, mode) else "use GWOptions(strategy='streaming')"
+        advice = sharp if epsilon == 0 else streams
+        validate.memory(f"score and plan ({n} x {k})", dense_bytes(n, k, epsilon), options.max_memory, advice)
+    for space in spaces:
+        stored = 8 * space.size**2 if space.kind in ("precomputed", "matrix") else 0
+        validate.memory(f"the distance matrix of {space.name}", stored, options.max_memory, without_matrix(space.kind))
+    against = against_exact(spaces, device, options)
+    if against is not None and (options.gradient == "exact" or epsilon == 0):
+        asked = "epsilon=0 needs the exact gradient: " if epsilon == 0 else "options.gradient='exact' cannot run: "
+        raise MemoryError(asked + against)
+    return against
+
+
+def sharp_fits(facts: Mapping[str, Fact], shape: tuple[int, int], against: str | None, asked: GWOptions) -> bool:
+    """Whether `gw_align` would take epsilon=0 beside arguments of these kinds, with the options as the user gave them;
+    ``against`` is what stands against the exact gradient."""
+    stored = asked.strategy == "low-rank" or dense_bytes(*shape, 0.0) <= asked.max_memory
+    return excluded({**facts, "epsilon": Fact("zero", "0")}) is None and stored and against is None
+
+
+def _dense_only(model: Model, mode: GradientMode | None) -> bool:
+    """Whether no other strategy than the dense one has the objective, or the gradient, that was asked for."""
+    stored = any(side is not None and side.extra is not None for side in (model.cost, model.penalty))
+    return stored or model.loss is not SQUARE or isinstance(mode, Unrolled)
