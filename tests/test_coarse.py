@@ -27,9 +27,9 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control
-from torchgw.search.anneal import LandmarkProblem, basins_of, coarse_basins
+from torchgw.search.anneal import LandmarkProblem, Solved, basins_of, coarse_basins
 from torchgw.search.initial_guesses import quantiles, start_costs
-from torchgw.search.lift import Solved, lift
+from torchgw.search.lift import lift
 from torchgw.spaces.representatives import KINDS, choose_landmarks, coverage
 
 F64 = torch.float64

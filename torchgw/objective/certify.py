@@ -13,6 +13,7 @@ from torchgw.diagnostics.evidence import Certificate
 from torchgw.losses import SQUARE
 from torchgw.objective.bounds import first_bound, frank_wolfe_gap, second_bound
 from torchgw.objective.exact import ExactGradient
+from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sampled import sample_anchors, sampled_cost
 from torchgw.objective.value import Objective, affordable, sampled_objective
@@ -63,7 +64,7 @@ def certify_stored(
     values = model.values(quadratic.value, stored)
     lower = min(model.alpha * lower + linear_bound(model), values.total)  # above it by rounding alone
     expected = model.expected(seen, values.linear, values.violation * model.price)
-    cost = model.combined(cost, model.linear(cost.U.dtype))
+    cost = linearise(model, cost, model.linear(cost.U.dtype))
     return (
         quadratic,
         values,

@@ -1,17 +1,36 @@
-"""The cost that an outer iteration solves for: half the derivative of the whole objective; see
-`torchgw.objective.model`."""
+"""The linearised cost of the whole objective: what an outer iteration solves a transport problem for.
+
+Half the derivative of F (see `torchgw.objective.model`) at a plan T in the direction S is, with the weight
+w = alpha m + beta / 2 and m = sum T, w times a linear problem in S,
+
+    <Chat, S> + sum rho KL(S's marginal | p) + epsilon KL(S | p q^T),
+    Chat = (alpha (C(T) + k) + (beta M + P) / 2) / w,
+    k = sum rho <mu, log(mu / p)> + epsilon <T, log(T / p q^T)>,
+
+so epsilon and rho mean the same for every alpha: 1 is pure Gromov-Wasserstein, 0 linear transport of M. The constant k
+matters only where the mass of the plan is free. There T is first scaled to c T, at which F is lowest along its ray; c
+has a closed form but for one Newton iteration. Without it, masses of two iterations would alternate around their
+geometric mean.
+
+Everything holds over leading batch dimensions, of stored plans as of couplings that are read in blocks.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
+from torchgw.marginals import Marginals
+from torchgw.objective.divergence import kl, negentropy, relative_entropy
 from torchgw.objective.model import Model, mean_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Coupling
+
+NEWTON_STEPS = 20
 
 
 class Gradient(Protocol):
@@ -22,21 +41,141 @@ class Gradient(Protocol):
         those that were asked for."""
 
 
+class Moments(NamedTuple):
+    """What F and its derivative need of a plan T beside C(T), in units of the scaled squared distance.
+
+    rows, columns : the marginals of T, (..., N) and (..., K).
+    quadratic : <C(T), T> (...).
+    linear : <beta M + P, T> (...); 0.0 where there is neither M nor P.
+    entropy : <T, log(T / p q^T)> (...), without unit; 0.0 where the mass is not free.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    quadratic: Tensor
+    linear: Tensor | float
+    entropy: Tensor | float
+
+
+class Weights(NamedTuple):
+    """Chat = quadratic C(T) + linear (beta M + P) + shift, each a number or (...).
+
+    quadratic : alpha c / w. linear : 1 / (2 w). shift : alpha k / w - epsilon log(scale of the masses).
+    """
+
+    quadratic: float | Tensor
+    linear: float | Tensor
+    shift: float | Tensor
+
+    @classmethod
+    def of(
+        cls,
+        alpha: float | Tensor,
+        beta: float | Tensor,
+        mass: float | Tensor = 1.0,
+        constant: float | Tensor = 0.0,
+        ray: float | Tensor = 1.0,
+        offset: float | Tensor = 0.0,
+    ) -> Weights:
+        """Of a plan c T of this mass and constant k, c = ``ray``; ``offset`` is epsilon log(scale)."""
+        weight = alpha * mass + beta / 2
+        return cls(alpha * ray / weight, 0.5 / weight, alpha * constant / weight - offset)
+
+    def applied(self, raw: FactoredCost, linear: FactoredCost | None) -> FactoredCost:
+        """Chat from C(T) and beta M + P."""
+        costs, weights = [raw], [self.quadratic]
+        if linear is not None:
+            costs, weights = [raw, linear], [self.quadratic, self.linear]
+        found = FactoredCost.weighted_sum(costs, weights)
+        if isinstance(self.shift, Tensor) and self.shift.ndim:
+            return replace(found, a=found.a + self.shift[..., None])
+        return replace(found, a=found.a + self.shift)
+
+
+def moments_of(
+    model: Model,
+    raw: FactoredCost,
+    linear: FactoredCost | None,
+    plan: Tensor | Coupling,
+    rows: Tensor,
+    columns: Tensor,
+) -> Moments:
+    """Of a plan with these marginals, from C(T) and beta M + P: a product with the factors of each, and where the mass
+    is free a pass over the plan."""
+    value = 0.0 if linear is None else mean_cost(linear, plan, rows, columns)
+    entropy: Tensor | float = 0.0
+    if model.marginals.free_mass:
+        assert isinstance(plan, Tensor | BlockCoupling)
+        p, q = (mass.to(rows) for mass in model.masses)
+        entropy = relative_entropy(negentropy(plan).to(rows), rows, columns, p, q)
+    return Moments(rows, columns, mean_cost(raw, plan, rows, columns), value, entropy)
+
+
+def weights_of(model: Model, moments: Moments | None = None) -> Weights:
+    """Those of the plan that was read, scaled to where F is lowest on its ray if its mass is free; without moments
+    those of a plan of mass one and k = 0."""
+    if not model.marginals.free_mass:
+        return Weights.of(model.alpha, model.beta)
+    offset = model.epsilon * model.logarithm
+    if moments is None:
+        return Weights.of(model.alpha, model.beta, offset=offset)
+    m = moments.rows.sum(-1)
+    p, q = (mass.to(moments.rows) for mass in model.masses)
+    k = plan_constant(model.marginals, model.epsilon, moments, p, q, model.logarithm)
+    growth = (sum(model.marginals.weights) + model.epsilon) * m
+    log_c = lowest(model.alpha, model.beta, moments.quadratic, moments.linear, k, growth, m)
+    c = log_c.exp()
+    return Weights.of(model.alpha, model.beta, c * m, c * (k + growth * log_c), c, offset)
+
+
+def linearise(
+    model: Model, raw: FactoredCost, linear: FactoredCost | None, moments: Moments | None = None
+) -> FactoredCost:
+    """Chat from C(T) and beta M + P; ``moments`` of the plan matter where its mass is free."""
+    return raw if model.plain else weights_of(model, moments).applied(raw, linear)
+
+
+def plan_constant(
+    marginals: Marginals, epsilon: float, moments: Moments, p: Tensor, q: Tensor, logarithm: float | Tensor
+) -> Tensor:
+    """k (...) of a plan whose mass is free; ``logarithm`` is that of the scale of the masses."""
+    m = moments.rows.sum(-1)
+    found = epsilon * (moments.entropy - m * logarithm)
+    for rho, sums, mass in zip(marginals.weights, (moments.rows, moments.columns), (p, q), strict=True):
+        found = found + rho * (kl(sums, mass) + m - mass.sum(-1))
+    return found
+
+
+def lowest(
+    alpha: float, beta: float, quadratic: Tensor, linear: Tensor | float, base: Tensor, growth: Tensor, m: Tensor
+) -> Tensor:
+    """log c (...) of the multiple c T of a plan of mass m and constant k = ``base`` at which F is lowest.
+
+    ``growth`` = (sum rho + epsilon) m is how k / c grows with u = log c. The root u of
+    alpha e^u (2 Q + 4 m (k + growth u)) + linear + beta (k + growth u), by Newton's method.
+    """
+    u = -(quadratic + 2 * m * base) / (2 * m * growth) if beta == 0 else torch.zeros_like(m)
+    if beta == 0 and not isinstance(linear, Tensor):
+        return u
+    for _ in range(NEWTON_STEPS):
+        bracket = 2 * quadratic + 4 * m * (base + growth * u)
+        value = alpha * u.exp() * bracket + linear + beta * (base + growth * u)
+        slope = alpha * u.exp() * (bracket + 4 * m * growth) + beta * growth
+        u = u - (value / slope.clamp_min(torch.finfo(u.dtype).tiny)).clamp(-1.0, 1.0)
+    return u
+
+
+def energy(model: Model, moments: Moments) -> Tensor:
+    """F (...) without its entropy, to compare plans that are not solved to the end."""
+    if model.plain:
+        return moments.quadratic
+    penalty = model.divergences(moments.rows, moments.columns, compared=True)
+    return model.alpha * moments.quadratic + penalty + moments.linear
+
+
 def gradient_of(model: Model, quadratic: Gradient) -> Gradient:
     """The cost Chat of couplings, from that of the quadratic part."""
     return quadratic if model.plain else ModelGradient(quadratic, model)
-
-
-def relative_entropy(coupling: Coupling, p: Tensor, q: Tensor) -> Tensor:
-    """<T, log(T / p q^T)>, in blocks of rows."""
-    assert isinstance(coupling, BlockCoupling)
-    total = p.new_zeros(())
-    log_q = q.clamp_min(torch.finfo(q.dtype).tiny).log()
-    for where, block in coupling.blocks():
-        block = block.to(p)
-        log_p = p[where].clamp_min(torch.finfo(p.dtype).tiny).log()
-        total += torch.special.xlogy(block, block).sum() - block.sum(1) @ log_p - block.sum(0) @ log_q
-    return total
 
 
 class ModelGradient:
@@ -53,37 +192,21 @@ class ModelGradient:
         return self._linear[dtype]
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
-        rows, columns = (side.to(p.dtype) for side in self.model.marginals_of(coupling))
-        return self.of(self.raw(coupling, rows, columns), coupling, rows, columns)
+        raw, linear, rows, columns = self._parts(coupling, p.dtype)
+        free = self.model.marginals.free_mass
+        moments = moments_of(self.model, raw, linear, coupling, rows, columns) if free else None
+        return linearise(self.model, raw, linear, moments)
 
     def evaluated(self, coupling: Coupling, p: Tensor) -> tuple[FactoredCost, Tensor]:
         """The cost, and F of the coupling without its entropy."""
-        model = self.model
-        rows, columns = (side.to(p.dtype) for side in model.marginals_of(coupling))
-        raw = self.raw(coupling, rows, columns)
-        energy = model.alpha * mean_cost(raw, coupling, rows, columns) + model.divergences(rows, columns, compared=True)
-        linear = self.linear(p.dtype)
-        if linear is not None:
-            energy = energy + mean_cost(linear, coupling, rows, columns)
-        return self.of(raw, coupling, rows, columns), energy
+        raw, linear, rows, columns = self._parts(coupling, p.dtype)
+        moments = moments_of(self.model, raw, linear, coupling, rows, columns)
+        return linearise(self.model, raw, linear, moments), energy(self.model, moments)
 
-    def raw(self, coupling: Coupling, rows: Tensor, columns: Tensor) -> FactoredCost:
-        """C(T), the linearised quadratic part, for a coupling with these marginals."""
-        return self.quadratic(coupling, rows, None if self.model.fixed else columns)
-
-    def of(self, raw: FactoredCost, coupling: Coupling, rows: Tensor, columns: Tensor) -> FactoredCost:
-        """Chat from C(T)."""
-        if not self.model.marginals.free_mass:
-            return self.model.combined(raw, self.linear(raw.U.dtype))
-        scale, constant = self.settled(raw, coupling, rows, columns)
-        scaled = FactoredCost.weighted_sum([raw], [scale])
-        return self.model.combined(scaled, self.linear(raw.U.dtype), scale * rows.sum(), constant)
-
-    def settled(self, cost: FactoredCost, coupling: Coupling, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """The factor c at which F(c T) is lowest, and the constant k of c T."""
-        model, m = self.model, rows.sum()
-        linear = self.linear(rows.dtype)
-        value = 0.0 if linear is None else mean_cost(linear, coupling, rows, columns)
-        entropy = relative_entropy(coupling, *(mass.to(rows) for mass in model.masses)) - m * model.logarithm
-        base = model.slopes(rows, columns) + model.epsilon * entropy
-        return model.lowest(mean_cost(cost, coupling, rows, columns), value, base, m)
+    def _parts(
+        self, coupling: Coupling, dtype: torch.dtype
+    ) -> tuple[FactoredCost, FactoredCost | None, Tensor, Tensor]:
+        """C(T), beta M + P, and the marginals of a coupling."""
+        rows, columns = (side.to(dtype) for side in self.model.marginals_of(coupling))
+        raw = self.quadratic(coupling, rows, None if self.model.fixed else columns)
+        return raw, self.linear(raw.U.dtype), rows, columns

@@ -3,17 +3,8 @@
     F(T) = alpha [quad(T) + sum rho KL(mu x mu | p x p) + epsilon KL(T x T | (p q^T) x (p q^T))]
          + beta [<M, T> + sum rho KL(mu | p) + epsilon KL(T | p q^T)] + <P, T>
 
-over the two marginals mu of T; beta is 1 - alpha over the scale of the masses, P holds the penalties of pairs. With
-m = sum T, half the derivative of F in the direction S, w = alpha m + beta / 2, is w times a linear problem in S,
-
-    <Chat, S> + sum rho KL(S's marginal | p) + epsilon KL(S | p q^T),
-    Chat = (alpha (C(T) + k) + (beta M + P) / 2) / w,
-    k = sum rho <mu, log(mu / p)> + epsilon <T, log(T / p q^T)>,
-
-so epsilon and rho mean the same for every alpha: 1 is pure Gromov-Wasserstein, 0 linear transport of M. The constant k
-matters only where the mass of the plan is free. There S is then scaled to the mass at which F is lowest along its ray,
-which has a closed form but for one Newton iteration: without it, masses of two iterations would alternate around their
-geometric mean.
+over the two marginals mu of T; beta is 1 - alpha over the scale of the masses, P holds the penalties of pairs. The
+derivative of F is in `torchgw.objective.linearise`, the divergences KL are in `torchgw.objective.divergence`.
 
 Sources: T. Vayer et al., "Optimal transport for structured data with application on graphs", 2019 (fused); T. Sejourne,
 F.-X. Vialard, G. Peyre, "The unbalanced Gromov-Wasserstein distance", 2021; A. Thual et al., "Aligning individual
@@ -34,12 +25,12 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sums import inner
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals
+from torchgw.objective.divergence import kl, squared
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.hierarchy import Cells
 from torchgw.types import Coupling
 
-NEWTON_STEPS = 20
 HARD_COSTS, HARD_EPSILONS = 2.0, 100.0
 COMPARED_EPSILONS = 300.0
 BALANCED = Balanced()
@@ -202,21 +193,6 @@ class Model:
             largest += self.beta * largest_entry(self.cost)
         return HARD_COSTS * largest + HARD_EPSILONS * float(self.weight(1.0)) * self.epsilon
 
-    def combined(
-        self,
-        quadratic: FactoredCost,
-        linear: FactoredCost | None,
-        mass: float | Tensor = 1.0,
-        constant: float | Tensor = 0.0,
-    ) -> FactoredCost:
-        """Chat from C(T) of a plan of this mass, beta M + P, and the constant k."""
-        weight = self.weight(mass)
-        costs, weights = [quadratic], [self.alpha / weight]
-        if linear is not None:
-            costs, weights = [*costs, linear], [*weights, 0.5 / weight]
-        found = FactoredCost.weighted_sum(costs, weights)
-        return replace(found, a=found.a + self.shift(mass, constant)) if self.marginals.free_mass else found
-
     def expected(self, quadratic: float, linear: float, broken: float) -> float:
         """<Chat, T> of a plan of mass one from <C(T), T>, <M, T> and <P, T>, where the mass is not free."""
         return (self.alpha * quadratic + (self.beta * linear + broken) / 2) / float(self.weight(1.0))
@@ -225,38 +201,28 @@ class Model:
         """w, the weight of the linear problem."""
         return self.alpha * mass + self.beta / 2
 
-    def shift(self, mass: float | Tensor, constant: float | Tensor) -> float | Tensor:
-        """What the constant k and the scale of the masses add to every entry of Chat."""
-        return self.alpha * constant / self.weight(mass) - self.epsilon * self.logarithm
-
-    def lowest(self, quadratic: Tensor, linear: Tensor | float, base: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-        """The factor c at which F(c T) is lowest for a plan T of mass m, and the constant k of c T, ``base`` for T."""
-        growth = (sum(self.marginals.weights) + self.epsilon) * m
-        log_c = _lowest(self.alpha, self.beta, quadratic, linear, base, growth, m)
-        return log_c.exp(), log_c.exp() * (base + growth * log_c)
-
-    def slopes(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """sum rho <mu, log(mu / p)> over the marginals (..., N), (..., K) of plans."""
-        one, other = (
-            rho * _relative(sums, mass.to(sums)).sum(-1)
-            for rho, sums, mass in zip(self.marginals.weights, (rows, columns), self.masses, strict=True)
-        )
-        return one + other
-
     def divergences(self, rows: Tensor, columns: Tensor, compared: bool = False) -> Tensor:
         """What relaxed marginals add to F, for marginals (..., N), (..., K) of plans.
 
         To be ``compared``, plans that are not solved to the end must not differ by what strong divergences make of it.
         """
-        total = rows.new_zeros(())
         most = COMPARED_EPSILONS * self.epsilon if compared else math.inf
-        for rho, sums, mass in zip(self.marginals.weights, (rows, columns), (self.p, self.q), strict=True):
-            if 0 < rho < math.inf:
-                rho, mass = min(rho, most), mass.to(sums)
-                m, wanted = sums.sum(-1), mass.sum()
-                kl = (_relative(sums, mass) + mass - sums).sum(-1)
-                total = total + rho * (self.alpha * (2 * m * kl + (m - wanted).square()) + self.beta * kl)
-        return total
+        single, double = divergences(self.marginals, rows, columns, self.p.to(rows), self.q.to(columns), most)
+        return self.alpha * double + self.beta * single
+
+
+def divergences(
+    marginals: Marginals, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, most: float = math.inf
+) -> tuple[Tensor, Tensor]:
+    """sum rho KL(mu | a) and sum rho KL(mu x mu | a x a) (...) over the relaxed marginals (..., N), (..., K) of plans,
+    with rho at ``most`` so large."""
+    single = double = rows.new_zeros(())
+    for rho, sums, mass in zip(marginals.weights, (rows, columns), (p, q), strict=True):
+        if 0 < rho < math.inf:
+            found = kl(sums, mass)
+            single = single + min(rho, most) * found
+            double = double + min(rho, most) * squared(found, sums.sum(-1), mass.sum(-1))
+    return single, double
 
 
 def largest_loss(loss: SeparableLoss) -> float:
@@ -274,39 +240,23 @@ def largest_entry(cost: FactoredCost) -> float:
     return found if cost.extra is None else found + float(cost.extra.max())
 
 
-def mean_cost(cost: FactoredCost, coupling: Coupling, rows: Tensor, columns: Tensor) -> Tensor:
-    """<C, T>, a product with the factors of C and, where it has a stored part, a pass over the plan."""
+def mean_cost(cost: FactoredCost, plan: Tensor | Coupling, rows: Tensor, columns: Tensor) -> Tensor:
+    """<C, T> (...) of a stored plan (..., N, K) or a coupling: a product with the factors of C and, where it has a
+    stored part, a pass over the plan."""
     wide = cost.to(rows.dtype)
-    found = wide.a @ rows + wide.b @ columns
-    if wide.U.shape[1]:
-        found = found - 2 * (wide.U * coupling.apply(wide.V.to(_dtype(coupling)), 1)).sum()
-    if wide.extra is not None:
-        assert isinstance(coupling, BlockCoupling)
-        for where, block in coupling.blocks():
-            found = found + inner(wide.extra[where], block.to(found))
+    found: Tensor = torch.linalg.vecdot(wide.a, rows) + torch.linalg.vecdot(wide.b, columns)
+    if wide.U.shape[-1]:
+        moved = plan @ wide.V if isinstance(plan, Tensor) else plan.apply(wide.V.to(_dtype(plan)), 1)
+        found = found - 2 * (wide.U * moved).sum((-1, -2))
+    if wide.extra is None:
+        return found
+    if isinstance(plan, Tensor):
+        return found + (wide.extra * plan).sum((-1, -2))
+    assert isinstance(plan, BlockCoupling)
+    for where, block in plan.blocks():
+        found = found + inner(wide.extra[where], block.to(found))
     return found
 
 
 def _dtype(coupling: Coupling) -> torch.dtype:
     return coupling.dtype if isinstance(coupling, BlockCoupling) else torch.float64
-
-
-def _relative(x: Tensor, reference: Tensor) -> Tensor:
-    """x log(x / reference), zero where x is."""
-    found: Tensor = torch.special.xlogy(x, x / reference.clamp_min(torch.finfo(x.dtype).tiny))
-    return found
-
-
-def _lowest(
-    alpha: float, beta: float, quadratic: Tensor, linear: Tensor | float, base: Tensor, growth: Tensor, m: Tensor
-) -> Tensor:
-    """The root u of alpha e^u (2 Q + 4 m (base + growth u)) + linear + beta (base + growth u), by Newton's method."""
-    u = -(quadratic + 2 * m * base) / (2 * m * growth) if beta == 0 else torch.zeros_like(m)
-    if beta == 0 and not isinstance(linear, Tensor):
-        return u
-    for _ in range(NEWTON_STEPS):
-        bracket = 2 * quadratic + 4 * m * (base + growth * u)
-        value = alpha * u.exp() * bracket + linear + beta * (base + growth * u)
-        slope = alpha * u.exp() * (bracket + 4 * m * growth) + beta * growth
-        u = u - (value / slope.clamp_min(torch.finfo(u.dtype).tiny)).clamp(-1.0, 1.0)
-    return u

@@ -16,12 +16,12 @@ from torch import Tensor
 from torchgw.kernels import LOG2E
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, logsumexp2_
 from torchgw.losses import SQUARE
+from torchgw.objective.linearise import Moments, energy, linearise, moments_of
 from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.threads import threads_for
 from torchgw.search.initial_guesses import start_costs
-from torchgw.search.lift import Solved
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import balance, feasible
 from torchgw.sinkhorn.sides import Side, log_total, translation
@@ -42,6 +42,18 @@ MOST_TIMES = 30  # as many starts, where points are few: what the default landma
 
 
 @storable
+@dataclass(frozen=True)
+class Solved:
+    """A plan (L, L') between landmarks, with base-2 potentials at ``epsilon``."""
+
+    source: Landmarks
+    target: Landmarks
+    plan: Tensor
+    f: Tensor
+    g: Tensor
+    epsilon: float
+
+
 @dataclass(frozen=True)
 class CoarseBasin(Solved):
     """One local optimum of a landmark problem, and how many starts found it."""
@@ -100,73 +112,36 @@ class LandmarkProblem:
         p, q = ((m if total else m / m.sum()).log2() for m in (self.x.mass, self.y.mass))
         return Side(p, total=total), Side(q, total=total)
 
-    def linearised(self, plan: Tensor, epsilon: Tensor) -> tuple[Tensor, Side, Side]:
+    def linearised(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, Side, Side]:
         """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
-        model, unit = self.model, LOG2E / epsilon
-        log_p, log_q = self.x.mass.log2(), self.y.mass.log2()
-        if model.plain:
-            return (self.h1 @ plan @ self.h2) * (2 * unit)[:, None, None], Side(log_p), Side(log_q)
-        mass, constant = torch.ones_like(epsilon), torch.zeros_like(epsilon)
-        if model.marginals.free_mass:
-            scale, constant = self._settled(plan)
-            plan = plan * scale[:, None, None]
-            mass = plan.sum((-1, -2))
-        weight = torch.as_tensor(model.weight(mass))
-        cross = (model.alpha / weight)[:, None, None] * 2 * (self.h1 @ plan @ self.h2)
-        a = (model.alpha / weight)[:, None] * (plan.sum(-1) @ self.f1.T)
-        b = (model.alpha / weight)[:, None] * (plan.sum(-2) @ self.f2.T)
-        if self.linear is not None:
-            half = 0.5 / weight
-            cross = cross + half[:, None, None] * _uncentred(self.linear)
-            a, b = a + half[:, None] * self.linear.a, b + half[:, None] * self.linear.b
-        if model.marginals.free_mass:
-            a = a + torch.as_tensor(model.shift(mass, constant))[:, None]
-        score = cross * unit[:, None, None]
+        model = self.model
+        rows, columns = model.masses if model.fixed else (plans.sum(-1), plans.sum(-2))
+        cost = self.cost(plans, rows, columns)
+        moments = moments_of(model, cost, self.linear, plans, rows, columns) if model.marginals.free_mass else None
+        cost = linearise(model, cost, self.linear, moments)
+        score, log_masses = cost.stored_score(epsilon), (self.x.mass.log2(), self.y.mass.log2())
         if model.fixed:
-            return score, Side(log_p), Side(log_q)
+            return score, Side(log_masses[0]), Side(log_masses[1])
         sides = []
-        for log_mass, rho, offset in zip((log_p, log_q), model.marginals.weights, (a, b), strict=True):
+        for log_mass, rho, offset in zip(log_masses, model.marginals.weights, cost.offsets(epsilon), strict=True):
             finite = SMALLEST_RHO < rho < math.inf
             weak = (epsilon / rho)[:, None] if finite else None
             tau = 1.0 if rho == math.inf else 0.0 if weak is None else 1 / (1 + weak)
-            sides.append(Side(log_mass, tau, offset * unit[:, None], model.marginals.total, weak))
+            sides.append(Side(log_mass, tau, offset, model.marginals.total, weak))
         return score, sides[0], sides[1]
 
+    def cost(self, plans: Tensor, rows: Tensor, columns: Tensor) -> FactoredCost:
+        """C(T) of plans (B, L, L') with these marginals."""
+        return FactoredCost(rows @ self.f1.T, columns @ self.f2.T, self.h1 @ plans, self.h2.mT)
+
+    def moments(self, plans: Tensor) -> Moments:
+        """Of plans (B, L, L'), with the marginals that they have."""
+        rows, columns = plans.sum(-1), plans.sum(-2)
+        return moments_of(self.model, self.cost(plans, rows, columns), self.linear, plans, rows, columns)
+
     def energies(self, plans: Tensor) -> Tensor:
-        """F without its entropy, with the marginals that the plans have; never below zero, as rounding can be."""
-        model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
-        found = self._quadratic(plans)
-        if not model.plain:
-            found = model.alpha * found + model.divergences(rows, columns, compared=True)
-            found = found if self.linear is None else found + self._mean(plans)
-        return found.clamp_min(0.0)
-
-    def _quadratic(self, plans: Tensor) -> Tensor:
-        rows, columns = plans.sum(-1), plans.sum(-2)
-        ends = ((rows @ self.f1.T) * rows).sum(-1) + ((columns @ self.f2.T) * columns).sum(-1)
-        return ends - 2 * ((self.h1 @ plans @ self.h2) * plans).sum((-1, -2))
-
-    def _mean(self, plans: Tensor) -> Tensor:
-        """<beta M + P, T>."""
-        assert self.linear is not None
-        rows, columns = plans.sum(-1), plans.sum(-2)
-        return rows @ self.linear.a + columns @ self.linear.b - (_uncentred(self.linear) * plans).sum((-1, -2))
-
-    def _settled(self, plans: Tensor) -> tuple[Tensor, Tensor]:
-        """For each plan the factor at which F is lowest along its ray, and the constant k there."""
-        model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
-        p, q = self.x.mass, self.y.mass
-        m = rows.sum(-1)
-        entropy = torch.special.xlogy(plans, plans).sum((-1, -2)) - rows @ p.log() - columns @ q.log()
-        base = model.slopes(rows, columns) + model.epsilon * (entropy - m * model.logarithm)
-        linear = self._mean(plans) if self.linear is not None else 0.0
-        return model.lowest(self._quadratic(plans), linear, base, m)
-
-
-def _uncentred(cost: FactoredCost) -> Tensor:
-    """2 U V^T minus the stored part: what of a cost belongs to its score."""
-    found = 2 * cost.U @ cost.V.T
-    return found if cost.extra is None else found - cost.extra
+        """F (B,) without its entropy; never below zero, as rounding can be."""
+        return energy(self.model, self.moments(plans)).clamp_min(0.0)
 
 
 def coarse_basins(

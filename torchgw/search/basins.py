@@ -24,9 +24,9 @@ from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
-from torchgw.search.anneal import CoarseBasin, coarse_basins
+from torchgw.search.anneal import CoarseBasin, Solved, coarse_basins
 from torchgw.search.guesses import FEW_PAIRS, by_distributions, by_hops, by_product, entropy_rules
-from torchgw.search.lift import Solved, lift
+from torchgw.search.lift import lift
 from torchgw.search.problem import Candidate, Problem, descended
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances

@@ -7,35 +7,19 @@ epsilon a Sinkhorn solve from nothing would need thousands of iterations to find
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
-from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import softmin
 from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.linearise import relative_entropy
+from torchgw.objective.linearise import weights_of
 from torchgw.objective.model import Model
+from torchgw.search.anneal import LandmarkProblem, Solved
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.warm_start import Start
-from torchgw.spaces.representatives import Landmarks
-
-
-@dataclass(frozen=True)
-class Solved:
-    """A plan (L, L') between landmarks, with base-2 potentials at ``epsilon``."""
-
-    source: Landmarks
-    target: Landmarks
-    plan: Tensor
-    f: Tensor
-    g: Tensor
-    epsilon: float
-
 
 Points: TypeAlias = tuple[Tensor, Tensor]
 
@@ -49,53 +33,27 @@ def lift(
     not all points are lifted to, ``at`` are the indices of those that are, and ``whole`` is the model of all.
     O(N L L' + K L L') work, O(N L' + K L) memory.
     """
-    x, y, plan = solved.source, solved.target, solved.plan
+    x, y, plan, epsilon = solved.source, solved.target, solved.plan, solved.epsilon
+    between = LandmarkProblem.of(x, y, whole or model)
     h1, h2 = (x.rows, y.rows) if model.loss is SQUARE else (model.loss.h1(x.rows) / 2, model.loss.h2(y.rows))
+    U, V = h1.T @ plan, h2.T.contiguous()
+    quadratic = FactoredCost(plan.sum(1) @ model.loss.f1(x.rows), plan.sum(0) @ model.loss.f2(y.rows), U, V)
     if gradient is not None:
-        quadratic = gradient.of_points(x.index, y.index, plan)
-    else:
-        a, b = plan.sum(1) @ model.loss.f1(x.rows), plan.sum(0) @ model.loss.f2(y.rows)
-        quadratic = FactoredCost(a, b, h1.T @ plan, h2.T.contiguous())
-    cost, weights = (quadratic, (1.0, 0.0)) if model.plain else _whole(solved, model, whole or model, quadratic)
-    row, column = model.sides(solved.epsilon, cost, cost.U.dtype)
-    among = (
-        (x.distances, y.distances)
-        if model.loss is SQUARE
-        else (
-            model.loss.h1(x.distances) / 2,
-            model.loss.h2(y.distances),
-        )
-    )
-    unit = LOG2E / solved.epsilon
-    to_y = (h1.T @ (plan @ among[1])) * (2 * weights[0] * unit)
-    to_x = (among[0] @ plan @ h2) * (2 * weights[0] * unit)
-    linear = (whole or model).linear(cost.U.dtype)
-    if linear is not None:
-        every = (
-            [torch.arange(size, device=plan.device) for size in (len(linear.a), len(linear.b))] if at is None else at
-        )
-        to_y += linear.taken(every[0], y.index).stored_score(solved.epsilon) * weights[1]
-        to_x += linear.taken(x.index, every[1]).stored_score(solved.epsilon) * weights[1]
+        factored = gradient.of_points(x.index, y.index, plan)
+        quadratic = factored if model.fixed else replace(quadratic, U=factored.U, V=factored.V)
+    moments = between.moments(plan) if model.marginals.free_mass else None
+    weights = weights_of(between.model, moments)
+    cost = quadratic if model.plain else weights.applied(quadratic, model.linear(U.dtype))
+    row, column = model.sides(epsilon, cost, U.dtype)
+
+    def seen(U: Tensor, V: Tensor, rows: Tensor | slice, columns: Tensor | slice) -> Tensor:
+        """The score between some points and landmarks, up to row and column terms."""
+        part = FactoredCost(U.new_zeros(len(U)), V.new_zeros(len(V)), U, V)
+        return weights.applied(part, None if linear is None else linear.taken(rows, columns)).stored_score(epsilon)
+
+    linear, every = (whole or model).linear(U.dtype), (slice(None), slice(None))
+    to_y = seen(U, between.h2.T, (at or every)[0], y.index)
+    to_x = seen(between.h1 @ plan, V, x.index, (at or every)[1])
     f = row.potential(softmin(to_y, solved.g, 1))
     g = column.potential(softmin(to_x, solved.f, 0))
-    return Start(cost, f, g, solved.epsilon), y.index[(to_y + solved.g).argmax(1)]
-
-
-def _whole(
-    solved: Solved, model: Model, whole: Model, quadratic: FactoredCost
-) -> tuple[FactoredCost, tuple[float | Tensor, float | Tensor]]:
-    """The cost of the whole objective from C(T) of a plan on landmarks, and the weights of its two parts."""
-    x, y, plan = solved.source, solved.target, solved.plan
-    if not model.fixed:
-        a, b = plan.sum(1) @ model.loss.f1(x.rows), plan.sum(0) @ model.loss.f2(y.rows)
-        quadratic = replace(quadratic, a=a, b=b)
-    linear = model.linear(quadratic.U.dtype)
-    mass = plan.sum() if model.marginals.free_mass else 1.0
-    weight = model.weight(mass)
-    weights = model.alpha / weight, 0.5 / weight
-    if not model.marginals.free_mass:
-        return model.combined(quadratic, linear), weights
-    small = whole.taken(x.index, y.index, x.mass, y.mass)
-    entropy = relative_entropy(DenseCoupling(plan), x.mass, y.mass) - mass * model.logarithm
-    constant = small.slopes(plan.sum(1), plan.sum(0)) + model.epsilon * entropy
-    return model.combined(quadratic, linear, mass, constant), weights
+    return Start(cost, f, g, epsilon), y.index[(to_y + solved.g).argmax(1)]

@@ -19,7 +19,11 @@ from torchgw.persist.codec import storable
 @storable
 @dataclass(frozen=True)
 class FactoredCost:
-    """C = a 1^T + 1 b^T - 2 U V^T + extra, with a (N,), b (K,), U (N, r), V (K, r), and extra (N, K) or None."""
+    """C = a 1^T + 1 b^T - 2 U V^T + extra, over leading batch dimensions.
+
+    a : row terms (..., N). b : column terms (..., K). U, V : factors (..., N, r), (..., K, r).
+    extra : the part without factors (..., N, K), or None.
+    """
 
     a: Tensor
     b: Tensor
@@ -45,19 +49,15 @@ class FactoredCost:
 
     @classmethod
     def weighted_sum(cls, costs: Sequence[FactoredCost], weights: Sequence[float | Tensor]) -> FactoredCost:
-        """The sum of weights times costs; their ranks add up."""
+        """The sum of weights (...) times costs; their ranks add up."""
         parts = list(zip(costs, weights, strict=True))
-        if len(parts) == 1:
-            (cost, weight), *_ = parts
-            extra = None if cost.extra is None else weight * cost.extra
-            return cls(weight * cost.a, weight * cost.b, weight * cost.U, cost.V, extra)
-        extras = [weight * cost.extra for cost, weight in parts if cost.extra is not None]
+        extras = [_times(weight, cost.extra, 2) for cost, weight in parts if cost.extra is not None]
         return cls(
-            torch.stack([weight * cost.a for cost, weight in parts]).sum(0),
-            torch.stack([weight * cost.b for cost, weight in parts]).sum(0),
-            torch.cat([weight * cost.U for cost, weight in parts], dim=1),
-            torch.cat([cost.V for cost, _ in parts], dim=1),
-            sum(extras[1:], extras[0]) if extras else None,
+            _sum([_times(weight, cost.a, 1) for cost, weight in parts]),
+            _sum([_times(weight, cost.b, 1) for cost, weight in parts]),
+            _beside([_times(weight, cost.U, 2) for cost, weight in parts]),
+            _beside([cost.V for cost, _ in parts]),
+            _sum(extras) if extras else None,
         )
 
     def centred(self) -> tuple[FactoredCost, Tensor, Tensor]:
@@ -85,24 +85,47 @@ class FactoredCost:
         found = torch.addmm(self.b, self.U[where], self.V.T, alpha=-2.0).add_(self.a[where, None])
         return found if self.extra is None else found.add_(self.extra[where])
 
-    def balanced_score(self, epsilon: float) -> tuple[Tensor, Tensor]:
-        """A (N, r), B (K, r) with A B^T = -C log2(e) / epsilon up to row and column terms and the stored part.
+    def balanced_score(self, epsilon: float | Tensor) -> tuple[Tensor, Tensor]:
+        """A (..., N, r), B (..., K, r): A B^T = -C log2(e) / epsilon up to row and column terms and the stored part.
 
-        Row and column terms do not change a balanced plan; other marginal models take them as offsets.
+        Row and column terms do not change a balanced plan; other marginal models take them as offsets. Epsilons may be
+        one number for each problem of a batch.
         """
-        return self.U * (2 * LOG2E / epsilon), self.V
+        return _times(2 * LOG2E / epsilon, self.U, 2), self.V
 
-    def stored_score(self, epsilon: float, out: Tensor | None = None) -> Tensor:
-        """-C log2(e) / epsilon (N, K) up to row and column terms, written to ``out`` where it is given."""
+    def stored_score(self, epsilon: float | Tensor, out: Tensor | None = None) -> Tensor:
+        """-C log2(e) / epsilon (..., N, K) up to row and column terms, written to ``out`` where it is given."""
         A, B = self.balanced_score(epsilon)
-        out = torch.mm(A, B.T) if out is None else torch.mm(A, B.T, out=out)
-        return out if self.extra is None else out.sub_(self.extra, alpha=LOG2E / epsilon)
+        out = torch.matmul(A, B.mT) if out is None else torch.matmul(A, B.mT, out=out)
+        if self.extra is None:
+            return out
+        unit = LOG2E / epsilon
+        return out.sub_(_times(unit, self.extra, 2)) if isinstance(unit, Tensor) else out.sub_(self.extra, alpha=unit)
 
-    def offsets(self, epsilon: float) -> tuple[Tensor, Tensor]:
-        """The row (N,) and column (K,) terms of the cost in the units of the score."""
-        return self.a * (LOG2E / epsilon), self.b * (LOG2E / epsilon)
+    def offsets(self, epsilon: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The row (..., N) and column (..., K) terms of the cost in the units of the score."""
+        return _times(LOG2E / epsilon, self.a, 1), _times(LOG2E / epsilon, self.b, 1)
 
     def expectation(self, cross: Tensor, row: Tensor, column: Tensor) -> Tensor:
         """<C, T> for a plan with these marginals, its own rather than those asked for, and ``cross`` = <U V^T, T>, half
         of the stored part taken off."""
         return self.a @ row + self.b @ column - 2 * cross
+
+
+def _times(weight: float | Tensor, part: Tensor, dims: int) -> Tensor:
+    """Weights (...) times a part of costs with that many dimensions beyond the batch."""
+    if isinstance(weight, Tensor) and weight.ndim:
+        weight = weight[(..., *(None for _ in range(dims)))]
+    return weight * part
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return sum(parts[1:], parts[0])
+
+
+def _beside(parts: list[Tensor]) -> Tensor:
+    """Factors (..., N, r) of several costs as the columns of one; some may lack the batch dimensions."""
+    if len(parts) == 1:
+        return parts[0]
+    batch = max((part.shape[:-2] for part in parts), key=len)
+    return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-1)

@@ -19,7 +19,7 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LOG2E
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.linearise import ModelGradient, gradient_of
+from torchgw.objective.linearise import ModelGradient, gradient_of, linearise
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.persist.codec import storable
@@ -168,7 +168,7 @@ def _cost(curvature: Curvature, gradient: object, y: Tensor) -> FactoredCost:
         assert isinstance(gradient, ExactGradient | ModelGradient)
         return gradient(DenseCoupling(plan), model.p)
     raw, _, _ = curvature.quadratic_of(y, *model.masses)
-    return raw if model.plain else model.combined(raw, model.linear(y.dtype))
+    return linearise(model, raw, model.linear(y.dtype))
 
 
 def _blocks(coupling: object) -> BlockCoupling:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_stream.reference import softmin
-from torchgw.objective.linearise import Gradient
+from torchgw.objective.linearise import Gradient, linearise
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import Anchors, sampled_cost
 from torchgw.persist.codec import storable
@@ -93,6 +93,5 @@ def pairs_start(
 ) -> Start:
     """From matching pairs (m, 2): each point is matched by its distances to them."""
     cost = sampled_cost(source, target, Anchors(pairs[:, 0], pairs[:, 1]))
-    if not model.plain:
-        cost = model.combined(cost, model.linear(cost.U.dtype))
+    cost = linearise(model, cost, model.linear(cost.U.dtype))
     return Start(cost, log_p, log_q, model.epsilon)

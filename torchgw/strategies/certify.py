@@ -21,6 +21,7 @@ from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.objective.bounds import first_bound, frank_wolfe_gap, second_bound
 from torchgw.objective.certify import CERTIFICATE_ANCHORS, ROUNDING_ERROR
+from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Values
 from torchgw.objective.sampled import sample_anchors, sampled_cost
 from torchgw.objective.value import Objective, affordable, exact_objective, sampled_objective
@@ -71,7 +72,7 @@ def certify(
         lower = max(lower, second_bound(x.space, y.space, p, q))
         error = ROUNDING_ERROR if dtype == torch.float64 else FLOAT32_ERROR
         lower = max(lower - error * large.unit, 0.0)
-        chat, index = model.combined(cost, model.linear(cost.U.dtype)), draw(p, SAMPLED_ROWS, large.generator)
+        chat, index = linearise(model, cost, model.linear(cost.U.dtype)), draw(p, SAMPLED_ROWS, large.generator)
         expected = model.expected(quadratic.value, read.linear, read.penalty)
         rows_seen = p.new_full((SAMPLED_ROWS,), float(p.sum()) / SAMPLED_ROWS)
         found = frank_wolfe_gap(expected, chat.taken(index, slice(None)), rows_seen, q, dual)

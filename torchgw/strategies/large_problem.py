@@ -11,7 +11,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import TILE
-from torchgw.objective.linearise import relative_entropy
+from torchgw.objective.linearise import moments_of, weights_of
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
@@ -121,9 +121,10 @@ def cost_on_points(large: Large, coupling: Coupling, x: CellSpace, y: CellSpace)
         cost = cost_of_cells(coupling.plan, x, y, sides, large.options.sampling.n_anchors, large.generator)
     if model.plain:
         return cost
-    linear = model.linear(cost.U.dtype)
-    if not model.marginals.free_mass:
-        return model.combined(cost, linear)
-    entropy = relative_entropy(coupling, *small.masses) - mass * model.logarithm
-    constant = small.slopes(rows, columns) + model.epsilon * entropy
-    return model.combined(FactoredCost.weighted_sum([cost], [mass.to(cost.U.dtype)]), linear, mass, constant)
+    linear, moments = model.linear(cost.U.dtype), None
+    if model.marginals.free_mass:
+        cost = FactoredCost.weighted_sum([cost], [mass])
+        cells = model.between(cost, x.cells, y.cells)
+        assert cells is not None
+        moments = moments_of(small, cells, small.linear(cost.U.dtype), coupling, rows, columns)
+    return weights_of(small, moments).applied(cost, linear)
