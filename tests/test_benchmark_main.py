@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import common, published
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -128,3 +133,26 @@ def test_a_machine_without_git_has_an_environment(monkeypatch):
 def test_checking_the_gpu_suite_needs_neither_a_gpu_nor_tests(monkeypatch, called):
     say(monkeypatch, "gpu", "dense", "--cpu-check")
     assert called == [("gpu", {"groups": ["dense"], "cpu_check": True})]
+
+
+FOREIGN = ROOT / "benchmarks" / "peers" / "run_published.py"  # has a package of the same name
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "tests/triton"])
+def test_every_name_of_the_package_that_is_imported_is_there(folder):
+    """Also where the import waits for a GPU, or for a suite that takes hours."""
+    found = 0
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or path == FOREIGN:
+                continue
+            module = node.module or ""
+            if module.split(".")[0] not in ("torchgw", "benchmarks", "tests"):
+                continue
+            found += 1
+            held = None if module.endswith(("triton", "triton_kernels")) else importlib.import_module(module)
+            for name in (alias.name for alias in node.names):
+                there = held is None or hasattr(held, name) or importlib.util.find_spec(f"{module}.{name}") is not None
+                assert there, f"{path}:{node.lineno}: {module} has no {name}"
+            assert importlib.util.find_spec(module) is not None
+    assert found
