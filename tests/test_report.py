@@ -23,8 +23,8 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, PotentialCoup
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.report import contents
 from torchgw.report.colourings import given
+from torchgw.report.sentences import verdict
 from torchgw.report.tables import options as options_table
-from torchgw.report.words import verdict
 from torchgw.views.matches import matches_of
 
 HEX = re.compile(r"'sha256-([^']+)'")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from torchgw import CoarseOptions, GWOptions, GWResult, LowRankOptions, SpaceOptions, gw_align
-from torchgw.report import words
+from torchgw.report import sentences
 
 SCALES = (1.0, 1e3, 1e6, 1e-4)
 FEW = CoarseOptions(n_starts=6, n_landmarks=16, n_basins=2)
@@ -41,9 +41,9 @@ def test_unrelated_clouds_have_the_same_optimum_basins_and_verdict(scale: float)
     assert other.ambiguous == one.ambiguous
     np.testing.assert_allclose(other.confidence().stability, one.confidence().stability, atol=1e-5)
     assert 0.1 < one.confidence().stability.mean() < 0.9
-    assert words.verdict(other, 1.0) == words.verdict(one, 1.0)
-    assert words.choice(other) == words.choice(one)
-    assert "proof" not in words.verdict(one, 1.0).text
+    assert sentences.verdict(other, 1.0) == sentences.verdict(one, 1.0)
+    assert sentences.ambiguity(other) == sentences.ambiguity(one)
+    assert "proof" not in sentences.verdict(one, 1.0).text
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -51,7 +51,7 @@ def test_both_directions_of_a_symmetric_line_are_known_to_be_best(scale: float) 
     result = solved(LINE, LINE, scale)
     assert result.ambiguous
     assert result.rival.difference > 0.3
-    assert words.certainties(result)[0][0].endswith(", which this one has.")
+    assert sentences.certainties(result)[0][0].endswith(", which this one has.")
 
 
 @pytest.mark.parametrize("scale", [1e3, 1e-4])

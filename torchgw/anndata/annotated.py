@@ -1,4 +1,4 @@
-"""What a plan can carry of annotated cells: coordinates and columns as arrays of numbers, and back.
+"""Coordinates and columns of annotated cells as arrays of numbers that a plan can average, and back.
 
 A column of labels becomes indicators (K, C), whose averages under a row of the plan are the shares of its mass that go
 to each label. A column of numbers becomes (value, whether there is one): the quotient of the averages is the mean over

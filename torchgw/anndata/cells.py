@@ -42,7 +42,7 @@ def align(
     plan: float | None = None,
     **keywords: Any,
 ) -> GWResult:
-    """Align the cells of ``a`` with those of the reference ``b``, and write what ``b`` tells of them to ``a``.
+    """Align the cells of ``a`` with those of the reference ``b``, and write what the plan carries from ``b`` to ``a``.
 
     Parameters
     ----------
@@ -281,8 +281,7 @@ def _keep_colors(cells: Any, both: Any) -> None:
 
 
 def _record(result: GWResult, taken: tuple[str, str], names: list[str], keywords: dict[str, Any]) -> dict[str, Any]:
-    """What was asked, and how it ended, in types that every file of cells can hold."""
-
+    """Parameters and diagnostics of the solve, in types that every .h5ad file can hold."""
     options = asdict(result.options) | {"loss": getattr(result.options.loss, "name", result.options.loss)}
     seed, distances = keywords.get("random_state"), keywords.get("distances", "auto")
     params = {

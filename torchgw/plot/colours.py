@@ -27,7 +27,14 @@ LEGEND = 12  # entries at most
 
 @dataclass(frozen=True)
 class Scale:
-    """How values become colours; ``names`` are those of labels, None for numbers."""
+    """A map from values to colours.
+
+    Attributes
+    ----------
+    colours : RGBA (n, 4) of n labels, None for numbers.
+    names : of the labels, None for numbers.
+    mappable : norm and colour map of numbers, None for labels.
+    """
 
     colours: Array | None
     names: tuple[str, ...] | None

@@ -1,4 +1,4 @@
-"""How a solve went: its cost and marginal error, and the optima that its search found."""
+"""Cost and marginal error over the outer iterations, and the energies of the basins that the search found."""
 
 from __future__ import annotations
 

@@ -30,7 +30,16 @@ WRITTEN = 12  # labels of a side up to which shares are written into the cells
 
 @dataclass(frozen=True)
 class Groups:
-    """One side of the heat map: the group of each point, what the axis says, and names or the number at each cell."""
+    """One side of the heat map.
+
+    Attributes
+    ----------
+    codes : (N,) the group of each point, in [0, count), -1 for none.
+    count : of groups.
+    axis : what its label says.
+    names : of groups of labels, else None.
+    numbers : (count + 1,) values at the edges of groups of sorted points, None where the axis has no ticks.
+    """
 
     codes: Array
     count: int

@@ -1,4 +1,4 @@
-"""The marginals of a plan against the masses that were asked for, point by point."""
+"""Marginal residuals of a plan, point by point: |m_i - p_i| / p_i of the source, |m_j - q_j| / q_j of the target."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from torchgw.types import Array
 SIZE = (4.6, 3.0)
 CURVE = 1001  # points of a curve at most
 SMALLEST = 1e-17  # residual that is drawn where there is none
-SLACK, COARSE = 1e-10, 2e-6  # of the mass, by which two reads of a marginal differ: in float64, and in float32
+EXACT, COARSE = 1e-10, 2e-6  # difference of two reads of a marginal, relative to the mass: in float64, in float32
 
 
 def residuals(result: GWResult, *, p: Any = None, q: Any = None, ax: Axes | None = None) -> Axes:
-    """How far the mass of each point is from what was asked for, sorted over the points of either side.
+    """Marginal residuals, sorted over the points of either side.
 
-    Of balanced plans the relative residual ``|m_i - p_i| / p_i``, in logarithms, with the mean that rounding removed as
-    a dashed line. Of others the mass of a point relative to that given, ``m_i / p_i``: how many points were left out,
-    and by how much.
+    Of balanced plans the relative residual ``|m_i - p_i| / p_i``, in logarithms, with the mean before rounding as a
+    dashed line. Of others the transported share ``m_i / p_i`` of each point's mass: how many points were left out, and
+    by how much.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def residuals(result: GWResult, *, p: Any = None, q: Any = None, ax: Axes | None
     wanted = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")
     found = tuple(result.coupling.marginal(axis).detach().double().cpu().numpy() for axis in (1, 0))
     hard = [weight == math.inf and result.marginals.total is None for weight in result.marginals.weights]
-    wanted = _as_asked(result, wanted, found, hard)
+    wanted = _reference_masses(result, wanted, found, hard)
     assumed = [name for name, given, exact in zip("pq", (p, q), hard, strict=True) if given is None and not exact]
     ax = canvas.axes(ax, SIZE)
     balanced = result.marginals.balanced
@@ -73,7 +73,9 @@ def residuals(result: GWResult, *, p: Any = None, q: Any = None, ax: Axes | None
     canvas.label(
         ax,
         "share of the points, sorted",
-        "relative residual of a marginal" if balanced else f"mass of a point, relative to that given{_said(assumed)}",
+        "relative residual of a marginal"
+        if balanced
+        else f"mass of a point, relative to that given{_assumption(assumed)}",
     )
     ax.set_xlim(0, 1)
     ax.legend(framealpha=0.8, edgecolor="none", fontsize=canvas.SMALL)
@@ -86,30 +88,35 @@ def _curve(values: Array) -> Array:
     return found
 
 
-def _said(assumed: list[str]) -> str:
+def _assumption(assumed: list[str]) -> str:
     return f"\n(uniform {' and '.join(assumed)} assumed)" if assumed else ""
 
 
-def _slack(result: GWResult) -> float:
-    """Share of the mass by which marginals may differ from those that the result's marginal error was read of."""
+def _read_error(result: GWResult) -> float:
+    """Difference, relative to the mass, of a marginal that is read now from that of the result's marginal error."""
     if not isinstance(result.coupling, BlockCoupling):
         return COARSE
     held = [tensor.dtype for tensor in result.coupling.tensors().values() if tensor.is_floating_point()]
-    return SLACK if all(dtype == torch.float64 for dtype in held) else COARSE
+    return EXACT if all(dtype == torch.float64 for dtype in held) else COARSE
 
 
-def _as_asked(
+def _reference_masses(
     result: GWResult, wanted: tuple[Array, Array], found: tuple[Array, ...], hard: list[bool]
 ) -> tuple[Array, Array]:
-    """The masses, a relaxed side's scaled to the plan's where the other holds exactly; refused where a marginal that
-    holds exactly says that they are others."""
+    """The masses p and q to compare with; a relaxed one scaled to the plan's mass where the other marginal is hard.
+
+    Raises
+    ------
+    ValueError
+        For masses other than a hard marginal, to within the marginal error.
+    """
     if sum(hard) == 1:
         i = hard.index(False)
         relaxed = wanted[i] * (found[i].sum() / wanted[i].sum())
         wanted = (relaxed, wanted[1]) if i == 0 else (wanted[0], relaxed)
     for name, own, mass, exact in zip("pq", wanted, found, hard, strict=True):
         off = float(np.abs(own - mass).sum())
-        if exact and off > result.marginal_error + _slack(result) * mass.sum():
+        if exact and off > result.marginal_error + _read_error(result) * mass.sum():
             raise ValueError(
                 f"{name} must be the masses that were aligned, which the plan holds up to {result.marginal_error:.1e}, "
                 f"got masses that are off by {off:.1e}; pass {name}= as it was given to gw_align"

@@ -1,4 +1,4 @@
-"""Everything that a page shows, as a dictionary for JSON; long arrays as base64 of little-endian numbers."""
+"""The data of a page as a dictionary for JSON; long arrays as base64 of little-endian numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
-from torchgw.report import colourings, tables, words
+from torchgw.report import colourings, sentences, tables
 from torchgw.report.reported import Plan
 from torchgw.types import Array
 from torchgw.views import layout
@@ -24,7 +24,7 @@ FAR, HUGE = 100.0, 1e12  # times the extent that a cloud is from zero; extent
 
 
 def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> dict[str, Any]:
-    """What the page shows of a result.
+    """The data of the page of a result.
 
     At most `N_DRAWN` points of a cloud are drawn, a random subset that is the same every time. The `N_MATCHES` best
     matches of each are kept with their coordinates, whether they are drawn or not.
@@ -58,12 +58,12 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
     ]
     entropy = sure.values("entropy")
     spread = float(np.exp(np.median(entropy[np.isfinite(entropy)]))) if np.isfinite(entropy).any() else math.nan
-    certain, uncertain = words.certainties(result)
+    certain, uncertain = sentences.certainties(result)
     return {
         "title": f"{result.shape[0]:,} source points matched with {result.shape[1]:,} target points",
-        "verdict": asdict(words.verdict(result, spread)),
-        "summary": words.summary(result),
-        "warnings": words.warnings(result),
+        "verdict": asdict(sentences.verdict(result, spread)),
+        "summary": sentences.summary(result),
+        "warnings": sentences.warnings(result),
         "sides": sides,
         "colourings": [coloured(colouring, kept) for colouring in colours],
         "history": {name: [finite(x) for x in column] for name, column in asdict(result.history).items()},
@@ -78,7 +78,7 @@ def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> 
 
 
 def near_zero(places: Array) -> tuple[Array, str]:
-    """Coordinates that single precision tells apart, and what was done to them."""
+    """Coordinates that float32 resolves, and the words for their translation and scaling."""
     low, high = places.min(0), places.max(0)
     extent, middle = float((high - low).max()), (low + high) / 2
     if float(np.abs(middle).max()) > FAR * extent > 0:

@@ -19,7 +19,14 @@ from torchgw.report.reported import Plan
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a head; ``marked`` are rows that stand out."""
+    """Rows of text.
+
+    Attributes
+    ----------
+    head : of the columns.
+    rows : of cells.
+    marked : indices of rows that stand out.
+    """
 
     head: list[str]
     rows: list[list[str]]

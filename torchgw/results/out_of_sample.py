@@ -1,4 +1,4 @@
-"""Points that a solve has not seen, mapped by its linearised cost and potentials.
+"""Out-of-sample extension: new points mapped by the linearised cost and the potentials of a solve.
 
 The score of a new source point x against the known targets is S(x, j) = A(x) . B_j, and its row of the plan is
 proportional to 2^(S(x, j) + g_j): the half-step that gave the known points their rows. The factor of a cost is an
@@ -26,10 +26,10 @@ from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.spaces.out_of_sample import Known
 from torchgw.types import Array
 
-LANDMARKS = 256
-FITTED_POINTS = 20_000
-MISFIT_BITS = 0.5
-RESOLVED = 1e-10
+LANDMARKS = 256  # known points whose distances are the regressors, where the space has no landmarks of its own
+FITTED_POINTS = 20_000  # known points of the regression
+MISFIT_BITS = 0.5  # root mean square error of the score, in bits, from which on the regression is refused
+RESOLVED = 1e-10  # relative singular value below which a direction is left out
 
 
 class Unseen(Readable):

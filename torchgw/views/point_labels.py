@@ -25,7 +25,12 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class Numbers:
-    """Values (n,), float64; NaN where there is none."""
+    """Numbers on n points.
+
+    Attributes
+    ----------
+    values : (n,) float64, NaN where there is none.
+    """
 
     values: Array
 
@@ -37,7 +42,13 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Labels:
-    """Codes (n,), int64, into ``names``; -1 where there is none."""
+    """Labels on n points.
+
+    Attributes
+    ----------
+    codes : (n,) int64, indices into ``names``, -1 where there is none.
+    names : of the distinct labels, in their order.
+    """
 
     codes: Array
     names: tuple[str, ...]

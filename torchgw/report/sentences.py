@@ -1,4 +1,4 @@
-"""What a result says, in sentences that need no knowledge of the library."""
+"""A result's verdict, summary, warnings and certificates, in sentences that need no knowledge of the library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ BLURRED = 0.25  # of the target points, on which the mass of a point is too thin
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether to trust a matching, in one sentence; "good", "open" or "bad"."""
+    """Whether to trust a matching.
+
+    Attributes
+    ----------
+    level : "good", "open" or "bad".
+    text : one sentence.
+    """
 
     level: str
     text: str
@@ -54,13 +60,13 @@ def summary(result: Plan) -> list[str]:
         f"Matched {n:,} source points with {k:,} target points, at a Gromov-Wasserstein value of {value}."
         if result.alpha == 1
         else f"Matched {n:,} source points with {k:,} target points, at an objective of {value}.",
-        choice(result),
+        ambiguity(result),
         masses(result),
     ]
 
 
-def choice(result: Plan) -> str:
-    """What the search found, and how far the best lies below the next."""
+def ambiguity(result: Plan) -> str:
+    """The basins of the search, and the gap of energy between the best two."""
     count, rival = len(result.basins), result.rival
     if result.alpha == 0:
         return "The problem is linear, so it has one optimum."
@@ -81,7 +87,7 @@ def choice(result: Plan) -> str:
 
 
 def masses(result: Plan) -> str:
-    """How the marginals hold."""
+    """The marginal error, under the marginals that were asked for."""
     error = f"to {result.marginal_error:.0e}" if result.marginal_error > 0 else "exactly"
     if isinstance(result.marginals, Partial):
         return f"A mass of {result.marginals.mass:.4g} was to move; bounds and total hold {error}."
@@ -114,7 +120,7 @@ def warnings(result: Plan) -> list[str]:
 
 
 def certainties(result: Plan) -> tuple[list[str], list[str]]:
-    """What is certain of the plan, and what is not."""
+    """What the certificate proves of the plan, and what it leaves open."""
     certificate, nothing, sure, open_ = result.certificate, NOTHING * result.unit, [], []
     if certificate.gap <= nothing:
         sure.append(f"No plan at all has a value below {certificate.lower_bound:.4g}, which this one has.")
@@ -142,12 +148,12 @@ def certainties(result: Plan) -> tuple[list[str], list[str]]:
     else:
         open_.append(f"The value: it is a mean over sampled pairs, with a standard error of {result.value_error:.2g}.")
     if result.alpha > 0 and certificate.gap > nothing:
-        open_.append(elsewhere(sum(basin.count for basin in result.basins)))
+        open_.append(global_optimality(sum(basin.count for basin in result.basins)))
     return sure, open_
 
 
-def elsewhere(starts: int) -> str:
-    """What is known of matchings far away."""
+def global_optimality(starts: int) -> str:
+    """The evidence of a search over starts for global optimality."""
     if starts:
         kept = f"the search kept {starts} solved starts"
         return f"That no better matching exists far from this one: {kept}, which is evidence and no proof."
