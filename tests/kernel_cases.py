@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, wide
-from torchgw.kernels import softmin_dense, transport
+from torchgw.couplings.potential import carried, largest, sampled
+from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
@@ -205,17 +206,17 @@ def transports(device: str, n: int, k: int, rank: int, dtype: torch.dtype) -> No
     a, b, left, right, values = wide(A, B, f, g, V)
     plan = np.exp2(a @ b.T + left[:, None] + right)
     on = [side.to(device) for side in (A, B, f, g, V)]
-    moved = transport.apply(*on)
+    moved = carried(*on)
     np.testing.assert_allclose(wide(moved)[0], plan @ values, rtol=0, atol=TOLERANCE[dtype] * max(plan.sum(1).max(), 1))
     count = min(4, k)
-    largest, columns = transport.largest(on[0], on[1], on[3], count)
+    values, columns = largest(on[0], on[1], on[3], count)
     expected = a @ b.T + right
-    np.testing.assert_allclose(wide(largest)[0], -np.sort(-expected, 1)[:, :count], atol=10 * TOLERANCE[dtype])
+    np.testing.assert_allclose(wide(values)[0], -np.sort(-expected, 1)[:, :count], atol=10 * TOLERANCE[dtype])
     found = np.take_along_axis(expected, columns.cpu().numpy(), 1)
-    np.testing.assert_allclose(found, wide(largest)[0], atol=10 * TOLERANCE[dtype])
+    np.testing.assert_allclose(found, wide(values)[0], atol=10 * TOLERANCE[dtype])
     assert all(len(set(row)) == count for row in columns.tolist())
     if k > 1:  # as many as there are, with those that have no mass last
-        everything = transport.largest(on[0], on[1], on[3], k)[1]
+        everything = largest(on[0], on[1], on[3], k)[1]
         assert all(sorted(row) == list(range(k)) for row in everything.tolist())
 
 
@@ -228,8 +229,8 @@ def draws_follow_the_rows(device: str) -> None:
     B[:, 0] = torch.arange(k) / 2.0
     g = potential(k, torch.float32, 7, spread=1.0, holes=True)
     generator = torch.Generator(device=device).manual_seed(5)
-    drawn = transport.sample(A.to(device), B.to(device), g.to(device), generator).cpu()
-    again = transport.sample(A.to(device), B.to(device), g.to(device), generator).cpu()
+    drawn = sampled(A.to(device), B.to(device), g.to(device), generator).cpu()
+    again = sampled(A.to(device), B.to(device), g.to(device), generator).cpu()
     assert (drawn != again).any()
     for half in (slice(0, rows // 2), slice(rows // 2, rows)):
         weights = torch.exp2(A[half][0] @ B.T + g)

@@ -12,7 +12,8 @@ import torch
 from scipy.sparse import csr_matrix
 
 from torchgw import EuclideanDistances, PrecomputedDistances
-from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.datasets import make_spiral
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.problems import dense_coupling, potential_coupling, random_masses, tiled_coupling
 from torchgw.couplings import blocks as couplings
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.sinkhorn.rounding import round_to_marginals
+from torchgw.couplings.rounding import round_to_marginals
 from torchgw.types import Coupling
 
 MAKERS: dict[str, Callable[[], BlockCoupling]] = {

@@ -17,8 +17,9 @@ from scipy.stats import spearmanr
 from tests.problems import generator, path_graph
 from tests.test_examples import DOCS, run_blocks
 from torchgw import ConvergenceWarning, GraphWarning, GWResult, PrecomputedDistances, gw_align
-from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.embedding import eigen
@@ -273,7 +274,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tests.test_embedding import curve, foscttm, matched
-from torchgw.couplings.blocks import PotentialCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.embedding import joint_embedding
 
 def peak():

@@ -31,11 +31,11 @@ from torchgw import (
     gw_align,
     ranges,
 )
+from torchgw.couplings.rounding import off, round_tiles
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.softmin_tiles import choose
 from torchgw.kernels.tiles import all_tiles
 from torchgw.marginals import Marginals
-from torchgw.sinkhorn.rounding import off, round_tiles
 
 RNG = np.random.default_rng(0)
 N, K = 24, 26

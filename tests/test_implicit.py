@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.problems import generator, potential_coupling
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.linalg.lanczos import random_like, slow_directions

@@ -19,7 +19,7 @@ from torchgw.couplings import blocks as couplings
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.options import LowRankOptions
-from torchgw.sinkhorn.lowrank import LowRankFactors, project, round_factors
+from torchgw.sinkhorn.low_rank import LowRankFactors, project, round_factors
 from torchgw.solvers.low_rank import Factored, group_cells, solve_low_rank, warm_factors
 from torchgw.solvers.solution import Solution
 from torchgw.spaces import EuclideanDistances, PrecomputedDistances

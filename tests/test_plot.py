@@ -34,7 +34,7 @@ from torchgw import (
     gw_align,
     plot,
 )
-from torchgw.couplings import group_mass
+from torchgw.couplings import reader
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.plot import clouds, heat_map, marginals
 from torchgw.views import layout, point_labels
@@ -177,8 +177,10 @@ def test_a_plot_looks_as_it_did(name: str, result: GWResult) -> None:
 
 
 def test_an_image_of_which_a_third_is_wrong_is_told_apart(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    most = point_labels.most
-    monkeypatch.setattr(point_labels, "most", lambda coupling, codes, n: most(coupling, codes[::-1].copy(), n))
+    right = point_labels.leading_group
+    monkeypatch.setattr(
+        point_labels, "leading_group", lambda coupling, codes, n: right(coupling, codes[::-1].copy(), n)
+    )
     stored = np.load(IMAGES / "plots.npz")["transfer_labels"].astype(float)
     assert likeness(pixels(DRAWN["transfer_labels"](result)), stored) < ALIKE
 
@@ -354,7 +356,7 @@ def test_confidence_colours_each_point_by_its_own(kind: str, result: GWResult) -
 
 def test_labels_are_carried_in_pieces_as_at_once(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = colours(plot.transfer(result, LABELS, ax=plane()), 1)
-    monkeypatch.setattr(group_mass, "PIECE", 110)
+    monkeypatch.setattr(reader, "PIECE", 110)
     np.testing.assert_array_equal(colours(plot.transfer(result, LABELS, ax=plane()), 1), at_once)
 
 
@@ -381,7 +383,7 @@ def test_the_heat_map_is_that_of_the_dense_plan(
     which: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aligned: GWResult = request.getfixturevalue(which)
-    monkeypatch.setattr(group_mass, "PIECE", 3 * 110)
+    monkeypatch.setattr(reader, "PIECE", 3 * 110)
     drawn = plot.plan(aligned, SPIRAL_ANGLE, ROLL_ANGLE, bins=10, ax=plane()).images[0].get_array()
     dense = np.asarray(aligned.coupling.to_dense())
     wanted = dense.reshape(10, 9, 10, 11).sum((1, 3)) / dense.sum()
@@ -601,7 +603,7 @@ def test_too_many_labels_are_refused_before_any_mass_is_carried(
     result: GWResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heat_map, "MOST", 89)
-    monkeypatch.setattr(heat_map, "between", None)
+    monkeypatch.setattr(heat_map, "group_mass", None)
     with pytest.raises(ValueError, match=r"rows must have at most 89 distinct labels.* got 90; group them"):
         plot.plan(result, [f"cell {i}" for i in range(90)])
 

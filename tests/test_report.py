@@ -19,8 +19,9 @@ from scipy.spatial.distance import cdist
 from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, generator
 from tests.test_pairwise_files import files_of_at_most
 from torchgw import GWOptions, GWResult, LowRankOptions, Partial, Status, cli, gw_align, plot
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.report import contents
 from torchgw.report.colourings import given
 from torchgw.report.sentences import verdict

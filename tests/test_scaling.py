@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tests.problems import random_masses, sinkhorn_oracle
+from torchgw.couplings.rounding import feasible
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.scaling import ScalingState, balance, feasible, scaling
+from torchgw.sinkhorn.scaling import ScalingState, balance, scaling
 from torchgw.sinkhorn.sides import Side
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from torchgw.couplings.rounding import round_tiles
 from torchgw.kernels.softmin_tiles import reference, separable
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
 from torchgw.kernels.tiles import Tiles, all_tiles, centres, choose_tiles
-from torchgw.sinkhorn.rounding import round_tiles
 from torchgw.spaces.hierarchy import bisect
 from torchgw.strategies import streaming as large
 

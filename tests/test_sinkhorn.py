@@ -14,9 +14,7 @@ from tests.problems import random_masses, sinkhorn_oracle
 from torchgw import AnnealingOptions
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
-from torchgw.sinkhorn.annealing import epsilon_at, rescale
-from torchgw.sinkhorn.async_scalar import Reading
-from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
+from torchgw.sinkhorn.loop import AsyncScalar, SinkhornState, epsilon_at, rescale, sinkhorn
 from torchgw.sinkhorn.sides import Side
 
 
@@ -110,7 +108,7 @@ def test_the_host_reads_at_checks_only() -> None:
 
 
 def test_a_reading_that_overlaps_costs_one_iteration_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Late(Reading):
+    class Late(AsyncScalar):
         def __init__(self, number: Tensor) -> None:
             super().__init__(number.clone())
             self.overlaps = True
@@ -123,7 +121,7 @@ def test_a_reading_that_overlaps_costs_one_iteration_and_changes_nothing_else(mo
     for relaxation in (1.0, 1.7):
         _, at_once = solve(C, p, q, 0.02, relaxation, tol=1e-6)
         with monkeypatch.context() as patched:
-            patched.setattr("torchgw.sinkhorn.loop.Reading", Late)
+            patched.setattr("torchgw.sinkhorn.loop.AsyncScalar", Late)
             plan, late = solve(C, p, q, 0.02, relaxation, tol=1e-6)
         assert late.residual <= 1e-6
         assert late.n_iter <= at_once.n_iter + 1 if relaxation == 1.0 else late.n_iter <= 1.5 * at_once.n_iter

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw import ranges, validate
+from torchgw.couplings.rounding import off
 from torchgw.diagnostics.status import Status
 from torchgw.entry import check_options, entry
 from torchgw.gradients.differentiable import differentiable
@@ -54,7 +55,6 @@ from torchgw.results.result import GWResult
 from torchgw.results.warnings import against_small_epsilon, against_weights, warn_of
 from torchgw.runtime.caller import is_theirs
 from torchgw.runtime.threads import threads_for
-from torchgw.sinkhorn.rounding import off
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.prepare import make_providers
 from torchgw.spaces.scale import unit_of

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import plain
+from torchgw.couplings.rounding import feasible
 from torchgw.kernels import LOG2E
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_dense import choose
 from torchgw.objective.sampled import Anchors, refresh
 from torchgw.options import SinkhornOptions, StoppingOptions
-from torchgw.sinkhorn.scaling import feasible, scaling
+from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import Side
 from torchgw.solvers.sampled import Plateau, observe, verdict
 from torchgw.types import DistanceProvider

@@ -1,8 +1,4 @@
-"""Transport plans that are read in blocks of rows: stored ones, and ones given by potentials.
-
-A potential coupling is T_ij = 2^(A_i . B_j + f_i + g_j) + x_i y_j. The second term is the rank-one correction that the
-rounding onto exact marginals leaves. Only ``to_dense`` stores an N x K tensor.
-"""
+"""Transport plans that are read in blocks of rows, and stored ones. Only ``to_dense`` stores an N x K tensor."""
 
 from __future__ import annotations
 
@@ -14,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels import transport
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
-from torchgw.types import Coupling
+from torchgw.types import Array, Coupling
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
@@ -116,20 +111,43 @@ class BlockCoupling(ABC):
         return out
 
     def to_sparse(self, mass: float) -> Any:
-        from scipy.sparse import csr_matrix, vstack
-
-        pieces = []
-        for _, block in self.blocks():
+        found = SparseEntries(self.shape)
+        for where, block in self.blocks():
             value, column = block.sort(dim=1, descending=True)
-            before = running(value, 1) - value
-            keep = ((before < mass * value.sum(1, keepdim=True)) & (value > 0)).cpu().numpy()
-            pointer = np.concatenate(([0], keep.sum(1).cumsum()))
-            kept = csr_matrix(
-                (value.cpu().numpy()[keep], column.cpu().numpy()[keep], pointer), shape=tuple(block.shape)
-            )
-            kept.sort_indices()
-            pieces.append(kept)
-        return vstack(pieces, format="csr")
+            row = torch.arange(where.start, where.stop, device=block.device)
+            found.add(row, column, value, leading(value, mass * value.sum(1)))
+        return found.matrix()
+
+
+def leading(value: Tensor, wanted: Tensor) -> Tensor:
+    """Which of the entries ``value`` (n, k), descending along each row, are the fewest that sum to ``wanted`` (n,)."""
+    return (running(value, 1) - value < wanted[:, None]) & (value > 0)
+
+
+class SparseEntries:
+    """Entries of a sparse matrix, collected by blocks of rows."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.rows: list[Array] = []
+        self.columns: list[Array] = []
+        self.values: list[Array] = []
+
+    def add(self, rows: Tensor, columns: Tensor, values: Tensor, keep: Tensor) -> None:
+        """The entries marked ``keep`` (n, k) of a block of ``rows`` (n,), with columns (n, k) and values (n, k)."""
+        row, _ = keep.nonzero(as_tuple=True)
+        self.rows.append(rows[row].cpu().numpy())
+        self.columns.append(columns[keep].cpu().numpy())
+        self.values.append(values[keep].cpu().numpy())
+
+    def matrix(self) -> Any:
+        """As SciPy CSR."""
+        from scipy.sparse import csr_matrix
+
+        entries = np.concatenate(self.values), (np.concatenate(self.rows), np.concatenate(self.columns))
+        found = csr_matrix(entries, shape=self.shape)
+        found.sort_indices()
+        return found
 
 
 def in_blocks(coupling: Coupling, reader: str) -> BlockCoupling:
@@ -167,76 +185,3 @@ class DenseCoupling(BlockCoupling):
         """The coupling with ``mass`` times the mass."""
         f = None if self.f is None else self.f + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
         return DenseCoupling(self.plan * mass if mass != 1.0 else self.plan, f, self.g)
-
-
-@storable
-class PotentialCoupling(BlockCoupling):
-    """T_ij = 2^(A_i . B_j + f_i + g_j) + x_i y_j, in base-2 potentials; O((N + K) r) memory.
-
-    A (N, r), B (K, r), f (N,), g (K,), x (N,), y (K,); x and y are zero when not given.
-    """
-
-    def __init__(
-        self, A: Tensor, B: Tensor, f: Tensor, g: Tensor, x: Tensor | None = None, y: Tensor | None = None
-    ) -> None:
-        self.A, self.B, self.f, self.g = A, B, f, g
-        self.x, self.y = x, y
-        self.shape = (A.shape[0], B.shape[0])
-
-    @property
-    def potentials(self) -> tuple[Tensor, Tensor] | None:
-        return self.f, self.g
-
-    def rows(self, index: Tensor | slice) -> Tensor:
-        block = torch.addmm(self.g, self.A[index], self.B.T).add_(self.f[index][:, None]).exp2_()
-        if self.x is not None and self.y is not None:
-            block.addr_(self.x[index], self.y)
-        return block
-
-    def apply(self, V: Tensor, axis: int) -> Tensor:
-        self._check_rows(V, axis)
-        sides = ((self.A, self.f, self.x), (self.B, self.g, self.y))
-        (A, f, x), (B, g, y) = sides if axis == 1 else sides[::-1]
-        moved = transport.apply(A, B, f, g, V.reshape(len(V), -1).contiguous())
-        if x is not None and y is not None:
-            moved = moved + x[:, None] * (y @ V.reshape(len(V), -1))
-        return moved.reshape(len(A), *V.shape[1:])
-
-    def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        if self.x is not None:
-            return super().sample_columns(rows, generator)
-        return transport.sample(self.A[rows], self.B, self.g, generator)
-
-    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
-        if self.x is not None:
-            return super().top_k(k)
-        values, columns = transport.largest(self.A, self.B, self.g, k)
-        return values.add_(self.f[:, None]).exp2_(), columns
-
-    def argmax(self, axis: int) -> Tensor:
-        if self.x is not None:
-            return super().argmax(axis)
-        A, B, g = (self.A, self.B, self.g) if axis == 1 else (self.B, self.A, self.f)
-        return transport.largest(A, B, g, 1)[1][:, 0]
-
-    def tensors(self) -> dict[str, Tensor]:
-        found = {"A": self.A, "B": self.B, "f": self.f, "g": self.g}
-        if self.x is not None and self.y is not None:
-            found |= {"x": self.x, "y": self.y}
-        return found
-
-    def times(self, mass: float) -> PotentialCoupling:
-        """The coupling with ``mass`` times the mass."""
-        scaled = dict(self.tensors())
-        scaled["f"] = self.f + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
-        if self.x is not None:
-            scaled["x"] = self.x * mass
-        return PotentialCoupling(**scaled)
-
-    def to(self, dtype: torch.dtype) -> PotentialCoupling:
-        """The same coupling in another dtype."""
-        return PotentialCoupling(**{name: tensor.to(dtype) for name, tensor in self.tensors().items()})
-
-    def rescaled(self, row: Tensor, column: Tensor) -> PotentialCoupling:
-        """diag(row) T diag(column) of a coupling without a correction."""
-        return PotentialCoupling(self.A, self.B, self.f + row.log2(), self.g + column.log2())

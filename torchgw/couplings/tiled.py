@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling
+from torchgw.couplings.blocks import BlockCoupling, SparseEntries, leading
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_tiles import Read, reference, separable
-from torchgw.kernels.sums import running
 from torchgw.kernels.tiles import Tiles, centres
 from torchgw.persist.codec import storable
 
@@ -269,18 +267,18 @@ class TiledCoupling(BlockCoupling):
         return (values, index) if points is None else (values[points], index[points])
 
     def to_sparse(self, mass: float) -> Any:
-        found, stored, marginal = _Sparse(self.shape), 0, self.marginal(1)
+        found, stored, marginal = SparseEntries(self.shape), 0, self.marginal(1)
         for rows, columns, block, rival in self.row_tiles():
             wanted = mass * marginal[rows]
             value, order = block.sort(dim=1, descending=True)
-            keep = (running(value, 1) - value < wanted[:, None]) & (value > 0)
+            keep = leading(value, wanted)
             last = value.gather(1, (keep.sum(1, keepdim=True) - 1).clamp_min(0))[:, 0]
             outside = (value.sum(1) < wanted) | (last < rival)  # entries outside the kept tiles are needed
             inside = ~outside
             found.add(rows[inside], columns[order[inside]], value[inside], keep[inside])
             for part, whole in self._whole(rows[outside]):
                 value, order = whole.sort(dim=1, descending=True)
-                keep = (running(value, 1) - value < mass * marginal[part, None]) & (value > 0)
+                keep = leading(value, mass * marginal[part])
                 stored += int(keep.sum())
                 if stored > MOST_SPREAD:
                     raise ValueError(
@@ -289,31 +287,6 @@ class TiledCoupling(BlockCoupling):
                     )
                 found.add(part, order, value, keep)
         return found.matrix()
-
-
-class _Sparse:
-    """Entries of a sparse matrix, collected by blocks of rows."""
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.shape = shape
-        self.rows: list[Any] = []
-        self.columns: list[Any] = []
-        self.values: list[Any] = []
-
-    def add(self, rows: Tensor, columns: Tensor, values: Tensor, keep: Tensor) -> None:
-        """The kept entries of a block, with columns (n, k) and values (n, k)."""
-        row, _ = keep.nonzero(as_tuple=True)
-        self.rows.append(rows[row].cpu().numpy())
-        self.columns.append(columns[keep].cpu().numpy())
-        self.values.append(values[keep].cpu().numpy())
-
-    def matrix(self) -> Any:
-        from scipy.sparse import csr_matrix
-
-        entries = np.concatenate(self.values), (np.concatenate(self.rows), np.concatenate(self.columns))
-        found = csr_matrix(entries, shape=self.shape)
-        found.sort_indices()
-        return found
 
 
 def _inverse(order: Tensor) -> Tensor:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgw.couplings.rounding import feasible
 from torchgw.objective.bounds import consistent_bound
 from torchgw.pairwise.space import Space
-from torchgw.sinkhorn.scaling import feasible
 from torchgw.solvers.transport_lp import TransportError, transport
 
 logger = logging.getLogger("torchgw")

@@ -11,7 +11,7 @@ from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from torchgw import validate
-from torchgw.couplings.group_mass import between
+from torchgw.couplings.reader import group_mass
 from torchgw.plot import canvas, colours
 from torchgw.results.result import GWResult
 from torchgw.types import Array
@@ -85,7 +85,7 @@ def plan(
     other = None if columns is None else _read("columns", columns, k, "K")
     canvas.check_plane(ax)
     down, across = _sides(result, given, other, bins)
-    mass = between(result.coupling, down.codes, down.count, across.codes, across.count)
+    mass = group_mass(result.coupling, down.codes, down.count, across.codes, across.count)
     total = mass.sum(1, keepdims=True) if down.names else mass.sum()
     share = np.divide(mass, total, out=np.full_like(mass, np.nan), where=total > 0)
     ax = canvas.axes(ax, SIZE)

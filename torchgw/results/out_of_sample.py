@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.reader import Readable
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LOG2E

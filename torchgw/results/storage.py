@@ -13,8 +13,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import torch
 
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.diagnostics.evidence import Basin, Certificate, Rung
 from torchgw.diagnostics.status import History, Status

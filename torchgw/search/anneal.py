@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgw.couplings.rounding import feasible
 from torchgw.kernels import LOG2E
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, logsumexp2_
 from torchgw.losses import SQUARE
@@ -23,7 +24,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.threads import threads_for
 from torchgw.search.initial_guesses import start_costs
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import balance, feasible
+from torchgw.sinkhorn.scaling import balance
 from torchgw.sinkhorn.sides import Side, log_total, translation
 from torchgw.spaces.representatives import KINDS, Landmarks, choose_landmarks
 from torchgw.types import DistanceProvider

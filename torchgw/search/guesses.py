@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.rounding import feasible
 from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.model import mean_cost
 from torchgw.search.initial_guesses import quantiles
 from torchgw.search.problem import Candidate, Problem, descended
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import feasible
 from torchgw.solvers.proximal import COLD, product_energy, proximal_plan
 from torchgw.solvers.warm_start import Start, plan_start
 from torchgw.spaces import PrecomputedDistances

@@ -1,4 +1,4 @@
-"""Sinkhorn's fixed point from warm potentials, by sweeps that read each score once an iteration.
+"""Sinkhorn's fixed point from warm potentials, by sweeps that read each score once an iteration, and its annealing.
 
 A sweep takes g to the f that belongs to it and to the column sums of the plan (f, g): its row sums are exact (under a
 hard marginal), and what the next g would change, sum_j q_j |2^(g - g_new) - 1|, is its L1 column residual. So the
@@ -8,6 +8,8 @@ the next iteration is already on its way while the host waits. That of the last 
 Between checks each half-step may be over-relaxed, old + w (new - old): near the fixed point that cuts the iterations by
 up to ten (measured, w = 1.8), far from it it can diverge. So checked iterations are plain, and w is halved towards 1
 whenever the residual has risen since the last check.
+
+Annealing is a geometric descent of epsilon to the target over the outer iterations, with potentials carried across it.
 
 Sources: M. Cuturi, "Sinkhorn distances", 2013; log domain as in B. Schmitzer, "Stabilized sparse scaling algorithms",
 2019; A. Thibault, L. Chizat, C. Dossal, N. Papadakis, "Overrelaxed Sinkhorn-Knopp algorithm", 2021.
@@ -21,15 +23,20 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.kernel import relax
-from torchgw.sinkhorn.async_scalar import Reading
+from torchgw.options import AnnealingOptions
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Softmins
 
 
 class SinkhornState(NamedTuple):
-    """Base-2 potentials f (N,), g (K,); the L1 residual of the last check, still on the device; iterations done.
+    """Where the fixed-point iteration ended.
 
-    ``moved`` is the L1 column residual of the warm potentials, infinite where only f was given.
+    Attributes
+    ----------
+    f, g : base-2 potentials (N,), (K,).
+    residual : L1 column residual at the last check (), still on the device.
+    n_iter : iterations done.
+    moved : L1 column residual of the warm potentials (), infinite where only f was given.
     """
 
     f: Tensor
@@ -71,7 +78,7 @@ def sinkhorn(
     warm, g = g, column.potential(softmin)
     moved = g.new_full((), torch.inf) if warm is None else column_change(g, warm, softmin)
     residual, known, iteration, weight = f.new_full((), float("inf")), float("inf"), 0, relaxation
-    reading: Reading | None = None
+    reading: AsyncScalar | None = None
     hard = row.hard and column.hard  # a relaxed marginal may end with less mass than a sweep keeps count of
     while iteration < max_iter:
         iteration += 1
@@ -92,7 +99,7 @@ def sinkhorn(
         if iteration == max_iter:
             break
         if checked:
-            reading = Reading(residual)
+            reading = AsyncScalar(residual)
         if reading is not None and not (checked and reading.overlaps):
             last, known, reading = known, reading.value(), None
             if known <= tol:
@@ -100,3 +107,48 @@ def sinkhorn(
             weight = weight if known <= last else (1 + weight) / 2
         g = relax(g, new_g, step)
     return SinkhornState(f, g, residual, iteration, moved)
+
+
+class AsyncScalar:
+    """A number on its way to the host.
+
+    On a GPU the copy goes to pinned memory behind the work that is queued; between asking and `value` more work can be
+    queued, so the device does not run dry. Elsewhere the number is at hand.
+    """
+
+    def __init__(self, number: Tensor) -> None:
+        self.overlaps = number.is_cuda
+        if self.overlaps:
+            self._host = torch.empty((), dtype=number.dtype, pin_memory=True)
+            self._host.copy_(number.detach(), non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(number.device))
+        else:
+            self._host = number.detach()
+
+    def value(self) -> float:
+        """The number; waits for it."""
+        if self.overlaps:
+            self._copied.synchronize()
+        return float(self._host)
+
+
+def epsilon_at(iteration: int, target: float, options: AnnealingOptions) -> float:
+    """Epsilon of an outer iteration, counted from 0."""
+    if iteration >= options.n_iter:
+        return target
+    return float(target * options.factor ** (1.0 - iteration / options.n_iter))
+
+
+def annealed(iteration: int, target: float, start: float | None, options: AnnealingOptions) -> float:
+    """`epsilon_at` where the start belongs to no epsilon, else the start's own, halved at each iteration."""
+    if start is None:
+        return epsilon_at(iteration, target, options)
+    return max(target, start * 0.5**iteration)
+
+
+def rescale(potential: Tensor, log_mass: Tensor, old: float, new: float) -> Tensor:
+    """A potential at epsilon ``new`` from one at ``old``: its distance from the log mass is a cost over epsilon."""
+    if old == new:
+        return potential
+    return (log_mass + (potential - log_mass) * (old / new)).where(~log_mass.isneginf(), log_mass)

@@ -27,9 +27,14 @@ LARGEST_EXPONENT = 100.0
 
 
 class ScalingState(NamedTuple):
-    """Potentials f (N,), g (K,); residuals before the first and after the last iteration; iterations done.
+    """Where the iteration on a stored kernel ended.
 
-    ``moved`` is the L1 column residual that the warm potentials had under this score: how far it was from solved.
+    Attributes
+    ----------
+    f, g : base-2 potentials (N,), (K,).
+    moved : L1 column residual of the warm potentials under this score.
+    residual : L1 column residual after the last iteration.
+    n_iter : iterations done.
     """
 
     f: Tensor
@@ -124,18 +129,3 @@ def balance(kernel: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_ite
         v = column.scaled(g, torch.matmul(u[..., None, :], kernel)[..., 0, :])
         u = row.scaled(f, torch.matmul(kernel, v[..., :, None])[..., 0])
     return u, v
-
-
-def feasible(plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """Plans (..., N, K) rounded, in place, onto marginals p (N,), q (K,) of equal sums.
-
-    The dense form of `torchgw.sinkhorn.rounding`.
-    """
-    tiny = torch.finfo(p.dtype).tiny
-    plan.mul_((p / plan.sum(-1).clamp_min(tiny)).clamp_max(1.0).unsqueeze(-1))
-    columns = plan.sum(-2)
-    shrink = (q / columns.clamp_min(tiny)).clamp_max(1.0)
-    plan.mul_(shrink.unsqueeze(-2))
-    missing_p, missing_q = (p - plan.sum(-1)).clamp_min(0.0), (q - columns * shrink).clamp_min(0.0)
-    share = missing_q / missing_q.sum(-1, keepdim=True).clamp_min(tiny)
-    return plan.add_(missing_p[..., :, None] * share[..., None, :]) if plan.ndim > 2 else plan.addr_(missing_p, share)

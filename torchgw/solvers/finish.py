@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from torchgw import ranges
-from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.potential import PotentialCoupling
+from torchgw.couplings.rounding import round_to_marginals
 from torchgw.kernels.kernel import Kernel
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.rounding import round_to_marginals
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.solvers.warm_start import potential_coupling
 

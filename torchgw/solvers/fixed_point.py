@@ -29,8 +29,8 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.loop import annealed, epsilon_at, rescale
 from torchgw.solvers.finish import largest_potential, require_resolved
 from torchgw.solvers.inner import Inner, Linear
 from torchgw.solvers.iterate import Check, State, iterate

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import feasible
 from torchgw.solvers.sampled import record
 from torchgw.solvers.transport_lp import TransportError, transport
 

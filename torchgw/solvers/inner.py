@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.rounding import round_tiles, rounded
 from torchgw.kernels import LOG2E
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_tiles import TileKernel
@@ -22,7 +23,6 @@ from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.rounding import round_tiles, rounded
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
 from torchgw.types import Softmins

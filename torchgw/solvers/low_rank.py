@@ -42,7 +42,7 @@ from torchgw.objective.exact import factored_mean_squares
 from torchgw.options import LowRankOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.lowrank import LowRankFactors, Projection, project, round_factors
+from torchgw.sinkhorn.low_rank import LowRankFactors, Projection, project, round_factors
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.types import DistanceProvider

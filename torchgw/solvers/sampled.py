@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2, LOG2E
 from torchgw.kernels.kernel import Kernel
@@ -25,9 +26,8 @@ from torchgw.objective.sampled import Memory, memory_of, recall
 from torchgw.options import GWOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.annealing import annealed, epsilon_at, rescale
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
+from torchgw.sinkhorn.loop import SinkhornState, annealed, epsilon_at, rescale, sinkhorn
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start

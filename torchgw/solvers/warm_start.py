@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.linearise import Gradient, linearise

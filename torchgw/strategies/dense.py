@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
@@ -23,7 +24,6 @@ from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.guesses import from_product, sharp_starts
 from torchgw.search.problem import Candidate, Problem, make_gradient
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import feasible
 from torchgw.solvers.finish import finish
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import column_dual, conditional_gradient

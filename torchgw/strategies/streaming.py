@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from torchgw.couplings.rounding import round_tiles
 from torchgw.couplings.tiled import NEGLIGIBLE, TiledCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
@@ -21,7 +22,6 @@ from torchgw.kernels.tiles import TILE, Tiles, all_tiles, centres, choose_tiles
 from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
 from torchgw.search.coarsen import Side
-from torchgw.sinkhorn.rounding import round_tiles
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.frank_wolfe import column_dual
 from torchgw.solvers.inner import StreamedInner

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.types import Array
 

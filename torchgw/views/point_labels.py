@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.couplings.group_mass import most
+from torchgw.couplings.reader import leading_group
 from torchgw.types import Array
 
 FEW = 20  # distinct integers that are taken for labels
@@ -97,7 +97,7 @@ def carried(coupling: BlockCoupling, held: Numbers | Labels) -> Numbers | Labels
     O(N K) time for numbers, for labels times their number; never N x K memory.
     """
     if isinstance(held, Labels):
-        return Labels(most(coupling, held.codes, len(held.names)), held.names)
+        return Labels(leading_group(coupling, held.codes, len(held.names)), held.names)
     return Numbers(averages(coupling, held.values))
 
 

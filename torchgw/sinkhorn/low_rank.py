@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw.couplings.rounding import feasible
 from torchgw.persist.codec import storable
-from torchgw.sinkhorn.scaling import feasible
 
 LOWEST_EXPONENT = -150.0
 LARGEST_STEP = 30.0
@@ -166,7 +166,7 @@ class _Dual(NamedTuple):
 def round_factors(factors: LowRankFactors, p: Tensor, q: Tensor) -> LowRankFactors:
     """Q and R rounded onto (p, g) and (q, g), so that both marginals of the coupling hold up to rounding errors.
 
-    Each by shrinking and a rank-one correction, see `torchgw.sinkhorn.rounding`; the rank stays.
+    Each by shrinking and a rank-one correction, see `torchgw.couplings.rounding`; the rank stays.
     """
     g = factors.g * (p.sum() / factors.g.sum())
     return LowRankFactors(feasible(factors.Q.clone(), p, g), feasible(factors.R.clone(), q, g), g)

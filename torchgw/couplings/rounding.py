@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.softmin_tiles import Read, TileKernel
 from torchgw.kernels.tiles import Tiles
 from torchgw.marginals import Balanced, Marginals
-from torchgw.sinkhorn.scaling import feasible
 from torchgw.types import Coupling
 
 
@@ -55,17 +55,20 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
     if marginals.total is not None:
         most = (marginals.total / rows.sum()).clamp_max(1.0)
         row, rows, columns = row * most, rows * most, columns * most
-    x, y = _spread((p - rows).clamp_min(0.0), (q - column * columns).clamp_min(0.0), rows.sum(), marginals)
+    x, y = _spread((p - rows).clamp_min(0.0), (q - column * columns).clamp_min(0.0), rows.sum(), marginals.total)
     return Rounding(row, column, x, y, residual)
 
 
-def _spread(missing_p: Tensor, missing_q: Tensor, mass: Tensor, marginals: Marginals) -> tuple[Tensor, Tensor]:
-    """The plan x y^T over what room is left on both sides of a plan of this mass, up to the mass asked for."""
+def _spread(
+    missing_p: Tensor, missing_q: Tensor, mass: Tensor | None = None, total: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The plan x y^T over what room (..., N), (..., K) is left on both sides of a plan of this ``mass`` (), up to the
+    ``total`` asked for."""
     tiny = torch.finfo(missing_p.dtype).tiny
-    if marginals.total is None:
+    if mass is None or total is None:
         # The two sums agree up to rounding; dividing by either leaves the other side off by that much only.
-        return missing_p, missing_q / missing_p.sum().clamp_min(tiny)
-    wanted = (marginals.total - mass).clamp_min(0.0)
+        return missing_p, missing_q / missing_p.sum(-1, keepdim=True).clamp_min(tiny)
+    wanted = (total - mass).clamp_min(0.0)
     return missing_p * (wanted / missing_p.sum().clamp_min(tiny)), missing_q / missing_q.sum().clamp_min(tiny)
 
 
@@ -102,6 +105,16 @@ def rounded(plan: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
         return feasible(plan, p, q)
     row, column, x, y, _ = rounding(DenseCoupling(plan), p, q, marginals)
     return plan.mul_(row[:, None]).mul_(column).addr_(x, y)
+
+
+def feasible(plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Stored plans (..., N, K) rounded, in place, onto marginals p (N,), q (K,) of equal sums."""
+    plan.mul_(_shrink(p, plan.sum(-1)).unsqueeze(-1))
+    columns = plan.sum(-2)
+    shrink = _shrink(q, columns)
+    plan.mul_(shrink.unsqueeze(-2))
+    x, y = _spread((p - plan.sum(-1)).clamp_min(0.0), (q - columns * shrink).clamp_min(0.0))
+    return plan.add_(x[..., :, None] * y[..., None, :]) if plan.ndim > 2 else plan.addr_(x, y)
 
 
 class RoundedTiles(NamedTuple):
@@ -184,7 +197,7 @@ def round_tiles(
     residual = max(residual, 1 - 1 / most)
     f, after = f - math.log2(most), Read(after.moved / most, after.back / most, after.largest / most, after.at)
     missing_p, missing_q = (p - after.moved[:, 0]).clamp_min(0.0), (q - after.back[:, 0]).clamp_min(0.0)
-    x, y = _spread(missing_p, missing_q, after.moved[:, 0].sum(), marginals)
+    x, y = _spread(missing_p, missing_q, after.moved[:, 0].sum(), marginals.total)
     return RoundedTiles(A, B, f, g, x, y, tiles, after, residual)
 
 
