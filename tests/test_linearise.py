@@ -12,7 +12,8 @@ import torch
 
 from tests import oracle
 from torchgw import PrecomputedDistances
-from torchgw.couplings.blocks import DenseCoupling, PotentialCoupling
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.potential import PotentialCoupling
 from torchgw.losses import LOSSES
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import divergence
