@@ -1,101 +1,162 @@
-"""Value, Frank-Wolfe gap and lower bound of a stored plan: exact wherever distances and memory allow."""
+"""Value, Frank-Wolfe gap and lower bound of a plan: exact wherever distances and memory allow.
+
+A certificate needs <C(T), T>, C(T) itself, exact or of sampled pairs, the marginals, and column potentials of the last
+linear problem. Stored plans are read whole. Of streamed plans between factored spaces, D_X = F diag(s) F^T and
+D_Y = G diag(t) G^T, one small matrix M = F^T T G is enough, and the gap is estimated from a sample of rows.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
+from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
 from torchgw.objective.bounds import first_bound, frank_wolfe_gap, second_bound
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.exact import ExactGradient, cost_of_core, factored_quadratic
 from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
-from torchgw.objective.sampled import sample_anchors, sampled_cost
-from torchgw.objective.value import Objective, affordable, sampled_objective
-from torchgw.options import GWOptions
+from torchgw.objective.sampled import Control, sample_anchors, sampled_cost
+from torchgw.objective.value import Objective, affordable, objective, sampled_objective
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import DistanceProvider
 
 CERTIFICATE_ANCHORS = 1000
-ROUNDING_ERROR = 1e-10  # of the largest squared distance
+SAMPLED_ROWS = 1000
+ROUNDING_ERROR, FLOAT32_ERROR = 1e-10, 1e-5  # of the largest squared distance
+BLOCK_ENTRIES = 2**22
 
 
-def certify_stored(
-    plan: Tensor,
-    dual: Tensor,
-    source: DistanceProvider,
-    target: DistanceProvider,
+@dataclass(frozen=True)
+class Evaluated:
+    """A plan as its certificate needs it, in units of the scaled squared distance.
+
+    quadratic : <C(T), T>, best known. cost : C(T) (N, K). exact : whether that is no estimate.
+    expected : <C, T> of that cost. marginals : of T, (N,), (K,). linear, penalty : <M, T>, <P, T>.
+    """
+
+    quadratic: Objective
+    cost: FactoredCost
+    exact: bool
+    expected: float
+    marginals: tuple[Tensor, Tensor]
+    linear: float
+    penalty: float
+
+
+def read_stored(
+    stored: DenseCoupling,
+    spaces: tuple[DistanceProvider, DistanceProvider],
     model: Model,
-    options: GWOptions,
+    max_memory: int,
     generator: torch.Generator,
-    unit: float,
-) -> tuple[Objective, Values, Certificate]:
-    """Of a plan (N, K), with column potentials (K,) in units of cost from its last linear problem.
-
-    ``unit`` is the largest squared distance."""
-    stored = DenseCoupling(plan)
+) -> Evaluated:
+    """Of a stored plan (N, K)."""
     rows, columns = model.marginals_of(stored)
-    exact = affordable(source, target, options.max_memory)
+    exact = affordable(*spaces, max_memory)
     if exact:
-        gradient = ExactGradient(source, target, rows, columns, model.loss)
-        cost = gradient(stored, rows)
-        seen = float(mean_cost(cost, stored, rows, columns))
-        quadratic = Objective(seen, True, 0.0)
+        cost = ExactGradient(*spaces, rows, columns, model.loss)(stored, rows)
+        expected = float(mean_cost(cost, stored, rows, columns))
+        quadratic = Objective(expected, True, 0.0)
     else:
-        mass = float(rows.sum())
-        found = sampled_objective(stored, rows, source, target, generator)
-        quadratic = Objective(found.value * mass**2, False, found.error * mass**2)
+        quadratic = sampled_objective(stored, rows, *spaces, generator)
         pairs = sample_anchors(stored, rows, CERTIFICATE_ANCHORS, generator)
-        cost = FactoredCost.weighted_sum([sampled_cost(source, target, pairs)], [mass])
-        seen = float(mean_cost(cost, stored, rows, columns))
+        cost = FactoredCost.weighted_sum([sampled_cost(*spaces, pairs)], [float(rows.sum())])
+        expected = float(mean_cost(cost, stored, rows, columns))
     if model.loss is SQUARE:  # a sum of squares, but for rounding
-        quadratic = Objective(max(quadratic.value, 0.0), quadratic.exact, quadratic.error)
-    lower = 0.0
+        quadratic = replace(quadratic, value=max(quadratic.value, 0.0))
+    linear, penalty = (
+        0.0 if part is None else float(mean_cost(part, stored, rows, columns)) for part in (model.cost, model.penalty)
+    )
+    return Evaluated(quadratic, cost, exact, expected, (rows, columns), linear, penalty)
+
+
+def read_streamed(
+    coupling: BlockCoupling,
+    product: Tensor | None,
+    spaces: tuple[DistanceProvider, DistanceProvider],
+    controls: tuple[Control, Control],
+    marginals: tuple[Tensor, Tensor],
+    linear: float,
+    penalty: float,
+    max_memory: int,
+    generator: torch.Generator,
+) -> Evaluated:
+    """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r') where the controls are the spaces' own
+    factors. Elsewhere all distances may be computed where they fit ``max_memory``."""
+    x, y = controls
+    if product is None:
+        quadratic = objective(coupling, spaces, marginals, max_memory, generator)
+        cost = sampled_cost(*spaces, sample_anchors(coupling, marginals[0], CERTIFICATE_ANCHORS, generator))
+    else:
+        value = float(factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), *marginals))
+        quadratic = Objective(max(value, 0.0), True, 0.0)
+        cost = cost_of_core((x.F, x.signs), (y.F, y.signs), product, x.mean_squares, y.mean_squares)
+    return Evaluated(quadratic, cost, product is not None, quadratic.value, marginals, linear, penalty)
+
+
+def certify(
+    found: Evaluated,
+    dual: Tensor,
+    spaces: tuple[DistanceProvider, DistanceProvider],
+    model: Model,
+    unit: float,
+    sample: torch.Generator | None = None,
+) -> tuple[Values, Certificate]:
+    """The parts of F, and what is certain of a plan.
+
+    ``dual`` (K,) are column potentials in units of cost, ``unit`` the largest squared distance. With a ``sample`` the
+    gap is estimated from 1000 rows, for hard marginals, and costs are not searched for a bound.
+    """
+    rows, columns = found.marginals
+    values, lower = model.summed(found.quadratic.value, found.linear, found.penalty, rows, columns), 0.0
     if model.fixed and model.loss is SQUARE and model.alpha > 0:
-        lower = second_bound(source, target, model.p, model.q)
-        if exact:
-            lower = max(lower, first_bound(gradient.a, gradient.b, model.p, model.q))
-        lower = max(lower - ROUNDING_ERROR * unit, 0.0)  # an isometric copy has both at zero, up to rounding
-    values = model.values(quadratic.value, stored)
-    lower = min(model.alpha * lower + linear_bound(model), values.total)  # above it by rounding alone
-    expected = model.expected(seen, values.linear, values.violation * model.price)
-    cost = linearise(model, cost, model.linear(cost.U.dtype))
-    return (
-        quadratic,
-        values,
-        Certificate(
-            stationarity=gap(cost, expected, dual, (rows, columns), model),
-            stationarity_exact=exact,
-            lower_bound=lower,
-            gap=max(values.total - lower, 0.0),
-        ),
+        lower = second_bound(*spaces, model.p, model.q)
+        if found.exact:
+            lower = max(lower, first_bound(found.cost.a.double(), found.cost.b.double(), model.p, model.q))
+        # An isometric copy has both at zero, up to rounding.
+        error = ROUNDING_ERROR if found.cost.U.dtype == torch.float64 else FLOAT32_ERROR
+        lower = max(lower - error * unit, 0.0)
+    lower *= model.alpha
+    if sample is None:
+        lower = min(lower + linear_bound(model), values.total)  # above it by rounding alone
+    return values, Certificate(
+        stationarity=stationarity(found, dual, model, sample),
+        stationarity_exact=found.exact and sample is None,
+        lower_bound=lower,
+        gap=max(values.total - lower, 0.0),
     )
 
 
-def gap(cost: FactoredCost, value: float, dual: Tensor, marginals: tuple[Tensor, Tensor], model: Model) -> float:
+def stationarity(found: Evaluated, dual: Tensor, model: Model, sample: torch.Generator | None) -> float:
     """The Frank-Wolfe gap of F without its entropy, bounded by dual potentials; NaN where the mass is free.
 
-    ``cost`` is Chat at a plan T with these marginals, ``value`` <Chat, T>, ``dual`` (K,) its column potentials. A
-    gradient of F is 2 w Chat, to which a relaxed marginal mu adds 2 w rho log(mu / p); the plans that it points to may
-    have any such marginal, whose potentials are zero.
+    A gradient of F is 2 w Chat, to which a relaxed marginal mu adds 2 w rho log(mu / p); the plans that it points to
+    may have any such marginal, whose potentials are zero.
     """
-    (p, q), weight = model.masses, float(model.weight(1.0))
-    if model.marginals.free_mass:
+    (p, q), weight, total = model.masses, float(model.weight(1.0)), model.marginals.total
+    if model.marginals.free_mass or (sample is not None and not model.fixed):
         return math.nan
-    if model.fixed or model.marginals.total is not None:
-        return weight * float(frank_wolfe_gap(value, cost, p, q, dual, model.marginals.total))
-    if model.marginals.weights[0] < math.inf:
-        cost = FactoredCost(cost.b, cost.a, cost.V, cost.U, None if cost.extra is None else cost.extra.T)
-        p, q, marginals = q, p, marginals[::-1]
-    rho, columns, tiny = min(model.marginals.weights), marginals[1], torch.finfo(q.dtype).tiny
-    slope = rho * (columns.clamp_min(tiny) / q.clamp_min(tiny)).log() if rho > 0 else torch.zeros_like(q)
-    cost = replace(cost, b=cost.b + slope)
-    return weight * float(frank_wolfe_gap(value + float(slope @ columns), cost, p, q, torch.zeros_like(q)))
+    cost = linearise(model, found.cost, model.linear(found.cost.U.dtype))
+    value = (model.alpha * found.expected + (model.beta * found.linear + found.penalty) / 2) / weight  # <Chat, T>
+    if sample is not None:
+        index = draw(p, SAMPLED_ROWS, sample)
+        cost, p = cost.taken(index, slice(None)), p.new_full((SAMPLED_ROWS,), float(p.sum()) / SAMPLED_ROWS)
+    elif not model.fixed and total is None:
+        sums, rho = found.marginals[1], min(model.marginals.weights)
+        if model.marginals.weights[0] < math.inf:
+            cost = FactoredCost(cost.b, cost.a, cost.V, cost.U, None if cost.extra is None else cost.extra.T)
+            p, q, sums = q, p, found.marginals[0]
+        tiny, dual = torch.finfo(q.dtype).tiny, torch.zeros_like(q)
+        if rho > 0:
+            slope = rho * (sums.clamp_min(tiny) / q.clamp_min(tiny)).log()
+            cost, value = replace(cost, b=cost.b + slope), value + float(slope @ sums)
+    return weight * float(frank_wolfe_gap(value, cost, p, q, dual, total))
 
 
 def linear_bound(model: Model) -> float:
@@ -120,7 +181,7 @@ def _least(cost: FactoredCost) -> tuple[Tensor, Tensor]:
     """The smallest entries of the rows and of the columns, read in blocks."""
     n, k = len(cost.a), len(cost.b)
     rows, columns = cost.a.new_empty(n), cost.b.new_full((k,), torch.inf)
-    for start in range(0, n, step := max(1, 2**22 // k)):
+    for start in range(0, n, step := max(1, BLOCK_ENTRIES // k)):
         block = cost.rows(slice(start, start + step))
         rows[start : start + step] = block.amin(1)
         columns = torch.minimum(columns, block.amin(0))

@@ -14,12 +14,20 @@ M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distances using
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
+import torch
 from torch import Tensor
 
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
 from torchgw.types import Coupling, DistanceProvider
+
+BLOCK_POINTS, BLOCK_ROWS = 2**16, 256
+
+Factors: TypeAlias = tuple[Tensor, Tensor]
+"""F (N, r) and signs s (r,) of distances F diag(s) F^T."""
 
 
 class ExactGradient:
@@ -56,7 +64,7 @@ class ExactGradient:
         a, b = (self.a, self.b) if q is None else self.means(p, q)
         left, right = self.source.factors(), self.target.factors()
         if left is not None and right is not None:
-            return self._of_core(left[0].T @ coupling.apply(right[0], 1), a, b)
+            return cost_of_core(left, right, left[0].T @ coupling.apply(right[0], 1), a, b)
         if left is not None:
             F, s = left
             U, V = F * s, product(self.target, coupling.apply(F, 0))
@@ -72,17 +80,10 @@ class ExactGradient:
 
     def of_core(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
         """The cost from F^T T G, where both spaces have factors F and G, and from the marginals of T."""
-        return self._of_core(product, *self.means(p, q))
-
-    def _of_core(self, product: Tensor, a: Tensor, b: Tensor) -> FactoredCost:
         left, right = self.source.factors(), self.target.factors()
         assert left is not None
         assert right is not None
-        (F, s), (G, t) = left, right
-        core = s[:, None] * product * t
-        narrow = F.shape[1] <= G.shape[1]
-        U, V = (F, G @ core.T) if narrow else (F @ core, G)
-        return FactoredCost(a, b, U, V)
+        return cost_of_core(left, right, product, *self.means(p, q))
 
     def of_points(self, rows: Tensor, columns: Tensor, T: Tensor) -> FactoredCost:
         """The cost of a plan T (L, L') that lives on a few points of each space, given by their indices, up to row and
@@ -90,11 +91,26 @@ class ExactGradient:
         left, right = self.source.factors(), self.target.factors()
         if left is not None and right is not None:
             (F, s), (G, t) = left, right
-            return self._with(F @ (s[:, None] * (F[rows].T @ T @ G[columns]) * t), G)
-        return self._with(self.source.rows(rows).T @ T, self.target.rows(columns).T)
+            return FactoredCost(self.a, self.b, F @ (s[:, None] * (F[rows].T @ T @ G[columns]) * t), G)
+        return FactoredCost(self.a, self.b, self.source.rows(rows).T @ T, self.target.rows(columns).T)
 
-    def _with(self, U: Tensor, V: Tensor) -> FactoredCost:
-        return FactoredCost(self.a, self.b, U, V)
+
+def cost_of_core(left: Factors, right: Factors, product: Tensor, a: Tensor, b: Tensor) -> FactoredCost:
+    """C(T) between factored spaces from F^T T G (r, r') and its row (N,) and column (K,) terms, at the smaller rank."""
+    (F, s), (G, t) = left, right
+    core = s[:, None] * product.to(F.dtype) * t
+    U, V = (F, G @ core.T) if F.shape[1] <= G.shape[1] else (F @ core, G)
+    return FactoredCost(a, b, U, V)
+
+
+def factored_quadratic(product: Tensor, left: Factors, right: Factors, p: Tensor, q: Tensor) -> Tensor:
+    """<C(T), T> between factored spaces from M = F^T T G (r, r') and the marginals p (N,), q (K,) of T,
+
+    sum s_k s_l (F^T diag(p) F)_kl^2 + sum t_k t_l (G^T diag(q) G)_kl^2 - 2 sum s_k t_l M_kl^2, in their dtype.
+    """
+    (F, s), (G, t) = left, right
+    cross: Tensor = (s.to(p)[:, None] * product.square() * t.to(q)).sum()
+    return factored_mean_square(F, s, p) + factored_mean_square(G, t, q) - 2 * cross
 
 
 def dense(space: DistanceProvider) -> Tensor:
@@ -104,23 +120,51 @@ def dense(space: DistanceProvider) -> Tensor:
 
 
 def product(space: DistanceProvider, V: Tensor) -> Tensor:
-    """D V (N, d) by the factors or the stored matrix."""
+    """D V (N, d) by the factors, the stored matrix, or blocks of rows."""
     factors = space.factors()
-    if factors is None:
-        return dense(space) @ V
-    F, signs = factors
-    return (F * signs) @ (F.T @ V)
+    if factors is not None:
+        F, signs = (part.to(V.dtype) for part in factors)
+        return (F * signs) @ (F.T @ V)
+    if isinstance(space, PrecomputedDistances):
+        return space.matrix.to(V.dtype) @ V
+    out = V.new_empty(space.size, V.shape[1])
+    for part in torch.split(torch.arange(space.size, device=V.device), BLOCK_ROWS):
+        out[part] = space.rows(part).to(V.dtype) @ V
+    return out
 
 
 def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
     """(D o D) mass (N,), the squared eccentricities."""
     factors = space.factors()
-    if factors is None:
-        return dense(space).square() @ mass
-    return factored_mean_squares(*factors, mass)
+    if factors is not None:
+        F, signs = (part.to(mass.dtype) for part in factors)
+        return factored_mean_squares(F, signs, mass)
+    if isinstance(space, PrecomputedDistances):
+        return space.matrix.to(mass.dtype).square() @ mass
+    out = mass.new_empty(space.size)
+    for part in torch.split(torch.arange(space.size, device=mass.device), BLOCK_ROWS):
+        out[part] = space.rows(part).to(mass.dtype).square() @ mass
+    return out
 
 
 def factored_mean_squares(F: Tensor, signs: Tensor, mass: Tensor) -> Tensor:
     """(D o D) mass (N,) for D = F diag(signs) F^T, O(N r^2)."""
     signed = F * signs
-    return ((signed @ (F.T @ (F * mass[:, None]))) * signed).sum(1)
+    return ((signed @ inner_product(F, F, mass)) * signed).sum(1)
+
+
+def factored_mean_square(F: Tensor, signs: Tensor, mass: Tensor) -> Tensor:
+    """<mass, (D o D) mass> for D = F diag(signs) F^T, in the dtype of the masses; O(N r^2), memory of a block."""
+    signs = signs.to(mass.dtype)
+    return (signs[:, None] * inner_product(F, F, mass).square() * signs).sum()
+
+
+def inner_product(F: Tensor, G: Tensor, mass: Tensor | None = None) -> Tensor:
+    """F^T diag(mass) G (r, r') in the dtype of the masses (N,), without which it is F^T G in float64; a block of points
+    at a time, so that no wider copy of the factors is made."""
+    dtype, found = torch.float64 if mass is None else mass.dtype, []
+    for start in range(0, len(F), BLOCK_POINTS):
+        where = slice(start, start + BLOCK_POINTS)
+        right = G[where].to(dtype)
+        found.append(F[where].to(dtype).T @ (right if mass is None else right * mass[where, None]))
+    return found[0] if len(found) == 1 else torch.stack(found).sum(0)

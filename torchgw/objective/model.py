@@ -193,10 +193,6 @@ class Model:
             largest += self.beta * largest_entry(self.cost)
         return HARD_COSTS * largest + HARD_EPSILONS * float(self.weight(1.0)) * self.epsilon
 
-    def expected(self, quadratic: float, linear: float, broken: float) -> float:
-        """<Chat, T> of a plan of mass one from <C(T), T>, <M, T> and <P, T>, where the mass is not free."""
-        return (self.alpha * quadratic + (self.beta * linear + broken) / 2) / float(self.weight(1.0))
-
     def weight(self, mass: float | Tensor) -> float | Tensor:
         """w, the weight of the linear problem."""
         return self.alpha * mass + self.beta / 2

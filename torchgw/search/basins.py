@@ -199,7 +199,7 @@ def sampled_energy(problem: Problem, coupling: BlockCoupling) -> float:
         return sampled_objective(coupling, p, problem.source, problem.target, problem.generator).value
     rows, _ = model.marginals_of(coupling)
     found = sampled_objective(coupling, rows.to(p), problem.source, problem.target, problem.generator)
-    return model.values(found.value * float(rows.sum()) ** 2, coupling).total
+    return model.values(found.value, coupling).total
 
 
 def _apart(reference: Landmarks, one: Candidate, others: list[Candidate], mass: Tensor) -> list[float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import add_by_label
-from torchgw.objective.exact import factored_mean_squares
+from torchgw.objective.exact import cost_of_core, factored_mean_squares
 from torchgw.objective.sampled import Anchors, Control, controlled, landmark_control, sampled_cost
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
@@ -97,10 +97,8 @@ class _OnCentres:
 
 def cost_of_product(product: Tensor, x: Side, y: Side) -> FactoredCost:
     """The exact linearised cost on all points of a plan T with ``product`` = F^T T G (r, r'), for factored spaces."""
-    core = x.control.signs[:, None] * product.to(x.control.F.dtype) * y.control.signs
-    F, G = x.control.F, y.control.F
-    U, V = (F, G @ core.T) if F.shape[1] <= G.shape[1] else (F @ core, G)
-    return FactoredCost(x.control.mean_squares, y.control.mean_squares, U, V)
+    (F, s, a), (G, t, b) = x.control, y.control
+    return cost_of_core((F, s), (G, t), product, a, b)
 
 
 def under(side: Side, cells: Cells, sums: Tensor) -> Side:

@@ -38,7 +38,7 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import add_by_label
-from torchgw.objective.exact import factored_mean_squares
+from torchgw.objective.exact import factored_mean_square
 from torchgw.options import LowRankOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
@@ -241,7 +241,7 @@ class Factored:
         (F, s), (G, t) = _signed_factors("source", source, p), _signed_factors("target", target, q)
         rows, columns = p > 0, q > 0
         F, G, p, q = F[rows], G[columns], p[rows], q[columns]
-        constant = float(p @ factored_mean_squares(F, s, p) + q @ factored_mean_squares(G, t, q))
+        constant = float(factored_mean_square(F, s, p) + factored_mean_square(G, t, q))
         return cls(F, s, G, t, p, q, constant, epsilon)
 
     def at(self, factors: LowRankFactors) -> Point:

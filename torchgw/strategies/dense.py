@@ -16,7 +16,7 @@ from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
-from torchgw.objective.certify import certify_stored
+from torchgw.objective.certify import certify, read_stored
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
@@ -87,9 +87,9 @@ def run(task: Task) -> CertifiedSolution:
     solved = time.perf_counter()
     assert ended.coupling is not None
     assert ended.dual is not None
-    value, values, certificate = certify_stored(
-        ended.plan, ended.dual, wide[0], wide[1], model, options, task.generator, task.unit
-    )
+    stored = DenseCoupling(ended.plan)
+    found = read_stored(stored, (wide[0], wide[1]), model, options.max_memory, task.generator)
+    values, certificate = certify(found, ended.dual, (wide[0], wide[1]), model, task.unit)
     basins: tuple[Basin, ...] = ()
     if reference is not None:
         basins = listed(candidates, reference, problem.masses[0])
@@ -98,7 +98,6 @@ def run(task: Task) -> CertifiedSolution:
         "solve": solved - searched,
         "finish": time.perf_counter() - solved,
     }
-    stored = DenseCoupling(ended.plan)
     return CertifiedSolution(
         coupling=ended.coupling,
         marginals=(stored.marginal(1), stored.marginal(0)),
@@ -111,7 +110,7 @@ def run(task: Task) -> CertifiedSolution:
         n_iter=ended.n_iter,
         n_iter_sinkhorn=ended.n_iter_sinkhorn,
         history=ended.history,
-        objective=value,
+        objective=found.quadratic,
         values=values,
         certificate=certificate,
         basins=basins,

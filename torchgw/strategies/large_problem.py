@@ -13,6 +13,7 @@ from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import TILE
 from torchgw.objective.linearise import moments_of, weights_of
 from torchgw.objective.model import Model
+from torchgw.objective.sampled import Control
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.search.coarsen import CellSpace, Side, cost_of_cells, cost_of_product, under
@@ -85,6 +86,14 @@ class Large:
     @property
     def q(self) -> Tensor:
         return self.y.mass
+
+    @property
+    def spaces(self) -> tuple[DistanceProvider, DistanceProvider]:
+        return self.x.space, self.y.space
+
+    @property
+    def controls(self) -> tuple[Control, Control]:
+        return self.x.control, self.y.control
 
     @property
     def tolerance(self) -> float:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 
 from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.objective.certify import certify, read_streamed
+from torchgw.objective.exact import inner_product
 from torchgw.objective.value import Objective
 from torchgw.solvers.low_rank import solve_low_rank, warm_factors
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.strategies.certify import Read, certify, dot
 from torchgw.strategies.first_rung import first_rung
 from torchgw.strategies.large_problem import Task
 
@@ -36,11 +37,14 @@ def run_low_rank(
     assert isinstance(coupling, LowRankCoupling)
     assert rung.ended.dual is not None
     F, G = rung.large.x.control.F, rung.large.y.control.F
-    product = dot(F, coupling.Q) @ (dot(coupling.R, G) / coupling.g[:, None])
+    product = inner_product(F, coupling.Q) @ (inner_product(coupling.R, G) / coupling.g[:, None])
     dual = rung.ended.dual.to(p.dtype)[rung.y.cells.label]
     marginals = coupling.marginal(1), coupling.marginal(0)
-    read = Read(product, marginals, 0.0, 0.0)
-    value, values, certificate = certify(rung.large, coupling, read, dual, Objective(done.energy, True, 0.0))
+    large, model = rung.large, rung.large.model
+    sums = model.masses if model.fixed else marginals
+    found = read_streamed(coupling, product, large.spaces, large.controls, sums, 0.0, 0.0, 0, generator)
+    found = replace(found, quadratic=Objective(done.energy, True, 0.0), expected=done.energy)
+    values, certificate = certify(found, dual, large.spaces, model, large.unit, generator)
     return CertifiedSolution(
         coupling=coupling,
         marginals=marginals,
@@ -52,7 +56,7 @@ def run_low_rank(
         n_iter=done.n_iter,
         n_iter_sinkhorn=done.n_iter_sinkhorn,
         history=done.history,
-        objective=value,
+        objective=found.quadratic,
         values=values,
         certificate=certificate,
         basins=rung.basins,

@@ -19,7 +19,8 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.kernels.precision import LAST, reach, unsafe
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, centres, choose_tiles
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.certify import certify, read_streamed
+from torchgw.objective.exact import ExactGradient, inner_product
 from torchgw.options import GWOptions
 from torchgw.search.coarsen import Side
 from torchgw.sinkhorn.score import FactoredScore, factored_score
@@ -28,12 +29,12 @@ from torchgw.solvers.inner import StreamedInner
 from torchgw.solvers.newton import refined, relaxation_for, tightened
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.hierarchy import bisect
-from torchgw.strategies.certify import Read, certify, dot
 from torchgw.strategies.first_rung import first_rung
 from torchgw.strategies.ladder import Climb, climb
 from torchgw.strategies.large_problem import Large, Task
 
 EVERY_PAIR = 2**22
+FEW_POINTS = 300
 MOVED_OF_A_RUN = 0.05
 CROSS_BITS = 1.0  # 1 + x ln 2 is above zero for all |x| up to 1.44
 SIZES = (1024, 512, 256, 128, 64)
@@ -76,8 +77,19 @@ def run_large(
     end = climbed.end
     assert end.cost is not None
     dual = column_dual(climbed.solved.cost, end.g, large.q, task.epsilon)
-    read = Read(finished.product, finished.marginals, finished.linear, finished.penalty)
-    value, values, certificate = certify(large, finished.coupling, read, dual)
+    model, small = large.model, max(len(large.p), len(large.q)) <= FEW_POINTS
+    found = read_streamed(
+        finished.coupling,
+        finished.product,
+        large.spaces,
+        large.controls,
+        model.masses if model.fixed else finished.marginals,
+        finished.linear,
+        finished.penalty,
+        task.options.max_memory if large.exact or small else 0,
+        task.generator,
+    )
+    values, certificate = certify(found, dual, large.spaces, model, large.unit, task.generator)
     reached = finished.residual <= task.options.ladder.marginal_tol or status is Status.CANCELLED
     return CertifiedSolution(
         coupling=finished.coupling,
@@ -91,7 +103,7 @@ def run_large(
         n_iter=climbed.n_iter,
         n_iter_sinkhorn=climbed.n_iter_sinkhorn,
         history=history,
-        objective=value,
+        objective=found.quadratic,
         values=values,
         certificate=certificate,
         basins=rung.basins,
@@ -158,11 +170,11 @@ def finish_tiles(large: Large, climbed: Climb) -> FinishedTiles:
     product, used = None, 1
     if exact:
         used += 0 if narrow else G.shape[1]
-        product = dot(back[:, 1:], G) if narrow else dot(F, moved[:, 1:used])
-        product += torch.outer(dot(F, x[:, None])[:, 0], dot(G, y[:, None])[:, 0])
+        product = inner_product(back[:, 1:], G) if narrow else inner_product(F, moved[:, 1:used])
+        product += torch.outer(inner_product(F, x[:, None])[:, 0], inner_product(G, y[:, None])[:, 0])
         # Of the centred factors; the means belong to the plan's own marginals.
-        means = [dot(side.mass[:, None], side.control.F)[0] / side.mass.sum() for side in (large.x, large.y)]
-        ends = dot(F, sums[0][:, None])[:, 0], dot(G, sums[1][:, None])[:, 0]
+        means = [inner_product(side.mass[:, None], side.control.F)[0] / side.mass.sum() for side in (large.x, large.y)]
+        ends = inner_product(F, sums[0][:, None])[:, 0], inner_product(G, sums[1][:, None])[:, 0]
         product += torch.outer(means[0], ends[1]) + torch.outer(ends[0], means[1])
         product += sums[0].sum() * torch.outer(*means)
     values = []
@@ -230,5 +242,5 @@ def _precision_warning(score: FactoredScore, options: GWOptions) -> str | None:
 def _centred(side: Side, order: Tensor) -> Tensor:
     """The factors (N, r) minus their mean, in this order: what is read of a plan in float32 is then small."""
     F = side.control.F
-    centred: Tensor = F[order] - (dot(side.mass[:, None], F)[0] / side.mass.sum()).to(F.dtype)
+    centred: Tensor = F[order] - (inner_product(side.mass[:, None], F)[0] / side.mass.sum()).to(F.dtype)
     return centred
