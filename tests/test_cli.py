@@ -172,9 +172,16 @@ def test_several_arrays_without_a_known_name_are_refused(tmp_path: Path) -> None
         (["-o", "out.npz", "--seed", "-1"], "random_state"),
         (
             ["-o", "out.npz", "--epsilon", "0", "--pairs", "no.csv"],
-            "--epsilon 0 does not go with --pairs; take a small",
+            "--pairs does not go with --epsilon 0: the descent without entropy",
         ),
-        (["-o", "out.npz", "--strategy", "low-rank", "--partial", "1"], "low-rank does not go with --partial"),
+        (
+            ["-o", "out.npz", "--strategy", "low-rank", "--partial", "1"],
+            "--partial does not go with --strategy low-rank: the mirror descent",
+        ),
+        (
+            ["-o", "out.npz", "--strategy", "streaming", "--epsilon", "0"],
+            "--epsilon 0 does not go with --strategy streaming: plans without entropy are stored; use",
+        ),
         (["-o", "my out.npz", "--checkpoint", "."], "; `torchgw resume . -o 'my out.npz'` goes on"),
         (["-o", "out.npz", "--report", "out.pdf"], "--report must be a .html file, got out.pdf"),
         (["-o", "out.npz", "--pairs", "no.csv"], "--pairs: no.csv is not there"),

@@ -388,7 +388,7 @@ def test_data_frames_keep_their_names() -> None:
         (X, ROLL[None], {}, ValueError, "dim 3"),
         (ROLL @ ROLL.T - 9, ROLL, {}, ValueError, "pass distances='landmark' or 'euclidean'"),
         (X, ROLL, {"epsilon": -1}, ValueError, "epsilon must be a finite number >= 0"),
-        (X, ROLL, {"alpha": 0.5}, ValueError, "alpha must be 1 without a linear cost"),
+        (X, ROLL, {"alpha": 0.5}, ValueError, "alpha must be 1 with no linear cost"),
         (X, ROLL, {"distances": "cosine"}, ValueError, "distances must be one of"),
         (X, ROLL, {"marginals": "balanced"}, TypeError, "marginals must be a Marginals"),
         (X, ROLL, {"options": {"k": 5}}, TypeError, "options must be a GWOptions"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,15 @@ from torchgw.options import (
 )
 from torchgw.persist.checkpoint import is_taken
 from torchgw.progress import bar_on_terminal
+from torchgw.request.combinations import EXCLUDED
 from torchgw.results.result import GWResult
 from torchgw.resume import resume
 from torchgw.runtime.caller import warn_caller
-from torchgw.types import Callback, TorchGWWarning
+from torchgw.types import TorchGWWarning
 from torchgw.validate import looks_like_distances
 
 GIB = 2**30
-WITH_ENTROPY = ("--pairs", "--features", "--semi-relaxed", "--unbalanced", "--partial")
+MODELS = {"semi_relaxed": "--semi-relaxed", "unbalanced": "--unbalanced", "partial": "--partial"}
 
 
 class Interrupted(Exception):  # noqa: N818 - it is how a command ends, not an error
@@ -73,7 +74,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         return _align_cells(arguments, keywords)
     limit = keywords["options"].max_memory
     source, target = (space_of(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
-    result = _followed("align", files, lambda bar: gw_align(source, target, callback=bar, **keywords))
+    result = _followed("align", files, partial(gw_align, source, target, **keywords))
     return written(result, arguments.output, arguments.report)
 
 
@@ -81,7 +82,7 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go on with a checkpoint, write."""
     check_output(arguments.output, ".npz", ".csv")
     check_report(arguments.report)
-    result = _followed("resume", None, lambda bar: resume(arguments.checkpoint, callback=bar))
+    result = _followed("resume", None, partial(resume, arguments.checkpoint))
     return written(result, arguments.output, arguments.report)
 
 
@@ -89,7 +90,8 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `gw_align` that the options stand for."""
     if arguments.alpha is not None and arguments.features is None:
         raise ValueError(f"--alpha weighs distances beside --features, got --alpha {arguments.alpha:g} without them")
-    _check_entropy(arguments)
+    marginals = _marginals(arguments)
+    _check_combination(arguments, marginals)
     options = GWOptions(
         spaces=SpaceOptions(k=arguments.k, n_landmarks=arguments.landmarks),
         sampling=SamplingOptions(n_anchors=arguments.anchors),
@@ -103,7 +105,7 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "distances": arguments.distances,
         "epsilon": arguments.epsilon,
-        "marginals": _marginals(arguments),
+        "marginals": marginals,
         "options": options,
         "device": arguments.device,
         "backend": arguments.backend,
@@ -189,16 +191,28 @@ def ended(result: GWResult, path: Path, page: Path | None, labels: Any = None) -
     return found
 
 
-def _check_entropy(arguments: argparse.Namespace) -> None:
-    """Refuse, in the command's own words, what plans without entropy and those of low rank do not go with."""
-    named = {flag: getattr(arguments, flag[2:].replace("-", "_")) for flag in WITH_ENTROPY}
-    if arguments.alpha == 1:
-        del named["--features"]
-    beside = " and ".join(flag for flag, value in named.items() if value not in (None, math.inf))
-    if beside and arguments.epsilon == 0:
-        raise ValueError(f"--epsilon 0 does not go with {beside}; take a small one > 0, like 1e-3")
-    if beside and arguments.strategy == "low-rank":
-        raise ValueError(f"--strategy low-rank does not go with {beside}; take another, like auto")
+def _check_combination(arguments: argparse.Namespace, marginals: Marginals) -> None:
+    """Refuse, in the command's own words and before a file is read, what `torchgw.request.combinations` excludes."""
+    flags = {
+        "epsilon": "--epsilon 0",
+        "options.strategy": f"--strategy {arguments.strategy}",
+        "marginals": "".join(flag for name, flag in MODELS.items() if getattr(arguments, name) is not None),
+        "supervision": "--pairs",
+        "cost": "--features",
+        "alpha": "--features",
+    }
+    kinds = {
+        "epsilon": "zero" if arguments.epsilon == 0 else "positive",
+        "options.strategy": arguments.strategy,
+        "marginals": "Balanced" if marginals.balanced else type(marginals).__name__,
+        "supervision": "none" if arguments.pairs is None else "rules",
+        "cost": "none" if arguments.features is None else "features",
+        "alpha": "one" if arguments.features is None else {0: "zero", 1: "one"}.get(arguments.alpha, "between"),
+    }
+    for row in EXCLUDED:
+        if row.holds(kinds):
+            beside = " and ".join(flags[name] for name in row.beside)
+            raise ValueError(f"{flags[row.argument]} does not go with {beside}: {row.why}; {row.instead}")
 
 
 def _marginals(arguments: argparse.Namespace) -> Marginals:
@@ -218,7 +232,7 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
         for name, file in (("source", arguments.source), ("target", arguments.target))
     )
     more = {"use_rep": arguments.use_rep, "labels": arguments.labels, "plan": arguments.keep_plan}
-    solve = lambda bar: anndata.align(source, target, **more, callback=bar, **keywords)  # noqa: E731
+    solve = partial(anndata.align, source, target, **more, **keywords)
     try:
         result = _followed("align", (arguments.source, arguments.target), solve)
         write_whole(lambda aside: anndata.write(source, aside), arguments.output)
@@ -229,12 +243,12 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
     return ended(result, arguments.output, arguments.report, carried)
 
 
-def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[[Callback | None], GWResult]) -> GWResult:
+def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[..., GWResult]) -> GWResult:
     """Solve under a progress bar; warnings come after it, also before an error, and errors name the files."""
     given: list[warnings.WarningMessage] = []
     try:
         with bar_on_terminal(label) as bar, warnings.catch_warnings(record=True) as given:
-            return solve(bar)
+            return solve(callback=bar)
     except (ValueError, TypeError) as error:
         named = f" (X is {files[0]}, Y is {files[1]})" if files else ""
         raise ValueError(f"{error}{named}") from error
