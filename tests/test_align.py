@@ -225,7 +225,7 @@ def test_unchecked_outer_iterations_do_not_wait_for_the_device(monkeypatch: pyte
     monkeypatch.setattr("torchgw.strategies.dense.finish", stop)
     for name in original:
         monkeypatch.setattr(torch.Tensor, name, counted(name))
-    monkeypatch.setattr("torchgw.align.validate.provider", lambda *_: None)
+    monkeypatch.setattr("torchgw.validate.provider", lambda *_: None)
     with pytest.raises(InLoopOnlyError):
         gw_align(provider, provider, options=options, random_state=0)
     assert reads == 2

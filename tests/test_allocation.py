@@ -17,6 +17,7 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.datasets import make_spiral
 from torchgw.results.out_of_sample import Unseen
 from torchgw.runtime.memory import allocating
+from torchgw.strategies import within_memory
 
 X = make_spiral(60)[0]
 
@@ -97,7 +98,7 @@ def test_what_a_callback_raises_passes_through(
 
 
 def test_no_streaming_follows_a_solve_without_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(align, "run", lambda _: bare())
+    monkeypatch.setitem(within_memory.SOLVERS, "dense", lambda _: bare())
     with pytest.raises(MemoryError, match="memory ran out in gw_align"):
         gw_align(X, X, epsilon=0, random_state=0)
 

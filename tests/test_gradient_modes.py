@@ -56,8 +56,8 @@ from torchgw import (
     gw_align,
     gw_loss,
 )
+from torchgw.align import Arguments
 from torchgw.gradients.modes import GradientMode
-from torchgw.loss import Arguments
 from torchgw.marginals import Marginals
 
 

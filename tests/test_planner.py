@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, align, estimate, gw_align
+from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, estimate, gw_align
 from torchgw.datasets import make_spiral
 from torchgw.runtime.memory import out_of_memory
+from torchgw.strategies import within_memory
+from torchgw.strategies.large_problem import Task
 
 X, Y = make_spiral(80)[0], make_spiral(90, random_state=1)[0]
 
@@ -100,13 +102,11 @@ def streamed() -> GWResult:
 def test_memory_that_ends_moves_to_the_next_strategy_once_and_says_so(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*given: object) -> None:
-        for generator in given:
-            if isinstance(generator, torch.Generator):
-                torch.rand(5, generator=generator)
+    def fails(problem: Task) -> None:
+        torch.rand(5, generator=problem.generator)
         raise error
 
-    monkeypatch.setattr(align, "run", fails)
+    monkeypatch.setitem(within_memory.SOLVERS, "dense", fails)
     with pytest.warns(OutOfMemoryWarning, match="dense strategy ran out of memory"):
         result = gw_align(X, Y, distances="landmark", epsilon=1e-2, random_state=0)
     assert result.strategy == "streaming"
@@ -174,7 +174,7 @@ def test_other_errors_are_not_taken_for_missing_memory(monkeypatch: pytest.Monke
     def fails(*_: object) -> GWResult:
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(align, "run", fails)
+    monkeypatch.setitem(within_memory.SOLVERS, "dense", fails)
     with pytest.raises(RuntimeError, match="shapes"):
         gw_align(X, Y, distances="landmark", random_state=0)
     assert not out_of_memory(ValueError("memory"))

@@ -18,7 +18,7 @@ from scipy.spatial.distance import cdist
 
 from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, generator
 from tests.test_pairwise_files import files_of_at_most
-from torchgw import GWOptions, GWResult, LowRankOptions, Partial, Status, cli, gw_align, plot
+from torchgw import ConvergenceWarning, GWOptions, GWResult, LowRankOptions, Partial, Status, cli, gw_align, plot
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.potential import PotentialCoupling
@@ -26,6 +26,7 @@ from torchgw.report import contents
 from torchgw.report.colourings import given
 from torchgw.report.sentences import verdict
 from torchgw.report.tables import options as options_table
+from torchgw.results.warnings import WARNINGS
 from torchgw.views.matches import matches_of
 
 HEX = re.compile(r"'sha256-([^']+)'")
@@ -244,7 +245,7 @@ def test_a_partial_plan_and_one_of_low_rank_and_a_sharp_one_have_pages(tmp_path:
         points = "distances" in more
         spaces = (torch.from_numpy(SPIRAL[:30]), torch.from_numpy(ROLL[:25])) if points else (D, E)
         with pytest.MonkeyPatch.context() as quiet:
-            quiet.setattr("torchgw.results.warnings.warn_unless_converged", lambda *_: None)
+            quiet.setitem(WARNINGS, ConvergenceWarning, lambda *_: "")
             solved = gw_align(*spaces, **{"epsilon": 1e-3, "random_state": 0} | more)
         solved.report(tmp_path / f"{name}.html")
         shown = data((tmp_path / f"{name}.html").read_text("utf-8"))

@@ -17,6 +17,7 @@ from tests.test_models import OPTIONS, matrix_of, posed, solved
 from torchgw import GWOptions, LadderOptions, Partial, Supervision, SupervisionWarning, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.objective.supervision import _forbidden, _known
+from torchgw.strategies import within_memory
 
 X, ANGLE_X = make_spiral(200)
 Y, ANGLE_Y = make_swiss_roll(240, random_state=1)
@@ -243,7 +244,7 @@ def test_rules_that_are_stored_do_not_fall_back_to_streaming(monkeypatch: pytest
     def full(_: Any) -> None:
         raise MemoryError("not enough memory")
 
-    monkeypatch.setattr("torchgw.align.run", full)
+    monkeypatch.setitem(within_memory.SOLVERS, "dense", full)
     many = np.stack((np.arange(200), np.arange(200)), axis=1)
     rules = Supervision(pairs=np.concatenate((many, many[:100] + np.array([0, 1]))))
     with pytest.raises(MemoryError):

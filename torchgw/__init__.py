@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torchgw import datasets
 from torchgw._version import __version__
-from torchgw.align import gw_align
+from torchgw.align import gw_align, gw_loss, resume
 from torchgw.diagnostics.evidence import Basin, Certificate, Confidence, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.gradients.adjoint import GradientReport
 from torchgw.gradients.modes import Envelope, Implicit, Unrolled
-from torchgw.loss import gw_loss
 from torchgw.losses import SeparableLoss
 from torchgw.marginals import Balanced, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective.features import FeatureCost
@@ -33,7 +32,6 @@ from torchgw.persist.checkpoint import Checkpoint
 from torchgw.planner import Estimate, Forecast, estimate
 from torchgw.progress import ProgressBar, ProgressLog
 from torchgw.results.result import GWResult
-from torchgw.resume import resume
 from torchgw.spaces import (
     DijkstraDistances,
     EuclideanDistances,

@@ -1,72 +1,47 @@
-"""`gw_align`: from two spaces to a plan with exact marginals and an honest value."""
+"""The solves that people call: `gw_align`, from two spaces to a plan with exact marginals and an honest value;
+`gw_loss`, the same as one differentiable number; `resume`, the same from a checkpoint."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from torchgw import ranges, validate
-from torchgw.couplings.rounding import off
 from torchgw.diagnostics.status import Status
-from torchgw.entry import check_options, entry
+from torchgw.entry import entry
 from torchgw.gradients.differentiable import differentiable
-from torchgw.gradients.modes import GradientMode, check_mode
-from torchgw.gradients.parameters import Given
-from torchgw.kernels.dispatch import BACKENDS
-from torchgw.kernels.sampling import make_generator
-from torchgw.losses import LOSSES, SeparableLoss
+from torchgw.gradients.modes import Envelope, GradientMode
 from torchgw.marginals import Balanced, Marginals
-from torchgw.objective.features import FeatureCost
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
-from torchgw.persist.checkpoint import Checkpoint
+from torchgw.persist.checkpoint import Checkpoint, reopened
 from torchgw.persist.interrupt import stopped_by_interrupt
+from torchgw.persist.watch import Watch
 from torchgw.planner import estimate
-from torchgw.request.checkpoint import followed
-from torchgw.request.combinations import Fact, fact_of_space, facts_of, refuse, settled, tightened
-from torchgw.request.limits import check_memory, check_rank, choose_strategy, sharp_fits
-from torchgw.request.objective import (
-    as_pair,
-    check_alpha,
-    check_cost,
-    check_distances_resolved,
-    check_resolved,
-    make_model,
-    tensors_of,
-)
-from torchgw.request.spaces import (
-    check_distances,
-    check_init,
-    check_space,
-    pick_device,
-    with_factors,
-    without_distances,
-)
-from torchgw.request.strategies import choose_kernels, known_points, passed_over, solved_where_it_fits
+from torchgw.request.checkpoint import Continued, followed, looks_of
+from torchgw.request.objective import check_distances_resolved
+from torchgw.request.request import Asked, Cost, Request
 from torchgw.results.result import GWResult
-from torchgw.results.warnings import against_small_epsilon, against_weights, warn_of
+from torchgw.results.warnings import warn
 from torchgw.runtime.caller import is_theirs
 from torchgw.runtime.threads import threads_for
-from torchgw.solvers.solution import CertifiedSolution
-from torchgw.spaces.prepare import make_providers
+from torchgw.spaces.prepare import Graphs, Pair, make_providers
 from torchgw.spaces.scale import unit_of
-from torchgw.strategies.dense import run
-from torchgw.strategies.large_problem import Task
-from torchgw.strategies.low_rank import run_low_rank
-from torchgw.strategies.streaming import run_large
+from torchgw.strategies.within_memory import solve_within_memory
 from torchgw.types import Array, Callback, RandomState, is_provider
 
-logger = logging.getLogger("torchgw")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in `typing` from Python 3.11 on
 
-Cost: TypeAlias = "Array | Tensor | tuple[Array | Tensor, Array | Tensor] | FeatureCost"
+logger = logging.getLogger("torchgw")
 
 
 @entry()
@@ -199,119 +174,202 @@ def gw_align(
     >>> result.argmax().shape
     (300,)
     """
-    check_options(options)
-    validate.instance("marginals", marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()")
-    validate.real("epsilon", epsilon, least=0.0, most=ranges.LARGEST_EPSILON)
-    validate.choice("backend", backend, BACKENDS)
-    cost = as_pair(cost)
-    weight = check_alpha(alpha, cost)
-    told = Given(X, Y, p, q, cost, weight if alpha is None else alpha)
-    if supervision is not None:
-        validate.instance("supervision", supervision, Supervision, "; for example Supervision(pairs=[(0, 3), (10, 7)])")
-    check_mode(gradient_mode)
-    weighed = alpha if isinstance(alpha, Tensor) else weight
-    facts = facts_of(options, epsilon, weighed, cost, marginals, supervision, gradient_mode, checkpoint)
-    refuse(facts)
-    asked, options = options, tightened(settled(options, facts), epsilon, marginals)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
-    call = {"X": X, "Y": Y, "distances": distances, "p": p, "q": q, "cost": cost, "alpha": alpha, "init": init}
-    given = (X, Y, *tensors_of(cost))
-    where = pick_device(device, given)
-    generator = make_generator(random_state, where)
-    kinds = check_distances(distances)
-    if weight == 0:
-        X, Y = without_distances(X, Y, cost)
-        kinds = "auto", "auto"
-    checked = [
-        check_space(name, space, kind, options.spaces) for name, space, kind in zip("XY", (X, Y), kinds, strict=True)
-    ]
-    n, k = (space.size for space in checked)
-    p_given, q_given = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")
-    linear, cost_scale = check_cost(cost, n, k)
-    loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]
-    started = check_init(init, n, k, where)
-    strategy = choose_strategy(n, k, epsilon, options, where)
-    if gradient_mode is not None:
-        ranges.reference((float(p_given.sum()), float(q_given.sum())))
-        options = replace(options, strategy=strategy)
-    if strategy == "low-rank" or (strategy == "streaming" and gradient_mode is not None):
-        checked = with_factors(checked, kinds)
-    refuse(facts | {"options.strategy": Fact(strategy, repr(strategy))} | {s.name: fact_of_space(s) for s in checked})
-    check_rank(options, min(int((side > 0).sum()) for side in (p_given, q_given)))
-    rules = None if supervision is None else supervision.rules(p_given, q_given, strategy == "dense")
-    if rules is not None and rules.cost.extra is not None:
-        options = replace(options, strategy="dense")  # no other strategy can take over what is stored
-    strength = math.inf if supervision is None else supervision.strength
-    model, mass = make_model(p_given, q_given, marginals, weight, float(epsilon), linear, rules, strength, loss, where)
-    against = check_memory(strategy, checked, model, where, options, gradient_mode)
-    sharp = sharp_fits(facts, (n, k), against, asked)
-    advice = against_small_epsilon(sharp)
-    check_resolved(model, checked, options, advice)
-    with threads_for(n * k):  # compiled code is for a number of threads
-        chosen, kernels = choose_kernels(strategy, backend, where, (n, k), options)
-    logger.info("backend %s, blocks %s; passed over: %s", chosen.name, chosen.blocks, chosen.passed_over)
-    if logger.isEnabledFor(logging.INFO):
-        logger.info("strategy %s", estimate(n, k, epsilon=epsilon, options=options, device=where))
-
-    call |= {"supervision": supervision, "epsilon": float(epsilon), "marginals": marginals, "options": asked}
-    call |= {"device": where, "backend": backend}
-    exact = against is None and options.gradient != "sampled"
-    tol = None if gradient_mode is None else gradient_mode.tolerance(strategy)
-    with followed(callback, checkpoint, call, generator) as watch, threads_for(n * k):
-        ready = time.perf_counter()  # a compiler may have been tried
-        prepare = partial(make_providers, checked, options.spaces)
-        made, graphs = prepare() if is_provider(X) or is_provider(Y) else watch.stage("prepare", prepare)
-        prepared = time.perf_counter()
-        logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in made), prepared - ready)
-        scaled = f"{advice}; or divide distances by a larger options.spaces.scale"
-        check_distances_resolved(model, unit_of(made) ** 0.5, scaled)
-
-        def solve(name: str) -> CertifiedSolution:
-            task = Task(made, model, float(epsilon), exact, started, kernels, options, generator, watch, tol)
-            try:
-                return {"dense": run, "streaming": run_large, "low-rank": run_low_rank}[name](task)
-            except FloatingPointError as error:
-                if is_theirs(error):
-                    raise
-                raise FloatingPointError(f"{error}; {advice}{against_weights(marginals)}") from error
-
-        with stopped_by_interrupt(watch):
-            begun, (strategy, found) = strategy, solved_where_it_fits(strategy, options, generator, watch, solve)
-    if strategy != begun:
-        chosen, _ = choose_kernels(strategy, backend, where, (n, k), options)
-    if marginals.free_mass:
-        ranges.kept(float(found.marginals[0].sum()), n * k, marginals)
-    sums = [side.cpu() * mass for side in found.marginals]
-    wanted = torch.from_numpy(p_given), torch.from_numpy(q_given)
-    derived = None
-    if gradient_mode is not None:
-        with threads_for(n * k):
-            derived = differentiable(found, model, made, told, wanted, marginals, options, gradient_mode)
-    result = GWResult(
-        **found.as_told(mass, weight),
-        marginal_error=off(sums[0], sums[1], *wanted, marginals),
-        strategy=strategy,
-        gradient_passed_over="" if found.gradient == "exact" else against or passed_over(strategy, options),
-        status=Status.CANCELLED if watch.stopped else found.status,
-        backend=chosen.name,
-        backends_passed_over=chosen.passed_over,
-        blocks=chosen.blocks,
-        scales=(float(made[0].scale), float(made[1].scale)),
-        cost_scale=cost_scale,
-        unit=unit_of(made) if weight == 1 else max(unit_of(made), 1.0),
-        providers=(type(made[0]).__name__, type(made[1]).__name__),
-        graphs=graphs,
-        timings={"prepare": prepared - ready} | found.seconds,
-        epsilon=float(epsilon),
-        alpha=weight,
-        marginals=marginals,
-        supervised=supervision is not None,
-        constrained=supervision is not None and strength == math.inf,
-        options=options,
-        known=known_points(checked, made, graphs),
-        numpy_input=not any(isinstance(space, Tensor) for space in given),
-        differentiated=derived,
+    asked = Asked(
+        *(X, Y, distances, p, q, cost, alpha, supervision, init, epsilon, marginals, options, gradient_mode),
+        *(device, backend, random_state, callback, checkpoint),
     )
-    warn_of(result, found.precision_warning, sharp)
+    request = Request.of(asked)
+    n, k = request.shape
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("strategy %s", estimate(n, k, epsilon=epsilon, options=request.options, device=request.device))
+    with followed(callback, checkpoint, request.call, request.generator) as watch, threads_for(n * k):
+        began = time.perf_counter()
+        spaces, graphs = _prepared(request, watch)
+        prepared = time.perf_counter() - began
+        logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in spaces), prepared)
+        with stopped_by_interrupt(watch), _advised(request):
+            strategy, solution = solve_within_memory(request.problem(spaces, watch), request.strategy)
+        if marginals.free_mass:
+            ranges.kept(float(solution.marginals[0].sum()), n * k, marginals)
+        derived = None
+        if gradient_mode is not None:
+            derived = differentiable(solution, request.model, spaces, request.given, gradient_mode)
+    request = request.run_by(strategy)
+    result = GWResult.of(solution, request, spaces, graphs, prepared, derived)
+    warn(result, solution, request)
     return result
+
+
+def _prepared(request: Request, watch: Watch) -> tuple[Pair, Graphs]:
+    """The providers of both spaces, and how their neighbour graphs were made; a stage unless files cannot hold them."""
+    prepare = partial(make_providers, request.spaces, request.options.spaces)
+    given = any(is_provider(space.data) for space in request.spaces)
+    spaces, graphs = prepare() if given else watch.stage("prepare", prepare)
+    advice = f"{request.remedy}; or divide distances by a larger options.spaces.scale"
+    check_distances_resolved(request.model, unit_of(spaces) ** 0.5, advice)
+    return spaces, graphs
+
+
+@contextmanager
+def _advised(request: Request) -> Iterator[None]:
+    """Numbers that end in none are answered with what to change; errors of the callback pass through."""
+    try:
+        yield
+    except FloatingPointError as error:
+        if is_theirs(error):
+            raise
+        raise FloatingPointError(f"{error}; {request.remedy}{request.remedy_by_weights}") from error
+
+
+class Arguments(TypedDict, total=False):
+    """What `gw_align` takes by name."""
+
+    distances: str | tuple[str, str]
+    p: Array | Tensor | None
+    q: Array | Tensor | None
+    cost: Cost | None
+    alpha: float | Tensor | None
+    supervision: Supervision | None
+    init: Array | Tensor | GWResult | None
+    epsilon: float
+    marginals: Marginals
+    options: GWOptions
+    device: str | torch.device | None
+    backend: str
+    random_state: RandomState
+    callback: Callback | None
+    checkpoint: str | PathLike[str] | Checkpoint | None
+
+
+@overload
+def gw_loss(
+    X: Any,
+    Y: Any,
+    *,
+    gradient_mode: GradientMode = ...,
+    return_result: Literal[False] = ...,
+    **arguments: Unpack[Arguments],
+) -> Tensor: ...
+@overload
+def gw_loss(
+    X: Any,
+    Y: Any,
+    *,
+    gradient_mode: GradientMode = ...,
+    return_result: Literal[True],
+    **arguments: Unpack[Arguments],
+) -> tuple[Tensor, GWResult]: ...
+@entry(passes_to=gw_align)
+def gw_loss(
+    X: Any,
+    Y: Any,
+    *,
+    gradient_mode: GradientMode = Envelope(),  # noqa: B008 - frozen, so one instance serves every call
+    return_result: bool = False,
+    **arguments: Unpack[Arguments],
+) -> Tensor | tuple[Tensor, GWResult]:
+    """The entropic Gromov-Wasserstein objective of two spaces, differentiable in all that it is made of.
+
+    Parameters
+    ----------
+    X, Y : points, distance matrices or distance providers as in `gw_align`. Those given as tensors that require
+        gradients get them, and so do ``p``, ``q``, ``alpha`` (a tensor ()), and ``cost``: a matrix, features, or a
+        `FeatureCost`.
+    gradient_mode : `Envelope`, exact for the solved plan, unless iterations are to be recorded (`Unrolled`).
+    return_result : also return the `GWResult`, from which the next step of a training loop begins: ``init=result``.
+    arguments : all others of `gw_align`, by name.
+
+    Returns
+    -------
+    The regularised objective (), in the precision of the widest tensor that requires a gradient, float64 for none: the
+    value with its entropy, in units of the squared scaled distances. Each space is divided by its own largest distance
+    unless ``SpaceOptions(scale=)`` says otherwise, and the derivative of that is part of the gradient; a fixed number
+    makes sizes count. With ``return_result`` the pair (objective, result); ``result.loss`` is the same number.
+
+    Raises
+    ------
+    As `gw_align`; ValueError for ``epsilon=0``, sampled gradients and couplings of low rank. A second differentiation
+    raises RuntimeError but with `Unrolled`.
+
+    Notes
+    -----
+    At a stationary plan the gradient of the objective is its partial derivative with plan and dual potentials held
+    fixed, so it costs one product of the plan with distances. What the solve leaves counts: the relative error is
+    about twice the marginal residual, 1e-9 where the plan is stored and a few 1e-3 where it streams, unless
+    ``Envelope(tol=)`` asks for less. Without ``init=`` most of the time goes into the search for the optimum, so let
+    each step of a training loop begin at the result of the last one.
+
+    Examples
+    --------
+    >>> import torch, torchgw
+    >>> X = torch.rand(30, 3, dtype=torch.float64, requires_grad=True)
+    >>> Y = torch.rand(40, 2, dtype=torch.float64)
+    >>> torchgw.gw_loss(X, Y, distances="euclidean", epsilon=1e-2, random_state=0).backward()
+    >>> X.grad.shape
+    torch.Size([30, 3])
+    >>> result = None
+    >>> for _ in range(3):
+    ...     loss, result = torchgw.gw_loss(X, Y, init=result, return_result=True, distances="euclidean", epsilon=1e-2)
+    """
+    if gradient_mode is None:
+        raise TypeError("gradient_mode must be Envelope(), Implicit() or Unrolled(), got None; in gw_align it may be")
+    validate.flag("return_result", return_result)
+    result = gw_align(X, Y, gradient_mode=gradient_mode, **arguments)
+    if return_result:
+        return result.loss, result
+    if result.status is Status.CANCELLED and arguments.get("callback") is None:
+        raise KeyboardInterrupt  # nobody sees the status of a loss
+    return result.loss
+
+
+def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback: Callback | None = None) -> GWResult:
+    """Go on with a `gw_align` that was given ``checkpoint=path``, to the result that it would have had.
+
+    On a CPU, on the same machine and with the same number of threads, it has the same bits, however often and wherever
+    the solve was killed. A checkpoint whose solve had ended gives its result once more.
+
+    Parameters
+    ----------
+    path : the folder of the checkpoint. It stays, and the solve goes on being written there.
+    X, Y : spaces that were distance providers, which files do not hold, once more; the others are in the checkpoint.
+    callback : called like that of `gw_align`.
+
+    Raises
+    ------
+    ValueError
+        When the folder holds no checkpoint of this version, a file in it is damaged or of another checkpoint, a solve
+        is at it, a provider is missing, or the device that it was begun on; before anything is computed, naming the
+        file.
+
+    Warns
+    -----
+    CheckpointWarning
+        When it was begun by another version, or with another number of threads, and when it cannot be written.
+
+    Notes
+    -----
+    Files of a checkpoint hold numbers and names of known classes. Nothing in them is run.
+    """
+    call, every, random = reopened(path)
+    if not isinstance(call, dict) or not isinstance(again := call.pop("again", None), dict):
+        raise ValueError(f"{path} holds no call of gw_align")
+    for name, space in (("X", X), ("Y", Y)):
+        if space is None and name in again:
+            raise ValueError(
+                f"{name} of the checkpoint {path} is a distance provider, which files do not hold: give it"
+            )
+        if space is not None and name not in again:
+            raise ValueError(f"{name} of the checkpoint {path} is in it; leave it out")
+        if name in again:
+            check_looks(name, space, again[name])
+            call[name] = space
+    return gw_align(**call, checkpoint=Continued(path, every, random), callback=callback)
+
+
+def check_looks(name: str, space: Any, looks: tuple[int, float, Tensor]) -> None:
+    """Refuse a provider that is another one than the solve began with."""
+    size, scale, row = looks
+    validate.provider(name, space)
+    now = looks_of(space)
+    if now[:2] != (size, scale) or not torch.allclose(now[2].double(), row.double()):
+        raise ValueError(f"{name} must be the provider that the solve began with: other size, scale or distances")

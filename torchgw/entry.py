@@ -6,12 +6,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import ParamSpec, TypeVar
 
 from torchgw import validate
 from torchgw.kernels.precision import exact_products
-from torchgw.options import GWOptions
+from torchgw.options import GROUPS, GWOptions
 from torchgw.runtime.keywords import places, refusal
 from torchgw.runtime.memory import allocating
 from torchgw.runtime.threads import own_threads
@@ -98,6 +97,5 @@ def entry(
 
 def check_options(options: object) -> None:
     """`GWOptions`; what is one of their groups is answered with the place that it has in them."""
-    groups = {member.default_factory: member.name for member in fields(GWOptions)}
-    example = PLACES[groups.get(type(options), "sampling")]
+    example = PLACES[next((name for name, group in GROUPS.items() if isinstance(options, group)), "sampling")]
     validate.instance("options", options, GWOptions, f"; for example {example}")

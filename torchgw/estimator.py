@@ -22,12 +22,13 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from torchgw import validate
-from torchgw.align import Cost, gw_align
+from torchgw.align import gw_align
 from torchgw.diagnostics.status import Status
 from torchgw.entry import entry
 from torchgw.marginals import Balanced, Marginals
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
+from torchgw.request.request import Cost
 from torchgw.request.spaces import check_distances
 from torchgw.types import Array, Callback, RandomState
 

@@ -131,3 +131,6 @@ class Partial(Marginals):
     @property
     def total(self) -> float | None:
         return self.mass
+
+
+MARGINALS = {kind.__name__: kind for kind in (Balanced, SemiRelaxed, Unbalanced, Partial)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from torchgw import validate
 from torchgw.losses import LOSSES, SeparableLoss
@@ -318,3 +319,8 @@ class GWOptions(Worded):
             _keep(self, loss=validate.choice("loss", self.loss, tuple(LOSSES)))
         _keep(self, mixed_precision=validate.flag("mixed_precision", self.mixed_precision))
         _keep(self, max_memory=validate.integer("max_memory", self.max_memory, least=1))
+
+
+GROUPS: dict[str, Any] = {  # of options, by their names in `GWOptions`
+    member.name: member.default_factory for member in fields(GWOptions) if isinstance(member.default_factory, type)
+}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from torchgw import report
-from torchgw.align import gw_align
+from torchgw.align import gw_align, resume
 from torchgw.cli.input import WITHOUT_INDEX, read_space
 from torchgw.cli.output import check_output, described, write_matching, write_whole
 from torchgw.diagnostics.status import Status
@@ -32,7 +32,6 @@ from torchgw.persist.checkpoint import is_taken
 from torchgw.progress import bar_on_terminal
 from torchgw.request.combinations import EXCLUDED
 from torchgw.results.result import GWResult
-from torchgw.resume import resume
 from torchgw.runtime.caller import warn_caller
 from torchgw.types import TorchGWWarning
 from torchgw.validate import looks_like_distances

@@ -16,9 +16,7 @@ from torchgw.gradients.plan_moments import Stored
 from torchgw.gradients.solution import solution_of
 from torchgw.gradients.unrolled import unrolled
 from torchgw.kernels.precision import exact_products
-from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
-from torchgw.options import GWOptions
 from torchgw.runtime.refuse_double_backward import once
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.solution import CertifiedSolution
@@ -129,13 +127,10 @@ def differentiable(
     model: Model,
     made: tuple[DistanceProvider, DistanceProvider],
     given: Given,
-    masses: tuple[Tensor, Tensor],
-    marginals: Marginals,
-    options: GWOptions,
     mode: GradientMode,
 ) -> Differentiable:
     """The solved problem of ``outcome`` as an expression of what was given."""
     dtype, device = given.dtype(), model.p.device
     once = isinstance(mode, Envelope | Implicit)
-    theta = parameters(given, made, masses, marginals, options.spaces, dtype, device, once)
+    theta = parameters(given, made, dtype, device, once)
     return Differentiable(solution_of(outcome, model, made, dtype), theta, mode)

@@ -29,7 +29,16 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class Given:
-    """What a user handed over: spaces, masses (or None), linear cost (or None), weight of the quadratic part."""
+    """What a user handed over, and what was made of it as numbers.
+
+    X, Y : spaces.
+    p, q : masses (N,), (K,), or None.
+    cost : linear cost, or None.
+    alpha : weight of the quadratic part, a number or a tensor ().
+    masses : validated p (N,) and q (K,), float64, uniform where none were given.
+    marginals : what is asked of the plan's marginals.
+    spaces : how distances come from spaces.
+    """
 
     X: Any
     Y: Any
@@ -37,6 +46,9 @@ class Given:
     q: Any
     cost: Any
     alpha: Any
+    masses: tuple[Tensor, Tensor]
+    marginals: Marginals
+    spaces: SpaceOptions
 
     def leaves(self) -> list[Tensor]:
         """The tensors among them that require gradients."""
@@ -94,22 +106,19 @@ def gated(given: Any, leaves: list[Tensor]) -> Any:
 def parameters(
     given: Given,
     made: tuple[DistanceProvider, DistanceProvider],
-    masses: tuple[Tensor, Tensor],
-    marginals: Marginals,
-    spaces: SpaceOptions,
     dtype: torch.dtype,
     device: torch.device,
     once: bool,
 ) -> Parameters:
-    """theta of a problem with these providers and validated masses (N,), (K,), as a user gave them."""
+    """theta of a problem with these providers, as a user gave them; ``once`` refuses second derivatives."""
     leaves = given.leaves() if once else []
     points = gated(_leaf(given.X), leaves), gated(_leaf(given.Y), leaves)
-    x, y = traced(made, points, spaces, dtype, device)
+    x, y = traced(made, points, given.spaces, dtype, device)
     p, q = (
         _masses(gated(own, leaves), checked, dtype, device)
-        for own, checked in zip((given.p, given.q), masses, strict=True)
+        for own, checked in zip((given.p, given.q), given.masses, strict=True)
     )
-    scale, ends = _scales(p, q, marginals)
+    scale, ends = _scales(p, q, given.marginals)
     alpha = torch.as_tensor(gated(given.alpha, leaves), dtype=dtype, device=device)
     cost = None if given.cost is None else _cost(gated(given.cost, leaves), dtype, device)
     return Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw.options import GWOptions
+from torchgw.couplings.reader import Readable
+from torchgw.marginals import MARGINALS
+from torchgw.options import GROUPS, GWOptions
 from torchgw.persist.checkpoint import Checkpoint, Folder, begin
 from torchgw.persist.codec import KIND, encode, storable
 from torchgw.persist.files import path_of
 from torchgw.persist.watch import Watch
-from torchgw.results.result import GWResult
-from torchgw.results.storage import GROUPS, MARGINALS
 from torchgw.types import Callback, is_provider
 
 for _kind in (GWOptions, *GROUPS.values(), *MARGINALS.values()):  # modules below the codec
@@ -68,7 +68,7 @@ def kept(call: dict[str, Any]) -> Any:
     TypeError
         For an argument that files cannot hold, by name.
     """
-    if isinstance(call["init"], GWResult):
+    if isinstance(call["init"], Readable):
         call = call | {"init": call["init"].plan}
     again = {name: looks_of(call[name]) for name in "XY" if is_provider(call[name])}
     items = [[name, _encoded(name, value)] for name, value in (call | dict.fromkeys(again)).items()]

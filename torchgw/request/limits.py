@@ -1,4 +1,4 @@
-"""Which strategy a problem takes, and whether what it stores fits, before anything is built.
+"""Which strategy and kernels a problem takes, and whether what it stores fits, before anything is built.
 
 A dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end); the exact gradient
 takes N K (N + K) multiplications at each iteration where neither space has factors.
@@ -12,16 +12,22 @@ import torch
 
 from torchgw import validate
 from torchgw.gradients.modes import GradientMode, Unrolled
+from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
+from torchgw.kernels.dispatch import Request, Selection
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.precision import loop_dtype
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded
 from torchgw.spaces.prepare import Space
+from torchgw.strategies.large_problem import Kernels
 
 DENSE_BYTES, SHARP_BYTES = 16, 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
 SEARCHED_SIZE = 5000
 EXACT_WORK = {"cpu": 4e10, "cuda": 4e12}
+EXPECTED_RANK = 32
 RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 
 
@@ -46,6 +52,18 @@ def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: to
 def dense_bytes(n: int, k: int, epsilon: float) -> int:
     """Bytes of score and plan of a dense solve."""
     return (DENSE_BYTES if epsilon > 0 else SHARP_BYTES) * n * k
+
+
+def choose_kernels(
+    strategy: str, backend: str, device: torch.device, shape: tuple[int, int], options: GWOptions
+) -> tuple[Selection[Kernel], Kernels]:
+    """The implementation to report, and those of every family that the strategy uses."""
+    dtype, cells = loop_dtype(options.mixed_precision), min(options.ladder.n_cells, *shape)
+    stored = softmin_dense.choose(backend, Request(device, dtype, shape if strategy == "dense" else (cells, cells)))
+    streamed = softmin_stream.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
+    tiled = softmin_tiles.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
+    kernels = Kernels(stored.function, streamed.function, tiled.function)
+    return stored if strategy == "dense" else streamed, kernels
 
 
 def check_rank(options: GWOptions, most: int) -> None:

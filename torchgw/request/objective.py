@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,7 +118,7 @@ def make_model(
     return model, scale
 
 
-def check_resolved(model: Model, checked: list[Space], options: GWOptions, advice: str) -> None:
+def check_resolved(model: Model, spaces: Sequence[Space], options: GWOptions, advice: str) -> None:
     """Refuse an epsilon at which float64 could not add up potentials, as far as that is known before any distance is:
     of linear costs, and of distances with a given largest. Potentials of a solve are checked again when it ends."""
     scale, reach = options.spaces.scale, _reach(model)
@@ -130,7 +131,7 @@ def check_resolved(model: Model, checked: list[Space], options: GWOptions, advic
         ranges.outliers(reach, cheapest, model.epsilon, typical, options.sinkhorn.tol)
     ranges.resolved("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
     if not isinstance(scale, float | tuple):
-        given = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in checked]
+        given = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in spaces]
         check_distances_resolved(model, max(given), advice)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -33,6 +32,15 @@ def check_distances(distances: object) -> tuple[str, str]:
     else:
         first = second = distances
     return validate.choice("distances", first, DISTANCES), validate.choice("distances", second, DISTANCES)
+
+
+def check_spaces(
+    X: Any, Y: Any, kinds: tuple[str, str], alpha: float, cost: Any, options: SpaceOptions
+) -> tuple[Space, Space]:
+    """Both validated spaces; those of a problem that has no use for distances have none."""
+    if alpha == 0:
+        (X, Y), kinds = without_distances(X, Y, cost), ("auto", "auto")
+    return check_space("X", X, kinds[0], options), check_space("Y", Y, kinds[1], options)
 
 
 def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> Space:
@@ -168,9 +176,10 @@ def _length(name: str, space: Any) -> int:
     return int(shape[0])
 
 
-def with_factors(spaces: Sequence[Space], kinds: tuple[str, str]) -> list[Space]:
+def with_factors(spaces: tuple[Space, Space], kinds: tuple[str, str]) -> tuple[Space, Space]:
     """The spaces with landmark distances where the choice is ours and there would be no factors."""
-    return [
+    x, y = (
         space._replace(kind="landmark") if asked == "auto" and space.kind in ("checked", "precomputed") else space
         for space, asked in zip(spaces, kinds, strict=True)
-    ]
+    )
+    return x, y

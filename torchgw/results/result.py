@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.reader import Readable, point_indices
+from torchgw.couplings.rounding import off
 from torchgw.diagnostics.evidence import (
     Basin,
     Certificate,
@@ -27,11 +29,15 @@ from torchgw.marginals import Marginals
 from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
+from torchgw.request.request import Request
 from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.storage import check_members, read, write
+from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import Known
-from torchgw.types import Coupling, Differentiated
+from torchgw.spaces.prepare import Graphs, Pair, Space
+from torchgw.spaces.scale import unit_of
+from torchgw.types import Coupling, Differentiated, is_graph
 
 NOT_SAVED = ("known", "differentiated")
 
@@ -121,6 +127,72 @@ class GWResult(Readable):
     numpy_input: bool = True
     known: tuple[Known, Known] | None = None
     differentiated: Differentiated | None = None
+
+    @classmethod
+    def of(
+        cls,
+        solution: CertifiedSolution,
+        request: Request,
+        spaces: Pair,
+        graphs: Graphs,
+        prepared: float,
+        differentiated: Differentiated | None,
+    ) -> GWResult:
+        """The result of a request, in the units of p and q; `torchgw.gw_align` makes it.
+
+        Parameters
+        ----------
+        solution : of the request's problem, for plans of mass one.
+        request : what was asked for, with the strategy that ran.
+        spaces, graphs : the providers, and how their neighbour graphs were made; ``prepared`` the seconds they took.
+        differentiated : what gradients come from, with a gradient mode.
+        """
+        mass, model, values, asked = request.mass, request.model, solution.values, request.asked
+        rows, columns = (side.cpu() * mass for side in solution.marginals)
+        unit = unit_of(spaces)
+        sampled = solution.gradient == "sampled"
+        return cls(
+            coupling=solution.coupling.times(mass),
+            value=values.total * mass**2,
+            value_quad=values.quadratic * mass**2 if model.alpha > 0 else math.nan,
+            value_linear=values.linear * mass,
+            value_penalty=values.penalty * mass**2,
+            violation=values.violation * mass,
+            value_exact=solution.objective.exact,
+            value_error=model.alpha * solution.objective.error * mass**2,
+            marginal_error=off(rows, columns, *request.given.masses, asked.marginals),
+            marginal_residual=solution.marginal_residual,
+            strategy=request.strategy,
+            ladder=solution.ladder,
+            omitted_mass=solution.omitted,
+            evaluated=solution.evaluated,
+            certificate=solution.certificate.times(mass**2),
+            basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in solution.basins),
+            gradient=solution.gradient,
+            gradient_passed_over=request.against_exact or passed_over(request) if sampled else "",
+            status=solution.status,
+            n_iter=solution.n_iter,
+            n_iter_sinkhorn=solution.n_iter_sinkhorn,
+            history=replace(solution.history, cost=[cost * mass**2 for cost in solution.history.cost]),
+            backend=request.backend.name,
+            backends_passed_over=request.backend.passed_over,
+            blocks=request.backend.blocks,
+            scales=(float(spaces[0].scale), float(spaces[1].scale)),
+            cost_scale=request.cost_scale,
+            providers=(type(spaces[0]).__name__, type(spaces[1]).__name__),
+            graphs=graphs,
+            timings={"prepare": prepared} | solution.seconds,
+            epsilon=model.epsilon,
+            alpha=model.alpha,
+            marginals=asked.marginals,
+            supervised=asked.supervision is not None,
+            constrained=asked.supervision is not None and asked.supervision.strength == math.inf,
+            options=request.options,
+            unit=unit if model.alpha == 1 else max(unit, 1.0),
+            numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
+            known=known_points(request.spaces, spaces, graphs),
+            differentiated=differentiated,
+        )
 
     def __repr__(self) -> str:
         n, k = self.shape
@@ -327,3 +399,23 @@ class GWResult(Readable):
         except Exception as error:  # what reads broken files raises errors of every kind
             reason = f" ({guards.one_line(error)})" if isinstance(error, ValueError) else ""
             raise ValueError(f"path must name a file written by GWResult.save, {path} is not one{reason}") from error
+
+
+def passed_over(request: Request) -> str:
+    """Why the gradient was sampled although nothing stood against the exact one."""
+    if request.options.gradient == "sampled":
+        return "options.gradient is 'sampled'"
+    return f"the {request.strategy} strategy has exact gradients of factored distances only"
+
+
+def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tuple[Known, Known]:
+    """What the result keeps to place points that it has not seen."""
+    x, y = (
+        Known(
+            space.to(torch.device("cpu"), torch.float64),
+            None if kind in ("matrix", "provider") or is_graph(data) else data,
+            report.k if report else 1,
+        )
+        for (_, data, kind), space, report in zip(given, made, graphs, strict=True)
+    )
+    return x, y

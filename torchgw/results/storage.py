@@ -21,34 +21,13 @@ from torchgw.diagnostics.evidence import Basin, Certificate, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.losses import SeparableLoss
-from torchgw.marginals import Balanced, Partial, SemiRelaxed, Unbalanced
-from torchgw.options import (
-    AnnealingOptions,
-    CoarseOptions,
-    GWOptions,
-    LadderOptions,
-    LowRankOptions,
-    SamplingOptions,
-    SinkhornOptions,
-    SpaceOptions,
-    StoppingOptions,
-)
+from torchgw.marginals import MARGINALS
+from torchgw.options import GROUPS, GWOptions
 from torchgw.persist import guards
 from torchgw.persist.files import checked_seal, written
 from torchgw.spaces.graph import GraphReport
 from torchgw.types import Array
 
-MARGINALS = {kind.__name__: kind for kind in (Balanced, SemiRelaxed, Unbalanced, Partial)}
-GROUPS = {
-    "spaces": SpaceOptions,
-    "sampling": SamplingOptions,
-    "sinkhorn": SinkhornOptions,
-    "annealing": AnnealingOptions,
-    "stopping": StoppingOptions,
-    "coarse": CoarseOptions,
-    "ladder": LadderOptions,
-    "low_rank": LowRankOptions,
-}
 GONE = {"low_rank": ("n_starts",)}  # options that files of earlier versions have
 FACTORS = {"A": "nr", "B": "kr", "f": "n", "g": "k", "x": "n", "y": "k"}
 TILES = {"tile_size": "", "tile_first": "t", "tile_column": "c", "tile_separable": ""}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -89,27 +88,3 @@ class CertifiedSolution(Solution):
     omitted: float = 0.0
     evaluated: float = 1.0
     seconds: dict[str, float]
-
-    def as_told(self, mass: float, alpha: float) -> dict[str, Any]:
-        """What a result takes over, for plans of this mass."""
-        values = self.values
-        return {
-            "coupling": self.coupling.times(mass),
-            "value": values.total * mass**2,
-            "value_quad": values.quadratic * mass**2 if alpha > 0 else math.nan,
-            "value_linear": values.linear * mass,
-            "value_penalty": values.penalty * mass**2,
-            "violation": values.violation * mass,
-            "value_exact": self.objective.exact,
-            "value_error": alpha * self.objective.error * mass**2,
-            "marginal_residual": self.marginal_residual,
-            "omitted_mass": self.omitted,
-            "evaluated": self.evaluated,
-            "ladder": self.ladder,
-            "certificate": self.certificate.times(mass**2),
-            "basins": tuple(replace(basin, energy=basin.energy * mass**2) for basin in self.basins),
-            "gradient": self.gradient,
-            "n_iter": self.n_iter,
-            "n_iter_sinkhorn": self.n_iter_sinkhorn,
-            "history": replace(self.history, cost=[cost * mass**2 for cost in self.history.cost]),
-        }

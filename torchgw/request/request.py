@@ -1,0 +1,240 @@
+"""What a call of `gw_align` asks for: its arguments as given, and validated with every default resolved."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, fields, replace
+from os import PathLike
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchgw import ranges, validate
+from torchgw.entry import check_options
+from torchgw.gradients.modes import GradientMode, check_mode
+from torchgw.gradients.parameters import Given
+from torchgw.kernels.dispatch import BACKENDS, Selection
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.sampling import make_generator
+from torchgw.losses import LOSSES, SeparableLoss
+from torchgw.marginals import Marginals
+from torchgw.objective.features import FeatureCost
+from torchgw.objective.model import Model
+from torchgw.objective.supervision import Supervision
+from torchgw.options import GWOptions
+from torchgw.persist.checkpoint import Checkpoint
+from torchgw.persist.watch import Watch
+from torchgw.request.combinations import Fact, fact_of_space, facts_of, refuse, settled, tightened
+from torchgw.request.limits import check_memory, check_rank, choose_kernels, choose_strategy, sharp_fits
+from torchgw.request.objective import as_pair, check_alpha, check_cost, check_resolved, make_model, tensors_of
+from torchgw.request.spaces import check_distances, check_init, check_spaces, pick_device, with_factors
+from torchgw.runtime.threads import threads_for
+from torchgw.spaces.prepare import Space
+from torchgw.strategies.large_problem import Kernels, Task
+from torchgw.types import Array, Callback, DistanceProvider, RandomState
+
+logger = logging.getLogger("torchgw")
+
+SHARP = "take epsilon=0 for the optimum without entropy"
+
+Cost: TypeAlias = "Array | Tensor | tuple[Array | Tensor, Array | Tensor] | FeatureCost"
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The arguments of `gw_align`, as given and in its order; they are described there."""
+
+    X: Any
+    Y: Any
+    distances: str | tuple[str, str]
+    p: Array | Tensor | None
+    q: Array | Tensor | None
+    cost: Cost | None
+    alpha: float | Tensor | None
+    supervision: Supervision | None
+    init: Any
+    epsilon: float
+    marginals: Marginals
+    options: GWOptions
+    gradient_mode: GradientMode | None
+    device: str | torch.device | None
+    backend: str
+    random_state: RandomState
+    callback: Callback | None
+    checkpoint: str | PathLike[str] | Checkpoint | None
+
+    def check(self) -> None:
+        """Refuse what can be seen to be wrong in one argument alone, but for spaces, masses and costs."""
+        check_options(self.options)
+        validate.instance(
+            "marginals", self.marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()"
+        )
+        validate.real("epsilon", self.epsilon, least=0.0, most=ranges.LARGEST_EPSILON)
+        validate.choice("backend", self.backend, BACKENDS)
+        if self.supervision is not None:
+            example = "; for example Supervision(pairs=[(0, 3), (10, 7)])"
+            validate.instance("supervision", self.supervision, Supervision, example)
+        check_mode(self.gradient_mode)
+        if self.callback is not None and not callable(self.callback):
+            raise TypeError(f"callback must be callable or None, got {type(self.callback).__name__}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """A validated call of `gw_align`, with every default resolved.
+
+    asked : the arguments as given.
+    given : those that gradients flow to.
+    options : the options with what other arguments decide.
+    strategy : "dense", "streaming" or "low-rank": the one that runs.
+    spaces : both spaces, validated, with the kinds of their distances.
+    model : masses of sum one and all that the objective weighs, on the device that solves.
+    mass : the scale of the plan's mass, in units of p and q, which the model divides out.
+    cost_scale : what feature costs were divided by.
+    init : a plan (N, K) over its largest entry, or matching pairs (m, 2), to start at instead of the search; or None.
+    generator : of landmarks, starts and anchors, on the device.
+    kernels : implementations of every family that the strategy uses; ``backend`` is the one that is reported.
+    against_exact : why the exact gradient cannot or should not run; None where it runs.
+    sharp : whether the same call with epsilon=0 would be accepted, which remedies then name.
+    """
+
+    asked: Asked
+    given: Given
+    options: GWOptions
+    strategy: str
+    spaces: tuple[Space, Space]
+    model: Model
+    mass: float
+    cost_scale: float
+    init: Tensor | None
+    generator: torch.Generator
+    backend: Selection[Kernel]
+    kernels: Kernels
+    against_exact: str | None
+    sharp: bool
+
+    @classmethod
+    def of(cls, asked: Asked) -> Request:
+        """The request of a call.
+
+        Raises
+        ------
+        ValueError, TypeError, MemoryError, FloatingPointError
+            As `gw_align` says, before any distance is computed.
+        """
+        asked.check()
+        mode, marginals, supervision, epsilon = asked.gradient_mode, asked.marginals, asked.supervision, asked.epsilon
+        cost = as_pair(asked.cost)
+        weight = check_alpha(asked.alpha, cost)
+        alpha = asked.alpha if isinstance(asked.alpha, Tensor) else weight
+        facts = facts_of(asked.options, epsilon, alpha, cost, marginals, supervision, mode, asked.checkpoint)
+        refuse(facts)
+        options = tightened(settled(asked.options, facts), epsilon, marginals)
+        device = pick_device(asked.device, (asked.X, asked.Y, *tensors_of(cost)))
+        generator = make_generator(asked.random_state, device)
+
+        kinds = check_distances(asked.distances)
+        spaces = check_spaces(asked.X, asked.Y, kinds, weight, cost, options.spaces)
+        n, k = (space.size for space in spaces)
+        p, q = validate.masses("p", asked.p, n, "N"), validate.masses("q", asked.q, k, "K")
+        linear, cost_scale = check_cost(cost, n, k)
+        init = check_init(asked.init, n, k, device)
+        strategy = choose_strategy(n, k, epsilon, options, device)
+        if mode is not None:
+            ranges.reference((float(p.sum()), float(q.sum())))
+            options = replace(options, strategy=strategy)
+        if strategy == "low-rank" or (strategy == "streaming" and mode is not None):
+            spaces = with_factors(spaces, kinds)
+        chosen = {"options.strategy": Fact(strategy, repr(strategy))}
+        refuse(facts | chosen | {space.name: fact_of_space(space) for space in spaces})
+        check_rank(options, min(int((side > 0).sum()) for side in (p, q)))
+
+        rules = None if supervision is None else supervision.rules(p, q, strategy == "dense")
+        if rules is not None and rules.cost.extra is not None:
+            options = replace(options, strategy="dense")  # no other strategy can take over what is stored
+        strength = math.inf if supervision is None else supervision.strength
+        loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]
+        model, mass = make_model(p, q, marginals, weight, float(epsilon), linear, rules, strength, loss, device)
+        against = check_memory(strategy, spaces, model, device, options, mode)
+        sharp = sharp_fits(facts, (n, k), against, asked.options)
+        check_resolved(model, spaces, options, remedy_of(sharp))
+        masses = torch.from_numpy(p), torch.from_numpy(q)
+        with threads_for(n * k):  # compiled code is for a number of threads
+            backend, kernels = choose_kernels(strategy, asked.backend, device, (n, k), options)
+        logger.info("backend %s, blocks %s; passed over: %s", backend.name, backend.blocks, backend.passed_over)
+        return cls(
+            asked=asked,
+            given=Given(asked.X, asked.Y, asked.p, asked.q, cost, alpha, masses, marginals, options.spaces),
+            options=options,
+            strategy=strategy,
+            spaces=spaces,
+            model=model,
+            mass=mass,
+            cost_scale=cost_scale,
+            init=init,
+            generator=generator,
+            backend=backend,
+            kernels=kernels,
+            against_exact=against,
+            sharp=sharp,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return len(self.model.p), len(self.model.q)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is solved."""
+        return self.model.p.device
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """Spaces and costs as given, whose kind and device a result follows."""
+        return self.asked.X, self.asked.Y, *tensors_of(self.given.cost)
+
+    @property
+    def remedy(self) -> str:
+        """What to do about an epsilon that is too small."""
+        return remedy_of(self.sharp)
+
+    @property
+    def remedy_by_weights(self) -> str:
+        """What else to do where a solve ended in no numbers, as far as weights of divergences can be the reason.
+
+        Potentials grow with weights beyond 1, the largest squared distance; below it a plan loses its mass.
+        """
+        marginals = self.asked.marginals
+        if any(1 < rho < math.inf for rho in marginals.weights):
+            return f"; or change {marginals!r}: lower weights above 1, or math.inf for a hard marginal"
+        return f"; or change {marginals!r}: raise weights" if marginals.free_mass else ""
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The arguments that a checkpoint keeps."""
+        left_out = ("gradient_mode", "random_state", "callback", "checkpoint")
+        kept = {entry.name: getattr(self.asked, entry.name) for entry in fields(Asked) if entry.name not in left_out}
+        return kept | {"cost": self.given.cost, "epsilon": self.model.epsilon, "device": self.device}
+
+    def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Task:
+        """What is to be solved, between these providers."""
+        exact = self.against_exact is None and self.options.gradient != "sampled"
+        mode = self.asked.gradient_mode
+        tol = None if mode is None else mode.tolerance(self.strategy)
+        arguments = self.init, self.kernels, self.options, self.generator, watch, tol
+        return Task(spaces, self.model, self.model.epsilon, exact, *arguments)
+
+    def run_by(self, strategy: str) -> Request:
+        """The same request, run by a strategy that took over."""
+        if strategy == self.strategy:
+            return self
+        backend, _ = choose_kernels(strategy, self.asked.backend, self.device, self.shape, self.options)
+        return replace(self, strategy=strategy, backend=backend)
+
+
+def remedy_of(sharp: bool) -> str:
+    """What to do about an epsilon that is too small, where the problem may have none (``sharp``) or not."""
+    return f"raise epsilon, or {SHARP}" if sharp else "raise epsilon"

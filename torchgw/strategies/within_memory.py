@@ -1,0 +1,53 @@
+"""A solve by the strategy that was chosen, or by the streaming one where the device's memory ends on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from torchgw.diagnostics.status import Status
+from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.memory import out_of_memory
+from torchgw.solvers.solution import CertifiedSolution
+from torchgw.strategies.dense import run
+from torchgw.strategies.large_problem import Task
+from torchgw.strategies.low_rank import run_low_rank
+from torchgw.strategies.streaming import run_large
+from torchgw.types import OutOfMemoryWarning
+
+SOLVERS: dict[str, Callable[[Task], CertifiedSolution]] = {
+    "dense": run,
+    "streaming": run_large,
+    "low-rank": run_low_rank,
+}
+
+
+def solve_within_memory(problem: Task, strategy: str) -> tuple[str, CertifiedSolution]:
+    """The solution of the strategy; of streaming where memory ends and the options left the choice to us.
+
+    The second attempt begins with the generator as the first one found it. What the callback raises passes through.
+    """
+    state = problem.generator.get_state()
+    try:
+        return strategy, _solved(problem, strategy)
+    except (MemoryError, RuntimeError) as error:
+        if problem.options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
+            raise
+        message = str(error).partition("\n")[0]
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what torch keeps for itself is missing to everyone else on the device
+    warn_caller(
+        f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead; "
+        f"GWOptions(strategy='streaming') takes it at once",
+        OutOfMemoryWarning,
+    )
+    problem.generator.set_state(state)
+    return "streaming", _solved(problem, "streaming")
+
+
+def _solved(problem: Task, strategy: str) -> CertifiedSolution:
+    with problem.watch.within(strategy):
+        found = SOLVERS[strategy](problem)
+    return replace(found, status=Status.CANCELLED) if problem.watch.stopped else found
