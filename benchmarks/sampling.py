@@ -20,7 +20,7 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.sampling import draw
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.landmark import signed_factors
-from torchgw.spaces.representatives import choose_landmarks
+from torchgw.spaces.quantisation import choose_landmarks
 
 N, K, LANDMARKS, RANK, DRAWS = 1000, 1200, 60, 30, 20
 

@@ -16,7 +16,7 @@ from torchgw import GWOptions, Progress, align, cli, epsilon_path, gw_align, gw_
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.datasets import make_spiral
 from torchgw.results.out_of_sample import Unseen
-from torchgw.runtime.memory import allocating
+from torchgw.runtime.caller import allocating
 from torchgw.strategies import within_memory
 
 X = make_spiral(60)[0]

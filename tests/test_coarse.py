@@ -30,7 +30,7 @@ from torchgw.objective.sampled import SampledGradient, landmark_control
 from torchgw.search.anneal import LandmarkProblem, Solved, basins_of, coarse_basins
 from torchgw.search.initial_guesses import quantiles, start_costs
 from torchgw.search.lift import lift
-from torchgw.spaces.representatives import KINDS, choose_landmarks, coverage
+from torchgw.spaces.quantisation import KINDS, choose_landmarks, coverage
 
 F64 = torch.float64
 

@@ -15,7 +15,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers.proximal import proximal_plan
 from torchgw.spaces import PrecomputedDistances, shortest_paths
-from torchgw.spaces.representatives import choose_landmarks, unlikeness
+from torchgw.spaces.quantisation import choose_landmarks, unlikeness
 from torchgw.spaces.shortest_paths import hop_distances
 from torchgw.types import Array
 

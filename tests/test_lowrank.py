@@ -23,7 +23,7 @@ from torchgw.sinkhorn.low_rank import LowRankFactors, project, round_factors
 from torchgw.solvers.low_rank import Factored, group_cells, solve_low_rank, warm_factors
 from torchgw.solvers.solution import Solution
 from torchgw.spaces import EuclideanDistances, PrecomputedDistances
-from torchgw.spaces.representatives import choose_landmarks
+from torchgw.spaces.quantisation import choose_landmarks
 from torchgw.types import Coupling, DistanceProvider
 
 

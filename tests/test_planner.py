@@ -11,7 +11,7 @@ import torch
 
 from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, estimate, gw_align
 from torchgw.datasets import make_spiral
-from torchgw.runtime.memory import out_of_memory
+from torchgw.runtime.caller import out_of_memory
 from torchgw.strategies import within_memory
 from torchgw.strategies.large_problem import Task
 

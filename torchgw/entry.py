@@ -11,8 +11,8 @@ from typing import ParamSpec, TypeVar
 from torchgw import validate
 from torchgw.kernels.precision import exact_products
 from torchgw.options import GROUPS, GWOptions
+from torchgw.runtime.caller import allocating
 from torchgw.runtime.keywords import places, refusal
-from torchgw.runtime.memory import allocating
 from torchgw.runtime.threads import own_threads
 
 P = ParamSpec("P")

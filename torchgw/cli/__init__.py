@@ -21,7 +21,7 @@ from torchgw.cli.demo import run_demo
 from torchgw.cli.info import run_estimate, run_info
 from torchgw.cli.pairwise import run_pairwise
 from torchgw.cli.parser import build_parser, run_completion
-from torchgw.runtime.memory import allocating
+from torchgw.runtime.caller import allocating
 from torchgw.types import AmbiguityWarning, TorchGWWarning
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
 from torchgw.kernels.sampling import draw, make_generator
-from torchgw.runtime.memory import allocating
+from torchgw.runtime.caller import allocating
 from torchgw.types import Array, Coupling, RandomState
 
 PIECE = 2**24  # elements of a product that are held at once

@@ -26,7 +26,7 @@ from torchgw.options import SamplingOptions
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.landmark import signed_factors
-from torchgw.spaces.representatives import choose_landmarks
+from torchgw.spaces.quantisation import choose_landmarks
 from torchgw.types import Carrier, Coupling, DistanceProvider
 
 

@@ -25,6 +25,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
+from torchgw.linalg.centring import centred_modes
 from torchgw.search.initial_guesses import quantiles
 from torchgw.types import Array
 
@@ -105,7 +106,9 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Sp
         return Space(D, p, support, len(mass), (), (), squared, 0.0, digest)
     cells = _ladder(D, p)
     coarse_D, coarse_p = torch.from_numpy(cells[0].distances), torch.from_numpy(cells[0].mass)
-    values, vectors = _modes(coarse_D, coarse_p)
+    values, vectors = centred_modes(coarse_D, coarse_p)
+    order = values.abs().argsort(descending=True)
+    values, vectors = values[order], vectors[:, order]
     critical = float(values[0].abs()) if len(p) > 1 else 0.0
     features = _features(coarse_D, coarse_p, values, vectors, seed)
     levels = tuple(_level(each, critical or 1.0) for each in cells)
@@ -169,17 +172,6 @@ def _filled(values: Tensor, size: int) -> Tensor:
     found = torch.zeros(size, *values.shape[1:])
     found[: len(values)] = values
     return found
-
-
-def _modes(D: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (n,) and functions (n, n) of the centred distances under masses p (n,), largest first."""
-    root = p.sqrt()
-    symmetric = root[:, None] * D * root
-    mean = symmetric @ root
-    centred = symmetric - mean[:, None] * root - root[:, None] * mean + (root @ mean) * root[:, None] * root
-    values, vectors = torch.linalg.eigh(centred)
-    order = values.abs().argsort(descending=True)
-    return values[order], vectors[:, order] / root[:, None]
 
 
 def _features(D: Tensor, p: Tensor, values: Tensor, vectors: Tensor, seed: int) -> list[Tensor]:

@@ -24,7 +24,7 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
-from torchgw.spaces.out_of_sample import Known
+from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
 LANDMARKS = 256  # known points whose distances are the regressors, where the space has no landmarks of its own
@@ -63,7 +63,7 @@ class Unseen(Readable):
 
 
 def extended(
-    coupling: BlockCoupling, known: tuple[Known, Known], points: Any, side: int, epsilon: float
+    coupling: BlockCoupling, known: tuple[KnownPoints, KnownPoints], points: Any, side: int, epsilon: float
 ) -> BlockCoupling:
     """The coupling of new points of ``side`` (0: source, 1: target) with the known ones of the other.
 
@@ -95,7 +95,7 @@ def extended(
     return PotentialCoupling(other, factor, potential, new)
 
 
-def _factor(factor: Tensor, known: Known, points: Any, reach: float) -> Tensor:
+def _factor(factor: Tensor, known: KnownPoints, points: Any, reach: float) -> Tensor:
     """The factor (m, r) of new points from that of the known ones (N, r); ``reach`` is the other side's usual norm."""
     n = len(factor)
     index = getattr(known.space, "landmarks", torch.linspace(0, n - 1, min(n, LANDMARKS)).long())
@@ -118,7 +118,9 @@ def _affine(features: Tensor) -> Tensor:
     return torch.cat((features, torch.ones_like(features[:, :1])), 1)
 
 
-def _score(coupling: DenseCoupling, known: tuple[Known, Known], points: Any, side: int, epsilon: float) -> Tensor:
+def _score(
+    coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoints], points: Any, side: int, epsilon: float
+) -> Tensor:
     """2 D(x, .) T D log2(e) / epsilon of new points (m, ...) with the known ones of the other side."""
     own, other = known[side], known[1 - side]
     device = coupling.device

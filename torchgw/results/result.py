@@ -34,7 +34,7 @@ from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.storage import check_members, read, write
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
-from torchgw.spaces.out_of_sample import Known
+from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.scale import unit_of
 from torchgw.types import Coupling, Differentiated, is_graph
@@ -125,7 +125,7 @@ class GWResult(Readable):
     options: GWOptions
     unit: float = 1.0
     numpy_input: bool = True
-    known: tuple[Known, Known] | None = None
+    known: tuple[KnownPoints, KnownPoints] | None = None
     differentiated: Differentiated | None = None
 
     @classmethod
@@ -408,10 +408,10 @@ def passed_over(request: Request) -> str:
     return f"the {request.strategy} strategy has exact gradients of factored distances only"
 
 
-def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tuple[Known, Known]:
+def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tuple[KnownPoints, KnownPoints]:
     """What the result keeps to place points that it has not seen."""
     x, y = (
-        Known(
+        KnownPoints(
             space.to(torch.device("cpu"), torch.float64),
             None if kind in ("matrix", "provider") or is_graph(data) else data,
             report.k if report else 1,

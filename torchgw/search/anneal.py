@@ -26,7 +26,7 @@ from torchgw.search.initial_guesses import start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import balance
 from torchgw.sinkhorn.sides import Side, log_total, translation
-from torchgw.spaces.representatives import KINDS, Landmarks, choose_landmarks
+from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)

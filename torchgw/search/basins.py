@@ -30,7 +30,7 @@ from torchgw.search.lift import lift
 from torchgw.search.problem import Candidate, Problem, descended
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.representatives import Landmarks, choose_landmarks, coverage, unlikeness
+from torchgw.spaces.quantisation import Landmarks, choose_landmarks, coverage, unlikeness
 
 logger = logging.getLogger("torchgw")
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sampling import draw
+from torchgw.linalg.centring import centred_modes
 
 N_QUANTILES = 16
 N_COORDINATES = 3
@@ -65,17 +66,10 @@ def quantiles(D: Tensor, mass: Tensor, count: int) -> Tensor:
 
 def _coordinates(D: Tensor, mass: Tensor) -> Tensor:
     """The leading classical scaling coordinates (L, 3) of distances D under masses, fewer where fewer matter."""
-    squared = D.square()
-    means = squared @ mass
-    gram = -(squared - means[:, None] - means + mass @ means) / 2
-    root = mass.sqrt()
-    # eigh of float32 on a few landmarks: in float64, as nearly equal eigenvalues are common here.
-    values, vectors = torch.linalg.eigh((root[:, None] * gram * root).to(torch.float64))
+    values, modes = centred_modes(-0.5 * D.square(), mass)
     count = max(1, min(N_COORDINATES, int((values > SMALLEST_EIGENVALUE * values[-1]).sum())))
-    values, vectors = values[-count:].flip(0), vectors[:, -count:].flip(1)
-    scale = root.clamp_min(torch.finfo(D.dtype).tiny)[:, None]
-    found: Tensor = (vectors * values.clamp_min(0.0).sqrt()).to(D.dtype) / scale
-    return found
+    leading = modes[:, -count:] * values[-count:].clamp_min(0.0).sqrt()
+    return leading.flip(1).to(D.dtype)
 
 
 def _between(x: Tensor, y: Tensor) -> Tensor:

@@ -37,7 +37,6 @@ from torchgw import validate
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import factored_mean_square
 from torchgw.options import LowRankOptions
 from torchgw.persist.codec import storable
@@ -45,6 +44,7 @@ from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.low_rank import LowRankFactors, Projection, project, round_factors
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.solution import Solution
+from torchgw.spaces.hierarchy import Cells
 from torchgw.types import DistanceProvider
 
 FIRST_STEP, GROWTH, SHRINK = 0.03, 1.2, 0.5
@@ -375,7 +375,5 @@ def _mean_distances(space: DistanceProvider, label: Tensor, mass: Tensor, count:
     if found is None:
         raise ValueError(f"source must have factored distances for a warm start, {type(space).__name__} has none")
     F, signs = found
-    total = add_by_label(mass.new_zeros(count), label, mass)
-    mean = add_by_label(mass.new_zeros(count, F.shape[1]), label, F * mass[:, None])
-    mean = mean / total.clamp_min(torch.finfo(mass.dtype).tiny)[:, None]
+    mean = Cells(label, count).means(F, mass)
     return ((mean * signs) @ mean.T).clamp_min(0.0)

@@ -26,7 +26,7 @@ FAR = 4.0  # times the way by the new point
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownPoints:
     """A space, and the points (N, D) that it was made from, where it was; ``k`` neighbours join a new point."""
 
     space: DistanceProvider

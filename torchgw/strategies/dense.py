@@ -33,7 +33,7 @@ from torchgw.solvers.sampled import solve
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.representatives import Landmarks
+from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.large_problem import Task
 
 ROUNDING_SLACK = 2.0

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from torchgw.diagnostics.status import Status
-from torchgw.runtime.caller import warn_caller
-from torchgw.runtime.memory import out_of_memory
+from torchgw.runtime.caller import out_of_memory, warn_caller
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import run
 from torchgw.strategies.large_problem import Task

@@ -1,10 +1,8 @@
 """Where the points of the two spaces are drawn: in two or three coordinates each.
 
 Points with up to three coordinates are drawn where they are; of others, the two principal components. A space that was
-given by distances is laid out by landmark multidimensional scaling (de Silva, Tenenbaum 2004): classical scaling of
-L landmarks, and every point placed by its squared distances to them,
-
-    B = -J D2_LL J / 2 = V diag(l) V^T,    x_i = -diag(l)^(-1/2) V^T (D2_Li - mean D2_LL) / 2
+given by distances is laid out by landmark multidimensional scaling: classical scaling of L landmarks, and every point
+placed by its squared distances to them, see `torchgw.linalg.centring`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,8 @@ import numpy as np
 import torch
 
 from torchgw import validate
-from torchgw.spaces.out_of_sample import Known
+from torchgw.linalg.centring import centred_modes
+from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array, DistanceProvider
 
 N_LANDMARKS = 200
@@ -30,7 +29,7 @@ class Placed(Protocol):
     def shape(self) -> tuple[int, int]: ...
 
     @property
-    def known(self) -> tuple[Known, Known] | None: ...
+    def known(self) -> tuple[KnownPoints, KnownPoints] | None: ...
 
 
 def both(result: Placed, X: Any = None, Y: Any = None) -> tuple[Array, Array]:
@@ -96,11 +95,11 @@ def of_distances(space: DistanceProvider) -> Array:
     squared = space.rows(chosen).double().cpu().square()
     between = squared[:, chosen]
     mean = between.mean(1)
-    centred = -0.5 * (between - mean - mean[:, None] + mean.mean())
-    values, vectors = torch.linalg.eigh(centred)
-    axes = vectors[:, -2:].flip(1)
+    mass = torch.full_like(mean, 1 / len(mean))
+    values, modes = centred_modes(-0.5 * between, mass)
     lengths = values[-2:].flip(0)
     spread = lengths > FLAT * lengths[0]  # a line has one direction; the other would be rounding
     scaled = torch.where(spread, lengths, 1.0).rsqrt() * spread
-    found: Array = (-0.5 * (squared - mean[:, None]).T @ axes * scaled).numpy()
+    axes = modes[:, -2:].flip(1) * mass[:, None] * scaled
+    found: Array = (-0.5 * (squared - mean[:, None]).T @ axes).numpy()
     return found
