@@ -110,7 +110,7 @@ def recorded(found: Differentiable, G: Tensor, steps: tuple[int, int], start: Te
     """Iterations with a record, and automatic differentiation of it."""
     theta, wanted = leaves(found.theta)
     g = torch.zeros_like(found.solution.g)
-    T = unrolled(theta, found.solution.model, start, g, None, torchgw.Unrolled(n_outer=steps[0], n_inner=steps[1]))
+    T = unrolled(theta, found.solution.model, start, g, torchgw.Unrolled(n_outer=steps[0], n_inner=steps[1]))
     return list(torch.autograd.grad((T * G).sum(), wanted, allow_unused=True))
 
 
@@ -145,7 +145,7 @@ def steps_for(kind: str, n: int) -> tuple[tuple[int, int], float]:
         steps = (1, count) if kind == "linear" else (count // INNER, INNER)
         with torch.no_grad():
             mode = torchgw.Unrolled(n_outer=steps[0], n_inner=steps[1])
-            T = unrolled(theta, found.solution.model, start, zeros, None, mode)
+            T = unrolled(theta, found.solution.model, start, zeros, mode)
         off = float((T - truth).abs().sum() / truth.sum())
     return steps, difference(implicit(found, G, (1, 1), start), recorded(found, G, steps, start))
 

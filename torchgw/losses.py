@@ -36,6 +36,10 @@ class SeparableLoss:
     h2: Function
     name: str = "separable"
 
+    def factors(self, D: Tensor, E: Tensor) -> tuple[Tensor, Tensor]:
+        """u, v of distances, of any shapes, with L(a, b) = f1(a) + f2(b) - 2 u(a) v(b)."""
+        return (D, E) if self is SQUARE else (self.h1(D) / 2, self.h2(E))
+
 
 def _square(a: Tensor) -> Tensor:
     return a.square()

@@ -16,10 +16,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Implicit
-from torchgw.gradients.plan_moments import Reading, Stored, Streamed
+from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.kernels.precision import exact_products
 from torchgw.objective.curvature import Curvature
 from torchgw.objective.model import Model
@@ -82,9 +82,9 @@ class Solution:
     def model(self) -> Model:
         return self.curvature.model
 
-    def reading(self, along: tuple[Answer, Tensor] | None = None) -> Reading:
+    def moments(self, along: tuple[Answer, Tensor] | None = None) -> PlanMoments:
         """Of T, or of T + s W along (W, s)."""
-        return Stored(self.plan.plan, along) if isinstance(self.plan, DenseCoupling) else Streamed(self.plan, along)
+        return PlanMoments(self.plan, along)
 
 
 class Adjoint:
@@ -133,8 +133,8 @@ class Adjoint:
         with torch.enable_grad():
             s = torch.zeros((), dtype=f.dtype, device=f.device, requires_grad=True)
             multipliers = f + s * answer.a, g + s * answer.b
-            reading = self.solution.reading((answer, s))
-            value = half_lagrangian(theta.with_tensors(leaves), reading, multipliers, self.solution.model)
+            plan = self.solution.moments((answer, s))
+            value = half_lagrangian(theta.with_tensors(leaves), plan, multipliers, self.solution.model)
             (slope,) = torch.autograd.grad(value, s, create_graph=True)
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             found = list(torch.autograd.grad(slope, wanted, -torch.ones_like(slope), allow_unused=True))

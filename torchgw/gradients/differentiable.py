@@ -11,8 +11,8 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Adjoint, GradientReport, Solution
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
-from torchgw.gradients.parameters import REFUSED, Given, applied, parameters
-from torchgw.gradients.plan_moments import Stored
+from torchgw.gradients.parameters import REFUSED, Given, parameters
+from torchgw.gradients.plan_moments import Carried, PlanMoments, applied
 from torchgw.gradients.solution import solution_of
 from torchgw.gradients.unrolled import unrolled
 from torchgw.kernels.precision import exact_products
@@ -33,8 +33,7 @@ class Differentiable:
         if isinstance(mode, Unrolled):
             model = solution.model
             assert isinstance(solution.plan, DenseCoupling)
-            penalty = None if model.penalty is None else model.penalty.rows(slice(None)).to(solution.plan.dtype)
-            self._plan = unrolled(theta, model, solution.plan.plan, solution.g, penalty, mode)
+            self._plan = unrolled(theta, model, solution.plan.plan, solution.g, mode)
 
     @property
     def report(self) -> GradientReport | None:
@@ -45,8 +44,8 @@ class Differentiable:
     def loss(self) -> Tensor:
         """The entropic objective ()."""
         solution = self.solution
-        reading = solution.reading() if self._plan is None else Stored(self._plan)
-        held = half_lagrangian(self.theta, reading, solution.multipliers, solution.model)
+        plan = solution.moments() if self._plan is None else PlanMoments(self._plan)
+        held = half_lagrangian(self.theta, plan, solution.multipliers, solution.model)
         return 2 * self.theta.scale.square() * held
 
     @exact_products()
@@ -65,7 +64,7 @@ class Differentiable:
         if self._plan is not None:
             return self.theta.scale * ((self._plan if axis == 1 else self._plan.T) @ V)
         if self.adjoint is None:
-            return self.theta.scale.detach() * applied(_Carried, self.solution.plan, V, axis)
+            return self.theta.scale.detach() * applied(Carried, self.solution.plan, V, axis)
         return self.theta.scale * applied(_Product, self.adjoint, self.theta, V, axis, *self.theta.tensors())
 
 
@@ -107,19 +106,6 @@ class _Product(torch.autograd.Function):
             found = ctx.adjoint.pulled(G, ctx.theta, needed)
         back, *found = once(REFUSED, [back, *found], (*gradients, *ctx.saved_tensors))
         return None, None, back, None, *found
-
-
-class _Carried(torch.autograd.Function):
-    """T V or T^T V for a constant plan."""
-
-    @staticmethod
-    def forward(ctx: Any, plan: BlockCoupling, V: Tensor, axis: int) -> Tensor:
-        ctx.plan, ctx.axis = plan, axis
-        return plan.apply(V, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, ctx.plan.apply(gradients[0], 1 - ctx.axis), None
 
 
 def differentiable(

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.gradients.plan_moments import Reading
+from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.losses import SQUARE, SeparableLoss
-from torchgw.marginals import Marginals
-from torchgw.objective.model import Model
+from torchgw.objective.divergence import relative_entropy, squared
+from torchgw.objective.exact import PairLoss, factored_quadratic
+from torchgw.objective.model import Model, divergences, mean_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import Traced
 
@@ -64,25 +65,23 @@ class Parameters:
         return Parameters(x, y, cost, p, q, alpha, scale)
 
 
-def half_lagrangian(theta: Parameters, reading: Reading, multipliers: tuple[Tensor, Tensor], model: Model) -> Tensor:
+def half_lagrangian(theta: Parameters, plan: PlanMoments, multipliers: tuple[Tensor, Tensor], model: Model) -> Tensor:
     """L of a plan as it is read. Penalties that stand for constraints are no part of it, soft ones are."""
-    marginals, epsilon = model.marginals, model.epsilon
-    rows, columns, m = reading.rows, reading.columns, reading.rows.sum()
-    single, double = _divergences(theta, reading, marginals)
-    free = marginals.free_mass
+    marginals, epsilon, free = model.marginals, model.epsilon, model.marginals.free_mass
+    rows, columns, m = plan.rows, plan.columns, plan.rows.sum()
+    single, double = divergences(marginals, rows, columns, theta.p, theta.q)
     reference = theta.p.sum() * theta.q.sum() * (theta.scale if free else 1.0)
-    entropy = reading.entropy - _dot_log(rows, theta.p) - _dot_log(columns, theta.q)
-    if free:
-        entropy = entropy - m * theta.scale.log()
-    single = single + epsilon * (entropy - m + reference)
-    double = double + epsilon * (2 * m * entropy - m.square() + reference.square())
+    entropy = relative_entropy(plan.entropy, rows, columns, theta.p, theta.q)
+    divergence = entropy - (m * theta.scale.log() if free else 0.0) - m + reference
+    single = single + epsilon * divergence
+    double = double + epsilon * squared(divergence, m, reference)
     if model.alpha > 0 or theta.alpha.requires_grad:
-        double = double + quadratic(theta.x, theta.y, reading, model.loss)
+        double = double + quadratic(theta.x, theta.y, plan, model.loss)
     if theta.cost is not None:
-        single = single + linear(theta.cost, reading)
+        single = single + linear(theta.cost, plan)
     soft = theta.alpha.new_zeros(())
     if model.penalty is not None and model.strength < torch.inf:
-        soft = penalty_growth(theta, model) * linear(model.penalty.to(theta.p.dtype), reading)
+        soft = penalty_growth(theta, model) * linear(model.penalty.to(theta.p.dtype), plan)
     held = multipliers[0] @ (theta.p - rows) + multipliers[1] @ (theta.q - columns)
     return (theta.alpha * double + theta.beta * single + soft) / 2 + held
 
@@ -92,23 +91,20 @@ def penalty_growth(theta: Parameters, model: Model) -> Tensor:
     return math.exp(model.logarithm) / theta.scale
 
 
-def quadratic(x: Traced, y: Traced, reading: Reading, loss: SeparableLoss = SQUARE) -> Tensor:
+def quadratic(x: Traced, y: Traced, plan: PlanMoments, loss: SeparableLoss = SQUARE) -> Tensor:
     """sum L(D_X[i,i'], D_Y[j,j']) T_ij T_i'j'."""
-    rows, columns = reading.rows, reading.columns
-    if loss is not SQUARE:
-        D, E = matrix_of(x), matrix_of(y)
-        T = reading.matrix()
-        ends = rows @ loss.f1(D) @ rows + columns @ loss.f2(E) @ columns
-        return ends - ((loss.h1(D) @ T) * (T @ loss.h2(E))).sum()
-    return _mean_square(x, rows) + _mean_square(y, columns) - 2 * _cross(x, y, reading)
+    if loss is SQUARE and x.F is not None and y.F is not None:
+        assert x.signs is not None
+        assert y.signs is not None
+        product = x.F.T @ plan.apply(y.F, 1)
+        return factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), plan.rows, plan.columns)
+    cost = PairLoss.of(loss, matrix_of(x), matrix_of(y)).cost(plan.matrix(), plan.rows, plan.columns)
+    return mean_cost(cost, plan.matrix(), plan.rows, plan.columns)
 
 
-def linear(cost: FactoredCost, reading: Reading) -> Tensor:
+def linear(cost: FactoredCost, plan: PlanMoments) -> Tensor:
     """<M, T>."""
-    found = cost.a @ reading.rows + cost.b @ reading.columns
-    if cost.U.shape[1]:
-        found = found - 2 * reading.through(cost.U, cost.V).diagonal().sum()
-    return found if cost.extra is None else found + (cost.extra * reading.matrix()).sum()
+    return mean_cost(cost, plan if cost.extra is None else plan.matrix(), plan.rows, plan.columns)
 
 
 def matrix_of(space: Traced) -> Tensor:
@@ -118,49 +114,6 @@ def matrix_of(space: Traced) -> Tensor:
     assert space.F is not None
     assert space.signs is not None
     return (space.F * space.signs) @ space.F.T
-
-
-def _cross(x: Traced, y: Traced, reading: Reading) -> Tensor:
-    """<D_X T D_Y, T>."""
-    if x.F is not None and y.F is not None:
-        assert x.signs is not None
-        assert y.signs is not None
-        return (x.signs[:, None] * reading.through(x.F, y.F).square() * y.signs).sum()
-    T = reading.matrix()
-    for one, other, plan in ((x, y, T.T), (y, x, T)):
-        if one.F is not None:
-            assert one.signs is not None
-            H = plan @ one.F
-            return ((matrix_of(other) @ H) * H * one.signs).sum()
-    return ((matrix_of(x) @ T) * (T @ matrix_of(y))).sum()
-
-
-def _mean_square(space: Traced, mass: Tensor) -> Tensor:
-    """sum D_ii'^2 m_i m_i'."""
-    if space.F is None:
-        return mass @ matrix_of(space).square() @ mass
-    assert space.signs is not None
-    gram = space.F.T @ (space.F * mass[:, None])
-    return (space.signs[:, None] * gram.square() * space.signs).sum()
-
-
-def _divergences(theta: Parameters, reading: Reading, marginals: Marginals) -> tuple[Tensor, Tensor]:
-    """sum rho KL of the relaxed marginals, and of their squared measures."""
-    single = double = theta.alpha.new_zeros(())
-    ends = zip(marginals.weights, (reading.rows, reading.columns), (theta.p, theta.q), strict=True)
-    for rho, sums, mass in ends:
-        if 0 < rho < torch.inf:
-            m, wanted = sums.sum(), mass.sum()
-            slope = _dot_log(sums, sums) - _dot_log(sums, mass)
-            single = single + rho * (slope - m + wanted)
-            double = double + rho * (2 * m * slope - m.square() + wanted.square())
-    return single, double
-
-
-def _dot_log(weights: Tensor, values: Tensor) -> Tensor:
-    """<weights, log values> over the entries whose values are positive."""
-    kept = values.detach() > 0
-    return weights[kept] @ values[kept].log()
 
 
 def _of(space: Traced) -> list[Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw.gradients.lagrangian import Parameters
+from torchgw.gradients.plan_moments import applied
 from torchgw.marginals import Marginals
 from torchgw.objective.features import FeatureCost
 from torchgw.options import SpaceOptions
@@ -71,12 +72,6 @@ class Given:
 def _leaf(space: Any) -> Any:
     """What a provider was made from, where it keeps that; other spaces themselves."""
     return getattr(space, "leaf", None) if is_provider(space) else space
-
-
-def applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    """The result of a differentiable function."""
-    found: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
-    return found
 
 
 class _Gate(torch.autograd.Function):

@@ -1,83 +1,77 @@
-"""What the objective needs of a plan T + s W: sums, entropy, and products F^T (T + s W) G, as functions of s, F and G.
+"""What the objective needs of a plan T + s W: marginals, entropy, and products with it, as functions of s.
 
-T and W are constants. Derivatives in s, in the distances and costs, and in both (one each) are right, which is all that
-first derivatives of values and of plans need.
+T and W are constants, unless T is stored and recorded itself. Derivatives in s, in what is multiplied, and in both (one
+each) are right, which is all that first derivatives of values and of plans need. To first order in s,
+
+    sum (T + s W) log(T + s W) = sum T log T + s (<W, log T> + sum W).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.objective.divergence import negentropy
 from torchgw.sinkhorn.implicit import Answer
 
 
-class Reading(Protocol):
-    """Of a plan (N, K) with ``rows`` (N,) and ``columns`` (K,); ``entropy`` is sum T log T."""
+class PlanMoments:
+    """Of T + s W, given T, stored (N, K) or read in blocks, and ``along`` = (W with its sums, s) or None.
 
-    rows: Tensor
-    columns: Tensor
-    entropy: Tensor
+    rows, columns : the marginals, (N,) and (K,). entropy : sum T log T ().
+    """
 
-    def through(self, F: Tensor, G: Tensor) -> Tensor:
-        """F^T T G (r, r') for F (N, r) and G (K, r')."""
-
-    def matrix(self) -> Tensor:
-        """The entries (N, K)."""
-
-
-class Stored:
-    """Of a stored plan, by matrix products; ``along`` is W with its sums, and s."""
-
-    def __init__(self, plan: Tensor, along: tuple[Answer, Tensor] | None = None) -> None:
-        self._plan = plan
-        self.rows, self.columns = plan.sum(1), plan.sum(0)
-        self.entropy = (plan * torch.where(plan > 0, plan, 1.0).log()).sum()  # xlogy has no derivative at 0
-        if along is not None:
-            answer, s = along
-            assert isinstance(answer.change, DenseCoupling)
-            change = answer.change.plan
-            slope = torch.special.xlogy(change, plan).sum() + change.sum()
-            self.rows, self.columns = self.rows + s * answer.rows, self.columns + s * answer.columns
-            self.entropy = self.entropy + s * slope
-            self._plan = plan + s * change
-
-    def matrix(self) -> Tensor:
-        return self._plan
-
-    def through(self, F: Tensor, G: Tensor) -> Tensor:
-        return F.T @ (self._plan @ G)
-
-
-class Streamed:
-    """Of a plan that is read in blocks. F^T T G is linearised at the F and G it is asked for, which gives the same
-    first derivatives with two products and no graph over blocks."""
-
-    def __init__(self, plan: BlockCoupling, along: tuple[Answer, Tensor] | None = None) -> None:
+    def __init__(self, plan: Tensor | BlockCoupling, along: tuple[Answer, Tensor] | None = None) -> None:
+        self._stored = plan.plan if isinstance(plan, DenseCoupling) else plan if isinstance(plan, Tensor) else None
         self._plan, self._along = plan, along
-        self.rows, self.columns = plan.marginal(1), plan.marginal(0)
-        self.entropy, slope = self.rows.new_zeros(()), self.rows.new_zeros(())
-        for where, block in plan.blocks():
-            self.entropy = self.entropy + torch.special.xlogy(block, block).sum()
-            if along is not None:
-                change = along[0].change.rows(where)
-                slope += torch.special.xlogy(change, block).sum() + change.sum()
-        if along is not None:
-            answer, s = along
-            self.rows, self.columns = self.rows + s * answer.rows, self.columns + s * answer.columns
-            self.entropy = self.entropy + s * slope
+        T = plan if self._stored is None else self._stored
+        self.rows, self.columns = (T.sum(1), T.sum(0)) if isinstance(T, Tensor) else (T.marginal(1), T.marginal(0))
+        self.entropy = negentropy(T).to(self.rows)
+        if along is None:
+            return
+        answer, s = along
+        slope = answer.rows.sum()
+        for where, block in (DenseCoupling(T) if isinstance(T, Tensor) else T).blocks():
+            slope = slope + torch.special.xlogy(answer.change.rows(where), block).sum()
+        self.rows, self.columns = self.rows + s * answer.rows, self.columns + s * answer.columns
+        self.entropy = self.entropy + s * slope
+        if self._stored is not None:
+            assert isinstance(answer.change, DenseCoupling)
+            self._stored = self._stored + s * answer.change.plan
 
     def matrix(self) -> Tensor:
-        raise TypeError("a streaming plan is read by the factors of both spaces")
+        """The entries (N, K) of a stored plan."""
+        if self._stored is None:
+            raise TypeError("a streaming plan is read by the factors of both spaces")
+        return self._stored
 
-    def through(self, F: Tensor, G: Tensor) -> Tensor:
-        at_F, at_G = F.detach(), G.detach()
-        moved, back = self._plan.apply(at_G, 1), self._plan.apply(at_F, 0)
-        if self._along is not None:
-            answer, s = self._along
-            moved = moved + s * answer.change.apply(at_G, 1)
-            back = back + s * answer.change.apply(at_F, 0)
-        return F.T @ moved + back.T @ G - at_F.T @ moved
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        """(T + s W) V for axis 1, its transpose times V for axis 0."""
+        if self._stored is not None:
+            return (self._stored if axis == 1 else self._stored.T) @ V
+        found = applied(Carried, self._plan, V, axis)
+        return (
+            found if self._along is None else found + self._along[1] * applied(Carried, self._along[0].change, V, axis)
+        )
+
+
+class Carried(torch.autograd.Function):
+    """T V or T^T V for a constant plan."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: BlockCoupling, V: Tensor, axis: int) -> Tensor:
+        ctx.plan, ctx.axis = plan, axis
+        return plan.apply(V, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, applied(Carried, ctx.plan, gradients[0], 1 - ctx.axis), None
+
+
+def applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """The result of a differentiable function."""
+    found: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return found

@@ -14,7 +14,7 @@ M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distances using
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -47,10 +47,10 @@ class ExactGradient:
                 for space in (source, target)
             )
         else:
-            # -2 U V^T is to be -h1(D_X) T h2(D_Y)^T.
             self.sides = x, y = PrecomputedDistances.of(source, p.device), PrecomputedDistances.of(target, p.device)
-            self.source = PrecomputedDistances.stored_matrix(loss.h1(x.matrix) / 2, x.scale)
-            self.target = PrecomputedDistances.stored_matrix(loss.h2(y.matrix), y.scale)
+            h1, h2 = loss.factors(x.matrix, y.matrix)
+            self.source = PrecomputedDistances.stored_matrix(h1, x.scale)
+            self.target = PrecomputedDistances.stored_matrix(h2, y.scale)
         self.a, self.b = self.means(p, q)
 
     def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,6 +93,27 @@ class ExactGradient:
             (F, s), (G, t) = left, right
             return FactoredCost(self.a, self.b, F @ (s[:, None] * (F[rows].T @ T @ G[columns]) * t), G)
         return FactoredCost(self.a, self.b, self.source.rows(rows).T @ T, self.target.rows(columns).T)
+
+
+class PairLoss(NamedTuple):
+    """L(D_X[i,i'], D_Y[j,j']) = f1[i,i'] + f2[j,j'] - 2 h1[i,i'] h2[j,j'] for stored distances.
+
+    f1, h1 : (N, N). f2, h2 : (K, K). Their first sizes may be of other points than those of the plan.
+    """
+
+    f1: Tensor
+    f2: Tensor
+    h1: Tensor
+    h2: Tensor
+
+    @classmethod
+    def of(cls, loss: SeparableLoss, D: Tensor, E: Tensor) -> PairLoss:
+        """Of scaled distances D, E."""
+        return cls(loss.f1(D), loss.f2(E), *loss.factors(D, E))
+
+    def cost(self, plan: Tensor, rows: Tensor, columns: Tensor) -> FactoredCost:
+        """C(T) of plans (..., N, K) with these marginals (..., N), (..., K)."""
+        return FactoredCost(rows @ self.f1.mT, columns @ self.f2.mT, self.h1 @ plan, self.h2)
 
 
 def cost_of_core(left: Factors, right: Factors, product: Tensor, a: Tensor, b: Tensor) -> FactoredCost:

@@ -121,7 +121,8 @@ def weights_of(model: Model, moments: Moments | None = None) -> Weights:
         return Weights.of(model.alpha, model.beta, offset=offset)
     m = moments.rows.sum(-1)
     p, q = (mass.to(moments.rows) for mass in model.masses)
-    k = plan_constant(model.marginals, model.epsilon, moments, p, q, model.logarithm)
+    ends = moments.rows, moments.columns, p, q
+    k = plan_constant(model.marginals, model.epsilon, moments.entropy, *ends, model.logarithm)
     growth = (sum(model.marginals.weights) + model.epsilon) * m
     log_c = lowest(model.alpha, model.beta, moments.quadratic, moments.linear, k, growth, m)
     c = log_c.exp()
@@ -136,12 +137,20 @@ def linearise(
 
 
 def plan_constant(
-    marginals: Marginals, epsilon: float, moments: Moments, p: Tensor, q: Tensor, logarithm: float | Tensor
+    marginals: Marginals,
+    epsilon: float,
+    entropy: Tensor | float,
+    rows: Tensor,
+    columns: Tensor,
+    p: Tensor,
+    q: Tensor,
+    logarithm: float | Tensor,
 ) -> Tensor:
-    """k (...) of a plan whose mass is free; ``logarithm`` is that of the scale of the masses."""
-    m = moments.rows.sum(-1)
-    found = epsilon * (moments.entropy - m * logarithm)
-    for rho, sums, mass in zip(marginals.weights, (moments.rows, moments.columns), (p, q), strict=True):
+    """k (...) of plans of free mass with these marginals and <T, log(T / p q^T)>; ``logarithm`` is that of the scale of
+    the masses."""
+    m = rows.sum(-1)
+    found: Tensor = epsilon * (entropy - m * logarithm)
+    for rho, sums, mass in zip(marginals.weights, (rows, columns), (p, q), strict=True):
         found = found + rho * (kl(sums, mass) + m - mass.sum(-1))
     return found
 

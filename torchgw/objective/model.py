@@ -29,7 +29,7 @@ from torchgw.objective.divergence import kl, squared
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.hierarchy import Cells
-from torchgw.types import Coupling
+from torchgw.types import Carrier, Coupling
 
 HARD_COSTS, HARD_EPSILONS = 2.0, 100.0
 COMPARED_EPSILONS = 300.0
@@ -236,13 +236,14 @@ def largest_entry(cost: FactoredCost) -> float:
     return found if cost.extra is None else found + float(cost.extra.max())
 
 
-def mean_cost(cost: FactoredCost, plan: Tensor | Coupling, rows: Tensor, columns: Tensor) -> Tensor:
+def mean_cost(cost: FactoredCost, plan: Tensor | Carrier, rows: Tensor, columns: Tensor) -> Tensor:
     """<C, T> (...) of a stored plan (..., N, K) or a coupling: a product with the factors of C and, where it has a
     stored part, a pass over the plan."""
     wide = cost.to(rows.dtype)
     found: Tensor = torch.linalg.vecdot(wide.a, rows) + torch.linalg.vecdot(wide.b, columns)
     if wide.U.shape[-1]:
-        moved = plan @ wide.V if isinstance(plan, Tensor) else plan.apply(wide.V.to(_dtype(plan)), 1)
+        V = wide.V.to(plan.dtype) if isinstance(plan, BlockCoupling) else wide.V
+        moved = plan @ V if isinstance(plan, Tensor) else plan.apply(V, 1)
         found = found - 2 * (wide.U * moved).sum((-1, -2))
     if wide.extra is None:
         return found
@@ -252,7 +253,3 @@ def mean_cost(cost: FactoredCost, plan: Tensor | Coupling, rows: Tensor, columns
     for where, block in plan.blocks():
         found = found + inner(wide.extra[where], block.to(found))
     return found
-
-
-def _dtype(coupling: Coupling) -> torch.dtype:
-    return coupling.dtype if isinstance(coupling, BlockCoupling) else torch.float64

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchgw.couplings.rounding import feasible
 from torchgw.kernels import LOG2E
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, logsumexp2_
-from torchgw.losses import SQUARE
+from torchgw.objective.exact import PairLoss
 from torchgw.objective.linearise import Moments, energy, linearise, moments_of
 from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
@@ -80,26 +80,22 @@ class Batch:
 class LandmarkProblem:
     """The objective between landmarks, for batches of plans (B, L, L').
 
-    ``h1`` and ``h2`` are such that half the product part of C(T) is h1 T h2; ``f1`` and ``f2`` give its row and column
-    terms; ``linear`` is beta M + P.
+    x, y : landmarks with their masses and distances. model : of the landmarks. loss : of their stored distances.
+    linear : beta M + P between them, or None.
     """
 
     x: Landmarks
     y: Landmarks
     model: Model
-    h1: Tensor
-    h2: Tensor
-    f1: Tensor
-    f2: Tensor
+    loss: PairLoss
     linear: FactoredCost | None
 
     @classmethod
     def of(cls, x: Landmarks, y: Landmarks, model: Model) -> LandmarkProblem:
         """``model`` is that of all points."""
-        DX, DY, loss = x.distances, y.distances, model.loss
-        h1, h2 = (DX, DY) if loss is SQUARE else (loss.h1(DX) / 2, loss.h2(DY))
         small = model.taken(x.index, y.index, x.mass, y.mass)
-        return cls(x, y, small, h1, h2, loss.f1(DX), loss.f2(DY), small.linear(DX.dtype))
+        loss = PairLoss.of(model.loss, x.distances, y.distances)
+        return cls(x, y, small, loss, small.linear(x.distances.dtype))
 
     @property
     def product(self) -> Tensor:
@@ -117,7 +113,7 @@ class LandmarkProblem:
         """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
         model = self.model
         rows, columns = model.masses if model.fixed else (plans.sum(-1), plans.sum(-2))
-        cost = self.cost(plans, rows, columns)
+        cost = self.loss.cost(plans, rows, columns)
         moments = moments_of(model, cost, self.linear, plans, rows, columns) if model.marginals.free_mass else None
         cost = linearise(model, cost, self.linear, moments)
         score, log_masses = cost.stored_score(epsilon), (self.x.mass.log2(), self.y.mass.log2())
@@ -131,14 +127,10 @@ class LandmarkProblem:
             sides.append(Side(log_mass, tau, offset, model.marginals.total, weak))
         return score, sides[0], sides[1]
 
-    def cost(self, plans: Tensor, rows: Tensor, columns: Tensor) -> FactoredCost:
-        """C(T) of plans (B, L, L') with these marginals."""
-        return FactoredCost(rows @ self.f1.T, columns @ self.f2.T, self.h1 @ plans, self.h2.mT)
-
     def moments(self, plans: Tensor) -> Moments:
         """Of plans (B, L, L'), with the marginals that they have."""
         rows, columns = plans.sum(-1), plans.sum(-2)
-        return moments_of(self.model, self.cost(plans, rows, columns), self.linear, plans, rows, columns)
+        return moments_of(self.model, self.loss.cost(plans, rows, columns), self.linear, plans, rows, columns)
 
     def energies(self, plans: Tensor) -> Tensor:
         """F (B,) without its entropy; never below zero, as rounding can be."""

@@ -13,8 +13,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from torchgw.kernels.softmin_dense.reference import softmin
-from torchgw.losses import SQUARE
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.linearise import weights_of
 from torchgw.objective.model import Model
 from torchgw.search.anneal import LandmarkProblem, Solved
@@ -35,25 +34,25 @@ def lift(
     """
     x, y, plan, epsilon = solved.source, solved.target, solved.plan, solved.epsilon
     between = LandmarkProblem.of(x, y, whole or model)
-    h1, h2 = (x.rows, y.rows) if model.loss is SQUARE else (model.loss.h1(x.rows) / 2, model.loss.h2(y.rows))
-    U, V = h1.T @ plan, h2.T.contiguous()
-    quadratic = FactoredCost(plan.sum(1) @ model.loss.f1(x.rows), plan.sum(0) @ model.loss.f2(y.rows), U, V)
+    loss = PairLoss.of(model.loss, x.rows.T, y.rows.T)
+    seen = loss.cost(plan, plan.sum(1), plan.sum(0))
+    quadratic = replace(seen, V=seen.V.contiguous())
     if gradient is not None:
         factored = gradient.of_points(x.index, y.index, plan)
         quadratic = factored if model.fixed else replace(quadratic, U=factored.U, V=factored.V)
     moments = between.moments(plan) if model.marginals.free_mass else None
     weights = weights_of(between.model, moments)
-    cost = quadratic if model.plain else weights.applied(quadratic, model.linear(U.dtype))
-    row, column = model.sides(epsilon, cost, U.dtype)
+    cost = quadratic if model.plain else weights.applied(quadratic, model.linear(seen.U.dtype))
+    row, column = model.sides(epsilon, cost, seen.U.dtype)
 
-    def seen(U: Tensor, V: Tensor, rows: Tensor | slice, columns: Tensor | slice) -> Tensor:
+    def score(U: Tensor, V: Tensor, rows: Tensor | slice, columns: Tensor | slice) -> Tensor:
         """The score between some points and landmarks, up to row and column terms."""
         part = FactoredCost(U.new_zeros(len(U)), V.new_zeros(len(V)), U, V)
         return weights.applied(part, None if linear is None else linear.taken(rows, columns)).stored_score(epsilon)
 
-    linear, every = (whole or model).linear(U.dtype), (slice(None), slice(None))
-    to_y = seen(U, between.h2.T, (at or every)[0], y.index)
-    to_x = seen(between.h1 @ plan, V, x.index, (at or every)[1])
+    linear, every = (whole or model).linear(seen.U.dtype), (slice(None), slice(None))
+    to_y = score(seen.U, between.loss.h2, (at or every)[0], y.index)
+    to_x = score(between.loss.h1 @ plan, seen.V, x.index, (at or every)[1])
     f = row.potential(softmin(to_y, solved.g, 1))
     g = column.potential(softmin(to_x, solved.f, 0))
     return Start(cost, f, g, epsilon), y.index[(to_y + solved.g).argmax(1)]
