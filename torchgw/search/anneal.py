@@ -55,6 +55,7 @@ class Solved:
     epsilon: float
 
 
+@storable
 @dataclass(frozen=True)
 class CoarseBasin(Solved):
     """One local optimum of a landmark problem, and how many starts found it."""
