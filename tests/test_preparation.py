@@ -22,7 +22,7 @@ from torchgw.request.spaces import check_space
 from torchgw.spaces import background_search as aside
 from torchgw.spaces import edges, farthest, landmark, neighbours, prepare
 from torchgw.spaces.graph import build_graph, neighbour_graph
-from torchgw.spaces.shortcuts import DETOUR, short_cuts_of
+from torchgw.spaces.shortcuts import DETOUR, short_cuts
 from torchgw.types import Array, GraphWarning
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def test_short_cuts_are_those_of_the_definition() -> None:
         graph.data = np.linalg.norm(points[row] - points[pattern.indices], axis=1)
         expected = short_cuts_by_definition(points, k)
         for coordinates in (points, None):
-            cut = short_cuts_of(graph, pattern.data == 2, coordinates)
+            cut = short_cuts(graph, pattern.data == 2, coordinates)
             assert {(i, j) for i, j in cut.tolist()} == expected
         total += len(expected)
     assert total > 50
@@ -88,7 +88,7 @@ def test_a_way_round_is_found_when_the_straight_direction_is_a_dead_end() -> Non
         graph = edges.from_edges(9, source, target, lengths)
         mutual = np.ones(graph.nnz, dtype=bool)
         mutual[edges.entries(graph, np.array([3, 4]), np.array([4, 3]))] = False
-        assert len(short_cuts_of(graph, mutual, points)) == n_cut
+        assert len(short_cuts(graph, mutual, points)) == n_cut
 
 
 @pytest.mark.parametrize(("length", "n_cut"), [(2.499, 0), (2.501, 1)])
@@ -98,7 +98,7 @@ def test_two_trusted_edges_save_an_edge_when_they_are_short_enough(length: float
     graph = edges.from_edges(4, ends[:, 0], ends[:, 1], np.array([1.0, length, length, 2.0, 2.0]))
     mutual = np.ones(graph.nnz, dtype=bool)
     mutual[edges.entries(graph, np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))] = False
-    assert len(short_cuts_of(graph, mutual)) == n_cut
+    assert len(short_cuts(graph, mutual)) == n_cut
 
 
 def test_paths_of_two_edges_are_the_shortest_and_may_have_length_zero() -> None:

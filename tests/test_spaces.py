@@ -26,9 +26,10 @@ from torchgw import (
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces import shortest_paths
 from torchgw.spaces.dijkstra import RowCache
-from torchgw.spaces.graph import build_graph, from_edges, nearest_elsewhere, neighbour_graph
+from torchgw.spaces.edges import from_edges, undirected
+from torchgw.spaces.graph import build_graph, nearest_elsewhere, neighbour_graph
 from torchgw.spaces.shortcuts import short_cuts
-from torchgw.types import DistanceProvider
+from torchgw.types import Array, DistanceProvider
 
 ROLL = make_swiss_roll(150)[0]
 GRAPH = neighbour_graph(ROLL, 5)
@@ -350,6 +351,11 @@ def test_a_k_as_small_as_the_chosen_one_is_warned_about_too(k: int) -> None:
         neighbour_graph(x, k)
 
 
+def cut_of(n: int, source: Array, target: Array, length: Array) -> Array:
+    """The short cuts among directed neighbour edges."""
+    return short_cuts(from_edges(n, source, target, length), undirected(n, source, target).data == 2)
+
+
 def test_an_edge_that_cuts_across_is_found_and_a_ring_is_left_whole() -> None:
     t = np.linspace(0, 2 * np.pi, 60, endpoint=False)
     ring = np.stack((np.cos(t), np.sin(t)), 1)
@@ -357,12 +363,12 @@ def test_an_edge_that_cuts_across_is_found_and_a_ring_is_left_whole() -> None:
     source = np.concatenate((i, i, [0]))
     target = np.concatenate(((i + 1) % 60, (i - 1) % 60, [30]))
     length = np.linalg.norm(ring[source] - ring[target], axis=1)
-    assert len(short_cuts(60, source[:-1], target[:-1], length[:-1])) == 0
+    assert len(cut_of(60, source[:-1], target[:-1], length[:-1])) == 0
     # A detour of pi / 2 times the length is no short cut; once the ring is three times as long as it looks, it is.
-    assert len(short_cuts(60, source, target, length)) == 0
+    assert len(cut_of(60, source, target, length)) == 0
     longer = length.copy()
     longer[:-1] *= 4
-    np.testing.assert_array_equal(short_cuts(60, source, target, longer), [[0, 30]])
+    np.testing.assert_array_equal(cut_of(60, source, target, longer), [[0, 30]])
 
 
 def test_edges_of_length_zero_are_no_short_cuts() -> None:

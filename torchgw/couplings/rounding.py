@@ -25,7 +25,14 @@ from torchgw.types import Coupling
 
 
 class Rounding(NamedTuple):
-    """The plan diag(row) T diag(column) + x y^T, and the larger L1 error that the marginals of T had."""
+    """The plan diag(row) T diag(column) + x y^T.
+
+    Attributes
+    ----------
+    row, column : scalings (N,), (K,).
+    x, y : factors (N,), (K,) of the rank-one correction.
+    residual : the larger L1 error that the marginals of T had.
+    """
 
     row: Tensor
     column: Tensor
@@ -118,10 +125,17 @@ def feasible(plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
 
 class RoundedTiles(NamedTuple):
-    """A rounded plan on kept tiles, in the order of its points: potentials, correction, and what was read on the way.
+    """A rounded plan on kept tiles, in the order of its points.
 
-    ``read`` is that of the plan without the correction, of ones and then of what was asked for; ``residual`` the larger
-    L1 marginal error before rounding, or the share of its mass that the plan gave up where a point had too much.
+    Attributes
+    ----------
+    A, B : factors (N, r), (K, r) of the score.
+    f, g : base-2 potentials (N,), (K,).
+    x, y : factors (N,), (K,) of the rank-one correction.
+    tiles : those that are kept.
+    read : of the plan without the correction: of ones, and then of what was asked for.
+    residual : the larger L1 marginal error before rounding, or the share of its mass that the plan gave up where a
+        point had too much.
     """
 
     A: Tensor

@@ -30,7 +30,15 @@ TINY = float(np.finfo(float).tiny)
 
 
 class Plan(NamedTuple):
-    """A coupling between spaces i and j times ``scale``, which makes its mass mu; its masses (N_i,), (N_j,)."""
+    """A coupling between two spaces as edges of the joint graph.
+
+    Attributes
+    ----------
+    i, j : the spaces of its rows and of its columns.
+    coupling, scale : the plan, and the factor that makes its mass mu.
+    masses : (N_i,), (N_j,), scaled.
+    like : a tensor of the dtype and device that the plan is read in.
+    """
 
     i: int
     j: int

@@ -34,9 +34,15 @@ SLACK_BITS = 0.02  # covers the rounding of float32 scores of up to some ten tho
 
 @dataclass(frozen=True)
 class Tiles:
-    """The kept tiles of an (n, k) score: those of row tile I are ``column[first[I]:first[I + 1]]``, ascending.
+    """The kept tiles of a score (n, k): those of row tile I are ``column[first[I]:first[I + 1]]``, ascending.
 
-    ``separable`` says that a tile stands for a short sum of products, see `softmin_tiles.separable`.
+    Attributes
+    ----------
+    size : points of a tile on either side.
+    n, k : shape of the score.
+    first : (row tiles + 1,), where the list of each row tile begins.
+    column : (kept tiles,), their column tiles.
+    separable : whether a tile stands for a short sum of products, see `softmin_tiles.separable`.
     """
 
     size: int
@@ -104,10 +110,15 @@ def all_tiles(n: int, k: int, size: int, device: torch.device) -> Tiles:
 
 
 class Chosen(NamedTuple):
-    """The tiles to evaluate, and a bound on the mass of all ``omitted`` ones.
+    """The tiles to evaluate, and bounds on what that leaves out.
 
-    ``moved`` bounds the mass that moves if every kept tile is taken as `softmin_tiles.separable` does, in all;
-    ``moved_of_a_run`` for any run of points, relative to its own mass. ``cross`` bounds what is then expanded, in bits.
+    Attributes
+    ----------
+    tiles : those that are kept.
+    omitted : bound on the mass of all others.
+    moved : bound on the mass that moves if every kept tile is taken as `softmin_tiles.separable` does.
+    moved_of_a_run : the same for any run of points, relative to its own mass.
+    cross : bound on what is then expanded, in bits.
     """
 
     tiles: Tiles

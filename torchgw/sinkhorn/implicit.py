@@ -66,7 +66,14 @@ class Product(BlockCoupling):
 
 
 class Answer(NamedTuple):
-    """What a plan does: its change W (N, K), the sums of that, and multipliers a (N,), b (K,), c () of its demands."""
+    """How a plan answers a change -R of its cost.
+
+    Attributes
+    ----------
+    change : W (N, K).
+    rows, columns : its sums (N,), (K,).
+    a, b, c : multipliers (N,), (K,), () of the marginals and of the total mass.
+    """
 
     change: BlockCoupling
     rows: Tensor

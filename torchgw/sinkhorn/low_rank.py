@@ -33,7 +33,13 @@ SAME_VALUE = 1e-14
 
 @storable
 class LowRankFactors(NamedTuple):
-    """Q (N, r), R (K, r), g (r,) of the coupling Q diag(1/g) R^T."""
+    """The coupling Q diag(1/g) R^T.
+
+    Attributes
+    ----------
+    Q, R : (N, r), (K, r), mass of each point in each component.
+    g : (r,), masses of the components.
+    """
 
     Q: Tensor
     R: Tensor
@@ -45,7 +51,14 @@ class LowRankFactors(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """Projected factors, the L1 error of their column sums that is left, and the sweeps it took."""
+    """Where the projection ended.
+
+    Attributes
+    ----------
+    factors : the projected ones.
+    residual : L1 error of the column sums of Q and R against g.
+    n_iter : sweeps done.
+    """
 
     factors: LowRankFactors
     residual: float

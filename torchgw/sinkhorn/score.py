@@ -31,9 +31,14 @@ DEPENDENT = 1e-13
 @storable
 @dataclass(frozen=True)
 class FactoredScore:
-    """A (N, r), B (K, r) with A B^T the centred score at ``epsilon``, off by at most ``error`` bits in any entry.
+    """A score of small rank, in bits.
 
-    ``row`` (N,) and ``column`` (K,) are what centring took off: the uncentred score is A B^T + row + column.
+    Attributes
+    ----------
+    A, B : (N, r), (K, r) with A B^T the centred score.
+    row, column : (N,), (K,), what centring took off: the uncentred score is A B^T + row + column.
+    epsilon : that the score is for, in units of the scaled cost.
+    error : most bits that any entry of A B^T is off by.
     """
 
     A: Tensor

@@ -37,11 +37,15 @@ LARGEST_RATIO, FREE_RATIO = 300.0, 1e15
 @storable
 @dataclass(frozen=True)
 class Side:
-    """Base-2 logarithms of masses (..., N), and how the marginal is asked for.
+    """A marginal and how it is asked for.
 
-    ``tau`` is the damping of a relaxed marginal, a number or a tensor that broadcasts; ``total`` the mass of the plan
-    where the marginal is only bounded; ``offset`` (..., N) the row term of the cost, zero where None; ``weak`` is
-    epsilon / rho = 1 / tau - 1 where ``tau`` is a tensor that may not resolve it.
+    Attributes
+    ----------
+    log_mass : log2 m (..., N); -inf for points without mass.
+    tau : damping rho / (rho + epsilon) of a relaxed marginal, a number or a tensor that broadcasts.
+    offset : row term of the cost (..., N) in bits, zero where None.
+    total : mass of the plan where the marginal is only bounded, else None.
+    weak : epsilon / rho = 1 / tau - 1 where ``tau`` is a tensor that may not resolve it.
     """
 
     log_mass: Tensor

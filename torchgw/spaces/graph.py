@@ -22,7 +22,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components, entries, from_edges, restricted, union, with_edges
 from torchgw.spaces.neighbours import closest, nearest
-from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts_of, shrinks
+from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts, shrinks
 from torchgw.types import Array, GraphWarning
 
 logger = logging.getLogger("torchgw")
@@ -155,7 +155,7 @@ def _assemble(points: Array, pattern: Any, prune: bool) -> tuple[Any, Array]:
     graph = csr_matrix((length, pattern.indices, pattern.indptr), shape=pattern.shape)
     if not prune:
         return graph, np.empty((0, 2), dtype=np.int64)
-    cut = short_cuts_of(graph, pattern.data == 2, points)
+    cut = short_cuts(graph, pattern.data == 2, points)
     if len(cut):
         kept = np.ones(graph.nnz, dtype=bool)
         kept[entries(graph, cut.ravel(), cut[:, ::-1].ravel())] = False

@@ -25,7 +25,13 @@ BLOCK_POINTS = 2**16
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """The order (N,) of the points, and for each level the positions (cells + 1,) at which its cells begin and end."""
+    """Nested partitions of N points into runs of one order.
+
+    Attributes
+    ----------
+    order : (N,), position to point.
+    levels : for each level, coarsest first, the positions (cells + 1,) at which its cells begin and end.
+    """
 
     order: Tensor
     levels: tuple[Tensor, ...]
@@ -53,7 +59,13 @@ class Hierarchy:
 @storable
 @dataclass(frozen=True)
 class Cells:
-    """A partition of N points: the cell of each, label (N,), out of ``count``."""
+    """A partition of N points.
+
+    Attributes
+    ----------
+    label : (N,), the cell of each point.
+    count : the number of cells.
+    """
 
     label: Tensor
     count: int

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.spaces.euclidean import EuclideanDistances
+from torchgw.spaces.euclidean import EuclideanDistances, distances
 from torchgw.spaces.neighbours import nearest_to
 from torchgw.types import Array, DistanceProvider
 
@@ -27,7 +27,14 @@ FAR = 4.0  # times the way by the new point
 
 @dataclass(frozen=True)
 class KnownPoints:
-    """A space, and the points (N, D) that it was made from, where it was; ``k`` neighbours join a new point."""
+    """What places new points in a space.
+
+    Attributes
+    ----------
+    space : its distances.
+    points : (N, D) that it was made from; None where it was not made from points.
+    k : neighbours that join a new point to the graph.
+    """
 
     space: DistanceProvider
     points: Array | None
@@ -52,7 +59,7 @@ class KnownPoints:
             raise ValueError(f"points must have {self.points.shape[1]} coordinates, got shape {points.shape}")
         if isinstance(self.space, EuclideanDistances):
             near = torch.from_numpy(self.points[index.cpu().numpy()])
-            found = torch.cdist(torch.from_numpy(points), near, compute_mode="donot_use_mm_for_euclid_dist")
+            found = distances(torch.from_numpy(points), near)
             return (found.square() if self.space.squared else found) / self.space.scale
         return self._along(self.points, points, index)
 

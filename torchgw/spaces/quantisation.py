@@ -1,4 +1,4 @@
-"""Landmarks: a few points of a space, each standing for the mass of those nearest to it.
+"""Quantisation of a space: landmarks, a few of its points, each with the mass of its Voronoi cell.
 
 Which points matters. Farthest-point landmarks cover curves and surfaces best, but they are outliers, and on distances
 of few values they can suggest a wrong matching that landmarks spread like the mass do not. So the coarse stage mixes
@@ -26,7 +26,15 @@ ROUNDS = 10
 @storable
 @dataclass(frozen=True)
 class Landmarks:
-    """Indices (L,), distances to the points of interest (L, N) and to each other (L, L), masses of the cells (L,)."""
+    """A few points of a space that stand for all.
+
+    Attributes
+    ----------
+    index : (L,), of the landmarks among all points.
+    rows : scaled distances (L, N) to the points of interest.
+    distances : scaled distances (L, L) between landmarks.
+    mass : (L,), of the Voronoi cells.
+    """
 
     index: Tensor
     rows: Tensor

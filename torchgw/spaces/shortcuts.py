@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from torchgw.spaces.edges import components, entries, from_edges, restricted, two_edges, undirected
+from torchgw.spaces.edges import components, entries, restricted, two_edges
 from torchgw.types import Array
 
 DETOUR = 5.0
@@ -25,12 +25,7 @@ ROUNDING = 1e-9
 GREED = 3.0
 
 
-def short_cuts(n: int, source: Array, target: Array, length: Array) -> Array:
-    """The short cuts among directed neighbour edges source -> target, as undirected pairs (m, 2), shortest first."""
-    return short_cuts_of(from_edges(n, source, target, length), undirected(n, source, target).data == 2)
-
-
-def short_cuts_of(graph: Any, mutual: Array, points: Array | None = None) -> Array:
+def short_cuts(graph: Any, mutual: Array, points: Array | None = None) -> Array:
     """The short cuts among the edges of a neighbour graph, as undirected pairs (m, 2), shortest first.
 
     Parameters
@@ -60,38 +55,21 @@ def short_cuts_of(graph: Any, mutual: Array, points: Array | None = None) -> Arr
 
 def _tried(trusted: Any, low: Array, high: Array, length: Array, points: Array | None) -> Array:
     """Those of the edges low - high, shortest first, that neither join parts nor have a short way round."""
+    from scipy.cluster.hierarchy import DisjointSet
+
     # Edges are only ever added, so what two trusted edges show now holds whenever the turn comes.
     stays = two_edges(trusted, low, high) <= DETOUR * length * (1 - ROUNDING)
     n_parts, label = components(trusted)
-    parts, links = _Parts(n_parts), _Links(trusted, points)
+    parts, links = DisjointSet(range(n_parts)), _Links(trusted, points)
     found = []
     turns = zip(low.tolist(), high.tolist(), length.tolist(), stays.tolist(), strict=True)
     for i, j, weight, near in turns:
-        joins = n_parts > 1 and parts.join(int(label[i]), int(label[j]))
+        joins = n_parts > 1 and parts.merge(int(label[i]), int(label[j]))
         if joins or near or links.within(i, j, DETOUR * weight):
             links.add(i, j, weight)
         else:
             found.append((i, j))
     return np.array(found, dtype=np.int64).reshape(-1, 2)
-
-
-class _Parts:
-    """Disjoint sets."""
-
-    def __init__(self, n: int) -> None:
-        self.parent = list(range(n))
-
-    def find(self, i: int) -> int:
-        while self.parent[i] != i:
-            self.parent[i] = self.parent[self.parent[i]]
-            i = self.parent[i]
-        return i
-
-    def join(self, i: int, j: int) -> bool:
-        """Join the sets of i and j; False when they were one already."""
-        i, j = self.find(i), self.find(j)
-        self.parent[i] = j
-        return i != j
 
 
 class _Links:

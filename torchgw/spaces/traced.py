@@ -34,7 +34,13 @@ from torchgw.types import DistanceProvider, GraphWarning
 
 @dataclass(frozen=True)
 class Traced:
-    """Scaled distances of one space: a matrix (N, N), or factors F (N, r) and signs (r,) with D = F diag(signs) F^T."""
+    """Scaled distances of one space, as a matrix or by factors.
+
+    Attributes
+    ----------
+    matrix : D (N, N), or None.
+    F, signs : (N, r) and (r,) with D = F diag(signs) F^T, or None.
+    """
 
     matrix: Tensor | None = None
     F: Tensor | None = None
@@ -54,8 +60,13 @@ class Traced:
 
 @dataclass(frozen=True)
 class Measured:
-    """Distances over a constant scale, and the relative growth of the largest known one: the number 1 with a
-    derivative, or None where it is a constant."""
+    """Distances of one space before they follow their scale.
+
+    Attributes
+    ----------
+    distances : over a constant scale.
+    growth : of the largest known distance, relative: the number 1 () with a derivative, or None for a constant.
+    """
 
     distances: Traced
     growth: Tensor | None = None

@@ -77,7 +77,14 @@ class _Exponential(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class EdgeSet:
-    """The edges of a graph without their lengths: both directions, (E,) each, and the Laplacian G as sparse CSR."""
+    """The edges of a graph without their lengths.
+
+    Attributes
+    ----------
+    row, column : ends of each edge (E,), both directions.
+    laplacian : G (N, N), sparse CSR.
+    shortest : delta, a tenth of the median length, in units of length.
+    """
 
     row: Tensor
     column: Tensor
@@ -102,6 +109,11 @@ class EdgeSet:
         root = parameters[0][:, None]
         result: Tensor = _Symmetric.apply(self.laplacian, root * X)  # type: ignore[no-untyped-call]
         return root * result
+
+    def dense(self, roots: Tensor) -> Tensor:
+        """S / n (N, N)."""
+        S = roots[:, None] * self.laplacian.to_dense() * roots
+        return (S + S.T) / 2
 
 
 def edge_set(graph: Any) -> EdgeSet:
@@ -179,8 +191,7 @@ def dense_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor) -> Te
     Where Lanczos takes nearly as many steps as there are points, its last vectors are rounding, and its adjoint with
     them.
     """
-    S = roots[:, None] * edges.laplacian.to_dense() * roots
-    found: Tensor = _Exponential.apply((S + S.T) / 2, time)  # type: ignore[no-untyped-call]
+    found: Tensor = _Exponential.apply(edges.dense(roots), time)  # type: ignore[no-untyped-call]
     return found[index]
 
 
@@ -223,8 +234,7 @@ class DenseKernel:
     """All of K from one eigendecomposition of S / n, O(N^3), for spaces of few points."""
 
     def __init__(self, edges: EdgeSet, roots: Tensor) -> None:
-        S = roots[:, None] * edges.laplacian.to_dense() * roots
-        self._values, self._vectors = torch.linalg.eigh((S + S.T) / 2)
+        self._values, self._vectors = torch.linalg.eigh(edges.dense(roots))
 
     def rows(self, index: Tensor, time: float) -> Tensor:
         found: Tensor = (self._vectors[index] * torch.exp(-time * self._values)) @ self._vectors.T
