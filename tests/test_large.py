@@ -28,8 +28,8 @@ from torchgw import (
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.solvers import inner
 from torchgw.spaces.graph import neighbour_graph
+from torchgw.strategies import cells as cells_module
 from torchgw.strategies import ladder as ladder_module
-from torchgw.strategies import large_problem
 from torchgw.types import DistanceProvider
 
 N, K = 500, 600
@@ -295,7 +295,7 @@ def test_the_result_names_the_gradient_that_ran(kind: str, expected: str) -> Non
 
 
 def test_rungs_too_large_for_a_stored_plan_are_solved_on_the_cost_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ladder_module, large_problem):
+    for module in (ladder_module, cells_module):
         monkeypatch.setattr(module, "STORED_CELLS", 128)
     options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64, marginal_tol=1e-3))
     result = gw_align(X, Y, distances=("dijkstra", "landmark"), options=options, random_state=0)

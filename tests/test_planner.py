@@ -8,12 +8,12 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from torchgw.strategies.large_problem import Task
 
 from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, estimate, gw_align
 from torchgw.datasets import make_spiral
 from torchgw.runtime.caller import out_of_memory
 from torchgw.strategies import within_memory
-from torchgw.strategies.large_problem import Task
 
 X, Y = make_spiral(80)[0], make_spiral(90, random_state=1)[0]
 

@@ -20,8 +20,8 @@ from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded
+from torchgw.search.problem import Kernels
 from torchgw.spaces.prepare import Space
-from torchgw.strategies.large_problem import Kernels
 
 DENSE_BYTES, SHARP_BYTES = 16, 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}

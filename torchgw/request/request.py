@@ -31,8 +31,9 @@ from torchgw.request.limits import check_memory, check_rank, choose_kernels, cho
 from torchgw.request.objective import as_pair, check_alpha, check_cost, check_resolved, make_model, tensors_of
 from torchgw.request.spaces import check_distances, check_init, check_spaces, pick_device, with_factors
 from torchgw.runtime.threads import threads_for
+from torchgw.search.problem import Kernels, Problem
 from torchgw.spaces.prepare import Space
-from torchgw.strategies.large_problem import Kernels, Task
+from torchgw.spaces.scale import unit_of
 from torchgw.types import Array, Callback, DistanceProvider, RandomState
 
 logger = logging.getLogger("torchgw")
@@ -219,13 +220,21 @@ class Request:
         kept = {entry.name: getattr(self.asked, entry.name) for entry in fields(Asked) if entry.name not in left_out}
         return kept | {"cost": self.given.cost, "epsilon": self.model.epsilon, "device": self.device}
 
-    def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Task:
+    def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
         """What is to be solved, between these providers."""
-        exact = self.against_exact is None and self.options.gradient != "sampled"
         mode = self.asked.gradient_mode
-        tol = None if mode is None else mode.tolerance(self.strategy)
-        arguments = self.init, self.kernels, self.options, self.generator, watch, tol
-        return Task(spaces, self.model, self.model.epsilon, exact, *arguments)
+        return Problem(
+            spaces=spaces,
+            model=self.model,
+            exact=self.against_exact is None and self.options.gradient != "sampled",
+            unit=unit_of(spaces),
+            kernels=self.kernels,
+            options=self.options,
+            generator=self.generator,
+            watch=watch,
+            init=self.init,
+            tol=None if mode is None else mode.tolerance(self.strategy),
+        )
 
     def run_by(self, strategy: str) -> Request:
         """The same request, run by a strategy that took over."""

@@ -27,7 +27,7 @@ from torchgw.options import CoarseOptions
 from torchgw.search.anneal import CoarseBasin, Solved, coarse_basins
 from torchgw.search.guesses import FEW_PAIRS, by_distributions, by_hops, by_product, entropy_rules
 from torchgw.search.lift import lift
-from torchgw.search.problem import Candidate, Problem, descended
+from torchgw.search.problem import Candidate, StoredProblem, descended
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import Landmarks, choose_landmarks, coverage, unlikeness
@@ -48,7 +48,7 @@ POOR_COVERAGE = 0.02
 MOST_QUANTILE_PAIRS = 2.5e7
 
 
-def find_basins(problem: Problem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
     """Every basin that was found, the best first, and landmarks of the target to compare matchings by, their rows
     relative to the largest distance."""
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
@@ -110,7 +110,7 @@ def described(candidate: Candidate, best: Candidate, reference: Landmarks, mass:
     )
 
 
-def _outermost(problem: Problem, side: int) -> Tensor | None:
+def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
     """The point with the largest mean square distance, which a copy of the space has too; None where unknown."""
     gradient = problem.quadratic
     if not isinstance(gradient, ExactGradient):
@@ -124,12 +124,12 @@ def _furthest(measure: Measure, kinds: list[list[CoarseBasin]], p: Tensor, q: Te
     return max(measure(kinds[0][0].source, p), measure(kinds[0][0].target, q))
 
 
-def _lifted(problem: Problem, solved: Solved) -> tuple[Start, Tensor]:
+def _lifted(problem: StoredProblem, solved: Solved) -> tuple[Start, Tensor]:
     gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
     return lift(solved, problem.model, gradient)
 
 
-def _raised(problem: Problem, candidate: Candidate, rung: _Rung) -> Candidate:
+def _raised(problem: StoredProblem, candidate: Candidate, rung: _Rung) -> Candidate:
     assert candidate.basin is not None
     solved, energy = rung.solve(candidate.basin)
     start, matching = _lifted(problem, solved)
@@ -142,11 +142,11 @@ class _Rung:
 
     source: Landmarks
     target: Landmarks
-    problem: Problem
+    problem: StoredProblem
     whole: Model
 
     @classmethod
-    def of(cls, problem: Problem) -> _Rung:
+    def of(cls, problem: StoredProblem) -> _Rung:
         named = problem.model.points or (None, None)
         spaces = zip((problem.source, problem.target), problem.masses, named, strict=True)
         x, y = (
@@ -160,7 +160,9 @@ class _Rung:
         )
         model = problem.model.taken(x.index, y.index, p, q)
         gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
-        return cls(x, y, replace(problem, source=near, target=far, gradient=gradient, model=model), problem.model)
+        return cls(
+            x, y, replace(problem, spaces=(near, far), gradient=gradient, model=model, exact=True), problem.model
+        )
 
     def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
         """The basin solved on the subset, and its energy there."""
@@ -177,7 +179,7 @@ class _Rung:
         return solved, done.history.cost[-1]
 
 
-def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candidate:
+def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> Candidate:
     """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there.
 
     One that brings a plan of low value keeps it: it has no entropy to be compared under."""
@@ -192,7 +194,7 @@ def _compared(problem: Problem, candidate: Candidate, epsilon: float) -> Candida
     return replace(candidate, start=done.end, energy=energy, level="full", matching=done.plan.argmax(1))
 
 
-def sampled_energy(problem: Problem, coupling: BlockCoupling) -> float:
+def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     """F of a coupling without its entropy, the quadratic part from sampled pairs."""
     model, (p, _) = problem.model, problem.masses
     if model.plain:

@@ -27,10 +27,13 @@ ROW_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
-class Side:
-    """One space in the loop's dtype, with float64 masses (N,) of sum one.
+class ControlledSpace:
+    """A space of N points with masses and factors near its distances.
 
-    ``control`` holds its own factors where it has any (``exact``), else those of landmarks.
+    space : in the loop's dtype.
+    mass : (N,), float64, of sum one.
+    control : its own factors (N, r) where it has any, else those of landmarks.
+    exact : whether they are its own.
     """
 
     space: DistanceProvider
@@ -41,7 +44,7 @@ class Side:
     @classmethod
     def of(
         cls, space: DistanceProvider, mass: Tensor, dtype: torch.dtype, n_control: int, generator: torch.Generator
-    ) -> Side:
+    ) -> ControlledSpace:
         """From a space that serves ``dtype``."""
         factors, narrow = space.factors(), mass.to(dtype)
         if factors is None:
@@ -95,13 +98,13 @@ class _OnCentres:
         return add_by_label(moved, self.x.centres, self.plan @ V[self.y.centres])
 
 
-def cost_of_product(product: Tensor, x: Side, y: Side) -> FactoredCost:
+def cost_of_product(product: Tensor, x: ControlledSpace, y: ControlledSpace) -> FactoredCost:
     """The exact linearised cost on all points of a plan T with ``product`` = F^T T G (r, r'), for factored spaces."""
     (F, s, a), (G, t, b) = x.control, y.control
     return cost_of_core((F, s), (G, t), product, a, b)
 
 
-def under(side: Side, cells: Cells, sums: Tensor) -> Side:
+def under(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:
     """The side with the mean squares of a plan whose cells have the masses ``sums`` (n,) instead of their own."""
     own = cells.sums(side.mass).clamp_min(torch.finfo(sums.dtype).tiny)
     mass = side.mass * (sums / own)[cells.label]
@@ -109,7 +112,12 @@ def under(side: Side, cells: Cells, sums: Tensor) -> Side:
 
 
 def cost_of_cells(
-    plan: Tensor, x: CellSpace, y: CellSpace, sides: tuple[Side, Side], n_anchors: int, generator: torch.Generator
+    plan: Tensor,
+    x: CellSpace,
+    y: CellSpace,
+    sides: tuple[ControlledSpace, ControlledSpace],
+    n_anchors: int,
+    generator: torch.Generator,
 ) -> FactoredCost:
     """The linearised cost on all points of a plan (n, n') between cells: exact for factored spaces, else sampled.
 

@@ -18,7 +18,7 @@ from torchgw.couplings.rounding import feasible
 from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.model import mean_cost
 from torchgw.search.initial_guesses import quantiles
-from torchgw.search.problem import Candidate, Problem, descended
+from torchgw.search.problem import Candidate, StoredProblem, descended
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.proximal import COLD, product_energy, proximal_plan
 from torchgw.solvers.warm_start import Start, plan_start
@@ -31,7 +31,7 @@ LEAST_QUANTILE_COST = 1e-7  # of the largest squared distance
 FEW_PAIRS = 40_000
 
 
-def by_distributions(problem: Problem) -> list[Candidate]:
+def by_distributions(problem: StoredProblem) -> list[Candidate]:
     """A start on all points from the distributions of their distances, where landmarks cannot stand for the spaces."""
     p, q = problem.masses
     every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
@@ -48,18 +48,18 @@ def by_distributions(problem: Problem) -> list[Candidate]:
     return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)]
 
 
-def entropy_rules(problem: Problem) -> bool:
+def entropy_rules(problem: StoredProblem) -> bool:
     """Whether epsilon leaves plans no sharper than proximal steps do in the end, so that they show nothing new."""
     p, q = (mass / mass.sum() for mass in problem.masses)
     return not problem.sharp and problem.epsilon >= COLD * product_energy(problem.gradient, p, q)[0]
 
 
-def by_product(problem: Problem) -> Candidate:
+def by_product(problem: StoredProblem) -> Candidate:
     """Where proximal steps go from the product plan."""
     return _guessed(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.aside()))
 
 
-def by_hops(problem: Problem) -> list[Candidate]:
+def by_hops(problem: StoredProblem) -> list[Candidate]:
     """Where proximal steps go from a matching by hops, if both spaces are adjacencies."""
     hops, watch = _hop_gradient(problem), problem.watch.aside()
     if hops is None:
@@ -68,13 +68,13 @@ def by_hops(problem: Problem) -> list[Candidate]:
     return [_guessed(problem, proximal_plan(problem.gradient, *problem.masses, watch, first))]
 
 
-def from_product(problem: Problem) -> list[Candidate]:
+def from_product(problem: StoredProblem) -> list[Candidate]:
     """The product plan, for a problem without entropy."""
     p, q = problem.masses
     return sharp_starts(problem, p[:, None] * q, "full")
 
 
-def sharp_starts(problem: Problem, plan: Tensor, level: str) -> list[Candidate]:
+def sharp_starts(problem: StoredProblem, plan: Tensor, level: str) -> list[Candidate]:
     """Both ways from a plan to an optimum without entropy: by annealing, which forgets what is rough in it, and between
     few points by conditional gradients from the plan itself, which only go down, by many linear programs."""
     p, q = problem.masses
@@ -85,7 +85,7 @@ def sharp_starts(problem: Problem, plan: Tensor, level: str) -> list[Candidate]:
     return [Candidate(each, plan.argmax(1), math.inf, 1, level, True) for each in starts]
 
 
-def _hop_gradient(problem: Problem) -> ExactGradient | None:
+def _hop_gradient(problem: StoredProblem) -> ExactGradient | None:
     """The quadratic part with hops in place of distances, where both spaces are adjacencies."""
     spaces = (problem.source, problem.target)
     if not all(isinstance(space, PrecomputedDistances) for space in spaces):
@@ -97,7 +97,7 @@ def _hop_gradient(problem: Problem) -> ExactGradient | None:
     return ExactGradient(x, y, *problem.masses)
 
 
-def _guessed(problem: Problem, plan: Tensor) -> Candidate:
+def _guessed(problem: StoredProblem, plan: Tensor) -> Candidate:
     """A start from a plan of mass one on all points, to be compared."""
     p, q = problem.masses
     cost = problem.gradient(DenseCoupling(plan), p)

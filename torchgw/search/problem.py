@@ -1,16 +1,17 @@
-"""What a dense solve works on, and a basin on its way through the search."""
+"""What is asked of a solve, the same with stored plans, and a basin on its way through the search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
+from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
 from torchgw.objective.model import Model
@@ -27,32 +28,63 @@ from torchgw.solvers.warm_start import Start
 from torchgw.types import DistanceProvider
 
 Result = TypeVar("Result")
+ProblemT = TypeVar("ProblemT", bound="Problem")
+
+SHARP_START = 2.5e-4  # of the largest squared distance, where annealing to zero begins
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Two spaces in the loop's dtype, the gradient of the objective around them, and how to solve.
+class Kernels:
+    """The implementations that a solve uses.
 
-    ``unit`` is the largest squared distance; ``sharp`` says that ``epsilon`` is only where annealing to zero begins.
+    stored : of scores (N, K) that are stored.
+    streamed : of scores that are products, which are not.
+    tiled : of products on kept tiles.
     """
 
-    source: DistanceProvider
-    target: DistanceProvider
-    gradient: Gradient
+    stored: Kernel
+    streamed: Kernel
+    tiled: TileKernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is asked for.
+
+    spaces : distances between the N source points and between the K target points.
+    model : masses p (N,), q (K,), epsilon, marginal model and linear cost, on the device to use.
+    exact : whether gradients are exact where a plan is stored, and all distances of a space may be computed where it
+        has no factors.
+    unit : the largest squared distance.
+    kernels, options, generator : how to solve.
+    watch : follows the solve.
+    init : where to start instead of the search: a plan (N, K), matching pairs (m, 2) of integers, or None.
+    tol : relative change in the last iteration that the fixed point is solved to in the end, None for no fixed point.
+    """
+
+    spaces: tuple[DistanceProvider, DistanceProvider]
     model: Model
-    epsilon: float
-    sharp: bool
-    kernel: Kernel
+    exact: bool
+    unit: float
+    kernels: Kernels
     options: GWOptions
     generator: torch.Generator
-    watch: Watch = field(default_factory=Watch)
-    unit: float = 1.0
+    watch: Watch
+    init: Tensor | None = None
+    tol: float | None = None
 
-    def stage(self, name: str, compute: Callable[[], Result]) -> Result:
-        """The result of a stage, see `torchgw.persist.watch`; what the gradient remembers is kept with it."""
-        result, memory = self.watch.stage(name, lambda: (compute(), memory_of(self.gradient)))
-        recall(self.gradient, memory)
-        return result
+    @classmethod
+    def of(cls: type[ProblemT], problem: Problem, **more: Any) -> ProblemT:
+        """The same problem with what else this kind has, or with other members."""
+        return cls(**{entry.name: getattr(problem, entry.name) for entry in fields(Problem)} | more)
+
+    @property
+    def source(self) -> DistanceProvider:
+        return self.spaces[0]
+
+    @property
+    def target(self) -> DistanceProvider:
+        return self.spaces[1]
 
     @property
     def p(self) -> Tensor:
@@ -63,24 +95,48 @@ class Problem:
         return self.model.q
 
     @property
+    def masses(self) -> tuple[Tensor, Tensor]:
+        """The masses in the loop's dtype."""
+        dtype = loop_dtype(self.options.mixed_precision)
+        return self.p.to(dtype), self.q.to(dtype)
+
+    @property
+    def sharp(self) -> bool:
+        """Whether the optimum without entropy is asked for."""
+        return self.model.epsilon == 0
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon asked for; without entropy, that from which annealing to zero begins."""
+        return self.model.epsilon or SHARP_START * self.unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredProblem(Problem):
+    """A problem whose plans (N, K) are stored; its spaces serve the loop's dtype.
+
+    gradient : of the whole objective; a sampled one has a state.
+    wide : that of the quadratic part in float64, for fixed points and optima without entropy.
+    """
+
+    gradient: Gradient
+    wide: ExactGradient | None = None
+
+    def stage(self, name: str, compute: Callable[[], Result]) -> Result:
+        """The result of a stage, see `torchgw.persist.watch`; the state of a sampled gradient is kept with it."""
+        result, memory = self.watch.stage(name, lambda: (compute(), memory_of(self.gradient)))
+        recall(self.gradient, memory)
+        return result
+
+    @property
     def quadratic(self) -> Gradient:
         """The gradient of the quadratic part alone."""
         return self.gradient.quadratic if isinstance(self.gradient, ModelGradient) else self.gradient
 
     @property
-    def masses(self) -> tuple[Tensor, Tensor]:
-        """The masses in the dtype of the spaces."""
-        dtype = loop_dtype(self.options.mixed_precision)
-        return self.p.to(dtype), self.q.to(dtype)
-
-    @property
     def inner(self) -> StoredInner:
         """A solver of this problem's linearisations, with buffers of its own."""
-        return StoredInner(self.kernel, self.model, self.options.sinkhorn)
-
-    @property
-    def exact(self) -> bool:
-        return isinstance(self.quadratic, ExactGradient)
+        return StoredInner(self.kernels.stored, self.model, self.options.sinkhorn)
 
 
 @storable
@@ -101,29 +157,22 @@ class Candidate:
     basin: CoarseBasin | None = None
 
 
-def descended(problem: Problem, start: Start, epsilon: float, steps: int) -> Solution:
+def descended(problem: StoredProblem, start: Start, epsilon: float, steps: int) -> Solution:
     given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
     with threads_for(len(problem.p) * len(problem.q)):
         return descend(*given, max_iter=steps)
 
 
-def make_gradient(
-    source: DistanceProvider,
-    target: DistanceProvider,
-    model: Model,
-    exact: bool,
-    options: GWOptions,
-    generator: torch.Generator,
-) -> Gradient:
+def make_gradient(problem: Problem) -> Gradient:
     """The exact gradient, or the sampled one with landmark control variates, of the model's objective."""
-    masses = [mass.to(loop_dtype(options.mixed_precision)) for mass in model.masses]
-    if exact:
-        return gradient_of(model, ExactGradient(source, target, masses[0], masses[1], model.loss))
-    count = options.sampling.n_control
-    if count == 0:
-        return gradient_of(model, SampledGradient(source, target, options.sampling, generator))
-    x, y = (
-        landmark_control(space, mass / mass.sum(), count, generator)
-        for space, mass in zip((source, target), masses, strict=True)
-    )
-    return gradient_of(model, SampledGradient(source, target, options.sampling, generator, (x, y)))
+    model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
+    if problem.exact:
+        return gradient_of(model, ExactGradient(*problem.spaces, p, q, model.loss))
+    controls = None
+    if sampling.n_control > 0:
+        x, y = (
+            landmark_control(space, mass / mass.sum(), sampling.n_control, generator)
+            for space, mass in zip(problem.spaces, (p, q), strict=True)
+        )
+        controls = x, y
+    return gradient_of(model, SampledGradient(*problem.spaces, sampling, generator, controls))

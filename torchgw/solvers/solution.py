@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -54,6 +55,10 @@ class Solution:
         assert isinstance(found, DenseCoupling)
         return found.plan
 
+    def certified(self, **more: Any) -> CertifiedSolution:
+        """The same with what else is known of it."""
+        return CertifiedSolution(**{entry.name: getattr(self, entry.name) for entry in fields(Solution)} | more)
+
     def after(self, earlier: Solution) -> Solution:
         """This one, with the iterations of another one that it went on from."""
         return replace(
@@ -83,8 +88,8 @@ class CertifiedSolution(Solution):
     objective: Objective
     values: Values
     certificate: Certificate
-    basins: tuple[Basin, ...]
+    basins: tuple[Basin, ...] = ()
     ladder: tuple[Rung, ...] = ()
     omitted: float = 0.0
     evaluated: float = 1.0
-    seconds: dict[str, float]
+    seconds: dict[str, float] = field(default_factory=dict)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
-from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin
+from torchgw.diagnostics.evidence import NEAR_TIE, TINY
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
 from torchgw.objective.certify import certify, read_stored
@@ -22,7 +19,7 @@ from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.guesses import from_product, sharp_starts
-from torchgw.search.problem import Candidate, Problem, make_gradient
+from torchgw.search.problem import Candidate, Problem, StoredProblem, make_gradient
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import finish
 from torchgw.solvers.fixed_point import descend
@@ -34,10 +31,8 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import Landmarks
-from torchgw.strategies.large_problem import Task
 
 ROUNDING_SLACK = 2.0
-SHARP_START = 2.5e-4  # of the largest squared distance, where annealing to zero begins
 SHARP_FALL = 0.2  # and how far it falls
 SHARP_RATIO = 0.5
 SHARP_STEPS = 4
@@ -47,85 +42,51 @@ SHARP_BASINS_PAIRS = 10_000
 PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
-Refinement: TypeAlias = "tuple[ExactGradient | None, float | None]"
-Solver: TypeAlias = "Callable[[Problem, Start], Solution]"
 
-
-def run(task: Task) -> CertifiedSolution:
+def solve_dense(asked: Problem) -> CertifiedSolution:
     """Solve with a stored plan, on the device of the masses."""
     began = time.perf_counter()
-    model, options, epsilon, spaces, exact = task.model, task.options, task.epsilon, task.spaces, task.exact
-    p, q = model.masses
-    dtype = loop_dtype(options.mixed_precision)
-    wide = [space.to(p.device, torch.float64) for space in spaces]
-    if exact:  # graph searches once, for both precisions
+    (p, q), options = asked.model.masses, asked.options
+    wide = [space.to(p.device, torch.float64) for space in asked.spaces]
+    if asked.exact:  # graph searches once, for both precisions
         wide = [s if s.factors() is not None else PrecomputedDistances.of(s, p.device) for s in wide]
-    source, target = (space.to(p.device, dtype) for space in wide)
-    gradient = make_gradient(source, target, model, exact, options, task.generator)
-    kernel = task.kernels.stored
-    problem = Problem(
-        source,
-        target,
-        gradient,
-        model,
-        epsilon or SHARP_START * task.unit,
-        epsilon == 0,
-        kernel,
-        options,
-        task.generator,
-        task.watch,
-        task.unit,
-    )
-    candidates, reference = where_to_start(problem, task.init)
+    source, target = (space.to(p.device, loop_dtype(options.mixed_precision)) for space in wide)
+    narrow = Problem.of(asked, spaces=(source, target))
+    problem = StoredProblem.of(narrow, gradient=make_gradient(narrow))
+    candidates, reference = where_to_start(problem)
     searched = time.perf_counter()
-    if epsilon == 0:
-        solver: Solver = partial(solve_sharply, wide=ExactGradient(wide[0], wide[1], p, q))
-    else:
-        wider = None if task.tol is None else ExactGradient(wide[0], wide[1], p, q, model.loss)
-        solver = partial(solve_smoothly, refinement=(wider, task.tol))
-    ended, candidates = solve_contenders(problem, candidates, solver)
+    if asked.sharp or asked.tol is not None:
+        problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
+    solution, candidates = solve_contenders(problem, candidates)
     solved = time.perf_counter()
-    assert ended.coupling is not None
-    assert ended.dual is not None
-    stored = DenseCoupling(ended.plan)
-    found = read_stored(stored, (wide[0], wide[1]), model, options.max_memory, task.generator)
-    values, certificate = certify(found, ended.dual, (wide[0], wide[1]), model, task.unit)
-    basins: tuple[Basin, ...] = ()
-    if reference is not None:
-        basins = listed(candidates, reference, problem.masses[0])
-    seconds = {
-        "search": searched - began,
-        "solve": solved - searched,
-        "finish": time.perf_counter() - solved,
-    }
-    return CertifiedSolution(
-        coupling=ended.coupling,
+    assert solution.dual is not None
+    stored = DenseCoupling(solution.plan)
+    found = read_stored(stored, (wide[0], wide[1]), asked.model, options.max_memory, asked.generator)
+    values, certificate = certify(found, solution.dual, (wide[0], wide[1]), asked.model, asked.unit)
+    return solution.certified(
+        stored=None,
         marginals=(stored.marginal(1), stored.marginal(0)),
-        gradient="exact" if exact else "sampled",
-        marginal_residual=ended.marginal_residual,
-        status=ended.status,
-        precision_warning=ended.precision_warning,
-        end=ended.end,
-        last_change=ended.last_change,
-        n_iter=ended.n_iter,
-        n_iter_sinkhorn=ended.n_iter_sinkhorn,
-        history=ended.history,
+        gradient="exact" if asked.exact else "sampled",
         objective=found.quadratic,
         values=values,
         certificate=certificate,
-        basins=basins,
-        seconds=seconds,
+        basins=() if reference is None else listed(candidates, reference, problem.masses[0]),
+        seconds={
+            "search": searched - began,
+            "solve": solved - searched,
+            "finish": time.perf_counter() - solved,
+        },
     )
 
 
-def solve_contenders(problem: Problem, candidates: list[Candidate], solver: Solver) -> tuple[Solution, list[Candidate]]:
+def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
     """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
 
     Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
     the best or the matching ambiguous. Small problems without entropy are solved from every candidate, and up to a
     million pairs also from the product plan, so that no search is worth less than that.
     """
-    best, others = candidates[0], candidates[1:]
+    best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
     near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
     tied = [
         c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + TINY * problem.unit
@@ -155,12 +116,13 @@ def solve_contenders(problem: Problem, candidates: list[Candidate], solver: Solv
     return ends[order[0]], [*(settled[i] for i in order), *rest]
 
 
-def where_to_start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:
+def where_to_start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
     """What the user gave, else what the coarse stage found, the best first, else the product plan."""
-    return problem.stage("search", partial(_start, problem, init))
+    return problem.stage("search", partial(_start, problem))
 
 
-def _start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Landmarks | None]:
+def _start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
+    init = problem.init
     log_p, log_q = (mass.log2() for mass in problem.masses)
     if init is None and problem.options.coarse is not None:
         return find_basins(problem, problem.options.coarse)
@@ -180,19 +142,17 @@ def _start(problem: Problem, init: Tensor | None) -> tuple[list[Candidate], Land
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
 
 
-def solve_smoothly(problem: Problem, start: Start, refinement: Refinement = (None, None)) -> Solution:
-    """The entropic optimum at ``problem.epsilon``, or its fixed point, for which float64 distances and a tolerance are
-    given."""
-    model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernel
+def solve_smoothly(problem: StoredProblem, start: Start) -> Solution:
+    """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given."""
+    model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernels.stored
     watch = problem.watch
     if problem.exact:
         arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
         solution = replace(descend(*arguments, resolved=True), coupling=None, last_change=0.0)
     else:
         solution = solve(problem.gradient, start, model, epsilon, kernel, options, watch)
-    quadratic, tol = refinement
-    if quadratic is not None and tol is not None:
-        solution, options = _refined(problem, solution, quadratic, tol)
+    if problem.tol is not None:
+        solution, options = _refined(problem, solution, problem.tol)
     end = solution.end
     assert end is not None
     assert end.cost is not None
@@ -219,14 +179,15 @@ def solve_smoothly(problem: Problem, start: Start, refinement: Refinement = (Non
     )
 
 
-def _refined(problem: Problem, solution: Solution, quadratic: ExactGradient, tol: float) -> tuple[Solution, GWOptions]:
+def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:
     """The fixed point near a solution, and the options that it was solved with."""
     assert solution.end is not None
+    assert problem.wide is not None
     start = solution.end.to(torch.float64)
     relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), problem.model)
     options = tightened(problem.options, tol, relaxation)
-    inner = StoredInner(problem.kernel, problem.model, options.sinkhorn)
-    found = refined(quadratic, start, problem.model, inner, options, problem.watch, solution.history)
+    inner = StoredInner(problem.kernels.stored, problem.model, options.sinkhorn)
+    found = refined(problem.wide, start, problem.model, inner, options, problem.watch, solution.history)
     return replace(found.after(solution), coupling=None), options
 
 
@@ -238,7 +199,7 @@ def precision_warning(cost: FactoredCost, epsilon: float, options: GWOptions) ->
     return unsafe(reach(A, B), A.shape[1])
 
 
-def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Solution:
+def solve_sharply(problem: StoredProblem, start: Start) -> Solution:
     """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients.
 
     They begin from the plan of a start that brings one, and annealing only finds potentials."""
@@ -256,11 +217,12 @@ def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Soluti
             break
     assert now.end is not None
     assert now.end.cost is not None
+    assert problem.wide is not None
     plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
     dual = column_dual(now.end.cost, now.end.g.to(torch.float64), q, epsilon)
     least = torch.finfo(p.dtype).eps * problem.unit
     more = max(limit - now.n_iter, 1)
-    sharp = conditional_gradient(wide, plan, p, q, dual, now.history, problem.watch, more, least)
+    sharp = conditional_gradient(problem.wide, plan, p, q, dual, now.history, problem.watch, more, least)
     return Solution(
         coupling=DenseCoupling(sharp.plan),
         dual=sharp.dual,
@@ -275,7 +237,7 @@ def solve_sharply(problem: Problem, start: Start, wide: ExactGradient) -> Soluti
 
 
 def _annealed(
-    problem: Problem, start: Start, epsilon: float, history: History, step: int, steps: int = SHARP_STEPS
+    problem: StoredProblem, start: Start, epsilon: float, history: History, step: int, steps: int = SHARP_STEPS
 ) -> Solution:
     """A few iterations at one epsilon of the sharp end's ladder."""
     steps = min(steps, problem.options.stopping.max_iter - len(history.iteration))

@@ -33,7 +33,6 @@ from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
-from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
 from torchgw.search.coarsen import CellSpace
 from torchgw.sinkhorn.costs import FactoredCost
@@ -44,8 +43,7 @@ from torchgw.solvers.inner import Inner, Linear, StoredInner, StreamedInner
 from torchgw.solvers.iterate import State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
-from torchgw.strategies.first_rung import FirstRung
-from torchgw.strategies.large_problem import STORED_CELLS, Large, cells_of, cost_on_points
+from torchgw.strategies.cells import STORED_CELLS, StreamedProblem, cells_of, cost_on_points
 
 logger = logging.getLogger("torchgw")
 
@@ -117,18 +115,21 @@ class Climb(State):
         return True
 
 
-def climb(rung: FirstRung, watch: Watch) -> tuple[Climb, Status, History]:
-    """From the solved first rung to all points; the history is that of all descents."""
-    large, ended, history = rung.large, rung.ended, rung.ended.history
-    assert ended.end is not None
-    g = ended.end.g
+def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Climb, Status, History]:
+    """From the solution between the first cells, found in these seconds, to all points.
+
+    The history is that of all descents.
+    """
+    history, (x, y) = first.history, problem.cells
+    assert first.end is not None
+    g = first.end.g
 
     def lift(solved: Step, done: Solution | None, last: Climb | None, began: float) -> Climb:
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
-        f, g = lifted(large, solved)
-        residual, error = measured(large, solved, f, g)
-        if not large.model.fixed and not _complete(large, solved):
-            residual = max(residual, math.inf if last is None else _changed(large, last, solved.score, f, g))
+        f, g = lifted(problem, solved)
+        residual, error = measured(problem, solved, f, g)
+        if not problem.model.fixed and not _complete(problem, solved):
+            residual = max(residual, math.inf if last is None else _changed(problem, last, solved.score, f, g))
         told = Rung(
             cells=(solved.x.cells.count, solved.y.cells.count),
             residual=residual,
@@ -139,7 +140,7 @@ def climb(rung: FirstRung, watch: Watch) -> tuple[Climb, Status, History]:
         )
         logger.info("ladder: %s", told)
         rungs = (told,) if last is None else (*last.rungs, told)
-        complete = last is not None and done is not None and _complete(large, solved)
+        complete = last is not None and done is not None and _complete(problem, solved)
         return Climb(
             n_iter=sum(rung.n_iter for rung in rungs),
             n_iter_sinkhorn=sum(rung.n_iter_sinkhorn for rung in rungs),
@@ -147,51 +148,51 @@ def climb(rung: FirstRung, watch: Watch) -> tuple[Climb, Status, History]:
             f=f,
             g=g,
             rungs=rungs,
-            exact=(large.x.exact and large.y.exact) or complete or (last is not None and last.exact),
-            descent=ended.status if last is None else last.descent if done is None else done.status,
+            exact=problem.factored or complete or (last is not None and last.exact),
+            descent=first.status if last is None else last.descent if done is None else done.status,
         )
 
     def begin() -> Climb:
-        began = time.perf_counter() - rung.seconds
-        cost = cost_on_points(large, DenseCoupling(ended.plan.to(rung.x.means.dtype)), rung.x, rung.y)
-        return lift(_solved(large, cost, rung.x, rung.y, g), ended, None, began)
+        began = time.perf_counter() - seconds
+        cost = cost_on_points(problem, DenseCoupling(first.plan.to(x.means.dtype)), x, y)
+        return lift(_solved(problem, cost, x, y, g), first, None, began)
 
     def step(state: Climb) -> tuple[Climb, None, Status | None]:
         last = state.rungs[-1]
-        reached = last.residual + SURE * last.residual_error <= large.options.ladder.marginal_tol
-        if reached or _complete(large, state.solved):
+        reached = last.residual + SURE * last.residual_error <= problem.options.ladder.marginal_tol
+        if reached or _complete(problem, state.solved):
             return state, None, state.descent
         began = time.perf_counter()
-        solved, done = _next(large, state.solved, history, watch, len(state.rungs))
+        solved, done = _next(problem, state.solved, history, len(state.rungs))
         return lift(solved, done, state, began), None, None
 
-    state, status = iterate(step, begin, watch, history, math.inf)
+    state, status = iterate(step, begin, problem.watch, history, math.inf)
     return state, status, history
 
 
-def lifted(large: Large, step: Step) -> tuple[Tensor, Tensor]:
+def lifted(problem: StreamedProblem, step: Step) -> tuple[Tensor, Tensor]:
     """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells."""
-    if _complete(large, step):
+    if _complete(problem, step):
         return step.f[step.x.cells.label].double(), step.g[step.y.cells.label].double()
-    score, kernel = step.score, large.kernels.streamed
-    row, column = step.sides(large.model)
+    score, kernel = step.score, problem.kernels.streamed
+    row, column = step.sides(problem.model)
     f = row.potential(kernel.on(score.A, step.B).softmin(step.g, 1).double())
     g = column.potential(kernel.on(step.A, score.B).softmin(step.f, 0).double())
     return f, g
 
 
-def measured(large: Large, step: Step, f: Tensor, g: Tensor) -> tuple[float, float]:
+def measured(problem: StreamedProblem, step: Step, f: Tensor, g: Tensor) -> tuple[float, float]:
     """The larger L1 marginal error of the plan at full size and its standard error, from sampled rows and columns.
 
     Of a relaxed marginal, the change that another half-step would make. Every point where there are few. O((N + K) r)
     for each of the 1000 points of either side.
     """
-    A, B, kernel, dtype = step.score.A, step.score.B, large.kernels.streamed, step.score.A.dtype
+    A, B, kernel, dtype = step.score.A, step.score.B, problem.kernels.streamed, step.score.A.dtype
     found = []
-    for axis, side, own, other in zip((1, 0), step.sides(large.model), (f, g), (g, f), strict=True):
+    for axis, side, own, other in zip((1, 0), step.sides(problem.model), (f, g), (g, f), strict=True):
         mass = side.log_mass.exp2()
         total, every = mass.sum(), len(mass) <= SAMPLED_POINTS
-        index = torch.nonzero(mass > 0)[:, 0] if every else draw(mass, SAMPLED_POINTS, large.generator)
+        index = torch.nonzero(mass > 0)[:, 0] if every else draw(mass, SAMPLED_POINTS, problem.generator)
         bound = kernel.on(A[index], B) if axis == 1 else kernel.on(A, B[index])
         sums = own[index] + bound.softmin(other.to(dtype), axis).double()
         weight = mass[index] if every else total.expand(len(index)) / len(index)
@@ -201,14 +202,14 @@ def measured(large: Large, step: Step, f: Tensor, g: Tensor) -> tuple[float, flo
     return max(found)
 
 
-def _changed(large: Large, last: Climb, score: FactoredScore, f: Tensor, g: Tensor) -> float:
+def _changed(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Tensor, g: Tensor) -> float:
     """L1 change of the plan since the last rung, from the rows of up to 1000 points.
 
     Relaxed marginals are no test of a cost: the plan follows it wherever that leads.
     """
-    p, k = large.p, len(large.q)
+    p, k = problem.p, len(problem.q)
     few = len(p) <= SAMPLED_POINTS
-    index = torch.nonzero(p > 0)[:, 0] if few else draw(p, SAMPLED_POINTS, large.generator)
+    index = torch.nonzero(p > 0)[:, 0] if few else draw(p, SAMPLED_POINTS, problem.generator)
     weight = torch.ones_like(p[index]) if few else p.sum() / len(index) / p[index]
     total = p.new_zeros(())
     step = max(1, ROW_ELEMENTS // k)
@@ -221,87 +222,98 @@ def _changed(large: Large, last: Climb, score: FactoredScore, f: Tensor, g: Tens
     return float(total)
 
 
-def _next(large: Large, step: Step, history: History, watch: Watch, rung: int) -> tuple[Step, Solution | None]:
+def _next(problem: StreamedProblem, step: Step, history: History, rung: int) -> tuple[Step, Solution | None]:
     """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
-    old, epsilon = step.score, large.epsilon
-    x = cells_of(large, large.x, old.A, GROWTH * step.x.cells.count)
-    y = cells_of(large, large.y, old.B, GROWTH * step.y.cells.count)
-    model = large.model.on_cells(x.cells, y.cells)
-    last, kernel = _linear(large, step.cost, old, x, y), large.kernels.streamed
+    old, epsilon = step.score, problem.epsilon
+    x = cells_of(problem, problem.x, 0, old.A, GROWTH * step.x.cells.count)
+    y = cells_of(problem, problem.y, 1, old.B, GROWTH * step.y.cells.count)
+    model = problem.model.on_cells(x.cells, y.cells)
+    last, kernel = _linear(problem, step.cost, old, x, y), problem.kernels.streamed
     f = last.row.potential(kernel.on(last.A, step.B).softmin(step.g, 1))
     g = last.column.potential(kernel.on(step.A, last.B).softmin(step.f, 0))
-    f = f - x.cells.means(old.row[:, None], large.p)[:, 0].to(f.dtype)
-    g = g - y.cells.means(old.column[:, None], large.q)[:, 0].to(g.dtype)
-    complete = x.cells.count == len(large.p) and y.cells.count == len(large.q)
-    exact, stored = large.x.exact and large.y.exact, _stored(large, x, y)
-    loose = large.options.ladder.marginal_tol >= LOOSE
+    f = f - x.cells.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
+    g = g - y.cells.means(old.column[:, None], problem.q)[:, 0].to(g.dtype)
+    complete = x.cells.count == len(problem.p) and y.cells.count == len(problem.q)
+    exact, stored = problem.factored, _stored(problem, x, y)
+    loose = problem.options.ladder.marginal_tol >= LOOSE
     # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
     # they are exact, or where all points are few.
     if x.space is None or y.space is None or not (stored or (not loose and (exact or complete))):
-        return _solved(large, step.cost, x, y, g), None
-    cost = large.model.between(step.cost, x.cells, y.cells)
+        return _solved(problem, step.cost, x, y, g), None
+    cost = problem.model.between(step.cost, x.cells, y.cells)
     assert cost is not None
     dtype = cost.U.dtype
     p, q = (mass.to(dtype) for mass in model.masses)
     gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
-    inner = _inner(large, x, y, replace(large.options.sinkhorn, tol=large.tolerance))
+    inner = _inner(problem, x, y, replace(problem.options.sinkhorn, tol=tolerance(problem)))
     start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
-    arguments = gradient, start, model, epsilon, inner, large.options, watch
-    done = watch.stage(f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
+    arguments = gradient, start, model, epsilon, inner, problem.options, problem.watch
+    done = problem.watch.stage(f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
     history.go_on_from(done.history)
     if complete:
         assert done.coupling is not None
         cost = gradient(done.coupling, p).taken(x.cells.label, y.cells.label)
     else:
         assert done.coupling is not None
-        cost = cost_on_points(large, done.coupling, x, y)
+        cost = cost_on_points(problem, done.coupling, x, y)
     assert done.end is not None
-    return _solved(large, cost, x, y, done.end.g), done
+    return _solved(problem, cost, x, y, done.end.g), done
 
 
-def _solved(large: Large, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> Step:
+def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> Step:
     """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
-    tight = large.tolerance < FLOAT32_RESIDUAL
+    tight = tolerance(problem) < FLOAT32_RESIDUAL
     score = factored_score(
-        cost, large.p, large.q, large.epsilon, SCORE_SHARE * large.options.ladder.marginal_tol, wide=tight
+        cost, problem.p, problem.q, problem.epsilon, SCORE_SHARE * problem.options.ladder.marginal_tol, wide=tight
     )
-    linear = _linear(large, cost, score, x, y)
+    linear = _linear(problem, cost, score, x, y)
     A, B = linear.A, linear.B
-    g = g.to(A.dtype) + y.cells.means(score.column[:, None], large.q)[:, 0].to(A.dtype)
-    f = linear.row.potential(large.kernels.streamed.on(A, B).softmin(g, 1))
-    inner = large.options.sinkhorn
+    g = g.to(A.dtype) + y.cells.means(score.column[:, None], problem.q)[:, 0].to(A.dtype)
+    f = linear.row.potential(problem.kernels.streamed.on(A, B).softmin(g, 1))
+    inner = problem.options.sinkhorn
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
-    tol = large.tolerance if _stored(large, x, y) else max(large.tolerance, LEFT * large.options.ladder.marginal_tol)
+    tol = (
+        tolerance(problem)
+        if _stored(problem, x, y)
+        else max(tolerance(problem), LEFT * problem.options.ladder.marginal_tol)
+    )
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
     with threads_for(x.cells.count * y.cells.count):
-        state = _inner(large, x, y, last).potentials(linear, f, g)
+        state = _inner(problem, x, y, last).potentials(linear, f, g)
     return Step(cost, score, x, y, linear, state.f, state.g, state.n_iter)
 
 
-def _linear(large: Large, cost: FactoredCost, score: FactoredScore, x: CellSpace, y: CellSpace) -> Linear:
+def _linear(problem: StreamedProblem, cost: FactoredCost, score: FactoredScore, x: CellSpace, y: CellSpace) -> Linear:
     """The linear problem between cells, for the score of this cost on all points."""
-    model, dtype = large.model.on_cells(x.cells, y.cells), score.A.dtype
+    model, dtype = problem.model.on_cells(x.cells, y.cells), score.A.dtype
     a, b = cost.offsets(score.epsilon)
-    ends = ((x.cells, a - score.row, large.p), (y.cells, b - score.column, large.q))
+    ends = ((x.cells, a - score.row, problem.p), (y.cells, b - score.column, problem.q))
     offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in ends]
     log_p, log_q = (mass.log2().to(dtype) for mass in model.masses)
     row, column = model.sides_of(log_p, log_q, score.epsilon, *offsets)
-    return Linear(x.cells.means(score.A, large.p), y.cells.means(score.B, large.q), row, column)
+    return Linear(x.cells.means(score.A, problem.p), y.cells.means(score.B, problem.q), row, column)
 
 
-def _complete(large: Large, step: Step) -> bool:
+def tolerance(problem: StreamedProblem) -> float:
+    """Of the inner solves: a tenth of what the marginals may be off by, or what the options ask for."""
+    return min(problem.options.sinkhorn.tol, problem.options.ladder.marginal_tol / 10)
+
+
+def _complete(problem: StreamedProblem, step: Step) -> bool:
     """Whether the rung had all points."""
-    return step.x.cells.count == len(large.p) and step.y.cells.count == len(large.q)
+    return step.x.cells.count == len(problem.p) and step.y.cells.count == len(problem.q)
 
 
-def _stored(large: Large, x: CellSpace, y: CellSpace) -> bool:
+def _stored(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
     """Whether plans between these cells are stored; those between all points never are."""
-    complete = x.cells.count == len(large.p) and y.cells.count == len(large.q)
+    complete = x.cells.count == len(problem.p) and y.cells.count == len(problem.q)
     return x.cells.count * y.cells.count <= STORED_CELLS**2 and not complete
 
 
-def _inner(large: Large, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:
-    model = large.model.on_cells(x.cells, y.cells)
-    if _stored(large, x, y):
-        return StoredInner(large.kernels.stored, model, options)
-    return StreamedInner(large.kernels.streamed, large.kernels.tiled, model, options, large.options.ladder.omitted)
+def _inner(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:
+    model = problem.model.on_cells(x.cells, y.cells)
+    if _stored(problem, x, y):
+        return StoredInner(problem.kernels.stored, model, options)
+    return StreamedInner(
+        problem.kernels.streamed, problem.kernels.tiled, model, options, problem.options.ladder.omitted
+    )

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.rounding import round_tiles
-from torchgw.couplings.tiled import NEGLIGIBLE, TiledCoupling
-from torchgw.diagnostics.status import History, Status
+from torchgw.couplings.tiled import NEGLIGIBLE
+from torchgw.diagnostics.status import Status
 from torchgw.kernels import LN2
 from torchgw.kernels.precision import LAST, reach, unsafe
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, centres, choose_tiles
 from torchgw.objective.certify import certify, read_streamed
 from torchgw.objective.exact import ExactGradient, inner_product
 from torchgw.options import GWOptions
-from torchgw.search.coarsen import Side
+from torchgw.search.coarsen import ControlledSpace
+from torchgw.search.problem import Problem
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.frank_wolfe import column_dual
 from torchgw.solvers.inner import StreamedInner
 from torchgw.solvers.newton import refined, relaxation_for, tightened
-from torchgw.solvers.solution import CertifiedSolution
+from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.hierarchy import bisect
-from torchgw.strategies.first_rung import first_rung
+from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed
 from torchgw.strategies.ladder import Climb, climb
-from torchgw.strategies.large_problem import Large, Task
 
 EVERY_PAIR = 2**22
 FEW_POINTS = 300
@@ -40,131 +40,67 @@ CROSS_BITS = 1.0  # 1 + x ln 2 is above zero for all |x| up to 1.44
 SIZES = (1024, 512, 256, 128, 64)
 
 
-@dataclass(frozen=True)
-class FinishedTiles:
-    """A feasible plan on kept tiles, and what was read of it on the way.
-
-    F^T T G where both spaces have factors; <M, T> and <P, T>; its marginals; the L1 residual before rounding, a bound
-    on the mass of the tiles left out, and the share of pairs evaluated.
-    """
-
-    coupling: TiledCoupling
-    product: Tensor | None
-    linear: float
-    penalty: float
-    marginals: tuple[Tensor, Tensor]
-    residual: float
-    omitted: float
-    evaluated: float
-
-
-def run_large(
-    task: Task,
-) -> CertifiedSolution:
-    """Solve the task with O((N + K) r) memory."""
-    began, watch = time.perf_counter(), task.watch
-    rung = first_rung(task, task.epsilon, watch)
-    large, history = rung.large, rung.ended.history
-    climbed, status, entries = watch.stage("climb", lambda: climb(rung, watch))
-    history.go_on_from(entries)
-    last_change = 0.0
-    if task.tol is not None:
-        climbed, status, last_change = _refined(task, large, climbed, task.tol, history)
-    if not all(bool((side < math.inf).all()) for side in (climbed.f, climbed.g)):  # NaN as well
-        raise FloatingPointError(f"epsilon = {task.epsilon:g} is too small: potentials are beyond what float64 holds")
-    climbed_at = time.perf_counter()
-    finished = finish_tiles(large, climbed)
-    end = climbed.end
-    assert end.cost is not None
-    dual = column_dual(climbed.solved.cost, end.g, large.q, task.epsilon)
-    model, small = large.model, max(len(large.p), len(large.q)) <= FEW_POINTS
-    found = read_streamed(
-        finished.coupling,
-        finished.product,
-        large.spaces,
-        large.controls,
-        model.masses if model.fixed else finished.marginals,
-        finished.linear,
-        finished.penalty,
-        task.options.max_memory if large.exact or small else 0,
-        task.generator,
-    )
-    values, certificate = certify(found, dual, large.spaces, model, large.unit, task.generator)
-    reached = finished.residual <= task.options.ladder.marginal_tol or status is Status.CANCELLED
-    return CertifiedSolution(
-        coupling=finished.coupling,
-        marginals=finished.marginals,
-        gradient="exact" if climbed.exact else "sampled",
-        marginal_residual=finished.residual,
-        status=status if reached else Status.MARGINALS,
-        precision_warning=_precision_warning(climbed.solved.score, task.options),
-        end=end,
-        last_change=last_change,
+def solve_streaming(asked: Problem) -> CertifiedSolution:
+    """Solve with O((N + K) r) memory."""
+    began, watch = time.perf_counter(), asked.watch
+    problem = streamed(asked)
+    first, basins, seconds = solve_on_cells(problem)
+    searched = time.perf_counter() - seconds["solve"]
+    climbed, status, history = watch.stage("climb", lambda: climb(problem, first, sum(seconds.values())))
+    solution = Solution(
+        coupling=None,
+        end=climbed.end,
+        status=status,
         n_iter=climbed.n_iter,
         n_iter_sinkhorn=climbed.n_iter_sinkhorn,
         history=history,
-        objective=found.quadratic,
-        values=values,
-        certificate=certificate,
-        basins=rung.basins,
-        ladder=climbed.rungs,
-        omitted=finished.omitted,
-        evaluated=finished.evaluated,
-        seconds={
-            "search": rung.searched - began,
-            "solve": climbed_at - rung.searched,
-            "finish": time.perf_counter() - climbed_at,
-        },
     )
+    if asked.tol is not None:
+        climbed, solution = _refined(asked, climbed, solution, asked.tol)
+    if not all(bool((side < math.inf).all()) for side in (climbed.f, climbed.g)):  # NaN as well
+        raise FloatingPointError(f"epsilon = {asked.epsilon:g} is too small: potentials are beyond what float64 holds")
+    solved = time.perf_counter()
+    found = finish_tiles(problem, climbed, solution)
+    seconds = {"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved}
+    return replace(found, basins=basins, seconds=seconds)
 
 
-def _refined(task: Task, large: Large, climbed: Climb, tol: float, history: History) -> tuple[Climb, Status, float]:
-    """The fixed point between all points, near where the climb ended, how that ended, and its last relative change."""
-    model, kernels, epsilon = large.model, large.kernels, task.epsilon
-    x, y = (space.to(large.p.device, torch.float64) for space in task.spaces)
-    quadratic = ExactGradient(x, y, large.p, large.q)
-    start = climbed.end
-    options = tightened(task.options, tol, relaxation_for(start.coupling(), model))
-    inner = StreamedInner(kernels.streamed, kernels.tiled, model, options.sinkhorn, 0.0)
-    done = refined(quadratic, start, model, inner, options, task.watch, history)
-    end = done.end
-    assert end is not None
+def _refined(asked: Problem, climbed: Climb, solution: Solution, tol: float) -> tuple[Climb, Solution]:
+    """The fixed point between all points, near where the climb ended."""
+    (p, q), kernels, end = asked.model.masses, asked.kernels, climbed.end
+    x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
+    options = tightened(asked.options, tol, relaxation_for(end.coupling(), asked.model))
+    inner = StreamedInner(kernels.streamed, kernels.tiled, asked.model, options.sinkhorn, 0.0)
+    done = refined(ExactGradient(x, y, p, q), end, asked.model, inner, options, asked.watch, solution.history)
+    end = done.end or end
     assert end.cost is not None
-    score = factored_score(end.cost, large.p, large.q, epsilon, tol, wide=True)
-    return (
-        replace(
-            climbed,
-            solved=replace(climbed.solved, cost=end.cost, score=score),
-            f=end.f + score.row,
-            g=end.g + score.column,
-            n_iter=climbed.n_iter + done.n_iter,
-            n_iter_sinkhorn=climbed.n_iter_sinkhorn + done.n_iter_sinkhorn,
-        ),
-        done.status,
-        done.last_change,
-    )
+    score = factored_score(end.cost, p, q, asked.epsilon, tol, wide=True)
+    solved = replace(climbed.solved, cost=end.cost, score=score)
+    return replace(climbed, solved=solved, f=end.f + score.row, g=end.g + score.column), done.after(solution)
 
 
-def finish_tiles(large: Large, climbed: Climb) -> FinishedTiles:
+def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -> CertifiedSolution:
     """The plan of the last potentials, without the tiles that hold nothing, rounded onto exact marginals.
 
     Two passes over the kept tiles.
     """
-    score, p, q = climbed.solved.score, large.p, large.q
+    score, p, q = climbed.solved.score, problem.p, problem.q
     # Cut at multiples of the largest tile first and halved within, so that one order serves all sizes of tiles.
     rows, columns = (bisect(side, -(-len(side) // SIZES[-1]), SIZES[0]).order for side in (score.A, score.B))
     A, B, f, g = score.A[rows], score.B[columns], climbed.f[rows], climbed.g[columns]
     if len(A) * len(B) <= EVERY_PAIR:
         A, B = A.double(), B.double()
-    tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], large.options.ladder.omitted)
-    exact, model = large.x.exact and large.y.exact, large.model
-    narrow = large.x.control.F.shape[1] <= large.y.control.F.shape[1]
-    F, G = _centred(large.x, rows), _centred(large.y, columns)
+    tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], problem.options.ladder.omitted)
+    exact, model = problem.factored, problem.model
+    narrow = problem.x.control.F.shape[1] <= problem.y.control.F.shape[1]
+    F, G = _centred(problem.x, rows), _centred(problem.y, columns)
     V, W = (G if exact and not narrow else None), (F if exact and narrow else None)
     costs = [cost for cost in (model.cost, model.penalty) if cost is not None]
     if costs:
         V = torch.cat([*([] if V is None else [V]), *(cost.V[columns].to(G.dtype) for cost in costs)], 1)
-    rounded = round_tiles(large.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], model.marginals, V, W, find=True)
+    rounded = round_tiles(
+        problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], model.marginals, V, W, find=True
+    )
     moved, back, x, y = rounded.read.moved, rounded.read.back, rounded.x, rounded.y
     sums = moved[:, 0] + x * y.sum(), back[:, 0] + y * x.sum()
     product, used = None, 1
@@ -173,7 +109,9 @@ def finish_tiles(large: Large, climbed: Climb) -> FinishedTiles:
         product = inner_product(back[:, 1:], G) if narrow else inner_product(F, moved[:, 1:used])
         product += torch.outer(inner_product(F, x[:, None])[:, 0], inner_product(G, y[:, None])[:, 0])
         # Of the centred factors; the means belong to the plan's own marginals.
-        means = [inner_product(side.mass[:, None], side.control.F)[0] / side.mass.sum() for side in (large.x, large.y)]
+        means = [
+            inner_product(side.mass[:, None], side.control.F)[0] / side.mass.sum() for side in (problem.x, problem.y)
+        ]
         ends = inner_product(F, sums[0][:, None])[:, 0], inner_product(G, sums[1][:, None])[:, 0]
         product += torch.outer(means[0], ends[1]) + torch.outer(ends[0], means[1])
         product += sums[0].sum() * torch.outer(*means)
@@ -193,13 +131,34 @@ def finish_tiles(large: Large, climbed: Climb) -> FinishedTiles:
         matching = torch.empty_like(rows)
         matching[rows] = columns[rounded.read.at]
         matching.masked_fill_(p <= 0, 0)
-    return FinishedTiles(
-        coupling=rounded.coupling(rows, columns, matching),
-        product=product,
-        linear=linear,
-        penalty=values[0] if values else 0.0,
+    coupling = rounded.coupling(rows, columns, matching)
+    residual = rounded.residual if exact else max(rounded.residual, climbed.rungs[-1].residual)
+    dual = column_dual(climbed.solved.cost, climbed.end.g, q, problem.epsilon)
+    found = read_streamed(
+        coupling,
+        product,
+        problem.spaces,
+        problem.controls,
+        model.masses if model.fixed else marginals,
+        linear,
+        values[0] if values else 0.0,
+        problem.options.max_memory if problem.exact or max(len(p), len(q)) <= FEW_POINTS else 0,
+        problem.generator,
+    )
+    totals, certificate = certify(found, dual, problem.spaces, model, problem.unit, problem.generator)
+    reached = residual <= problem.options.ladder.marginal_tol or solution.status is Status.CANCELLED
+    return solution.certified(
+        coupling=coupling,
+        end=climbed.end,
+        status=solution.status if reached else Status.MARGINALS,
+        marginal_residual=residual,
+        precision_warning=_precision_warning(score, problem.options),
         marginals=marginals,
-        residual=rounded.residual if exact else max(rounded.residual, climbed.rungs[-1].residual),
+        gradient="exact" if climbed.exact else "sampled",
+        objective=found.quadratic,
+        values=totals,
+        certificate=certificate,
+        ladder=climbed.rungs,
         omitted=omitted,
         evaluated=tiles.pairs / (len(p) * len(q)),
     )
@@ -239,7 +198,7 @@ def _precision_warning(score: FactoredScore, options: GWOptions) -> str | None:
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
-def _centred(side: Side, order: Tensor) -> Tensor:
+def _centred(side: ControlledSpace, order: Tensor) -> Tensor:
     """The factors (N, r) minus their mean, in this order: what is read of a plan in float32 is then small."""
     F = side.control.F
     centred: Tensor = F[order] - (inner_product(side.mass[:, None], F)[0] / side.mass.sum()).to(F.dtype)

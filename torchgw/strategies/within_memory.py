@@ -9,21 +9,21 @@ import torch
 
 from torchgw.diagnostics.status import Status
 from torchgw.runtime.caller import out_of_memory, warn_caller
+from torchgw.search.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.strategies.dense import run
-from torchgw.strategies.large_problem import Task
-from torchgw.strategies.low_rank import run_low_rank
-from torchgw.strategies.streaming import run_large
+from torchgw.strategies.dense import solve_dense
+from torchgw.strategies.low_rank import solve_with_rank
+from torchgw.strategies.streaming import solve_streaming
 from torchgw.types import OutOfMemoryWarning
 
-SOLVERS: dict[str, Callable[[Task], CertifiedSolution]] = {
-    "dense": run,
-    "streaming": run_large,
-    "low-rank": run_low_rank,
+SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
+    "dense": solve_dense,
+    "streaming": solve_streaming,
+    "low-rank": solve_with_rank,
 }
 
 
-def solve_within_memory(problem: Task, strategy: str) -> tuple[str, CertifiedSolution]:
+def solve_within_memory(problem: Problem, strategy: str) -> tuple[str, CertifiedSolution]:
     """The solution of the strategy; of streaming where memory ends and the options left the choice to us.
 
     The second attempt begins with the generator as the first one found it. What the callback raises passes through.
@@ -46,7 +46,7 @@ def solve_within_memory(problem: Task, strategy: str) -> tuple[str, CertifiedSol
     return "streaming", _solved(problem, "streaming")
 
 
-def _solved(problem: Task, strategy: str) -> CertifiedSolution:
+def _solved(problem: Problem, strategy: str) -> CertifiedSolution:
     with problem.watch.within(strategy):
         found = SOLVERS[strategy](problem)
     return replace(found, status=Status.CANCELLED) if problem.watch.stopped else found

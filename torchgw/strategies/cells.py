@@ -1,0 +1,155 @@
+"""A streamed problem between some thousand cells of its points: made, solved like any small one, and seen from there.
+
+cells of the factors of both spaces -> the stored problem between them -> its plan -> the cost on all points
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.diagnostics.evidence import Basin
+from torchgw.kernels.precision import loop_dtype
+from torchgw.kernels.tiles import TILE
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.linearise import gradient_of, moments_of, weights_of
+from torchgw.objective.sampled import Control
+from torchgw.runtime.threads import threads_for
+from torchgw.search.basins import listed
+from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_cells, cost_of_product, under
+from torchgw.search.problem import Problem, StoredProblem
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.solution import Solution
+from torchgw.spaces.hierarchy import Cells, bisect
+from torchgw.strategies.dense import solve_contenders, where_to_start
+from torchgw.types import Coupling
+
+STORED_CELLS = 4096
+FEWEST = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamedProblem(Problem):
+    """A problem whose plans between all points are not stored; its spaces serve the loop's dtype.
+
+    x, y : the spaces with their masses and factors, their own or those of landmarks.
+    cells : those that the search and the first descent are between.
+    """
+
+    x: ControlledSpace
+    y: ControlledSpace
+    cells: tuple[CellSpace, CellSpace]
+
+    @property
+    def controls(self) -> tuple[Control, Control]:
+        return self.x.control, self.y.control
+
+    @property
+    def factored(self) -> bool:
+        """Whether both spaces have factors of their own."""
+        return self.x.exact and self.y.exact
+
+
+def streamed(problem: Problem) -> StreamedProblem:
+    """The problem with factors and first cells."""
+    options, dtype = problem.options, loop_dtype(problem.options.mixed_precision)
+    x, y = (
+        ControlledSpace.of(space.to(mass.device, dtype), mass, dtype, options.sampling.n_control, problem.generator)
+        for space, mass in zip(problem.spaces, problem.model.masses, strict=True)
+    )
+    # Cells are cut by the factors of the distances, and by those of the linear cost.
+    linear = problem.model.linear(dtype)
+    features = (x.control.F, y.control.F)
+    if linear is not None:
+        features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
+    first, second = (
+        cells_of(problem, side, axis, feature, min(options.ladder.n_cells, max(len(side.mass) // 2, FEWEST)))
+        for axis, (side, feature) in enumerate(zip((x, y), features, strict=True))
+    )
+    return StreamedProblem.of(problem, spaces=(x.space, y.space), x=x, y=y, cells=(first, second))
+
+
+def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> CellSpace:
+    """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), or every point where that
+    is more than two thirds of them."""
+    n = len(features)
+    if 3 * count > 2 * n:
+        cells = Cells(bisect(features, -(-n // TILE), TILE).rank, n)
+    else:
+        hierarchy = bisect(features, count)
+        cells = hierarchy.cells(hierarchy.level(count))
+        groups = problem.model.groups
+        if groups is not None:
+            cells = cells.split(groups[axis])
+    return side.seen_as(cells, matrix=cells.count <= STORED_CELLS)
+
+
+def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...], dict[str, float]]:
+    """Search and solve between the first cells: the solution there, the basins of the search on all points, and the
+    seconds of both."""
+    began, (x, y) = time.perf_counter(), problem.cells
+    small = on_cells(problem, x, y)
+    with threads_for(x.cells.count * y.cells.count):
+        candidates, reference = where_to_start(small)
+        searched = time.perf_counter()
+        solution, candidates = solve_contenders(small, candidates)
+    basins = () if reference is None else listed(candidates, reference, small.masses[0])
+    label = x.cells.label
+    basins = tuple(
+        replace(basin, matching=y.centres[basin.matching[label]], shift=basin.shift[label]) for basin in basins
+    )
+    return solution, basins, {"search": searched - began, "solve": time.perf_counter() - searched}
+
+
+def on_cells(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> StoredProblem:
+    """The problem between cells, stored."""
+    assert x.space is not None
+    assert y.space is not None
+    model, dtype = problem.model.on_cells(x.cells, y.cells), problem.x.control.F.dtype
+    gradient = gradient_of(model, ExactGradient(x.space, y.space, model.p.to(dtype), model.q.to(dtype)))
+    return StoredProblem.of(
+        problem,
+        spaces=(x.space, y.space),
+        model=model,
+        exact=True,
+        init=seen_by_cells(problem.init, x, y),
+        tol=None,
+        gradient=gradient,
+    )
+
+
+def seen_by_cells(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | None:
+    """What the user gave to start from, between cells instead of points."""
+    if init is None:
+        return None
+    if not init.is_floating_point():
+        return torch.stack((x.cells.label[init[:, 0]], y.cells.label[init[:, 1]]), 1)
+    return y.cells.sums(x.cells.sums(init).T).T
+
+
+def cost_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpace, y: CellSpace) -> FactoredCost:
+    """The cost of the whole objective on all points, of a plan between cells; sampled where not both have factors."""
+    model, sides = problem.model, (problem.x, problem.y)
+    small = model.on_cells(x.cells, y.cells)
+    rows, columns = small.marginals_of(coupling)
+    mass = rows.sum()
+    if not model.fixed:
+        sides = under(problem.x, x.cells, rows / mass), under(problem.y, y.cells, columns / mass)
+    if problem.factored:
+        cost = cost_of_product(x.means.T @ coupling.apply(y.means, 1) / mass.to(x.means.dtype), *sides)
+    else:
+        assert isinstance(coupling, DenseCoupling), "gradients are sampled from plans that are stored"
+        cost = cost_of_cells(coupling.plan, x, y, sides, problem.options.sampling.n_anchors, problem.generator)
+    if model.plain:
+        return cost
+    linear, moments = model.linear(cost.U.dtype), None
+    if model.marginals.free_mass:
+        cost = FactoredCost.weighted_sum([cost], [mass])
+        cells = model.between(cost, x.cells, y.cells)
+        assert cells is not None
+        moments = moments_of(small, cells, small.linear(cost.U.dtype), coupling, rows, columns)
+    return weights_of(small, moments).applied(cost, linear)
