@@ -270,7 +270,7 @@ REFUSED = [
     ({"checkpoint": "no/such/folder"}, ValueError, "make no/such first"),
     ({"checkpoint": "taken"}, ValueError, r"torchgw.resume\('taken'\) goes on"),
     ({"checkpoint": "file"}, ValueError, "not there yet"),
-    ({"checkpoint": "new", "gradient_mode": Implicit()}, ValueError, "checkpoint must be None with a gradient_mode"),
+    ({"checkpoint": "new", "gradient_mode": Implicit()}, ValueError, "checkpoint must be None with a gradient mode"),
 ]
 
 
