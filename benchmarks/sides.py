@@ -1,9 +1,8 @@
 """``python -m benchmarks sides FOLDER``: the same calls on this checkout and on another one, side by side in one run.
 
-Either checkout is imported by a process of its own, and both live through the whole run; one waits for its turn while
-the other solves. Rounds alternate which goes first, and ratios are within rounds, so that what else a shared machine
-does falls on both. Nothing is stored but where ``--json`` says so. The exit code is 1 where a case takes more than
-`MOST` times as long as it does in the other folder.
+Either checkout has a process of its own, which waits while the other one solves. Rounds alternate which goes first,
+and ratios are within rounds, so that what else a shared machine does falls on both. Nothing is stored but where
+``--json`` says so. The exit code is 1 where a case takes more than `MOST` times as long as in the other folder.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ def calls() -> dict[str, Callable[[], object]]:
     """What each case calls, in whatever checkout this process has imported; public names alone."""
     import torch
 
-    import torchgw
     from torchgw import GWOptions, Implicit, Partial, Unbalanced, gw_align, gw_loss, gw_pairwise
     from torchgw.datasets import make_spiral, make_swiss_roll
 
@@ -56,7 +54,7 @@ def calls() -> dict[str, Callable[[], object]]:
         return gw_loss(X, Y, distances="euclidean", gradient_mode=Implicit(), random_state=0).backward()
 
     spaces = [make_spiral(50 + 15 * i, random_state=i)[0] for i in range(10)]
-    fresh, folder = [sys.executable, "-c", IMPORT], Path(torchgw.__file__).parent.parent
+    fresh = [sys.executable, "-c", IMPORT]  # in this folder, that of the checkout
     found = (
         align(400, 500),
         align(2000, 2500, options=GWOptions(strategy="dense")),
@@ -67,7 +65,7 @@ def calls() -> dict[str, Callable[[], object]]:
         align(500, 500, marginals=Unbalanced(1.0, 1.0)),
         align(2000, 2000, options=GWOptions(strategy="low-rank")),
         loss,
-        lambda: subprocess.run(fresh, check=True, cwd=folder),
+        lambda: subprocess.run(fresh, check=True),
     )
     return dict(zip(CASES, found, strict=True))
 
@@ -77,7 +75,7 @@ def work() -> None:
     warnings.simplefilter("ignore")
     answers, sys.stdout = sys.stdout, sys.stderr
     known = calls()
-    print(sys.modules["torchgw"].__file__, file=answers, flush=True)
+    print(sys.modules["torchgw"].__file__, file=answers, flush=True)  # which one was imported
     for line in sys.stdin:
         began = time.perf_counter()
         known[line.rstrip("\n")]()
@@ -103,8 +101,7 @@ def checkout(folder: Path) -> Iterator[Side]:
             print(case, file=asked, flush=True)
             return float(answer())
 
-        imported = Path(answer()).resolve()
-        if folder.resolve() not in imported.parents:
+        if folder.resolve() not in (imported := Path(answer()).resolve()).parents:
             raise SystemExit(f"{folder} must hold a checkout, but torchgw is imported from {imported.parent}")
         yield seconds
         asked.close()
@@ -118,6 +115,7 @@ def rounds(sides: Sequence[Side], case: str, count: int) -> list[list[float]]:
     for turn in range(count):
         for at in (0, 1)[:: 1 - 2 * (turn % 2)]:
             found[at].append(sides[at](case))
+    print(f"measured {case}", file=sys.stderr)
     return found
 
 
