@@ -238,7 +238,7 @@ def test_half_a_file_is_never_read(tmp_path: Path) -> None:
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchgw import align as module
-    from torchgw.strategies import dense as run
+    from torchgw.strategies import dense
 
     expected = align({}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
 
@@ -246,8 +246,8 @@ def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
         raise AssertionError("was run again")
 
     monkeypatch.setattr(module, "make_providers", fail)
-    monkeypatch.setattr(run, "find_basins", fail)
-    monkeypatch.setattr(run, "descend", fail)
+    monkeypatch.setattr(dense, "find_basins", fail)
+    monkeypatch.setattr(dense, "descend", fail)
     assert_same(quietly(tmp_path / "kept"), expected)
 
 
@@ -388,14 +388,14 @@ def test_a_solve_cancelled_at_any_check_goes_on_to_the_same_bits(coarse: CoarseO
 
 
 def test_a_stop_before_the_first_check_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchgw.strategies import dense as run
+    from torchgw.strategies import dense
 
     def interrupted(*given: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return find_basins(*given)
 
-    find_basins = run.find_basins
-    monkeypatch.setattr(run, "find_basins", interrupted)
+    find_basins = dense.find_basins
+    monkeypatch.setattr(dense, "find_basins", interrupted)
     result = align({"options": GWOptions(gradient="sampled", stopping=StoppingOptions(check_every=5))})
     assert result.status is Status.CANCELLED
     assert result.history.iteration == [5]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.problems import dense_coupling, potential_coupling, random_masses, tiled_coupling
-from torchgw.couplings import blocks as couplings
+from torchgw.couplings import blocks
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.couplings.rounding import round_to_marginals
 from torchgw.types import Coupling
@@ -27,7 +27,7 @@ MAKERS: dict[str, Callable[[], BlockCoupling]] = {
 
 @pytest.fixture(params=MAKERS)
 def coupling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> BlockCoupling:
-    monkeypatch.setitem(couplings.BLOCK_ELEMENTS, "cpu", 5 * 31)  # several blocks and a short last one
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 5 * 31)  # several blocks and a short last one
     return MAKERS[request.param]()
 
 

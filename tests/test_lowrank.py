@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.problems import gw_by_enumeration, linearised_cost, random_distances, random_masses
 from torchgw import GWOptions, gw_align
-from torchgw.couplings import blocks as couplings
+from torchgw.couplings import blocks
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.options import LowRankOptions
@@ -121,7 +121,7 @@ def solve(
 
 @pytest.fixture
 def coupling(monkeypatch: pytest.MonkeyPatch) -> LowRankCoupling:
-    monkeypatch.setitem(couplings.BLOCK_ELEMENTS, "cpu", 5 * 31)  # several blocks and a short last one
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 5 * 31)  # several blocks and a short last one
     factors = random_factors(23, 31, 4, 0, sharpness=2.0)  # no constraint holds: nothing may rest on one
     factors.R[:3] = 0.0
     factors.R[-2:] = 0.0

@@ -13,7 +13,7 @@ from torchgw.kernels.softmin_tiles import reference, separable
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
 from torchgw.kernels.tiles import Tiles, all_tiles, centres, choose_tiles
 from torchgw.spaces.hierarchy import bisect
-from torchgw.strategies import streaming as large
+from torchgw.strategies import streaming
 
 KERNEL = TileKernel(reference.softmin, reference.read)
 
@@ -145,8 +145,8 @@ def test_rounding_in_float32_leaves_no_point_with_more_than_its_mass() -> None:
 @pytest.mark.parametrize("outlier", [False, True])
 def test_a_point_far_from_its_tile_keeps_tiles_whole(outlier: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expanded there, 1 + x ln 2 would be below zero, however little mass the point has."""
-    monkeypatch.setattr(large, "EVERY_PAIR", 0)
-    monkeypatch.setattr(large, "SIZES", (32,))
+    monkeypatch.setattr(streaming, "EVERY_PAIR", 0)
+    monkeypatch.setattr(streaming, "SIZES", (32,))
     A, B, _, g = problem(512, 640, 32, scale=4.0)
     p = torch.full((512,), 1 / 512, dtype=torch.float64)
     if outlier:
@@ -156,6 +156,6 @@ def test_a_point_far_from_its_tile_keeps_tiles_whole(outlier: bool, monkeypatch:
         g[130] = -60.0
     f = p.log2() - ((A @ B.T) + g).exp2().sum(1).log2()
     q = ((A @ B.T) + f[:, None] + g).exp2().sum(0)
-    tiles, omitted = large.kept_tiles(A, B, f, g, p, q, 0.2)
+    tiles, omitted = streaming.kept_tiles(A, B, f, g, p, q, 0.2)
     assert tiles.separable is not outlier
     assert omitted <= 0.2

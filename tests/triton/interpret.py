@@ -26,7 +26,7 @@ from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Request
 from torchgw.kernels.tiles import all_tiles
 from torchgw.solvers import inner
-from torchgw.strategies import streaming as large
+from torchgw.strategies import streaming
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before triton is imported"
 
@@ -191,10 +191,10 @@ def test_a_whole_alignment_agrees_with_the_eager_one(gradient: str) -> None:
 
 
 def test_a_streamed_alignment_on_kept_tiles_agrees_with_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (inner, large):
+    for place in (inner, streaming):
         monkeypatch.setattr(place, "TILE", 16)
     monkeypatch.setattr(inner, "SKIPPED_FROM", 1)
-    monkeypatch.setattr(large, "EVERY_PAIR", 1)
+    monkeypatch.setattr(streaming, "EVERY_PAIR", 1)
     X, Y = make_spiral(60)[0], make_swiss_roll(71, random_state=1)[0]
     given = {
         "distances": "euclidean",
