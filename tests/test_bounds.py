@@ -14,6 +14,7 @@ from torchgw import EuclideanDistances, GWResult, PrecomputedDistances, gw_align
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.datasets import make_spiral
 from torchgw.diagnostics.evidence import entropy_and_margin
+from torchgw.kernels import blocks
 from torchgw.objective import bounds as bounds_module
 from torchgw.objective.bounds import consistent_bound, first_bound, frank_wolfe_gap, second_bound
 from torchgw.objective.exact import ExactGradient
@@ -76,7 +77,7 @@ def test_bounds_hold_for_signed_factors_and_blocks_of_rows(monkeypatch: pytest.M
     spaces = [EuclideanDistances(rng.normal(size=(n, 2)), squared=True) for n in (50, 60)]
     p, q = (torch.full((n,), 1 / n, dtype=torch.float64) for n in (50, 60))
     whole = second_bound(*spaces, p, q)
-    monkeypatch.setattr(bounds_module, "BLOCK_ELEMENTS", {"cpu": 200})
+    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", {"cpu": 200})
     assert second_bound(*spaces, p, q) == pytest.approx(whole, rel=1e-9)
     monkeypatch.setattr(bounds_module, "MOST_PAIRS", 100)
     assert second_bound(*spaces, p, q) == 0.0

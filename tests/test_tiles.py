@@ -13,9 +13,9 @@ from torch import Tensor
 from tests import kernel_cases
 from tests import tile_cases as cases
 from tests.kernels import RANKS
-from torchgw.kernels import softmin_tiles
+from torchgw.kernels import blocks, softmin_tiles
 from torchgw.kernels.dispatch import Request
-from torchgw.kernels.softmin_tiles import TileKernel, reference
+from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import Tiles, all_tiles, choose_tiles
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_reads_of_any_rank_and_width(rank: int, width: int, poison: None) -> Non
 
 
 def test_blocks_narrower_than_what_a_tile_keeps(monkeypatch: pytest.MonkeyPatch, poison: None) -> None:
-    monkeypatch.setitem(reference.BLOCK_ELEMENTS, "cpu", 320)
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 320)
     cases.softmins(EAGER, "cpu", 32, 70, 130, 7, F64)
     cases.reads(EAGER, "cpu", 32, 70, 130, 7, 3, (F64, F64))
 

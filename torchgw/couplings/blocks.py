@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
@@ -47,7 +48,7 @@ class BlockCoupling(ABC):
         at each of them, until all blocks together are resident.
         """
         n = self.shape[0] if points is None else len(points)
-        step = max(1, BLOCK_ELEMENTS.get(self.device.type, 2**20) // self.shape[1])
+        step = block_rows(max(n, 1), self.shape[1], self.device, BLOCK_ELEMENTS)
         for start in range(0, n, step):
             where = slice(start, min(start + step, n))
             yield where, self.rows(where if points is None else points[where])

@@ -6,7 +6,7 @@ rows, or a matrix product. So nothing of the score's size is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -21,9 +21,10 @@ Fill = Callable[[slice, Tensor, Tensor], Tensor]
 """``fill(rows, bias, out)`` writes S[rows] + bias into ``out`` (len, K) and returns it."""
 
 
-def block_rows(n: int, k: int, device: torch.device) -> int:
-    """How many rows of K entries a block has."""
-    return max(1, min(n, BLOCK_ELEMENTS.get(device.type, 2**24) // max(k, 1)))
+def block_rows(n: int, k: int, device: torch.device, elements: Mapping[str, int] | None = None) -> int:
+    """How many of n rows of k entries a block of so many ``elements``, by type of device, has; one at least."""
+    most = (BLOCK_ELEMENTS if elements is None else elements).get(device.type, 2**24)
+    return max(1, min(n, most // max(k, 1)))
 
 
 def rows(request: Request) -> dict[str, int]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LN2
+from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
 from torchgw.kernels.sums import running
 
@@ -138,7 +139,7 @@ def choose_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tenso
     O(N K r / size) work, O(N K / size^2) memory.
     """
     rows, columns = _Side.of(A, f, p, size), _Side.of(B, g, q, size)
-    step = max(1, CHUNK_ELEMENTS.get(A.device.type, 2**22) // max(len(B), size * columns.count))
+    step = block_rows(rows.count, max(len(B), size * columns.count), A.device, CHUNK_ELEMENTS)
     found = [_bounds(rows, columns, slice(i, i + step)) for i in range(0, rows.count, step)]
     bound, second = (torch.cat(side) for side in zip(*found, strict=True))
     small = _least(bound, share * rows.mass) & _least(bound.T, share * columns.mass).T

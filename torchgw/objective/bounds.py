@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.sums import add_by_label, running
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Array, DistanceProvider
 
 N_BINS = 2**14
 MOST_PAIRS = 2.5e7
-BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 FEWEST_ROWS = 16  # of a block: each reads all column factors
 
 
@@ -41,7 +41,7 @@ def c_transform(cost: Tensor | FactoredCost, potential: Tensor, mass: Tensor) ->
     if isinstance(cost, Tensor):
         return (cost - b[..., None, :]).amin(-1)
     found = b.new_empty(len(cost.a))
-    step = max(FEWEST_ROWS, BLOCK_ELEMENTS.get(b.device.type, 2**19) // len(b))
+    step = max(FEWEST_ROWS, block_rows(len(found), len(b), b.device))
     for start in range(0, len(found), step):
         where = slice(start, start + step)
         found[where] = cost.rows(where).to(b.dtype).sub_(b).amin(1)
@@ -116,7 +116,7 @@ def second_bound(source: DistanceProvider, target: DistanceProvider, p: Tensor, 
 
 
 def _blocks(space: DistanceProvider, mass: Tensor) -> list[Tensor]:
-    step = max(1, BLOCK_ELEMENTS.get(mass.device.type, 2**19) // space.size)
+    step = block_rows(space.size, space.size, mass.device)
     return list(torch.split(torch.arange(space.size, device=mass.device), step))
 
 

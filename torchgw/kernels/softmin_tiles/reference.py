@@ -16,13 +16,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, merged
 from torchgw.kernels.precision import exact_products
 from torchgw.kernels.softmin_tiles import separable
 from torchgw.kernels.softmin_tiles.tile_kernel import Read
 from torchgw.kernels.tiles import Tiles
 
-BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 RUN = 32
 
 
@@ -35,7 +35,7 @@ class _Reader:
     def __init__(self, A: Tensor, B: Tensor, tiles: Tiles, g: Tensor) -> None:
         self.A, self.g, self.tiles = A, g, tiles
         # Whole column tiles, so that runs of columns never straddle two blocks.
-        self.most = max(1, BLOCK_ELEMENTS.get(A.device.type, 2**24) // tiles.size**2) * tiles.size
+        self.most = block_rows(-(-len(B) // tiles.size), tiles.size**2, A.device) * tiles.size
         self._buffer = A.new_empty(min(tiles.size, len(A)) * min(self.most, len(B)))
         # With a column of ones the rows' potentials are added by the product itself.
         self._B = torch.cat((B, B.new_ones(len(B), 1)), 1)  # also where B has no column
