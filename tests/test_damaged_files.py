@@ -201,6 +201,20 @@ def test_results_of_versions_that_wrote_no_checksum_are_read(result: GWResult, t
     assert old.options == result.options
 
 
+@pytest.mark.parametrize("name", ["unbalanced", "streaming", "low_rank", "own_loss"])
+def test_files_that_were_written_before_are_read_and_written_alike(name: str, tmp_path: Path) -> None:
+    stored = Path(__file__).parent / "files" / f"{name}.npz"
+    result = GWResult.load(stored)
+    assert result.shape == (8, 9)
+    assert float(result.marginal(1).sum()) == pytest.approx(1, abs=0.02)
+    result.save(tmp_path / "again.npz")
+    with np.load(stored) as before, np.load(tmp_path / "again.npz") as after:
+        assert sorted(before) == sorted(after)
+        for array in set(before) - {"meta"}:
+            np.testing.assert_array_equal(before[array], after[array])
+        assert json.loads(str(before["meta"])) == json.loads(str(after["meta"]))
+
+
 def put(array: np.ndarray, value: float, place: int = 0) -> np.ndarray:
     array = array.copy()
     array.flat[place] = value
