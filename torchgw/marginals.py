@@ -17,6 +17,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from torchgw import ranges, validate
 
 SIDE = "side ('x' is the source, 'y' the target)"
@@ -43,6 +46,16 @@ class Marginals:
     @property
     def balanced(self) -> bool:
         return self.total is None and min(self.weights) == math.inf
+
+    def scales(self, p: Tensor, q: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The scale of a plan's mass, and what the masses of either side are divided by, from their sums p and q ()."""
+        if self.total is not None:
+            scale = torch.minimum(torch.minimum(p, q), p.new_tensor(self.total))
+        elif self.free_mass:
+            scale = (p * q).sqrt()
+        else:
+            return p if self.weights[0] == math.inf else q, (p, q)
+        return scale, (scale, scale)
 
     def damping(self, epsilon: float) -> tuple[float, float]:
         """Factors tau of the row and the column half-step at ``epsilon``; 1 is a hard marginal."""

@@ -232,9 +232,8 @@ def masses(name: str, value: object, n: int, letter: str) -> Array:
     return ranges.masses(name, array)
 
 
-def same_mass(p: Array, q: Array) -> None:
-    """Masses whose sums agree, as the balanced problem needs."""
-    a, b = float(p.sum()), float(q.sum())
+def same_mass(a: float, b: float) -> None:
+    """Sums of p and q that agree, as the balanced problem needs."""
     if (gap := abs(a - b) / max(a, b)) > MASS_TOLERANCE:
         remedy = "take p / p.sum() and q / q.sum() in float64, or" if gap < HALF_PRECISION else "or"
         found = f"sum(p) = {a:.9g} and sum(q) = {b:.9g}"

@@ -113,7 +113,7 @@ def parameters(
         _masses(gated(own, leaves), checked, dtype, device)
         for own, checked in zip((given.p, given.q), given.masses, strict=True)
     )
-    scale, ends = _scales(p, q, given.marginals)
+    scale, ends = given.marginals.scales(p.sum(), q.sum())
     alpha = torch.as_tensor(gated(given.alpha, leaves), dtype=dtype, device=device)
     cost = None if given.cost is None else _cost(gated(given.cost, leaves), dtype, device)
     return Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
@@ -126,19 +126,6 @@ def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device)
         own = own.to(device, dtype)
         found = own + (found - own).detach()
     return found
-
-
-def _scales(p: Tensor, q: Tensor, marginals: Marginals) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The scale of the plan's mass and what each side's masses are divided by;
-    `torchgw.request.objective.make_model`."""
-    sums = p.sum(), q.sum()
-    if marginals.total is not None:
-        total = torch.minimum(torch.minimum(*sums), p.new_tensor(marginals.total))
-        return total, (total, total)
-    if marginals.free_mass:
-        scale = (sums[0] * sums[1]).sqrt()
-        return scale, (scale, scale)
-    return sums[0] if marginals.weights[0] == torch.inf else sums[1], sums
 
 
 def _cost(given: Any, dtype: torch.dtype, device: torch.device) -> FactoredCost:

@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -52,6 +51,7 @@ KINDS: dict[str, dict[str, str]] = {
     "X": {"factored": "factored distances of X", "others": "distances of X without factors"},
     "Y": {"factored": "factored distances of Y", "others": "distances of Y without factors"},
 }
+RULES = ("rules", "mask")
 RELAXED = ("SemiRelaxed", "Unbalanced", "Partial")
 NOT_SQUARE = ("kl", "own")
 MODES = ("Envelope", "Implicit", "Unrolled")
@@ -64,7 +64,7 @@ TOGETHER = {
     ABOVE_ZERO: "alpha > 0",
     ZERO: "alpha=0",
     BELOW_ONE: "alpha < 1",
-    ("rules", "mask"): "supervision",
+    RULES: "supervision",
 }
 
 
@@ -122,146 +122,55 @@ class Settled:
     why: str
 
 
-_needs_dense = partial(Excluded, "options.strategy", ("streaming", "low-rank"), must="be 'auto' or 'dense'")
 STORED = "it is a matrix (N, K), and so is the plan of the dense strategy alone"
-PLAIN = (
-    (
-        {"epsilon": ("zero",)},
-        "the descent without entropy is that of squared distances alone",
-        "use a small epsilon > 0",
-    ),
-    (
-        {"options.strategy": ("low-rank",)},
-        "the mirror descent on factors is that of squared distances alone",
-        "use another strategy",
-    ),
+BY_SQUARES = "the descent is that of squared distances alone"
+LANDMARKS = "use distances='landmark', or EuclideanDistances(points, squared=True) as {}"
+PLAIN = (  # of what is solved for squared distances alone
+    ("marginals", RELAXED, "be Balanced()"),
+    ("alpha", BELOW_ONE, "be 1"),
+    ("options.loss", NOT_SQUARE, "be 'square'"),
+    ("supervision", RULES, "be None"),
 )
+# fmt: off
 EXCLUDED = (
-    Excluded(
-        "alpha",
-        BELOW_ONE,
-        {"cost": ("none",)},
-        "be 1",
-        "there is nothing else to weigh",
-        "give cost= (a matrix or features)",
-    ),
-    _needs_dense({"cost": ("matrix",)}, why=STORED, instead="give the cost as a pair of feature arrays"),
-    Excluded(
-        "options.strategy",
-        ("streaming",),
-        {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
-        "be 'auto' or 'dense'",
-        "others than the square are evaluated on stored plans",
-        "use loss='square'",
-    ),
-    _needs_dense({"supervision": ("mask",)}, why=STORED, instead="labels, known and forbidden pairs stream"),
-    *(
-        row
-        for beside, why, instead in PLAIN
-        for row in (
-            Excluded("marginals", RELAXED, beside, "be Balanced()", why, instead),
-            Excluded("alpha", BELOW_ONE, beside, "be 1", why, instead),
-            Excluded("options.loss", NOT_SQUARE, beside, "be 'square'", why, instead),
-            Excluded("supervision", ("rules", "mask"), beside, "be None", why, instead),
-        )
-    ),
-    Excluded(
-        "epsilon",
-        ("zero",),
-        {"options.strategy": ("streaming",)},
-        "be > 0",
-        "plans without entropy are stored",
-        "use strategy='dense'",
-    ),
-    Excluded(
-        "epsilon",
-        ("zero",),
-        {"options.gradient": ("sampled",)},
-        "be > 0",
-        "the sharp end needs exact gradients",
-        "use gradient='auto'",
-    ),
-    Excluded(
-        "options.gradient",
-        ("sampled",),
-        {"options.loss": NOT_SQUARE},
-        "be 'auto' or 'exact'",
-        "anchors sample the square",
-        "use loss='square'",
-    ),
-    Excluded(
-        "epsilon",
-        ("zero",),
-        {"gradient_mode": MODES},
-        "be > 0",
-        "plans without entropy jump",
-        "use a small epsilon > 0",
-    ),
-    Excluded(
-        "options.gradient",
-        ("sampled",),
-        {"gradient_mode": MODES},
-        "be 'auto' or 'exact'",
-        "a plan of sampled costs is no fixed point",
-        "use gradient='auto'",
-    ),
-    Excluded(
-        "options.strategy",
-        ("low-rank",),
-        {"gradient_mode": MODES},
-        "be 'auto', 'dense' or 'streaming'",
-        "it ends at no fixed point of the linearised problem",
-        "use strategy='streaming'",
-    ),
-    Excluded(
-        "options.strategy",
-        ("streaming",),
-        {"gradient_mode": ("Unrolled",)},
-        "be 'auto' or 'dense'",
-        "it records stored plans",
-        "use Implicit()",
-    ),
-    Excluded(
-        "checkpoint",
-        ("folder",),
-        {"gradient_mode": MODES},
-        "be None",
-        "files do not hold what gradients flow to",
-        "leave one of them out",
-    ),
-    Excluded(
-        "alpha",
-        ("tracked zero",),
-        {"gradient_mode": MODES},
-        "be > 0 to be differentiated",
-        "0 has no use for distances",
-        "take 1e-6",
-    ),
-    Excluded(
-        "options.loss",
-        ("own",),
-        {"checkpoint": ("folder",)},
-        "be 'square' or 'kl'",
-        "files hold no functions",
-        "leave one of them out",
-        TypeError,
-    ),
-    *(
-        Excluded(
-            name,
-            ("others",),
-            beside,
-            "have factored distances",
-            why,
-            f"use distances='landmark', or EuclideanDistances(points, squared=True) as {name}",
-        )
-        for beside, why in (
-            ({"options.strategy": ("low-rank",)}, "the descent multiplies by factors"),
-            ({"options.strategy": ("streaming",), "gradient_mode": MODES}, "sampled gradients have no fixed point"),
-        )
-        for name in "XY"
-    ),
+    Excluded("alpha", BELOW_ONE, {"cost": ("none",)}, "be 1", "nothing else is weighed", "give a matrix or features"),
+    Excluded("options.strategy", ("streaming", "low-rank"), {"cost": ("matrix",)}, "be 'auto' or 'dense'",
+             STORED, "give the cost as a pair of feature arrays"),
+    Excluded("options.strategy", ("streaming", "low-rank"), {"supervision": ("mask",)}, "be 'auto' or 'dense'",
+             STORED, "labels, known and forbidden pairs stream"),
+    Excluded("options.strategy", ("streaming",), {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
+             "be 'auto' or 'dense'", "others than the square are evaluated on stored plans", "use loss='square'"),
+    *(Excluded(name, kinds, {"epsilon": ("zero",)}, must, BY_SQUARES, "use a small epsilon > 0")
+      for name, kinds, must in PLAIN),
+    *(Excluded(name, kinds, {"options.strategy": ("low-rank",)}, must, BY_SQUARES, "use another strategy")
+      for name, kinds, must in PLAIN),
+    Excluded("epsilon", ("zero",), {"options.strategy": ("streaming",)}, "be > 0",
+             "plans without entropy are stored", "use strategy='dense'"),
+    Excluded("epsilon", ("zero",), {"options.gradient": ("sampled",)}, "be > 0",
+             "the sharp end needs exact gradients", "use gradient='auto'"),
+    Excluded("options.gradient", ("sampled",), {"options.loss": NOT_SQUARE}, "be 'auto' or 'exact'",
+             "anchors sample the square", "use loss='square'"),
+    Excluded("epsilon", ("zero",), {"gradient_mode": MODES}, "be > 0",
+             "plans without entropy jump", "use a small epsilon > 0"),
+    Excluded("options.gradient", ("sampled",), {"gradient_mode": MODES}, "be 'auto' or 'exact'",
+             "a plan of sampled costs is no fixed point", "use gradient='auto'"),
+    Excluded("options.strategy", ("low-rank",), {"gradient_mode": MODES}, "be 'auto', 'dense' or 'streaming'",
+             "it ends at no fixed point of the linearised problem", "use strategy='streaming'"),
+    Excluded("options.strategy", ("streaming",), {"gradient_mode": ("Unrolled",)}, "be 'auto' or 'dense'",
+             "it records stored plans", "use Implicit()"),
+    Excluded("checkpoint", ("folder",), {"gradient_mode": MODES}, "be None",
+             "files do not hold what gradients flow to", "leave one of them out"),
+    Excluded("alpha", ("tracked zero",), {"gradient_mode": MODES}, "be > 0 to be differentiated",
+             "0 has no use for distances", "take 1e-6"),
+    Excluded("options.loss", ("own",), {"checkpoint": ("folder",)}, "be 'square' or 'kl'",
+             "files hold no functions", "leave one of them out", TypeError),
+    *(Excluded(name, ("others",), {"options.strategy": ("low-rank",)}, "have factored distances",
+               "the descent multiplies by factors", LANDMARKS.format(name)) for name in "XY"),
+    *(Excluded(name, ("others",), {"options.strategy": ("streaming",), "gradient_mode": MODES},
+               "have factored distances", "sampled gradients have no fixed point", LANDMARKS.format(name))
+      for name in "XY"),
 )
+# fmt: on
 SETTLED = (
     Settled({"cost": ("matrix",)}, "strategy", "dense", "it is stored"),
     Settled({"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO}, "strategy", "dense", "it is evaluated on stored plans"),

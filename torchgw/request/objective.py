@@ -21,7 +21,6 @@ from torchgw.options import GWOptions
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.prepare import Space
 from torchgw.spaces.scale import largest_of
-from torchgw.types import Array
 
 LEAST_PART = 1e-9
 ROUNDED = 16 * sys.float_info.epsilon
@@ -56,8 +55,7 @@ def check_cost(cost: Any, n: int, k: int) -> tuple[FactoredCost | None, float]:
 
 
 def make_model(
-    p: Array,
-    q: Array,
+    masses: tuple[Tensor, Tensor],
     marginals: Marginals,
     alpha: float,
     epsilon: float,
@@ -68,38 +66,29 @@ def make_model(
     device: torch.device,
 ) -> tuple[Model, float]:
     """The model in masses that are scaled so that plans have a mass of about one, and that scale."""
-    sums = float(p.sum()), float(q.sum())
-    hard = [weight == math.inf for weight in marginals.weights]
-    ends = list(sums)
-    if marginals.total is not None:
-        total = marginals.total
-        if total > min(sums) * (1 + validate.MASS_TOLERANCE):
-            raise ValueError(
-                f"marginals must ask for at most the smaller of sum(p) = {sums[0]:g} and sum(q) = {sums[1]:g}, got "
-                f"Partial(mass={total:g})"
-            )
-        if total < LEAST_PART * min(sums):
-            raise ValueError(f"marginals must ask for {LEAST_PART:g} of the smaller mass at least, got {marginals!r}")
-        scale, marginals = min(total, *sums), Partial(1.0)
-        ends = [scale, scale]
-    elif marginals.free_mass:
-        scale = math.sqrt(sums[0] * sums[1])
-        ends = [scale, scale]
-    elif all(hard):
-        validate.same_mass(p, q)
-        scale = sums[0]
-    else:
-        scale = sums[0] if hard[0] else sums[1]
+    one, other = (mass.sum() for mass in masses)
+    sums, total = (float(one), float(other)), marginals.total
+    if total is not None and total > min(sums) * (1 + validate.MASS_TOLERANCE):
+        raise ValueError(
+            f"marginals must ask for at most the smaller of sum(p) = {sums[0]:g} and sum(q) = {sums[1]:g}, got "
+            f"Partial(mass={total:g})"
+        )
+    if total is not None and total < LEAST_PART * min(sums):
+        raise ValueError(f"marginals must ask for {LEAST_PART:g} of the smaller mass at least, got {marginals!r}")
+    if marginals.balanced:
+        validate.same_mass(*sums)
+    divisor, ends = marginals.scales(one, other)
+    scale = float(divisor)
     ranges.shares(sums, scale)
     if alpha > 0:
         ranges.loss(loss.name, largest_loss(loss))
-    one, other = (torch.from_numpy(side / end).to(device) for side, end in zip((p, q), ends, strict=True))
+    p, q = ((side / end).to(device) for side, end in zip(masses, ends, strict=True))
     beta = (1 - alpha) / scale
     model = Model(
-        one,
-        other,
+        p,
+        q,
         epsilon=epsilon,
-        marginals=marginals,
+        marginals=marginals if total is None else Partial(1.0),
         alpha=alpha,
         beta=beta,
         cost=_on(cost, device),

@@ -140,6 +140,7 @@ class Request:
         spaces = check_spaces(asked.X, asked.Y, kinds, weight, cost, options.spaces)
         n, k = (space.size for space in spaces)
         p, q = validate.masses("p", asked.p, n, "N"), validate.masses("q", asked.q, k, "K")
+        masses = torch.from_numpy(p), torch.from_numpy(q)
         linear, cost_scale = check_cost(cost, n, k)
         init = check_init(asked.init, n, k, device)
         strategy = choose_strategy(n, k, epsilon, options, device)
@@ -157,11 +158,10 @@ class Request:
             options = replace(options, strategy="dense")  # no other strategy can take over what is stored
         strength = math.inf if supervision is None else supervision.strength
         loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]
-        model, mass = make_model(p, q, marginals, weight, float(epsilon), linear, rules, strength, loss, device)
+        model, mass = make_model(masses, marginals, weight, float(epsilon), linear, rules, strength, loss, device)
         against = check_memory(strategy, spaces, model, device, options, mode)
         sharp = sharp_fits(facts, (n, k), against, asked.options)
         check_resolved(model, spaces, options, remedy_of(sharp))
-        masses = torch.from_numpy(p), torch.from_numpy(q)
         with threads_for(n * k):  # compiled code is for a number of threads
             backend, kernels = choose_kernels(strategy, asked.backend, device, (n, k), options)
         logger.info("backend %s, blocks %s; passed over: %s", backend.name, backend.blocks, backend.passed_over)
