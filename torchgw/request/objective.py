@@ -67,7 +67,7 @@ def make_model(
 ) -> tuple[Model, float]:
     """The model in masses that are scaled so that plans have a mass of about one, and that scale."""
     one, other = (mass.sum() for mass in masses)
-    sums, total = (float(one), float(other)), marginals.total
+    sums, total = (float(one.numpy()), float(other.numpy())), marginals.total
     if total is not None and total > min(sums) * (1 + validate.MASS_TOLERANCE):
         raise ValueError(
             f"marginals must ask for at most the smaller of sum(p) = {sums[0]:g} and sum(q) = {sums[1]:g}, got "
@@ -78,7 +78,7 @@ def make_model(
     if marginals.balanced:
         validate.same_mass(*sums)
     divisor, ends = marginals.scales(one, other)
-    scale = float(divisor)
+    scale = float(divisor.numpy())
     ranges.shares(sums, scale)
     if alpha > 0:
         ranges.loss(loss.name, largest_loss(loss))
