@@ -36,6 +36,8 @@ from torchgw import (
     validate,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.request import request
+from torchgw.request.request import Asked
 
 Row = dict[str, Any]
 SIZES, QUICK_SIZES = (50, 100, 500, 1000, 5000), (50, 500)
@@ -47,21 +49,20 @@ MOST_PERCENT, FROM = 5.0, 500
 SAME = 1e-12
 LARGE, LARGE_ITERATIONS, LARGE_SINKHORN = 5000, 6, 20
 EXPLAINED_SIZE, EXPLAINED_ROUNDS = 50, 60
-PARTS = {
+PARTS: dict[str, tuple[tuple[Any, str], ...]] = {  # functions of each part, by where they are looked up
     "validation": (
-        "as_pair", "check_alpha", "check_cost", "check_distances", "check_init", "check_resolved", "check_space",
-        "pick_device", "suited", "tensors_of",
+        (Asked, "check"),
+        (request, "as_pair check_alpha check_cost check_distances check_init check_rank check_resolved check_spaces"),
+        (request, "facts_of pick_device refuse settled tensors_of tightened with_factors"),
+        (validate, "choice instance integer masses memory real"),
     ),
-    "planning": ("choose_strategy", "estimate", "check_room", "followed"),
-    "choice of kernels": ("choose_kernels",),
-    "masses, model and generator": ("make_generator", "make_model"),
-    "result object and warnings": (
-        "GWResult", "known_points", "off", "warn_of",
-    ),
-    "solve": ("solved_where_it_fits",),
-}  # fmt: skip
+    "planning": ((request, "check_memory choose_strategy sharp_fits"), (align, "estimate followed")),
+    "choice of kernels": ((request, "choose_kernels"),),
+    "masses, model and generator": ((request, "make_generator make_model"),),
+    "result object and warnings": ((GWResult, "of"), (align, "warn")),
+    "solve": ((align, "solve_within_memory"),),
+}
 ITERATIONS, WHOLE = "iterations", "all of it"
-VALIDATORS = ("choice", "instance", "integer", "masses", "memory", "real")
 
 
 @dataclass(frozen=True)
@@ -257,11 +258,10 @@ def _stopwatches() -> Iterator[dict[str, float]]:
 
         return run
 
-    places = [(part, align, name) for part, names in PARTS.items() for name in names]
-    places += [("validation", validate, name) for name in VALIDATORS]
+    places = [(part, owner, name) for part, held in PARTS.items() for owner, names in held for name in names.split()]
     with ExitStack() as stack:
-        for part, module, name in places:
-            stack.enter_context(patch.object(module, name, watched(part, getattr(module, name))))
+        for part, owner, name in places:
+            stack.enter_context(patch.object(owner, name, watched(part, getattr(owner, name))))
         made = watched("providers", EuclideanDistances)
         stack.enter_context(patch.dict(globals(), EuclideanDistances=made))
         yield spent

@@ -114,12 +114,12 @@ def align(
             score, log_p, log_q, f + unit * of_row, g + unit * of_column, plan, max_iter=exact_max_iter, **inner
         )
         # Rounding: rows, then columns, are scaled down, and what is missing is added as a rank-one plan.
-        plan.mul_((row / plan.sum(-1).clamp_min(tiny)).clamp_max(1.0)[:, None])
+        plan.mul_(shrunk(row, plan.sum(-1))[:, None])
         columns = plan.sum(-2)
-        shrink = (column / columns.clamp_min(tiny)).clamp_max(1.0)
+        shrink = shrunk(column, columns)
         plan.mul_(shrink)
         missing_p, missing_q = (row - plan.sum(-1)).clamp_min(0.0), (column - columns * shrink).clamp_min(0.0)
-        plan.addr_(missing_p, missing_q / missing_q.sum(-1, keepdim=True).clamp_min(tiny))
+        plan.addr_(missing_p, missing_q / missing_p.sum(-1, keepdim=True).clamp_min(tiny))
         overlap = score.new_zeros(())
         for i in range(0, n, step := max(1, BLOCK // k)):
             overlap += torch.dot(score[i : i + step].flatten(), plan[i : i + step].flatten())
