@@ -74,7 +74,7 @@ def align(
     ready = time.perf_counter()
     n, k = len(x), len(y)
     p, q = torch.full((n,), 1 / n, dtype=torch.float64), torch.full((k,), 1 / k, dtype=torch.float64)
-    p, q = p / float(p.numpy().sum()), q / float(q.numpy().sum())
+    p, q = p / p.sum(), q / q.sum()
     wide_log_p, wide_log_q = p.log2(), q.log2()
     row, column, log_p, log_q = p.to(dtype), q.to(dtype), wide_log_p.to(dtype), wide_log_q.to(dtype)
     (F, s), (G, t) = factors(x.to(dtype)), factors(y.to(dtype))
