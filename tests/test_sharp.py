@@ -12,13 +12,24 @@ from scipy.optimize import linear_sum_assignment, linprog
 
 from tests.problems import gw_by_enumeration, random_distances, random_masses, random_plan
 from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
-from torchgw.solvers.frank_wolfe import conditional_gradient
+from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.transport_lp import TransportError, transport
 from torchgw.spaces import PrecomputedDistances
+
+
+def descended(
+    DX: np.ndarray, DY: np.ndarray, T: torch.Tensor, p: torch.Tensor, q: torch.Tensor, history: History
+) -> tuple[FrankWolfe, Status]:
+    gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), p, q)
+    settings = {"tol": 1e-6, "least": 1e-15, "max_iter": 100, "history": history, "watch": Watch()}
+    return frank_wolfe(
+        lambda T: gradient(DenseCoupling(T), p).rows(slice(0, len(p))), T, torch.zeros_like(q), p, q, **settings
+    )
 
 
 def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:
@@ -99,14 +110,12 @@ def test_conditional_gradients_descend_to_a_stationary_plan() -> None:
     DX, DY = random_distances(12, rng), random_distances(15, rng)
     p, q = random_masses(12, rng), random_masses(15, rng)
     tensors = [torch.from_numpy(a) for a in (p, q)]
-    gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), *tensors)
-    T = torch.from_numpy(random_plan(p, q, rng))
     history = History()
-    found = conditional_gradient(gradient, T, *tensors, torch.zeros(15, dtype=torch.float64), history, Watch())
+    found, status = descended(DX, DY, torch.from_numpy(random_plan(p, q, rng)), *tensors, history)
     expected = gw_by_enumeration(DX / DX.max(), DY / DY.max(), found.plan.numpy())
     assert found.value == pytest.approx(expected, rel=1e-9)
     assert found.gap <= 1e-4 * found.value
-    assert found.status is Status.STATIONARY
+    assert status is Status.STATIONARY
     assert history.cost == sorted(history.cost, reverse=True)
     np.testing.assert_allclose(found.plan.sum(1), p, atol=1e-12)
     np.testing.assert_allclose(found.plan.sum(0), q, atol=1e-12)
@@ -116,10 +125,9 @@ def test_conditional_gradients_descend_to_a_stationary_plan() -> None:
 def test_a_plan_that_is_stationary_but_no_minimum_is_left(n: int) -> None:
     """Of the product plan of a space in which all points are alike, every plan is as good to first order."""
     D, p = 1 - np.eye(n), torch.full((n,), 1 / n, dtype=torch.float64)
-    gradient = ExactGradient(PrecomputedDistances(D), PrecomputedDistances(D), p, p)
-    found = conditional_gradient(gradient, torch.outer(p, p), p, p, torch.zeros_like(p), History(), Watch())
+    found, status = descended(D, D, torch.outer(p, p), p, p, History())
     assert found.value == pytest.approx(0.0, abs=1e-15)
-    assert found.status is Status.STATIONARY
+    assert status is Status.STATIONARY
 
 
 def test_the_sharp_plan_is_better_than_the_entropic_one_and_matching_like() -> None:

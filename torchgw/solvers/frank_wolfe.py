@@ -1,110 +1,147 @@
-"""The unregularised optimum: epsilon is annealed down, then conditional gradients with exact transport end at a vertex.
+"""Conditional gradients (Frank-Wolfe): the unregularised problem, from a feasible plan down to a stationary one.
 
-Each conditional-gradient step solves the linear problem min <C(T), S> exactly and searches the segment from T to S
-exactly, the objective being quadratic on it.
+    S = argmin <C(T), S> over the plans,    T <- T + t (S - T),    t = argmin of the objective on the segment,
 
-Source: T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with application
-on graphs", 2019.
+where the objective is quadratic: its slope along S - T is 2 <C(T), S - T>, its curvature 2 <C(S) - C(T), S - T>. Dual
+potentials of the linear problem bound the gap 2 <C(T), T - S> to the best S, see `torchgw.objective.bounds`.
+
+Steps begin with vertices among a few candidates, cheap to find and, measured, on ways to lower optima than the best
+vertex leads; where these no longer better the plan, the linear problem is solved exactly, and its solution decides.
+
+Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex objectives", 2016; T. Vayer, L. Chapel,
+R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with application on graphs", 2019.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.bounds import consistent_bound
+from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.sampled import record
+from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.transport_lp import TransportError, transport
 
 logger = logging.getLogger("torchgw")
 
-STATIONARY = 1e-6
-STALLED = 1e-7
+STALLED = 0.1  # of the tolerance
+PATIENCE = 0
 
 
-@dataclass(frozen=True)
-class Sharp:
-    """A feasible plan (N, K), column potentials of its linearised problem (K,), and how the search for it ended."""
+@storable
+@dataclass(frozen=True, kw_only=True)
+class FrankWolfe(State):
+    """Where conditional gradients stand.
+
+    plan : T (N, K), feasible.
+    cost : C(T) (N, K), in units of the scaled squared distances.
+    duals : column potentials (K,) of linear problems, in units of cost; the one with the tightest bound first.
+    value : <C(T), T>, the objective.
+    gap : a bound on the Frank-Wolfe gap at T.
+    stalled : whether the last step, towards a vertex among candidates, hardly bettered the plan.
+    """
 
     plan: Tensor
-    dual: Tensor
+    cost: Tensor
+    duals: tuple[Tensor, ...]
     value: float
     gap: float
-    status: Status
-    n_iter: int
+    stalled: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return True
 
 
-def conditional_gradient(
-    gradient: ExactGradient,
+def frank_wolfe(
+    linearise: Callable[[Tensor], Tensor],
     plan: Tensor,
+    dual: Tensor,
     p: Tensor,
     q: Tensor,
-    dual: Tensor,
+    tol: float,
+    least: float,
+    max_iter: int,
     history: History,
     watch: Watch,
-    max_iter: int = 100,
-    least: float = float(np.finfo(float).eps),
-) -> Sharp:
-    """From a feasible plan, in float64, to a stationary one.
+    bound_ends: bool = False,
+) -> tuple[FrankWolfe, Status]:
+    """The last plan, and why the loop ended. O(N K) memory; a linear program and a linearised cost for each step.
 
-    ``dual`` (K,) are column potentials of the linearised problem, in units of cost; a value up to ``least`` is zero.
-    O(N K) memory; one linear program and one gradient for each step.
+    Parameters
+    ----------
+    linearise : C(T) (N, K) of a plan, in float64.
+    plan : feasible (N, K), with marginals p (N,), q (K,).
+    dual : column potentials (K,) of its linear problem, in units of cost; anything will do.
+    tol : gap over value at which a plan is stationary.
+    least : a value up to this is zero.
+    bound_ends : whether a bound within ``tol`` ends the loop. Otherwise the linear problem is solved at the last plan
+        too, for where it has several optima, the value can fall towards another to second order alone.
     """
-    rows, columns = (torch.nonzero(side > 0)[:, 0] for side in (p, q))
-    masses = [side[used].cpu().numpy() for side, used in ((p, rows), (q, columns))]
-    potential = dual[columns].cpu().numpy()
-    whole, most = slice(0, len(p)), len(history.iteration) + max_iter
-    status, before = Status.MAX_ITER, watch.restored()
-    if before is None:
-        C = gradient(DenseCoupling(plan), p).rows(whole)
-        value, gap, step = float((C * plan).sum()), float("inf"), 0
-    else:
-        plan, C, potential, value, gap, step, entries = before
-        history.go_on_from(entries)
-    began = time.perf_counter() - history.seconds
-    while step < max_iter:
-        if watch.pause((plan, C, potential, value, gap, step, history)):
-            status = Status.CANCELLED
-            break
+    solve = _linear_oracle(p, q)
+
+    def stands(plan: Tensor, cost: Tensor, duals: tuple[Tensor, ...], n_iter: int, stalled: bool) -> FrankWolfe:
+        value = float((cost * plan).sum())
+        bounds = [consistent_bound(cost, p, q, dual) for dual in duals]
+        values = torch.stack([bound for bound, _ in bounds]).tolist()
+        best = max(range(len(values)), key=values.__getitem__)
+        duals = tuple(bounds[i][1] for i in (best, *(i for i in range(len(values)) if i != best)))
+        gap = max(2 * (value - values[best]), 0.0)
+        return FrankWolfe(n_iter=n_iter, plan=plan, cost=cost, duals=duals, value=value, gap=gap, stalled=stalled)
+
+    def step(state: FrankWolfe) -> tuple[FrankWolfe, Check, Status | None]:
+        plan, cost, value, n_iter = state.plan, state.cost, state.value, state.n_iter + 1
+        check = Check(value, 0.0, 0.0)
+        if value <= least or (bound_ends and state.gap <= tol * value):
+            return replace(state, n_iter=n_iter), check, Status.STATIONARY
         try:
-            small, potential, _ = transport(C[rows[:, None], columns].cpu().numpy(), masses[0], masses[1], [potential])
+            vertex, dual = solve(cost, state.duals, state.stalled)
         except TransportError as error:
-            logger.warning("%s; the plan found so far is returned", error)
-            status = Status.TRANSPORT
-            break
-        vertex = torch.zeros_like(plan)
-        vertex[rows[:, None], columns] = torch.from_numpy(small).to(plan)
-        direction = feasible(vertex, p, q) - plan
-        slope = float((C * direction).sum())
-        gap = max(-2 * slope, 0.0)
-        record(history, watch, len(history.iteration) + 1, most, value, 0.0, 0.0, began)
-        change = gradient(DenseCoupling(vertex), p).rows(whole) - C
-        curvature = float((change * direction).sum())
-        length = min(1.0, gap / (2 * curvature)) if curvature > 0 else 1.0
+            logger.info("%s; the plan found so far is returned", error)
+            return replace(state, n_iter=n_iter), check, Status.TRANSPORT
+        direction = vertex - plan
+        change = linearise(vertex) - cost
+        slope, curvature = torch.stack(((cost * direction).sum(), (change * direction).sum())).tolist()
+        length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
         fall = -2 * length * slope - length**2 * curvature
-        # Where the linear problem has several optima, the value can fall towards another to second order alone.
-        if max(gap, fall) <= STATIONARY * value or value <= least:
-            status = Status.STATIONARY
-            break
-        last, step, value = value, step + 1, value - fall
-        if last - value <= STALLED * abs(last):
-            value, status = last, Status.SETTLED
-            break
-        plan, C = plan + length * direction, C + length * change
-    dual = torch.zeros_like(q)
-    dual[columns] = torch.from_numpy(potential).to(q)
-    return Sharp(plan, dual, value, gap, status, step)
+        stalled = fall <= STALLED * tol * value
+        if state.stalled:
+            bound, dual = consistent_bound(cost, p, q, dual)
+            gap = min(state.gap, max(2 * (value - float(bound)), 0.0))
+            if stalled or max(gap, fall) <= tol * value:
+                status = Status.STATIONARY if gap <= tol * value else Status.SETTLED
+                return replace(state, n_iter=n_iter, duals=(dual,), gap=gap), check, status
+        if fall > 0:
+            plan, cost = plan + length * direction, cost + length * change
+        return stands(plan, cost, (state.duals[0], dual), n_iter, stalled), check, None
+
+    return iterate(step, lambda: stands(plan, linearise(plan), (dual,), 0, False), watch, history, max_iter)
+
+
+def _linear_oracle(p: Tensor, q: Tensor) -> Callable[[Tensor, tuple[Tensor, ...], bool], tuple[Tensor, Tensor]]:
+    """From C (N, K), column potentials to begin with and whether all entries are priced to a feasible plan and column
+    potentials."""
+    rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
+    where = rows[:, None], columns
+    masses = p[rows].cpu().numpy(), q[columns].cpu().numpy()
+
+    def solve(cost: Tensor, duals: tuple[Tensor, ...], priced: bool) -> tuple[Tensor, Tensor]:
+        given = [dual[columns].cpu().numpy() for dual in duals]
+        found = transport(cost[where].cpu().numpy(), *masses, given, priced)
+        plan, dual = torch.zeros_like(cost), torch.zeros_like(q)
+        plan[where], dual[columns] = torch.from_numpy(found.plan).to(plan), torch.from_numpy(found.dual).to(q)
+        return feasible(plan, p, q), dual
+
+    return solve
 
 
 def column_dual(cost: FactoredCost, g: Tensor, q: Tensor, epsilon: float) -> Tensor:

@@ -23,7 +23,7 @@ from torchgw.search.problem import Candidate, Problem, StoredProblem, make_gradi
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import finish
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import column_dual, conditional_gradient
+from torchgw.solvers.frank_wolfe import column_dual, frank_wolfe
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.newton import refined, relaxation_for, tightened
 from torchgw.solvers.sampled import solve
@@ -37,6 +37,7 @@ SHARP_FALL = 0.2  # and how far it falls
 SHARP_RATIO = 0.5
 SHARP_STEPS = 4
 SHARP_PROGRESS = 1e-3
+SHARP_TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
 SHARP_BASINS_PAIRS = 10_000
 PRODUCT_PAIRS = 1_000_000
@@ -221,14 +222,25 @@ def solve_sharply(problem: StoredProblem, start: Start) -> Solution:
     plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
     dual = column_dual(now.end.cost, now.end.g.to(torch.float64), q, epsilon)
     least = torch.finfo(p.dtype).eps * problem.unit
-    more = max(limit - now.n_iter, 1)
-    sharp = conditional_gradient(problem.wide, plan, p, q, dual, now.history, problem.watch, more, least)
+    more, whole = max(limit - now.n_iter, 1), slice(0, len(p))
+    sharp, status = frank_wolfe(
+        lambda plan: problem.wide(DenseCoupling(plan), p).rows(whole),
+        plan,
+        dual,
+        p,
+        q,
+        tol=SHARP_TOLERANCE,
+        least=least,
+        max_iter=more,
+        history=now.history,
+        watch=problem.watch,
+    )
     return Solution(
         coupling=DenseCoupling(sharp.plan),
-        dual=sharp.dual,
+        dual=sharp.duals[0],
         end=None,
         energy=sharp.value,
-        status=sharp.status,
+        status=status,
         precision_warning=precision_warning(now.end.cost, epsilon, problem.options),
         n_iter=now.n_iter + sharp.n_iter,
         n_iter_sinkhorn=now.n_iter_sinkhorn,
