@@ -23,7 +23,6 @@ from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.spaces import PrecomputedDistances
 
 MOST_STEPS = 20
-NO_VALUE = 1e-14
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def finish(sides: Sequence[tuple[Space, Space]], plans: Tensor, duals: Tensor, t
         constant = x.squared + y.squared
         value, gap = constant - 2 * products[row], -4 * products[row] - 2 * bounds[row]
         plan = plans[row, : x.size, : y.size]
-        if gap <= tol * value or value <= NO_VALUE * constant:
+        if gap <= tol * value or value <= x.rounding + y.rounding:
             found.append(polished(x, y, plan, value, gap))
         else:
             found.append(polish(x, y, plan, b[row, : y.size], tol))
@@ -93,7 +92,7 @@ def polish(x: Space, y: Space, plan: Tensor, dual: Tensor, tol: float) -> Polish
         p,
         q,
         tol=tol,
-        least=NO_VALUE * (x.squared + y.squared),
+        least=x.rounding + y.rounding,
         max_iter=MOST_STEPS,
         history=History(),
         watch=Watch(),
@@ -105,7 +104,7 @@ def polish(x: Space, y: Space, plan: Tensor, dual: Tensor, tol: float) -> Polish
 def polished(x: Space, y: Space, plan: Tensor, value: float, gap: float) -> Polished:
     """With the value and the gap of a plan (N, K); those that are nothing but rounding are zero."""
     p, q = torch.from_numpy(x.mass), torch.from_numpy(y.mass)
-    if value <= NO_VALUE * (x.squared + y.squared):
+    if value <= x.rounding + y.rounding:
         return Polished(plan, 0.0, 0.0, _off(plan, p, q))
     return Polished(plan, value, max(gap, 0.0) / value, _off(plan, p, q))
 

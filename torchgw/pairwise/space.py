@@ -31,6 +31,7 @@ from torchgw.types import Array
 
 CELLS = (32, 80, 144)
 WORTHWHILE = 1.25
+NO_VALUE = 1e-14  # of the mean squared distance
 MULTIPLE = 16
 NO_MASS, LEAST_MASS = 1e-30, 1e-15  # of points that fill up, and of real ones in float32
 N_QUANTILES = 16
@@ -65,6 +66,7 @@ class Space:
     levels : resolutions, coarsest first; the last has all points.
     features : of the coarsest cells, (n, .) each; matching by any of them is a first guess.
     squared : mean squared distance.
+    rounding : values of a pair up to the sum of both spaces' ones are nothing but rounding of distances and masses.
     digest : a hash of distances and masses.
     critical : the largest eigenvalue of the centred distances. At an epsilon of twice the product of both spaces' ones
         the product plan stops being stable.
@@ -77,6 +79,7 @@ class Space:
     levels: tuple[Level, ...]
     features: tuple[Tensor, ...]
     squared: float
+    rounding: float
     critical: float
     digest: bytes
 
@@ -101,9 +104,10 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Sp
     p = mass[support] / mass[support].sum()
     weights = torch.from_numpy(p)
     squared = float((torch.from_numpy(D).square() @ weights) @ weights)
+    rounding = max(NO_VALUE * squared, float(np.finfo(float).eps * D.max() ** 2))
     digest = hashlib.sha256(D.tobytes() + p.tobytes()).digest()
     if large:
-        return Space(D, p, support, len(mass), (), (), squared, 0.0, digest)
+        return Space(D, p, support, len(mass), (), (), squared, rounding, 0.0, digest)
     cells = _ladder(D, p)
     coarse_D, coarse_p = torch.from_numpy(cells[0].distances), torch.from_numpy(cells[0].mass)
     values, vectors = centred_modes(coarse_D, coarse_p)
@@ -120,6 +124,7 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Sp
         levels=levels,
         features=tuple(_filled(feature / (critical or 1.0), len(levels[0].mass)) for feature in features),
         squared=squared,
+        rounding=rounding,
         critical=critical,
         digest=digest,
     )
