@@ -12,7 +12,6 @@ from scipy.optimize import linear_sum_assignment, linprog
 
 from tests.problems import gw_by_enumeration, random_distances, random_masses, random_plan
 from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
-from torchgw.couplings.blocks import DenseCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.exact import ExactGradient
@@ -27,9 +26,7 @@ def descended(
 ) -> tuple[FrankWolfe, Status]:
     gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), p, q)
     settings = {"tol": 1e-6, "least": 1e-15, "max_iter": 100, "history": history, "watch": Watch()}
-    return frank_wolfe(
-        lambda T: gradient(DenseCoupling(T), p).rows(slice(0, len(p))), T, torch.zeros_like(q), p, q, **settings
-    )
+    return frank_wolfe(gradient, T, torch.zeros_like(q), p, q, **settings)
 
 
 def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound
@@ -84,9 +83,9 @@ def polish(x: Space, y: Space, plan: Tensor, dual: Tensor, tol: float) -> Polish
     """
     p, q = torch.from_numpy(x.mass), torch.from_numpy(y.mass)
     spaces = [PrecomputedDistances.stored_matrix(torch.from_numpy(side.distances), 1.0) for side in (x, y)]
-    gradient, whole = ExactGradient(spaces[0], spaces[1], p, q), slice(0, x.size)
+    gradient = ExactGradient(spaces[0], spaces[1], p, q)
     found, _ = frank_wolfe(
-        lambda plan: gradient(DenseCoupling(plan), p).rows(whole),
+        gradient,
         plan,
         dual + gradient.b,
         p,

@@ -21,10 +21,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.objective.bounds import consistent_bound
+from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
@@ -63,7 +65,7 @@ class FrankWolfe(State):
 
 
 def frank_wolfe(
-    linearise: Callable[[Tensor], Tensor],
+    gradient: Gradient,
     plan: Tensor,
     dual: Tensor,
     p: Tensor,
@@ -79,7 +81,7 @@ def frank_wolfe(
 
     Parameters
     ----------
-    linearise : C(T) (N, K) of a plan, in float64.
+    gradient : C(T) of a plan, in float64.
     plan : feasible (N, K), with marginals p (N,), q (K,).
     dual : column potentials (K,) of its linear problem, in units of cost; anything will do.
     tol : gap over value at which a plan is stationary.
@@ -87,7 +89,10 @@ def frank_wolfe(
     bound_ends : whether a bound within ``tol`` ends the loop. Otherwise the linear problem is solved at the last plan
         too, for where it has several optima, the value can fall towards another to second order alone.
     """
-    solve = _linear_oracle(p, q)
+    solve, whole = _linear_oracle(p, q), slice(0, len(p))
+
+    def linearise(plan: Tensor) -> Tensor:
+        return gradient(DenseCoupling(plan), p).rows(whole)
 
     def stands(plan: Tensor, cost: Tensor, duals: tuple[Tensor, ...], n_iter: int, stalled: bool) -> FrankWolfe:
         value = float((cost * plan).sum())

@@ -222,16 +222,15 @@ def solve_sharply(problem: StoredProblem, start: Start) -> Solution:
     plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
     dual = column_dual(now.end.cost, now.end.g.to(torch.float64), q, epsilon)
     least = torch.finfo(p.dtype).eps * problem.unit
-    more, whole = max(limit - now.n_iter, 1), slice(0, len(p))
     sharp, status = frank_wolfe(
-        lambda plan: problem.wide(DenseCoupling(plan), p).rows(whole),
+        problem.wide,
         plan,
         dual,
         p,
         q,
         tol=SHARP_TOLERANCE,
         least=least,
-        max_iter=more,
+        max_iter=max(limit - now.n_iter, 1),
         history=now.history,
         watch=problem.watch,
     )
