@@ -61,12 +61,16 @@ class GradientReport:
 
 @dataclass(frozen=True)
 class Solution:
-    """A stationary plan of mass about one, its multipliers, and what is needed to differentiate it.
+    """A stationary plan of mass about one, and what is needed to differentiate it.
 
-    ``held`` says how firmly each point's marginal is held and ``total`` whether the mass is beside, see
-    `torchgw.sinkhorn.implicit`; ``residual`` is what was left of its marginals and of its fixed point, relative, and
-    ``converged`` whether that is what was asked for. ``g`` (K,) are base-2 column potentials of the last cost with its
-    row and column terms.
+    plan : (N, K).
+    multipliers : of the marginals that hold exactly, (N,), (K,), in units of cost.
+    held : stiffness of each marginal, (N,), (K,), between 0 and 1.
+    total : whether the mass is held beside them, see `torchgw.sinkhorn.implicit`.
+    residual : relative, of the marginals and of the fixed point.
+    converged : whether the solve reached its tolerance.
+    curvature : B around the plan.
+    g : base-2 column potentials (K,) of the last cost, with its row and column terms.
     """
 
     plan: BlockCoupling

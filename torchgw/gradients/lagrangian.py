@@ -32,9 +32,13 @@ from torchgw.spaces.traced import Traced
 
 @dataclass(frozen=True)
 class Parameters:
-    """theta: distances, linear cost M, masses (N,), (K,) and weights, as `torchgw.objective.model.Model` has them.
+    """theta: what a user gave, scaled as in `torchgw.objective.model.Model`; tensors that may require gradients.
 
-    ``scale`` is what the masses were divided by. All are tensors that may require gradients.
+    x, y : scaled distances.
+    cost : M (N, K), or None.
+    p, q : masses (N,), (K,).
+    alpha : weight of the quadratic part ().
+    scale : what the masses were divided by ().
     """
 
     x: Traced

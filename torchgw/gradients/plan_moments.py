@@ -21,7 +21,8 @@ from torchgw.sinkhorn.implicit import Answer
 class PlanMoments:
     """Of T + s W, given T, stored (N, K) or read in blocks, and ``along`` = (W with its sums, s) or None.
 
-    rows, columns : the marginals, (N,) and (K,). entropy : sum T log T ().
+    rows, columns : the marginals, (N,) and (K,).
+    entropy : sum T log T ().
     """
 
     def __init__(self, plan: Tensor | BlockCoupling, along: tuple[Answer, Tensor] | None = None) -> None:

@@ -36,8 +36,12 @@ BLOCK_ENTRIES = 2**22
 class Evaluated:
     """A plan as its certificate needs it, in units of the scaled squared distance.
 
-    quadratic : <C(T), T>, best known. cost : C(T) (N, K). exact : whether that is no estimate.
-    expected : <C, T> of that cost. marginals : of T, (N,), (K,). linear, penalty : <M, T>, <P, T>.
+    quadratic : <C(T), T>, best known.
+    cost : C(T) (N, K).
+    exact : whether that is no estimate.
+    expected : <C, T> of that cost.
+    marginals : of T, (N,), (K,).
+    linear, penalty : <M, T>, <P, T>.
     """
 
     quadratic: Objective

@@ -98,7 +98,8 @@ class ExactGradient:
 class PairLoss(NamedTuple):
     """L(D_X[i,i'], D_Y[j,j']) = f1[i,i'] + f2[j,j'] - 2 h1[i,i'] h2[j,j'] for stored distances.
 
-    f1, h1 : (N, N). f2, h2 : (K, K). Their first sizes may be of other points than those of the plan.
+    f1, h1 : (N, N).
+    f2, h2 : (K, K). Their first sizes may be of other points than those of the plan.
     """
 
     f1: Tensor

@@ -60,7 +60,9 @@ class Moments(NamedTuple):
 class Weights(NamedTuple):
     """Chat = quadratic C(T) + linear (beta M + P) + shift, each a number or (...).
 
-    quadratic : alpha c / w. linear : 1 / (2 w). shift : alpha k / w - epsilon log(scale of the masses).
+    quadratic : alpha c / w.
+    linear : 1 / (2 w).
+    shift : alpha k / w - epsilon log(scale of the masses).
     """
 
     quadratic: float | Tensor

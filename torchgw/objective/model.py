@@ -33,13 +33,18 @@ from torchgw.types import Carrier, Coupling
 
 HARD_COSTS, HARD_EPSILONS = 2.0, 100.0
 COMPARED_EPSILONS = 300.0
+SMALLEST_RHO = 1e-20  # that epsilon over it is a number in float32; below, a marginal is free
 BALANCED = Balanced()
 
 
 class Values(NamedTuple):
-    """An objective without its entropy, and its parts: quadratic, linear, what marginals and penalties of pairs add.
+    """F of a plan without its entropy, and its parts, in units of the scaled squared distance.
 
-    ``violation`` is the mass on pairs that break a rule.
+    quadratic : Q(T).
+    linear : <M, T>.
+    penalty : the divergences of the marginals, weighed as in F, and <P, T> of soft rules.
+    total : alpha Q(T) + beta <M, T> + penalty.
+    violation : mass on pairs that break a rule.
     """
 
     quadratic: float
@@ -51,13 +56,20 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """Float64 masses p (N,), q (K,), scaled so that plans have a mass of about one, and weights to match.
+    """The objective but for the distances; costs, epsilon and rho in units of the scaled squared distance.
 
-    ``alpha`` and ``beta`` weigh the quadratic and the linear part; ``linear`` is beta M + P, ``cost`` M alone and
-    ``penalty`` P, None where there is none. ``logarithm`` is that of the scale that was divided out. ``strength`` is
-    that of the penalties, infinite where they stand for a constraint, which then is no part of any value; ``price`` is
-    what they are solved with. ``points``
-    are those that rules name, ``groups`` (N,), (K,) tell apart what cells must not mix.
+    p, q : masses (N,), (K,), float64, divided by a scale so that plans have a mass of about one.
+    epsilon : weight of the entropy.
+    marginals : the marginal model, with its rho or total mass.
+    alpha, beta : weights of the quadratic and the linear part.
+    cost : M (N, K), or None.
+    loss : L of two distances.
+    penalty : P (N, K), what the rules of a supervision add, or None.
+    strength : of its rules as asked for, infinite where they are constraints, which are no part of any value.
+    price : of its rules as solved for.
+    logarithm : log of the scale of the masses.
+    points : indices (n,), (k,) that rules name, or None.
+    groups : labels (N,), (K,) of points that cells must not mix.
     """
 
     p: Tensor
@@ -151,18 +163,16 @@ class Model:
         return found
 
     def sides_of(
-        self, log_p: Tensor, log_q: Tensor, epsilon: float, row_offset: Tensor, column_offset: Tensor
+        self, log_p: Tensor, log_q: Tensor, epsilon: float | Tensor, row_offset: Tensor, column_offset: Tensor
     ) -> tuple[Side, Side]:
-        """Sides of these masses, whose costs have these row (N,) and column (K,) terms in units of the score."""
+        """Sides of these masses, whose costs have these row (..., N) and column (..., K) terms in units of the score.
+
+        ``epsilon`` may be one number for each problem of a batch.
+        """
         if self.marginals.balanced:
             return Side(log_p), Side(log_q)
-        row, column = (
-            Side(mass, tau, offset.to(mass.dtype), self.marginals.total)
-            for mass, tau, offset in zip(
-                (log_p, log_q), self.marginals.damping(epsilon), (row_offset, column_offset), strict=True
-            )
-        )
-        return row, column
+        (row, column), total = self.marginals.weights, self.marginals.total
+        return _side(log_p, row, epsilon, row_offset, total), _side(log_q, column, epsilon, column_offset, total)
 
     def marginals_of(self, coupling: Coupling) -> tuple[Tensor, Tensor]:
         """Row and column sums of a coupling; those asked for where they hold."""
@@ -219,6 +229,17 @@ def divergences(
             single = single + min(rho, most) * found
             double = double + min(rho, most) * squared(found, sums.sum(-1), mass.sum(-1))
     return single, double
+
+
+def _side(log_mass: Tensor, rho: float, epsilon: float | Tensor, offset: Tensor, total: float | None) -> Side:
+    """One side, whose marginal the divergence of weight rho holds; infinite is exactly."""
+    offset = offset.to(log_mass.dtype)
+    if rho == math.inf or rho < SMALLEST_RHO:
+        return Side(log_mass, float(rho == math.inf), offset, total)
+    if isinstance(epsilon, Tensor):
+        weak = (epsilon / rho)[..., None]
+        return Side(log_mass, 1 / (1 + weak), offset, total, weak)
+    return Side(log_mass, rho / (rho + epsilon), offset, total)
 
 
 def largest_loss(loss: SeparableLoss) -> float:

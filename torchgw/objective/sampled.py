@@ -32,7 +32,11 @@ from torchgw.types import Carrier, Coupling, DistanceProvider
 
 @storable
 class Anchors(NamedTuple):
-    """Index pairs (i_m, j_m): rows (M,) and columns (M,), int64."""
+    """Pairs (i_m, j_m) of points.
+
+    rows : i (M,), int64.
+    columns : j (M,), int64.
+    """
 
     rows: Tensor
     columns: Tensor
@@ -59,7 +63,12 @@ def sampled_cost(source: DistanceProvider, target: DistanceProvider, anchors: An
 
 
 class Control(NamedTuple):
-    """Factored distances F diag(s) F^T near a space's own, and their mean squares under its masses (N,)."""
+    """Factored distances D~ = F diag(s) F^T near a space's own.
+
+    F : (N, r).
+    signs : s (r,), 1 or -1.
+    mean_squares : (D~ o D~) m (N,) under the masses m of the space.
+    """
 
     F: Tensor
     signs: Tensor
@@ -82,7 +91,12 @@ def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generato
 
 @storable
 class Sample(NamedTuple):
-    """The cost of one draw of anchors, a 1^T + 1 b^T - 2 (F core G^T + U V^T), with F and G of the controls."""
+    """The cost of one draw of anchors, a 1^T + 1 b^T - 2 (F core G^T + U V^T), with F and G of the controls.
+
+    a, b : (N,), (K,).
+    core : (r, r'), None without controls.
+    U, V : (N, M), (K, M) of M anchors.
+    """
 
     a: Tensor
     b: Tensor

@@ -22,7 +22,12 @@ SAMPLED_PAIRS = 1000
 
 @dataclass(frozen=True)
 class Objective:
-    """A value, whether it is exact, and its standard error (0 when exact)."""
+    """A quadratic part, in units of the scaled squared distance.
+
+    value : <C(T), T>.
+    exact : whether it is no estimate.
+    error : its standard error, 0 when exact.
+    """
 
     value: float
     exact: bool

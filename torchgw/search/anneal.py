@@ -7,7 +7,6 @@ product plan. Plans that agree are one basin; its count says how many starts fou
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -38,14 +37,19 @@ KEPT, SMALL_KEPT = 2, 4
 SAME_PLAN = 0.5
 SEARCH_STEPS = (4, 8)
 COOLING = (4, 10)
-SMALLEST_RHO = 1e-20
 MOST_TIMES = 30  # as many starts, where points are few: what the default landmarks are to the two points of a space
 
 
 @storable
 @dataclass(frozen=True)
 class Solved:
-    """A plan (L, L') between landmarks, with base-2 potentials at ``epsilon``."""
+    """A solved problem between landmarks.
+
+    source, target : the landmarks.
+    plan : (L, L').
+    f, g : base-2 potentials (L,), (L',) of its uncentred score.
+    epsilon : what they were solved at.
+    """
 
     source: Landmarks
     target: Landmarks
@@ -58,7 +62,11 @@ class Solved:
 @storable
 @dataclass(frozen=True)
 class CoarseBasin(Solved):
-    """One local optimum of a landmark problem, and how many starts found it."""
+    """One local optimum of a landmark problem.
+
+    energy : F without its entropy.
+    count : starts that ended in it.
+    """
 
     energy: float
     count: int
@@ -66,7 +74,12 @@ class CoarseBasin(Solved):
 
 @dataclass(frozen=True)
 class Batch:
-    """Plans (B, L, L') with potentials (B, L), (B, L') at temperatures (B,)."""
+    """Problems that are annealed together.
+
+    plan : (B, L, L').
+    f, g : base-2 potentials (B, L), (B, L').
+    epsilon : temperatures (B,).
+    """
 
     plan: Tensor
     f: Tensor
@@ -81,7 +94,9 @@ class Batch:
 class LandmarkProblem:
     """The objective between landmarks, for batches of plans (B, L, L').
 
-    x, y : landmarks with their masses and distances. model : of the landmarks. loss : of their stored distances.
+    x, y : landmarks with their masses and distances.
+    model : of the landmarks.
+    loss : of their stored distances.
     linear : beta M + P between them, or None.
     """
 
@@ -117,16 +132,8 @@ class LandmarkProblem:
         cost = self.loss.cost(plans, rows, columns)
         moments = moments_of(model, cost, self.linear, plans, rows, columns) if model.marginals.free_mass else None
         cost = linearise(model, cost, self.linear, moments)
-        score, log_masses = cost.stored_score(epsilon), (self.x.mass.log2(), self.y.mass.log2())
-        if model.fixed:
-            return score, Side(log_masses[0]), Side(log_masses[1])
-        sides = []
-        for log_mass, rho, offset in zip(log_masses, model.marginals.weights, cost.offsets(epsilon), strict=True):
-            finite = SMALLEST_RHO < rho < math.inf
-            weak = (epsilon / rho)[:, None] if finite else None
-            tau = 1.0 if rho == math.inf else 0.0 if weak is None else 1 / (1 + weak)
-            sides.append(Side(log_mass, tau, offset, model.marginals.total, weak))
-        return score, sides[0], sides[1]
+        sides = model.sides_of(self.x.mass.log2(), self.y.mass.log2(), epsilon, *cost.offsets(epsilon))
+        return cost.stored_score(epsilon), *sides
 
     def moments(self, plans: Tensor) -> Moments:
         """Of plans (B, L, L'), with the marginals that they have."""

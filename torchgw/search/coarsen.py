@@ -73,9 +73,12 @@ class ControlledSpace:
 @storable
 @dataclass(frozen=True)
 class CellSpace:
-    """The space of n cells, their most central points (n,) and the means of their factors (n, r).
+    """The space of n cells.
 
-    ``space`` is None where their distances are neither factored nor stored.
+    cells : which cell each point is in.
+    space : distances between cells; None where they are neither factored nor stored.
+    centres : the most central point of each cell (n,), int64.
+    means : of the factors of its points (n, r).
     """
 
     cells: Cells

@@ -21,7 +21,9 @@ from torchgw.persist.codec import storable
 class FactoredCost:
     """C = a 1^T + 1 b^T - 2 U V^T + extra, over leading batch dimensions.
 
-    a : row terms (..., N). b : column terms (..., K). U, V : factors (..., N, r), (..., K, r).
+    a : row terms (..., N).
+    b : column terms (..., K).
+    U, V : factors (..., N, r), (..., K, r).
     extra : the part without factors (..., N, K), or None.
     """
 
