@@ -218,6 +218,8 @@ def test_what_is_not_refused_is_solved_by_the_strategy_that_was_asked_for(tmp_pa
             warnings.simplefilter("ignore")
             result = gw_align(given.pop("X"), given.pop("Y"), random_state=0, **given)
         assert result.strategy == ("dense" if point["options.strategy"] == "auto" else point["options.strategy"])
+        decided = {row.option: row.value for row in SETTLED if all(point[n] in kinds for n, kinds in row.given.items())}
+        assert decided == {option: getattr(result.options, option) for option in decided}, point
         assert math.isfinite(result.value), point
         assert bool(torch.isfinite(result.plan).all()), point
         assert (tmp_path / str(i)).exists() == (point["checkpoint"] == "folder")

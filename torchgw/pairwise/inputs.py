@@ -13,7 +13,7 @@ import torch
 
 from torchgw import validate
 from torchgw.options import GWOptions
-from torchgw.request.spaces import DISTANCES, check_space
+from torchgw.request.spaces import DISTANCES, check_space, shape_of
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
 from torchgw.types import Array, DistanceProvider, is_graph, is_provider
@@ -120,7 +120,7 @@ def as_list(name: str, value: object, least: int, exactly: int | None = None) ->
 
 def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space:
     """The validated space and the kind of its distances; "point" where there is only one."""
-    shape = _shape(space)
+    shape = shape_of(space)
     if getattr(space, "size", None) == 1 and is_provider(space):
         return Space(name, np.zeros((1, 1)), "point")
     if shape[:1] == (1,) and not is_provider(space):
@@ -135,13 +135,6 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space
     if straight:
         return checked._replace(kind="euclidean")
     return checked._replace(kind="precomputed") if checked.kind in ("checked", "dijkstra") else checked
-
-
-def _shape(space: Any) -> tuple[int, ...]:
-    try:
-        return tuple(np.shape(space))
-    except ValueError:  # ragged; validation names it
-        return ()
 
 
 def _matrices(checked: list[Space], options: GWOptions) -> list[Array]:

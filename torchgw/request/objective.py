@@ -1,4 +1,5 @@
-"""From masses, marginals, costs and penalties as a user gives them to the model of a solve."""
+"""The model of a solve, from masses, marginals, cost and supervision as they are given; what float64 cannot resolve is
+refused."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def make_model(
         marginals=marginals if total is None else Partial(1.0),
         alpha=alpha,
         beta=beta,
-        cost=_on(cost, device),
+        cost=None if cost is None else cost.to(device),
         loss=loss,
         logarithm=math.log(scale),
         strength=strength / scale,
@@ -101,7 +102,7 @@ def make_model(
         ranges.weight(beta, largest_entry(cost))
     if rules is not None:
         price = min(model.hardness, model.strength)
-        penalty = _on(rules.cost, device, price)
+        penalty = FactoredCost.weighted_sum([rules.cost.to(device)], [price])
         points, groups = _both(rules.points, device), _both(rules.groups, device)
         model = replace(model, penalty=penalty, price=price, points=points, groups=groups)
     return model, scale
@@ -165,14 +166,3 @@ def tensors_of(cost: Any) -> tuple[Any, ...]:
     if isinstance(cost, FeatureCost):
         return cost.X, cost.Y
     return cost if isinstance(cost, tuple) else (cost,)
-
-
-def _on(cost: FactoredCost | None, device: torch.device, factor: float = 1.0) -> FactoredCost | None:
-    if cost is None:
-        return None
-
-    def moved(side: Tensor) -> Tensor:
-        return side.to(device)
-
-    extra = None if cost.extra is None else moved(cost.extra) * factor
-    return FactoredCost(moved(cost.a) * factor, moved(cost.b) * factor, moved(cost.U) * factor, moved(cost.V), extra)

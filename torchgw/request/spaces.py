@@ -1,4 +1,5 @@
-"""From what a user hands over to distance providers: points, graphs, matrices or providers, each space by itself."""
+"""Spaces as they are given: points, graphs, matrices or providers, validated, and the kind of distances that each gets;
+the start of a solve, and the device that follows from them."""
 
 from __future__ import annotations
 

@@ -77,10 +77,10 @@ class FactoredCost:
         extra = None if self.extra is None else self.extra[rows][:, columns]
         return FactoredCost(self.a[rows], self.b[columns], self.U[rows], self.V[columns], extra)
 
-    def to(self, dtype: torch.dtype) -> FactoredCost:
-        """The same cost in another dtype."""
-        extra = None if self.extra is None else self.extra.to(dtype)
-        return FactoredCost(self.a.to(dtype), self.b.to(dtype), self.U.to(dtype), self.V.to(dtype), extra)
+    def to(self, to: torch.dtype | torch.device) -> FactoredCost:
+        """The same cost in another dtype, or on another device."""
+        extra = None if self.extra is None else self.extra.to(to)
+        return FactoredCost(self.a.to(to), self.b.to(to), self.U.to(to), self.V.to(to), extra)
 
     def rows(self, where: slice | Tensor) -> Tensor:
         """C[where], shape (len, K)."""
