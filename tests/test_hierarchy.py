@@ -9,7 +9,7 @@ import torch
 from torchgw import FactoredDistances
 from torchgw.kernels import LOG2E
 from torchgw.objective.model import Model
-from torchgw.search.coarsen import Side
+from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import factored_score
 from torchgw.spaces.hierarchy import Cells, bisect
@@ -78,7 +78,7 @@ def test_linear_functions_of_the_factors_integrate_exactly_over_cells() -> None:
     F, signs = cloud(300, 4), torch.tensor([1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
     mass = torch.rand(300, generator=generator, dtype=torch.float64)
     mass /= mass.sum()
-    side = Side.of(FactoredDistances(F, signs), mass, torch.float64, 0, generator)
+    side = ControlledSpace.of(FactoredDistances(F, signs), mass, torch.float64, 0, generator)
     x = side.seen_as(bisect(F, 20).cells(5), matrix=False)
     cost = FactoredCost(cloud(300, 1)[:, 0], cloud(300, 1, 1)[:, 0], cloud(300, 5, 2), cloud(300, 5, 3))
     small = Model(mass, mass, 1e-3).between(cost, x.cells, x.cells)

@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from torchgw.strategies.large_problem import Task
 
 from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, estimate, gw_align
 from torchgw.datasets import make_spiral
 from torchgw.runtime.caller import out_of_memory
+from torchgw.search.problem import Problem
 from torchgw.strategies import within_memory
 
 X, Y = make_spiral(80)[0], make_spiral(90, random_state=1)[0]
@@ -102,7 +102,7 @@ def streamed() -> GWResult:
 def test_memory_that_ends_moves_to_the_next_strategy_once_and_says_so(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(problem: Task) -> None:
+    def fails(problem: Problem) -> None:
         torch.rand(5, generator=problem.generator)
         raise error
 

@@ -48,7 +48,7 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
     what the total misses is spread over what room is left. Relaxed marginals stay as they are.
     """
     row_sums, column_sums = plan.marginal(1).to(p), plan.marginal(0).to(q)
-    residual = off(row_sums, column_sums, p, q, marginals)
+    residual = marginal_error(row_sums, column_sums, p, q, marginals)
     if min(marginals.weights) < math.inf:
         row, column = (
             _ratio(mass, sums) if weight == math.inf else torch.ones_like(mass)
@@ -79,7 +79,7 @@ def _spread(
     return missing_p * (wanted / missing_p.sum().clamp_min(tiny)), missing_q / missing_q.sum().clamp_min(tiny)
 
 
-def off(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> float:
+def marginal_error(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> float:
     """The largest L1 distance of sums from what is asked of them exactly; 0 where nothing is."""
     if marginals.total is not None:
         missed = [(sums - mass).clamp_min(0.0).sum() for sums, mass in ((rows, p), (columns, q))]
@@ -193,7 +193,7 @@ def round_tiles(
     one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
     before = kernel.read(A, B, tiles, f, g, one_q, one_p, False)
     rows, columns = before.moved[:, 0], before.back[:, 0]
-    residual = off(rows, columns, p, q, marginals)
+    residual = marginal_error(rows, columns, p, q, marginals)
     bounded = min(marginals.weights) == math.inf
     for_rows, for_columns = (
         _shrink if bounded else _ratio if weight == math.inf else _kept for weight in marginals.weights

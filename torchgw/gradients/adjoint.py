@@ -65,7 +65,7 @@ class Solution:
 
     plan : (N, K).
     multipliers : of the marginals that hold exactly, (N,), (K,), in units of cost.
-    held : stiffness of each marginal, (N,), (K,), between 0 and 1.
+    stiffness : of each marginal, (N,), (K,), between 0 and 1.
     total : whether the mass is held beside them, see `torchgw.sinkhorn.implicit`.
     residual : relative, of the marginals and of the fixed point.
     converged : whether the solve reached its tolerance.
@@ -75,7 +75,7 @@ class Solution:
 
     plan: BlockCoupling
     multipliers: tuple[Tensor, Tensor]
-    held: tuple[Tensor, Tensor]
+    stiffness: tuple[Tensor, Tensor]
     total: bool
     residual: float
     converged: bool
@@ -104,7 +104,7 @@ class Adjoint:
         found, mode = self.solution, self.mode
         epsilon = found.model.epsilon
         direct_size = DIRECT_SIZE if found.model.alpha > 0 else DIRECT_ONCE
-        return Response(found.plan, found.held, epsilon, found.total, mode.n_lanczos, mode.max_iter, direct_size)
+        return Response(found.plan, found.stiffness, epsilon, found.total, mode.n_lanczos, mode.max_iter, direct_size)
 
     def solve(self, G: FactoredCost) -> Answer:
         """W, a, b for dL/dT as a factored matrix, and a report of it."""

@@ -17,7 +17,7 @@ from torchgw.gradients.solution import solution_of
 from torchgw.gradients.unrolled import unrolled
 from torchgw.kernels.precision import exact_products
 from torchgw.objective.model import Model
-from torchgw.runtime.refuse_double_backward import once
+from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.types import DistanceProvider
@@ -81,7 +81,7 @@ class _Plan(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         G = FactoredCost.stored(gradients[0].detach())
         found = ctx.adjoint.pulled(G, ctx.theta, list(ctx.needs_input_grad[2:]))
-        return None, None, *once(REFUSED, found, (*gradients, *ctx.saved_tensors))
+        return None, None, *refuse_double_backward(REFUSED, found, (*gradients, *ctx.saved_tensors))
 
 
 class _Product(torch.autograd.Function):
@@ -104,7 +104,7 @@ class _Product(torch.autograd.Function):
             U, W = (given, V) if ctx.axis == 1 else (V, given)
             G = FactoredCost(U.new_zeros(len(U)), W.new_zeros(len(W)), U * -0.5, W)
             found = ctx.adjoint.pulled(G, ctx.theta, needed)
-        back, *found = once(REFUSED, [back, *found], (*gradients, *ctx.saved_tensors))
+        back, *found = refuse_double_backward(REFUSED, [back, *found], (*gradients, *ctx.saved_tensors))
         return None, None, back, None, *found
 
 

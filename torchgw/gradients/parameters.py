@@ -17,7 +17,7 @@ from torchgw.gradients.plan_moments import applied
 from torchgw.marginals import Marginals
 from torchgw.objective.features import FeatureCost
 from torchgw.options import SpaceOptions
-from torchgw.runtime.refuse_double_backward import once
+from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import traced
 from torchgw.types import DistanceProvider, is_provider
@@ -85,7 +85,7 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         leaves = ctx.saved_tensors  # a path from every gradient to every leaf, so that no second derivative is missed
-        return *once(REFUSED, gradients, leaves), *([None] * len(leaves))
+        return *refuse_double_backward(REFUSED, gradients, leaves), *([None] * len(leaves))
 
 
 def gated(given: Any, leaves: list[Tensor]) -> Any:

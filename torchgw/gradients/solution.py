@@ -12,7 +12,7 @@ from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.newton import firmness
+from torchgw.solvers.newton import marginal_stiffness
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.solvers.warm_start import Start
 from torchgw.types import DistanceProvider
@@ -34,19 +34,19 @@ def solution_of(
         plan = DenseCoupling(plan.to_dense())
     rows, columns = plan.marginal(1), plan.marginal(0)
     duals = _duals(end, outcome.end.cost, model)
-    held, total = firmness(rows, columns, model, duals)
+    stiffness, total = marginal_stiffness(rows, columns, model, duals)
     weight = float(model.weight(rows.sum()))
     hard = (rho == torch.inf for rho in model.marginals.weights)
     multipliers = tuple(
         torch.where((firm > 0) & (mass > 0), weight * f, 0.0) if exact else torch.zeros_like(f)
-        for f, firm, mass, exact in zip(duals, held, model.masses, hard, strict=True)
+        for f, firm, mass, exact in zip(duals, stiffness, model.masses, hard, strict=True)
     )
     x, y = (space.to(device, dtype) for space in spaces)
     p, q = (side.to(dtype) for side in model.masses)
     quadratic = ExactGradient(x, y, p, q, model.loss)
     level = level_of(outcome.end.cost.to(dtype), model)
     one, other = (side.to(dtype) for side in multipliers)
-    h, k = (side.to(dtype) for side in held)
+    h, k = (side.to(dtype) for side in stiffness)
     curvature = Curvature(quadratic, model, level)
     g = (end.g + outcome.end.cost.b * (LOG2E / model.epsilon)).to(dtype)
     residual, converged = max(outcome.marginal_residual, outcome.last_change), outcome.status.converged

@@ -42,7 +42,7 @@ from torchgw.linalg.lanczos import (
     recurrence,
     ritz,
 )
-from torchgw.runtime.refuse_double_backward import once
+from torchgw.runtime.autograd import refuse_double_backward
 
 ONCE = "Lanczos has first derivatives only: differentiate it once, without create_graph=True"
 
@@ -165,7 +165,7 @@ class _MatrixFunction(torch.autograd.Function):
         with torch.no_grad():
             solved = _Evaluated(ctx.matvec, ctx.f, Krylov(basis, alphas, betas, residual), norm, values, vectors)
             cotangents = solved.pulled_back(parameters, coefficients, grads[0].T)
-        return None, None, None, None, *once(ONCE, cotangents, (V, *rest, *grads))
+        return None, None, None, None, *refuse_double_backward(ONCE, cotangents, (V, *rest, *grads))
 
 
 class _Evaluated(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.reader import Readable, point_indices
-from torchgw.couplings.rounding import off
+from torchgw.couplings.rounding import marginal_error
 from torchgw.diagnostics.evidence import (
     Basin,
     Certificate,
@@ -160,7 +160,7 @@ class GWResult(Readable):
             violation=values.violation * mass,
             value_exact=solution.objective.exact,
             value_error=model.alpha * solution.objective.error * mass**2,
-            marginal_error=off(rows, columns, *request.given.masses, asked.marginals),
+            marginal_error=marginal_error(rows, columns, *request.given.masses, asked.marginals),
             marginal_residual=solution.marginal_residual,
             strategy=request.strategy,
             ladder=solution.ladder,

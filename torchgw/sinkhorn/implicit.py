@@ -9,7 +9,7 @@ moves by W = T o (R - a 1^T - 1 b^T) / epsilon when C changes by -R, where a and
     [ diag(mu / h)    T           ] [a]   [ (T o R) 1   ]
     [ T^T             diag(nu / k)] [b] = [ (T o R)^T 1 ].
 
-h and k say how firmly each marginal is held: 1 for a hard one, tau = rho / (rho + epsilon) under a divergence, 0 for a
+h and k are the stiffness of each marginal: 1 for a hard one, tau = rho / (rho + epsilon) under a divergence, 0 for a
 free one (then a or b is zero there). Of a partial plan, points that give all they have are held and others are free,
 and one more unknown c keeps the total. The operator from R to W is symmetric, so it serves derivatives in both
 directions.
@@ -90,7 +90,7 @@ class Response:
     Parameters
     ----------
     plan : the solved plan (N, K); what is read of it in blocks is all that is needed.
-    held : how firmly each marginal is held, (N,) and (K,), see above.
+    stiffness : h (N,) and k (K,) of the marginals, see above.
     total : whether the mass is held beside the marginals.
     epsilon : of the problem.
     n_lanczos, max_iter : steps of the Lanczos run, and most conjugate-gradient iterations of a solve.
@@ -102,7 +102,7 @@ class Response:
     """
 
     plan: BlockCoupling
-    held: tuple[Tensor, Tensor]
+    stiffness: tuple[Tensor, Tensor]
     epsilon: float
     total: bool = False
     n_lanczos: int = 40
@@ -114,11 +114,11 @@ class Response:
     def __post_init__(self) -> None:
         self.sums = self.plan.marginal(1), self.plan.marginal(0)
         self.axis = 1 if self.plan.shape[0] >= self.plan.shape[1] else 0  # T v for v on the smaller side
-        (mu, nu), (h, k) = self.sums[:: 2 * self.axis - 1], self.held[:: 2 * self.axis - 1]
+        (mu, nu), (h, k) = self.sums[:: 2 * self.axis - 1], self.stiffness[:: 2 * self.axis - 1]
         self._ratio = torch.where((mu > 0) & (h > 0), h / mu, 0.0)  # of the side that is eliminated
         self._root = torch.where((nu > 0) & (k > 0), (k / nu).sqrt(), 0.0)
         self._mu, self._nu, self._mass = mu, nu, mu.sum()
-        self._hard = [bool((firm[mass > 0] == 1).all()) for firm, mass in zip(self.held, self.sums, strict=True)]
+        self._hard = [bool((firm[mass > 0] == 1).all()) for firm, mass in zip(self.stiffness, self.sums, strict=True)]
         closed = all(self._hard)
         self._constant = (nu.sqrt() / self._mass.sqrt())[:, None] if closed and not self.total else None
 

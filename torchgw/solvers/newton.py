@@ -106,8 +106,8 @@ def _newton(
         curvature, y = around(state.end.cost), state.origin
         if y is not None and state.halved:
             rows, columns = model.marginals_of(state.coupling)
-            held, total = firmness(rows, columns, model)
-            respond = Response(state.coupling, held, model.epsilon, total, n_lanczos=LANCZOS_STEPS)
+            stiffness, total = marginal_stiffness(rows, columns, model)
+            respond = Response(state.coupling, stiffness, model.epsilon, total, n_lanczos=LANCZOS_STEPS)
             y = y + curvature.solve(respond, state.read - y, INEXACT, MOST_GMRES).x
         else:
             y = state.read.clone()  # what is stored is overwritten by the next solve
@@ -190,14 +190,14 @@ def tightened(options: GWOptions, tol: float, relaxation: float) -> GWOptions:
 
 def relaxation_for(plan: BlockCoupling, model: Model) -> float:
     """The over-relaxation with which half-steps converge fastest near this plan; see `torchgw.sinkhorn.implicit`."""
-    held, total = firmness(plan.marginal(1), plan.marginal(0), model)
-    return Response(plan, held, model.epsilon, total, n_lanczos=LANCZOS_STEPS).relaxation
+    stiffness, total = marginal_stiffness(plan.marginal(1), plan.marginal(0), model)
+    return Response(plan, stiffness, model.epsilon, total, n_lanczos=LANCZOS_STEPS).relaxation
 
 
-def firmness(
+def marginal_stiffness(
     rows: Tensor, columns: Tensor, model: Model, prices: tuple[Tensor, Tensor] | None = None
 ) -> tuple[tuple[Tensor, Tensor], bool]:
-    """How firmly each marginal of a plan is held (see `torchgw.sinkhorn.implicit`), and whether its total is.
+    """The stiffness of each marginal of a plan (see `torchgw.sinkhorn.implicit`), and whether its total is held.
 
     Points of a partial plan that give all they have are told by their sums, or by the ``prices`` (N,), (K,) of their
     marginals below that of the total, which say so however well the sums are solved.

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.persist.codec import storable
-from torchgw.runtime.refuse_double_backward import once
+from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
@@ -146,7 +146,7 @@ class _Factors(torch.autograd.Function):
         E = (V.T @ (C.T @ G)) * (kept.abs().sqrt() * kept.sign())
         inner = V @ (_divided_differences(eigenvalues, rank) * E) @ V[:, :rank].T
         found = [G @ (V[:, :rank] / kept.abs().sqrt()).T, inner]
-        return *once(ONCE, found, (C, G)), None
+        return *refuse_double_backward(ONCE, found, (C, G)), None
 
 
 def _divided_differences(eigenvalues: Tensor, rank: int) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torchgw.kernels.sums import add_by_label
 from torchgw.linalg.lanczos import bare_recurrence, random_like, ritz
 from torchgw.linalg.matrix_functions import Exponential, matrix_function
-from torchgw.runtime.refuse_double_backward import once
+from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.types import Array
 
 SHORTEST = 0.1
@@ -72,7 +72,7 @@ class _Exponential(torch.autograd.Function):
         inner = vectors.T @ grads[0] @ vectors
         weighed = Exponential().divided(values[:, None], values, time) * (inner + inner.T) / 2
         of_time = -(inner.diagonal() * values * torch.exp(-time * values)).sum()
-        return (*once(ONCE, [vectors @ weighed @ vectors.T, of_time], (*grads, vectors)),)
+        return (*refuse_double_backward(ONCE, [vectors @ weighed @ vectors.T, of_time], (*grads, vectors)),)
 
 
 @dataclass(frozen=True)

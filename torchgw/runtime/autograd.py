@@ -22,7 +22,9 @@ class _Refusing(torch.autograd.Function):
         raise RuntimeError(ctx.message)
 
 
-def once(message: str, cotangents: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
+def refuse_double_backward(
+    message: str, cotangents: Sequence[Tensor | None], inputs: Sequence[Tensor]
+) -> list[Tensor | None]:
     """The cotangents of a backward pass, tied to what they depend on; differentiating them raises RuntimeError."""
     if not torch.is_grad_enabled():
         return list(cotangents)
