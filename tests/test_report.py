@@ -210,10 +210,12 @@ def streamed() -> GWResult:
     return gw_align(X, X[:240] + 0.01, distances="landmark", epsilon=5e-3, options=options, random_state=0)
 
 
+@pytest.mark.parametrize("whole_rows", [0, 2**28], ids=["tiles", "rows"])
 def test_of_many_points_a_subset_is_drawn_and_its_matches_are_kept(
-    streamed: GWResult, monkeypatch: pytest.MonkeyPatch
+    streamed: GWResult, whole_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contents, "N_DRAWN", 50)
+    monkeypatch.setattr("torchgw.views.matches.WHOLE_ROWS", whole_rows)
     shown = contents.contents(streamed)
     assert contents.contents(streamed)["sides"] == shown["sides"]
     plan = streamed.plan.numpy()

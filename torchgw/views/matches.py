@@ -17,6 +17,8 @@ from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.types import Array
 
+WHOLE_ROWS = 2**28  # entries up to which whole rows of a large plan are read, and not all of its tiles
+
 
 @dataclass(frozen=True)
 class Matches:
@@ -37,13 +39,13 @@ class Matches:
 def matches_of(coupling: BlockCoupling, chosen: Tensor, axis: int, k: int) -> Matches:
     """The k best matches of the rows (``axis`` 1) or columns (``axis`` 0) ``chosen`` (m,) of a plan.
 
-    O(m K) time for rows, O(m N) for columns, times the rank of the plan where it is not stored; of a large plan, only
-    what is in its kept tiles counts.
+    O(m K) time for rows, O(m N) for columns, times the rank of the plan where it is not stored; of many points of a
+    large plan, a pass over its kept tiles, outside of which its correction alone counts.
     """
     read = coupling if axis == 1 else _turned(coupling)
     k = min(k, read.shape[1])
     chosen = chosen.to(read.device)
-    if isinstance(read, TiledCoupling):
+    if isinstance(read, TiledCoupling) and len(chosen) * read.shape[1] > WHOLE_ROWS:
         mass, (value, index) = read.marginal(1)[chosen], read.top_k(k, chosen)
     else:
         mass = torch.empty(len(chosen), dtype=read.dtype, device=read.device)
