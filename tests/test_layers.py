@@ -21,6 +21,7 @@ FLOORS = (
     ("objective", "report"),
     ("solvers",),
     ("gradients", "search"),
+    ("batched",),
     ("strategies",),
     ("request",),
     ("planner", "results"),

@@ -33,11 +33,13 @@ from torchgw import (
     gw_neighbours,
     gw_pairwise,
 )
-from torchgw.pairwise import PairStatus, batch, inputs, work
+from torchgw.batched import solve as batch
+from torchgw.batched.polish import polish
+from torchgw.batched.space import prepare
+from torchgw.pairwise import PairStatus, inputs, schedule
 from torchgw.pairwise.bounds import lower_bounds, signature
-from torchgw.pairwise.polish import polish
-from torchgw.pairwise.space import prepare
-from torchgw.pairwise.tiles import position, tiles
+from torchgw.pairwise.result import position
+from torchgw.pairwise.schedule import tiles
 from torchgw.spaces.graph import neighbour_graph
 
 CPU = torch.device("cpu")
@@ -250,7 +252,7 @@ def test_a_batch_has_the_bits_of_its_pairs_alone() -> None:
     """Of odd numbers of registers of any width, wherever in it a pair stands: as annealed, for polished plans are
     vertices, which tell nothing of the last bits that led to them."""
     rng = np.random.default_rng(8)
-    with work.one_thread_each(1) as pool:
+    with schedule.one_thread_each(1) as pool:
         for (n, k), many in (((15, 12), 7), ((47, 20), 5), ((33, 33), 4), ((20, 12), 5)):
             drawn = [[prepare(random_distances(m, rng), random_masses(m, rng), 0) for m in (n, k)] for _ in range(many)]
             sides = [(x, y) for x, y in drawn]
@@ -355,8 +357,8 @@ def test_callbacks_hear_of_batches_and_end_the_call(monkeypatch: pytest.MonkeyPa
     assert heard[-1].marginal_error < 1e-12
     many = [CLOUDS[i % 6] for i in range(24)]
     begun: list[tuple[int, int]] = []
-    solve = work.solve
-    monkeypatch.setattr(work, "solve", lambda task: (begun.extend(task.pairs), solve(task))[1])
+    solve = schedule.solve
+    monkeypatch.setattr(schedule, "solve", lambda task: (begun.extend(task.pairs), solve(task))[1])
     with pytest.warns(ConvergenceWarning, match="pairs are pending: not solved yet"):
         cut = pairwise(many, callback=lambda told: told.iteration > 3)
     assert cut.n_solved == len(begun)  # what was at work is kept
@@ -388,10 +390,10 @@ def test_pairs_that_are_not_settled_or_fail_are_told(monkeypatch: pytest.MonkeyP
     assert (loose.gaps <= 1e-2).all()
     assert (strict.gaps <= 1e-6).all()
     assert (strict.values <= loose.values * (1 + 1e-9)).all()
-    monkeypatch.setattr("torchgw.pairwise.polish.MOST_STEPS", 0)
+    monkeypatch.setattr("torchgw.batched.polish.MOST_STEPS", 0)
     with pytest.warns(ConvergenceWarning, match="3 of 3 pairs are unsettled"):
         assert not pairwise(CLOUDS[1:4], tol=1e-6).converged
-    monkeypatch.setattr("torchgw.pairwise.polish.feasible", lambda plans, p, q: torch.full_like(plans, torch.nan))
+    monkeypatch.setattr("torchgw.batched.polish.feasible", lambda plans, p, q: torch.full_like(plans, torch.nan))
     with pytest.warns(ConvergenceWarning, match=r"1 of 1 pairs are failed: no finite value was found"):
         failed = pairwise(CLOUDS[1:3])
     assert np.isnan(failed.values[0])
@@ -445,7 +447,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_bad_input_is_refused_before_any_work(
     given: dict[str, Any], error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchgw.pairwise.tasks.prepare", None)
+    monkeypatch.setattr("torchgw.pairwise.schedule.prepare", None)
     with pytest.raises(error, match=text):
         pairwise(**{"spaces": [CLOUDS[0], CLOUDS[2]], **given})
 

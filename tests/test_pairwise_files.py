@@ -19,19 +19,19 @@ from torchgw import cli, datasets, gw_pairwise
 from torchgw.cli.output import write_whole
 from torchgw.cli.pairwise import save_table
 from torchgw.pairwise import PairStatus
+from torchgw.pairwise.result import SolvedPair
 from torchgw.pairwise.store import Store
-from torchgw.pairwise.work import Solved
 
 FINGERPRINT = {"tol": "0.01", "keep": "matchings", "spaces, masses or scale": "5e" * 32}
 
 
-def solved(i: int, j: int) -> Solved:
+def solved(i: int, j: int) -> SolvedPair:
     """A pair that failed, or one with numbers of its own."""
     if i == 3:
-        return Solved((i, j), float("nan"), float("inf"), float("nan"), PairStatus.FAILED)
+        return SolvedPair((i, j), float("nan"), float("inf"), float("nan"), PairStatus.FAILED)
     rng = np.random.default_rng([i, j])
     matching = rng.integers(0, 9, 6).astype(np.int32), rng.integers(0, 6, 9).astype(np.int32)
-    return Solved((i, j), rng.random(), np.float64(-0.0), 2.0, PairStatus.SETTLED, matching if j % 2 else None)  # type: ignore[arg-type]
+    return SolvedPair((i, j), rng.random(), np.float64(-0.0), 2.0, PairStatus.SETTLED, matching if j % 2 else None)  # type: ignore[arg-type]
 
 
 PAIRS = [solved(i, j) for i in range(10) for j in range(i + 1, 10)]

@@ -25,7 +25,8 @@ from tests.problems import ROLL, SPIRAL
 from torchgw import ConvergenceWarning, PairwiseResult, Progress, cli, datasets, gw_pairwise
 from torchgw.cli import pairwise as command
 from torchgw.pairwise import work
-from torchgw.pairwise.work import Solved, Task
+from torchgw.pairwise.result import SolvedPair
+from torchgw.pairwise.solve import Task
 
 SPACES = [datasets.make_spiral(n, random_state=n)[0] for n in (40, 190, 85, 160, 65, 180, 95, 170, 58, 200)]
 N_PAIRS = 45
@@ -59,7 +60,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     seen: list[tuple[int, int]] = []
     solve = work.solve
 
-    def counting(task: Task) -> list[Solved]:
+    def counting(task: Task) -> list[SolvedPair]:
         seen.extend(task.pairs)
         return solve(task)
 

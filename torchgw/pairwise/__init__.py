@@ -2,7 +2,6 @@
 
 from torchgw.pairwise.api import gw_pairwise
 from torchgw.pairwise.neighbours import Neighbours, gw_neighbours
-from torchgw.pairwise.result import PairwiseResult
-from torchgw.pairwise.status import PairStatus
+from torchgw.pairwise.result import PairStatus, PairwiseResult
 
 __all__ = ["Neighbours", "PairStatus", "PairwiseResult", "gw_neighbours", "gw_pairwise"]

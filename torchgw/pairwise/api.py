@@ -20,12 +20,9 @@ from torchgw.entry import ADVICE_ON_MANY, OF_MANY, check_options, entry
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs, check_jobs, read_spaces
-from torchgw.pairwise.result import PairwiseResult
-from torchgw.pairwise.status import PairStatus
+from torchgw.pairwise.result import Pair, PairStatus, PairwiseResult, SolvedPair, n_pairs, position
+from torchgw.pairwise.schedule import Tasks, outcomes
 from torchgw.pairwise.store import Store, check_place
-from torchgw.pairwise.tasks import Maker
-from torchgw.pairwise.tiles import Pair, n_pairs, position
-from torchgw.pairwise.work import Solved, outcomes
 from torchgw.persist.interrupt import stopped_by_interrupt
 from torchgw.persist.watch import Watch
 from torchgw.request.spaces import pick_device
@@ -156,7 +153,7 @@ def gw_pairwise(
         n = len(inputs.sizes)
         missing = [pair for pair in _all_pairs(n) if pair not in collected.done]
         watch = collected.watch
-        maker = Maker(inputs, tol, where, keep == "matchings", options, seed)
+        maker = Tasks(inputs, tol, where, keep == "matchings", options, seed)
         tasks = [] if watch.stopped else maker.tasks(missing)
         ended = stopped_by_interrupt(watch)
         with ended, closing(outcomes(tasks, n_jobs, lambda: watch.stopped)) as results:
@@ -198,7 +195,7 @@ class _Collected:
         self.matchings: dict[Pair, tuple[Array, Array]] | None = {} if matchings else None
         self.n_stored = 0
 
-    def take(self, found: Sequence[Solved], stored: bool = False) -> None:
+    def take(self, found: Sequence[SolvedPair], stored: bool = False) -> None:
         """Take pairs in, and say so."""
         for each in found:
             i, j = each.pair

@@ -22,10 +22,8 @@ from torchgw.options import GWOptions
 from torchgw.pairwise.api import warn_of
 from torchgw.pairwise.bounds import lower_bounds, signature
 from torchgw.pairwise.inputs import as_list, check_jobs, read_spaces
-from torchgw.pairwise.status import PairStatus
-from torchgw.pairwise.tasks import Maker
-from torchgw.pairwise.tiles import Pair
-from torchgw.pairwise.work import outcomes
+from torchgw.pairwise.result import Pair, PairStatus
+from torchgw.pairwise.schedule import Tasks, outcomes
 from torchgw.request.spaces import pick_device
 from torchgw.types import Array, RandomState
 
@@ -117,7 +115,7 @@ def gw_neighbours(
     bounds = lower_bounds([made[i] for i in asked], made)
     values: dict[Pair, float] = {}
     status: list[PairStatus] = []
-    maker = Maker(inputs, tol, where, False, options, seed)
+    maker = Tasks(inputs, tol, where, False, options, seed)
     while wanted := _wanted(asked, bounds, values, k):
         with closing(outcomes(maker.tasks(wanted), n_jobs)) as results:
             for solved in results:

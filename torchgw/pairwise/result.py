@@ -1,16 +1,74 @@
-"""What a solve of all pairs returns."""
+"""What comes out: one solved pair, how it ended, and all pairs in the order of SciPy's condensed matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
 
 import numpy as np
 
 from torchgw import validate
-from torchgw.pairwise.status import PairStatus
-from torchgw.pairwise.tiles import Pair, position
 from torchgw.types import Array
+
+Pair: TypeAlias = tuple[int, int]
+
+
+class PairStatus(IntEnum):
+    """One for each pair. ``text`` says what happened and what to do."""
+
+    PENDING = 0
+    SETTLED = 1
+    UNSETTLED = 2
+    FAILED = 3
+
+    @property
+    def text(self) -> str:
+        """What happened and what to do."""
+        return TEXTS[self]
+
+    def __str__(self) -> str:
+        return f"{self.name.lower()}: {self.text}"
+
+
+TEXTS = {
+    PairStatus.PENDING: "not solved yet; the same call with the same store goes on",
+    PairStatus.SETTLED: "no plan nearby betters this one by more than tol times the value, to first order",
+    PairStatus.UNSETTLED: "the gap is above tol after the last step; the value is an upper bound, and "
+    "gw_align(X, Y, epsilon=0) may find a lower one",
+    PairStatus.FAILED: "no finite value was found; gw_align(X, Y) may say why",
+}
+
+
+@dataclass(frozen=True)
+class SolvedPair:
+    """One pair of spaces, solved.
+
+    pair : (i, j), places in the list of spaces.
+    value : the objective at the plan found, in squared units of the scaled distances; NaN where it failed.
+    gap : a bound on its Frank-Wolfe gap, over the value.
+    marginal_error : L1 distance of both marginals from the masses together.
+    matching : where asked for, for each point of either space the one of the other that it sends most mass to, (N_i,)
+        and (N_j,); -1 for points without mass.
+    """
+
+    pair: Pair
+    value: float
+    gap: float
+    marginal_error: float
+    status: PairStatus
+    matching: tuple[Array, Array] | None = None
+
+
+def n_pairs(n: int) -> int:
+    """Pairs among n spaces."""
+    return n * (n - 1) // 2
+
+
+def position(i: int, j: int, n: int) -> int:
+    """Where SciPy's condensed matrices have the pair i < j of n."""
+    return n * i - i * (i + 1) // 2 + j - i - 1
 
 
 @dataclass(frozen=True, repr=False, eq=False)

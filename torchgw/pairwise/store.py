@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from torchgw.pairwise.status import PairStatus
-from torchgw.pairwise.work import Solved
+from torchgw.pairwise.result import PairStatus, SolvedPair
 from torchgw.persist.files import path_of
 from torchgw.types import Array
 
@@ -138,7 +137,7 @@ class Store:
             f"give another path"
         )
 
-    def finished(self) -> list[Solved]:
+    def finished(self) -> list[SolvedPair]:
         """All pairs that are in the file, as they were written."""
         with self._understood():
             rows = self.connection.execute("SELECT * FROM pairs").fetchall()
@@ -147,7 +146,7 @@ class Store:
                 raise self._damaged(f"the pair ({row[0]}, {row[1]}) is not as it was written")
         return [_read(row) for *row, _ in rows]
 
-    def add(self, pairs: Sequence[Solved]) -> None:
+    def add(self, pairs: Sequence[SolvedPair]) -> None:
         """Write pairs down, all or none of them."""
         with self._understood():
             self.connection.execute("BEGIN")
@@ -163,7 +162,7 @@ class Store:
         self.connection.close()
 
 
-def _written(found: Solved, key: bytes) -> tuple[object, ...]:
+def _written(found: SolvedPair, key: bytes) -> tuple[object, ...]:
     """A row, as it will be read: SQLite has neither NaN nor a negative zero."""
     each = found.value, found.gap, found.marginal_error
     numbers = [None if math.isnan(number) else float(number) + 0.0 for number in each]
@@ -177,11 +176,11 @@ def _checksum(key: bytes, *content: object) -> bytes:
     return hashlib.blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16, key=key).digest()
 
 
-def _read(row: Sequence[Any]) -> Solved:
+def _read(row: Sequence[Any]) -> SolvedPair:
     i, j, value, gap, error, status, forward, backward = row
     value, gap, error = (float("nan") if number is None else number for number in (value, gap, error))
     matching = None if forward is None or backward is None else (_indices(forward), _indices(backward))
-    return Solved((i, j), value, gap, error, PairStatus(status), matching)
+    return SolvedPair((i, j), value, gap, error, PairStatus(status), matching)
 
 
 def _indices(blob: bytes) -> Array:

@@ -6,7 +6,7 @@
     more cells, all points    plans and potentials lifted when the temperature resolves what cells blur, annealed
       |                       further; the lowest basin is kept
       v
-    polished                  see `torchgw.pairwise.polish`
+    polished                  see `torchgw.batched.polish`
 
 Pairs of equal shapes run together, in chunks that fit a cache or a device. On a CPU with one thread the bits of a
 pair's plan depend on nothing but its two spaces.
@@ -23,10 +23,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.pairwise.annealing import LOG2E, Effort, Pairs, Plans, anneal
-from torchgw.pairwise.guesses import guesses, n_guesses
-from torchgw.pairwise.polish import Polished, finish, from_product
-from torchgw.pairwise.space import Level, Space
+from torchgw.batched.annealing import Effort, Pairs, Plans, anneal
+from torchgw.batched.guesses import guesses, n_guesses
+from torchgw.batched.polish import PairPlan, finish, from_product
+from torchgw.batched.space import Level, Space
+from torchgw.kernels import LOG2E
 
 CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**26}
 SMALLEST_CRITICAL = 1e-14
@@ -53,8 +54,15 @@ Sides = tuple[Space, Space]
 
 
 @dataclass(frozen=True)
-class Basin:
-    """A plan (n, k) of one pair at a resolution, with its potentials (n,), (k,), temperature and energy."""
+class PairBasin:
+    """A local optimum of one pair between cells, or between all points.
+
+    pair : its place in the batch.
+    plan : T (n, k).
+    f, g : base-2 potentials (n,), (k,) relative to the masses.
+    epsilon : the temperature, over the product of both critical distances.
+    energy : -2 <D_X T D_Y, T>, likewise.
+    """
 
     pair: int
     plan: Tensor
@@ -64,12 +72,12 @@ class Basin:
     energy: float
 
 
-def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> list[Polished]:
+def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> list[PairPlan]:
     """A plan for each pair of spaces, in their order; first spaces at least as large as the second ones."""
     with torch.inference_mode():
-        found: dict[int, Polished] = {}
+        found: dict[int, PairPlan] = {}
         work = [pair for pair, both in enumerate(sides) if not any(map(_flat, both))]
-        basins: list[Basin] = []
+        basins: list[PairBasin] = []
         copies = n_guesses(sides[0][0]) + 1
         shapes = [_shape(both, 0) for both in sides]
         for chunk in _chunks(work, lambda pair: shapes[pair], lambda pair: copies * math.prod(shapes[pair]), device):
@@ -119,7 +127,7 @@ def _together(levels: Sequence[tuple[Level, Level]], device: torch.device) -> Pa
     return Pairs(DX, DY, p, q)
 
 
-def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[Basin]:
+def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[PairBasin]:
     """The lowest distinct basins of pairs between their coarsest cells."""
     one = _together([(x.levels[0], y.levels[0]) for x, y in sides], device)
     first = guesses(one, sides, device)
@@ -136,7 +144,7 @@ def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[
             if guess >= 0:
                 row = guess * B + column
                 state = plans.T[row], plans.f[row, 0], plans.g[row, 0], float(plans.epsilon[row])
-                basins.append(Basin(names[column], *state, float(energy[guess, column])))
+                basins.append(PairBasin(names[column], *state, float(energy[guess, column])))
     return basins
 
 
@@ -154,13 +162,13 @@ def _distinct(plans: Tensor, energy: Tensor) -> Iterator[Tensor]:
 def _falling(first: Sequence[float], last: Sequence[float], steps: int, device: torch.device) -> Tensor:
     """Geometric sequences from ``first`` (B,) to ``last`` (B,), (steps, B).
 
-    One by one: torch's powers depend on the place in a tensor, see `torchgw.pairwise.annealing`.
+    One by one: torch's powers depend on the place in a tensor, see `torchgw.batched.annealing`.
     """
     rows = [[a * (b / a) ** (step / (steps - 1)) for a, b in zip(first, last, strict=True)] for step in range(steps)]
     return torch.tensor(rows, dtype=torch.float32, device=device)
 
 
-def _end(basin: Basin, sides: Sides, number: int) -> tuple[float, int]:
+def _end(basin: PairBasin, sides: Sides, number: int) -> tuple[float, int]:
     """The last temperature of a stage, and the steps to it.
 
     Cells serve down to where they blur the problem; all points down to where entropy is a small share of the value.
@@ -179,7 +187,9 @@ def _end(basin: Basin, sides: Sides, number: int) -> tuple[float, int]:
     return end, steps
 
 
-def _descend(basins: list[Basin], sides: Sequence[Sides], number: int, device: torch.device) -> Iterator[list[Basin]]:
+def _descend(
+    basins: list[PairBasin], sides: Sequence[Sides], number: int, device: torch.device
+) -> Iterator[list[PairBasin]]:
     """Basins lifted to the resolution of a stage and annealed to its last temperature."""
     ends = [_end(basin, sides[basin.pair], number) for basin in basins]
     keys = [(*_shape(sides[basin.pair], number), steps) for basin, (_, steps) in zip(basins, ends, strict=True)]
@@ -193,10 +203,10 @@ def _descend(basins: list[Basin], sides: Sequence[Sides], number: int, device: t
             plans = anneal(pairs, plans, temperatures, STAGES[number - 1].effort)
         energy, epsilon = pairs.energies(plans.T).tolist(), plans.epsilon.flatten().tolist()
         states = zip(plans.T, plans.f[:, 0], plans.g[:, 0], epsilon, energy, strict=True)
-        yield [Basin(basin.pair, *state) for basin, state in zip(taken, states, strict=True)]
+        yield [PairBasin(basin.pair, *state) for basin, state in zip(taken, states, strict=True)]
 
 
-def _lifted(basins: list[Basin], levels: Sequence[tuple[Level, Level]], device: torch.device) -> Plans:
+def _lifted(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], device: torch.device) -> Plans:
     """Plans and potentials of cells, spread over the cells within them."""
     rows, columns = (torch.stack([pair[side].parent for pair in levels]).to(device) for side in (0, 1))
     shares = [torch.stack([pair[side].share for pair in levels]).to(device) for side in (0, 1)]
@@ -218,13 +228,13 @@ def _stacked(parts: list[Tensor]) -> Tensor:
     return found
 
 
-def _finite(basins: list[Basin]) -> list[Basin]:
+def _finite(basins: list[PairBasin]) -> list[PairBasin]:
     return [basin for basin in basins if math.isfinite(basin.energy)]
 
 
-def _lowest(basins: Iterator[list[Basin]]) -> list[Basin]:
+def _lowest(basins: Iterator[list[PairBasin]]) -> list[PairBasin]:
     """The basin of lowest energy of each pair that has one."""
-    best: dict[int, Basin] = {}
+    best: dict[int, PairBasin] = {}
     for basin in itertools.chain.from_iterable(map(_finite, basins)):
         if basin.pair not in best or basin.energy < best[basin.pair].energy:
             best[basin.pair] = basin

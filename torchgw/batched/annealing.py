@@ -12,20 +12,23 @@ That rules out torch's powers: whole runs of registers and what is left over at 
 functions that differ in the last bit. So do those of exp2, but a kernel has a multiple of 256 entries, which leaves
 nothing over; log, log2 and exp fill up the last register, and everything else here is rounded exactly.
 
+The same linearisation and scaling as in `torchgw.objective.exact` and `torchgw.sinkhorn.scaling`, written here for
+these rules alone.
+
 Sources: G. Peyre, M. Cuturi, J. Solomon, "Gromov-Wasserstein averaging of kernel and distance matrices", 2016;
 over-relaxation: A. Thibault, L. Chizat, C. Dossal, N. Papadakis, "Overrelaxed Sinkhorn-Knopp algorithm", 2017.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-LOG2E = math.log2(math.e)
+from torchgw.kernels import LOG2E
+
 RELAXATION = 1.8
 EXTRAPOLATION = 0.7
 LOWEST_EXPONENT = -110.0
@@ -33,7 +36,11 @@ LOWEST_EXPONENT = -110.0
 
 @dataclass(frozen=True)
 class Pairs:
-    """Distances (B, n, n), (B, k, k) and masses (B, 1, n), (B, 1, k) of both sides."""
+    """The problems of B pairs.
+
+    DX, DY : distances (B, n, n), (B, k, k), over the critical ones.
+    p, q : masses (B, 1, n), (B, 1, k).
+    """
 
     DX: Tensor
     DY: Tensor
@@ -47,7 +54,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Plans:
-    """Plans (B, n, k) with potentials f (B, 1, n), g (B, 1, k) relative to log2 of the masses, at epsilon (B, 1, 1)."""
+    """Where the annealing of B pairs stands.
+
+    T : plans (B, n, k).
+    f, g : base-2 potentials (B, 1, n), (B, 1, k) relative to those of the masses.
+    epsilon : temperatures (B, 1, 1), over the product of both critical distances.
+    """
 
     T: Tensor
     f: Tensor

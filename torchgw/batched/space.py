@@ -130,7 +130,7 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Sp
     )
 
 
-class Cells(NamedTuple):
+class Resolution(NamedTuple):
     """A resolution as `Level` has it, in float64, unscaled, and not filled up."""
 
     distances: Array
@@ -140,7 +140,7 @@ class Cells(NamedTuple):
     spread: float
 
 
-def _ladder(D: Array, p: Array) -> list[Cells]:
+def _ladder(D: Array, p: Array) -> list[Resolution]:
     """All resolutions, each nested in the one before."""
     n = len(p)
     tree = linkage(squareform(D, checks=False), "ward") if n > WORTHWHILE * CELLS[0] else None
@@ -156,12 +156,12 @@ def _ladder(D: Array, p: Array) -> list[Cells]:
         to_cells = D if whole else (torch.from_numpy(D) @ weights).numpy()
         between = D if whole else (weights.T @ torch.from_numpy(to_cells)).numpy()
         spread = float(np.sqrt((p[:, None] * np.square(to_cells - between[label]) * m).sum()))
-        found.append(Cells(between, m, parent, m / np.bincount(parent, m)[parent], spread))
+        found.append(Resolution(between, m, parent, m / np.bincount(parent, m)[parent], spread))
         before = label
     return found
 
 
-def _level(cells: Cells, critical: float) -> Level:
+def _level(cells: Resolution, critical: float) -> Level:
     """In float32, filled up to a multiple of 16."""
     n = len(cells.mass)
     size = -(-n // MULTIPLE) * MULTIPLE

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgw.batched.space import Space
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound
 from torchgw.objective.exact import ExactGradient
-from torchgw.pairwise.space import Space
 from torchgw.persist.watch import Watch
 from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.spaces import PrecomputedDistances
@@ -25,7 +25,7 @@ MOST_STEPS = 20
 
 
 @dataclass(frozen=True)
-class Polished:
+class PairPlan:
     """A plan between the points that have mass.
 
     plan : T (N, K), with exact marginals.
@@ -39,14 +39,23 @@ class Polished:
     gap: float
     marginal_error: float
 
+    @classmethod
+    def of(cls, x: Space, y: Space, plan: Tensor, value: float, gap: float) -> PairPlan:
+        """From the gap itself; a value that is nothing but rounding is zero."""
+        rows, columns = plan.sum(1) - torch.from_numpy(x.mass), plan.sum(0) - torch.from_numpy(y.mass)
+        error = float(rows.abs().sum() + columns.abs().sum())
+        if value <= x.rounding + y.rounding:
+            return cls(plan, 0.0, 0.0, error)
+        return cls(plan, value, max(gap, 0.0) / value, error)
 
-def from_product(x: Space, y: Space, tol: float) -> Polished:
-    """Polished from the product plan: where the points of one of the spaces coincide, all plans are equally good."""
+
+def from_product(x: Space, y: Space, tol: float) -> PairPlan:
+    """PairPlan from the product plan: where the points of one of the spaces coincide, all plans are equally good."""
     plan = torch.from_numpy(x.mass)[:, None] * torch.from_numpy(y.mass)
     return polish(x, y, plan, torch.zeros(y.size, dtype=torch.float64), tol)
 
 
-def finish(sides: Sequence[tuple[Space, Space]], plans: Tensor, duals: Tensor, tol: float) -> list[Polished]:
+def finish(sides: Sequence[tuple[Space, Space]], plans: Tensor, duals: Tensor, tol: float) -> list[PairPlan]:
     """Plans (B, n, k), filled up, with column potentials (B, k) in units of cost, on the CPU in float64, polished."""
     spaces = [[pair[side] for pair in sides] for side in (0, 1)]
     (DX, p), (DY, q) = (_stacked(own, size) for own, size in zip(spaces, plans.shape[1:], strict=True))
@@ -61,7 +70,7 @@ def finish(sides: Sequence[tuple[Space, Space]], plans: Tensor, duals: Tensor, t
         value, gap = constant - 2 * products[row], -4 * products[row] - 2 * bounds[row]
         plan = plans[row, : x.size, : y.size]
         if gap <= tol * value or value <= x.rounding + y.rounding:
-            found.append(polished(x, y, plan, value, gap))
+            found.append(PairPlan.of(x, y, plan, value, gap))
         else:
             found.append(polish(x, y, plan, b[row, : y.size], tol))
     return found
@@ -76,7 +85,7 @@ def _stacked(spaces: list[Space], size: int) -> tuple[Tensor, Tensor]:
     return D, mass
 
 
-def polish(x: Space, y: Space, plan: Tensor, dual: Tensor, tol: float) -> Polished:
+def polish(x: Space, y: Space, plan: Tensor, dual: Tensor, tol: float) -> PairPlan:
     """A plan (N, K) whose gap is at most ``tol`` times its value, or which steps no longer better.
 
     From a feasible one and column potentials (K,) of -2 D_X T D_Y. O(N K (N + K)) for each step, and a linear program.
@@ -97,16 +106,4 @@ def polish(x: Space, y: Space, plan: Tensor, dual: Tensor, tol: float) -> Polish
         watch=Watch(),
         bound_ends=True,
     )
-    return polished(x, y, found.plan, found.value, found.gap)
-
-
-def polished(x: Space, y: Space, plan: Tensor, value: float, gap: float) -> Polished:
-    """With the value and the gap of a plan (N, K); those that are nothing but rounding are zero."""
-    p, q = torch.from_numpy(x.mass), torch.from_numpy(y.mass)
-    if value <= x.rounding + y.rounding:
-        return Polished(plan, 0.0, 0.0, _off(plan, p, q))
-    return Polished(plan, value, max(gap, 0.0) / value, _off(plan, p, q))
-
-
-def _off(plan: Tensor, p: Tensor, q: Tensor) -> float:
-    return float((plan.sum(1) - p).abs().sum() + (plan.sum(0) - q).abs().sum())
+    return PairPlan.of(x, y, found.plan, found.value, found.gap)

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchgw.pairwise.annealing import LOG2E, LOWEST_EXPONENT, Effort, Pairs, scalings
-from torchgw.pairwise.space import MODES, N_MODES, Space
+from torchgw.batched.annealing import LOWEST_EXPONENT, Effort, Pairs, scalings
+from torchgw.batched.space import MODES, N_MODES, Space
+from torchgw.kernels import LOG2E
 
 SHARPNESS = 8.0
 EFFORT = Effort(10)
