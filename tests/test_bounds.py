@@ -15,9 +15,13 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.datasets import make_spiral
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.kernels import blocks
+from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed
 from torchgw.objective import bounds as bounds_module
 from torchgw.objective.bounds import consistent_bound, first_bound, frank_wolfe_gap, second_bound
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.certify import certify, linear_bound, read_stored, read_streamed
+from torchgw.objective.exact import ExactGradient, factored_mean_squares
+from torchgw.objective.model import Model
+from torchgw.objective.sampled import Control
 from torchgw.sinkhorn.costs import FactoredCost
 
 
@@ -194,3 +198,44 @@ def test_the_gap_of_a_partial_plan_reaches_below_the_cheapest_one(seed: int) -> 
 
     assert max(lowest(-rng.uniform(size=k)) for _ in range(20)) <= best.fun + 1e-12
     assert lowest(best.ineqlin.marginals[n:]) == pytest.approx(best.fun, abs=1e-9)
+
+
+def test_a_streamed_plan_has_the_certificate_of_the_stored_one() -> None:
+    rng = np.random.default_rng(0)
+    n, k = 40, 50
+    spaces = tuple(EuclideanDistances(rng.normal(size=(size, 2)), squared=True) for size in (n, k))
+    p, q = random_masses(n, rng), random_masses(k, rng)
+    P, Q = torch.from_numpy(p), torch.from_numpy(q)
+    model, gen = Model(P, Q, 1e-3), torch.Generator().manual_seed(0)
+    stored = DenseCoupling(torch.from_numpy(random_plan(p, q, rng)))
+    whole = read_stored(stored, spaces, model, 2**30, gen)
+    DX, DY = (space.rows(torch.arange(space.size)).numpy() for space in spaces)
+    value = float((linearised_cost(DX, DY, stored.plan.numpy()) * stored.plan.numpy()).sum())
+    assert whole.quadratic.value == pytest.approx(value, rel=1e-10)
+    factors = [space.factors() for space in spaces]
+    x, y = (Control(*f, factored_mean_squares(*f, mass)) for f, mass in zip(factors, (P, Q), strict=True))
+    product = x.F.T @ stored.apply(y.F, 1)
+    factored = read_streamed(stored, product, spaces, (x, y), (P, Q), 0.0, 0.0, 0, gen)
+    plain = read_streamed(stored, None, spaces, (x, y), (P, Q), 0.0, 0.0, 2**30, gen)
+    sampled = read_streamed(stored, None, spaces, (x, y), (P, Q), 0.0, 0.0, 0, gen)
+    assert factored.quadratic.value == pytest.approx(value, rel=1e-10)
+    assert plain.quadratic.value == pytest.approx(value, rel=1e-10)
+    torch.testing.assert_close(factored.cost.rows(slice(None)), whole.cost.rows(slice(None)))
+    dual = torch.zeros(k, dtype=torch.float64)
+    first, second = certify(whole, dual, spaces, model, 1.0)[1], certify(factored, dual, spaces, model, 1.0, gen)[1]
+    assert second.lower_bound == pytest.approx(first.lower_bound, rel=1e-9)
+    assert second.stationarity == pytest.approx(first.stationarity, rel=0.2)
+    assert first.stationarity_exact
+    assert not second.stationarity_exact
+    assert not sampled.exact
+
+
+@pytest.mark.parametrize("marginals", [Balanced(), SemiRelaxed(0.1, "x"), SemiRelaxed(0.1, "y"), Partial(1.0)])
+def test_what_points_pay_alone_bounds_every_plan(marginals: Marginals) -> None:
+    rng = np.random.default_rng(0)
+    C, p, q = rng.uniform(size=(6, 7)), random_masses(6, rng), random_masses(7, rng)
+    masses, cost = (torch.from_numpy(p), torch.from_numpy(q)), FactoredCost.stored(torch.from_numpy(C))
+    found = linear_bound(Model(*masses, 1e-3, marginals, alpha=0.5, beta=0.5, cost=cost))
+    ends = {"x": 0.5 * (q @ C.min(0)), "y": 0.5 * (p @ C.min(1))}
+    expected = ends[marginals.side] if isinstance(marginals, SemiRelaxed) else max(ends.values())
+    assert found == pytest.approx(0.0 if isinstance(marginals, Partial) else expected, rel=1e-12)

@@ -17,7 +17,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
-from torchgw.objective.bounds import first_bound, frank_wolfe_gap, second_bound
+from torchgw.objective.bounds import c_transform, dual_bound, first_bound, frank_wolfe_gap, second_bound
 from torchgw.objective.exact import ExactGradient, cost_of_core, factored_quadratic
 from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
@@ -29,7 +29,6 @@ from torchgw.types import DistanceProvider
 CERTIFICATE_ANCHORS = 1000
 SAMPLED_ROWS = 1000
 ROUNDING_ERROR, FLOAT32_ERROR = 1e-10, 1e-5  # of the largest squared distance
-BLOCK_ENTRIES = 2**22
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,7 @@ def stationarity(found: Evaluated, dual: Tensor, model: Model, sample: torch.Gen
     elif not model.fixed and total is None:
         sums, rho = found.marginals[1], min(model.marginals.weights)
         if model.marginals.weights[0] < math.inf:
-            cost = FactoredCost(cost.b, cost.a, cost.V, cost.U, None if cost.extra is None else cost.extra.T)
-            p, q, sums = q, p, found.marginals[0]
+            cost, p, q, sums = cost.T, q, p, found.marginals[0]
         tiny, dual = torch.finfo(q.dtype).tiny, torch.zeros_like(q)
         if rho > 0:
             slope = rho * (sums.clamp_min(tiny) / q.clamp_min(tiny)).log()
@@ -174,19 +172,12 @@ def linear_bound(model: Model) -> float:
     linear = counted.linear(torch.float64)
     if linear is None or model.marginals.free_mass or model.marginals.total is not None:
         return 0.0
-    rows, columns = (weight == math.inf for weight in model.marginals.weights)
-    least_row, least_column = _least(linear)
-    bounds = [float(model.p @ least_row)] if rows else []
-    bounds += [float(model.q @ least_column)] if columns else []
+    bounds = []
+    for rho, cost, mass, other in (
+        (model.marginals.weights[0], linear, model.p, model.q),
+        (model.marginals.weights[1], linear.T, model.q, model.p),
+    ):
+        if rho == math.inf:
+            free = torch.zeros_like(other)
+            bounds.append(float(dual_bound(c_transform(cost, free, other), free, mass, other)))
     return max(bounds)
-
-
-def _least(cost: FactoredCost) -> tuple[Tensor, Tensor]:
-    """The smallest entries of the rows and of the columns, read in blocks."""
-    n, k = len(cost.a), len(cost.b)
-    rows, columns = cost.a.new_empty(n), cost.b.new_full((k,), torch.inf)
-    for start in range(0, n, step := max(1, BLOCK_ENTRIES // k)):
-        block = cost.rows(slice(start, start + step))
-        rows[start : start + step] = block.amin(1)
-        columns = torch.minimum(columns, block.amin(0))
-    return rows, columns

@@ -5,7 +5,8 @@ With the points' root mean square distances (first) or all distances (second) as
     value(X, Y) >= W_2(X, Y)^2 = integral of (quantile_X - quantile_Y)^2 >= mean_b (means_X,b - means_Y,b)^2,
 
 where means_b are those of the quantile function over equal parts of [0, 1], by Jensen's inequality. So a space is a
-short vector, and the bounds of all pairs are squared distances between vectors.
+short vector, and the bounds of all pairs are squared distances between vectors. One pair of large spaces is bounded by
+histograms, which need no sorting: `torchgw.objective.bounds`.
 
 Source: F. Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011, section 6.
 """

@@ -72,6 +72,12 @@ class FactoredCost:
         centred = FactoredCost(self.a - 2 * row, self.b - 2 * column, self.U - u0, self.V - v0, self.extra)
         return centred, row, column
 
+    @property
+    def T(self) -> FactoredCost:
+        """The cost with rows and columns exchanged."""
+        extra = None if self.extra is None else self.extra.mT
+        return FactoredCost(self.b, self.a, self.V, self.U, extra)
+
     def taken(self, rows: Tensor | slice, columns: Tensor | slice) -> FactoredCost:
         """The cost between the points ``rows`` and ``columns``, given by their indices."""
         extra = None if self.extra is None else self.extra[rows][:, columns]
