@@ -14,6 +14,8 @@ from tests import oracle
 from torchgw import PrecomputedDistances
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
+from torchgw.gradients.lagrangian import quadratic
+from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.losses import LOSSES
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import divergence
@@ -21,6 +23,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import ModelGradient, energy, linearise, moments_of, weights_of
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.spaces.traced import Traced
 
 INF = math.inf
 MODELS: dict[str, tuple[Marginals, dict[str, Any]]] = {
@@ -170,3 +173,33 @@ def test_the_entropy_of_a_plan_is_read_in_blocks_and_differentiated_at_zero() ->
     assert plan.grad is not None
     assert plan.grad[0, 0] == 0.0
     torch.testing.assert_close(plan.grad[1:], (plan[1:].log() + 1).detach())
+
+
+@pytest.mark.parametrize("left", ["factored", "matrix"])
+@pytest.mark.parametrize("right", ["factored", "matrix"])
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_quadratic_part_that_gradients_see_is_the_four_index_sum(left: str, right: str, stored: bool) -> None:
+    rng = np.random.default_rng(0)
+    A, B, f, g = (torch.from_numpy(rng.normal(size=size)) for size in ((5, 2), (6, 2), 5, 6))
+    coupling = PotentialCoupling(A, B, f - 4, g - 4)
+    factors = [torch.from_numpy(rng.normal(size=(n, 3))).requires_grad_(True) for n in (5, 6)]
+    signs = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
+    matrices = [(F * signs) @ F.T for F in factors]
+    x, y = (
+        Traced(F=F, signs=signs) if kind == "factored" else Traced(matrix=D)
+        for kind, F, D in zip((left, right), factors, matrices, strict=True)
+    )
+    T = coupling.to_dense()
+    expected = (
+        (matrices[0][:, None, :, None] - matrices[1][None, :, None, :]).square() * T[:, :, None, None] * T
+    ).sum()
+    plan = PlanMoments(T if stored else coupling)
+    if not stored and left == right == "matrix":
+        with pytest.raises(TypeError, match="factors of both spaces"):
+            quadratic(x, y, plan)
+        return
+    found = quadratic(x, y, plan)
+    torch.testing.assert_close(found, expected)
+    slopes = (torch.autograd.grad(value, factors, retain_graph=True) for value in (found, expected))
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.objective.divergence import relative_entropy, squared
-from torchgw.objective.exact import PairLoss, factored_quadratic
+from torchgw.objective.exact import PairLoss, factored_cross, factored_mean_square, factored_quadratic
 from torchgw.objective.model import Model, divergences, mean_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import Traced
@@ -102,6 +102,15 @@ def quadratic(x: Traced, y: Traced, plan: PlanMoments, loss: SeparableLoss = SQU
         assert y.signs is not None
         product = x.F.T @ plan.apply(y.F, 1)
         return factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), plan.rows, plan.columns)
+    if loss is SQUARE and (x.F is None) != (y.F is None):
+        one, other, axis = (x, y, 0) if x.F is not None else (y, x, 1)
+        assert one.F is not None
+        assert one.signs is not None
+        moved = plan.apply(one.F, axis)
+        cross = factored_cross(one.signs, moved, matrix_of(other) @ moved)
+        own, others = (plan.rows, plan.columns) if axis == 0 else (plan.columns, plan.rows)
+        squares = factored_mean_square(one.F, one.signs, own) + others @ matrix_of(other).square() @ others
+        return squares - 2 * cross
     cost = PairLoss.of(loss, matrix_of(x), matrix_of(y)).cost(plan.matrix(), plan.rows, plan.columns)
     return mean_cost(cost, plan.matrix(), plan.rows, plan.columns)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.objective.exact import BLOCK_ROWS, mean_squares, product
+from torchgw.objective.exact import BLOCK_ROWS, factored_cross, mean_squares, product
 from torchgw.objective.sampled import sample_anchors
 from torchgw.types import Coupling, DistanceProvider
 
@@ -70,10 +70,10 @@ def exact_objective(
     left, right = source.factors(), target.factors()
     if left is not None:
         moved = coupling.apply(left[0].to(p.dtype), 0)
-        cross = (left[1] * (moved * product(target, moved)).sum(0)).sum()
+        cross = factored_cross(left[1], moved, product(target, moved))
     elif right is not None:
         moved = coupling.apply(right[0].to(p.dtype), 1)
-        cross = (right[1] * (moved * product(source, moved)).sum(0)).sum()
+        cross = factored_cross(right[1], moved, product(source, moved))
     else:
         cross = p.new_zeros(())
         for index in torch.split(torch.arange(source.size, device=p.device), BLOCK_ROWS):
