@@ -1,0 +1,210 @@
+"""The driver of every outer loop: what a loop leaves behind, how it ends, and that it goes on from any state."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.problems import ROLL, SPIRAL
+from tests.test_checkpoint import CASES, assert_same
+from torchgw import GWOptions, GWResult, Implicit, LadderOptions, Progress, Status, StoppingOptions, gw_align
+from torchgw.diagnostics.status import History
+from torchgw.persist.codec import STORABLE, decode, encode
+from torchgw.persist.watch import Watch
+from torchgw.request import request
+from torchgw.solvers.iterate import Check, State, iterate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halving(State):
+    """x halves at each step."""
+
+    x: float = 1.0
+
+
+def halve(state: Halving) -> tuple[Halving, Check, Status | None]:
+    state = replace(state, n_iter=state.n_iter + 1, x=state.x / 2)
+    return state, Check(state.x, 2 * state.x, 0.1), Status.SETTLED if state.x <= 1 / 8 else None
+
+
+class Kept:
+    """A journal in memory, for one loop."""
+
+    def __init__(self, found: Any = None) -> None:
+        self.found, self.offered = found, []  # type: ignore[var-annotated]
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        yield
+
+    def stage(self, name: str, compute: Any, keep: Any) -> Any:
+        return compute()
+
+    def restored(self) -> Any:
+        return self.found
+
+    def offer(self, state: Any, now: bool) -> None:
+        self.offered.append((state[0], list(state[1].cost), now))
+
+
+def test_every_check_is_in_the_history_and_the_callback_hears_it() -> None:
+    told: list[Progress] = []
+    history = History()
+    state, status = iterate(halve, Halving, Watch(told.append), history, 10)
+    assert (state.x, state.n_iter, status) == (1 / 8, 3, Status.SETTLED)
+    assert history.iteration == [1, 2, 3]
+    assert history.cost == [1 / 2, 1 / 4, 1 / 8]
+    assert history.marginal_error == [1, 1 / 2, 1 / 4]
+    assert history.epsilon == [0.1] * 3
+    assert history.elapsed == sorted(history.elapsed)
+    assert [(each.iteration, each.max_iter, each.cost) for each in told] == [(i, 10, 2**-i) for i in (1, 2, 3)]
+
+
+def test_a_loop_ends_at_its_limit_and_counts_on_from_earlier_ones() -> None:
+    told: list[Progress] = []
+    history = History()
+    assert iterate(halve, Halving, Watch(), history, 2)[1] is Status.MAX_ITER
+    state, status = iterate(halve, lambda: Halving(x=4.0), Watch(told.append), history, 2)
+    assert (state.x, state.n_iter, status) == (1.0, 2, Status.MAX_ITER)
+    assert history.iteration == [1, 2, 3, 4]
+    assert [each.max_iter for each in told] == [4, 4]
+    iterate(halve, Halving, Watch(told.append), history, 1, limit=7)
+    assert told[-1].max_iter == 7
+    assert iterate(halve, Halving, Watch(), History(), 0) == (Halving(), Status.MAX_ITER)
+
+
+def test_a_step_between_checks_leaves_no_entry() -> None:
+    def now_and_then(state: Halving) -> tuple[Halving, Check | None, Status | None]:
+        state, check, _ = halve(state)
+        return state, check if state.n_iter % 3 == 0 else None, None
+
+    history = History()
+    iterate(now_and_then, Halving, Watch(), history, 7)
+    assert history.iteration == [3, 6]
+
+
+def test_a_cancelled_loop_returns_its_last_state_and_offers_it_once() -> None:
+    kept = Kept()
+    watch = Watch(lambda told: told.iteration == 2, kept)
+    state, status = iterate(halve, Halving, watch, History(), 10)
+    assert (state.n_iter, status) == (2, Status.CANCELLED)
+    assert kept.offered == [(Halving(n_iter=1, x=1 / 2), [1 / 2], False), (state, [1 / 2, 1 / 4], True)]
+
+
+def test_a_loop_that_is_cancelled_before_it_begins_has_something_to_return() -> None:
+    watch = Watch()
+    watch.stop()
+    state, status = iterate(halve, Halving, watch, History(), 10)
+    assert (state.n_iter, status) == (1, Status.CANCELLED)
+
+
+def test_a_loop_goes_on_from_what_was_kept_without_beginning_again() -> None:
+    def begin() -> Halving:
+        raise AssertionError("begun again")
+
+    entries = History([1], [1 / 2], [1.0], [0.1], [5.0])
+    history = History()
+    state, status = iterate(halve, begin, Watch(None, Kept((Halving(n_iter=1, x=1 / 2), entries))), history, 10)
+    assert (state, status) == (Halving(n_iter=3, x=1 / 8), Status.SETTLED)
+    assert history.iteration == [1, 2, 3]
+    assert history.elapsed[0] == 5.0
+    assert history.elapsed[1] >= 5.0
+
+
+FEW = StoppingOptions(max_iter=5)
+LOOPS: dict[str, dict[str, Any]] = {
+    "exact gradient": {"options": GWOptions(coarse=None, stopping=FEW)},
+    "relaxed marginals": CASES["unbalanced"],
+    "sampled gradient": CASES["averaged samples of matrices"],
+    "fixed point": {"gradient_mode": Implicit(), "options": GWOptions(coarse=None, stopping=FEW)},
+    "no entropy": {"epsilon": 0, "options": GWOptions(coarse=None)},
+    "streaming": CASES["streaming"] | {"options": GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=32))},
+    "low rank": CASES["low rank"],
+}
+
+
+def align(name: str) -> GWResult:
+    given = {"X": SPIRAL, "Y": ROLL, "random_state": 0} | LOOPS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return gw_align(given.pop("X"), given.pop("Y"), **given)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two encoded states agree in every bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generators: list[torch.Generator] = []
+    loops = 0
+    states: dict[type[State], tuple[int, Any, torch.Tensor]] = {}
+    make, pause, restored = request.make_generator, Watch.pause, Watch.restored
+
+    def making(*given: Any) -> torch.Generator:
+        generators.append(make(*given))
+        return generators[-1]
+
+    def counting(watch: Watch) -> Any:
+        nonlocal loops
+        loops += 1
+        return restored(watch)
+
+    def keeping(watch: Watch, state: Any) -> bool:
+        if state[0].n_iter > 0:  # the tensors of a state are written into by the next step
+            states[type(state[0])] = loops, torch.utils._pytree.tree_map(copied, encode(state)), copied(generators[-1])
+        return pause(watch, state)
+
+    monkeypatch.setattr(request, "make_generator", making)
+    monkeypatch.setattr(Watch, "restored", counting)
+    monkeypatch.setattr(Watch, "pause", keeping)
+    whole = align(name)
+    monkeypatch.setattr(Watch, "pause", pause)
+    assert states
+    for kind, (number, kept, random) in states.items():
+        assert STORABLE[f"{kind.__module__}.{kind.__qualname__}"] is kind
+        assert same(encode(decode(kept)), kept)
+        loops, again = 0, []
+
+        def going_on(watch: Watch, number: int = number, kept: Any = kept, random: Any = random) -> Any:
+            nonlocal loops
+            loops += 1
+            if loops != number:
+                return None
+            again.append(number)  # noqa: B023 - called within this round
+            generators[-1].set_state(random)
+            return decode(kept)
+
+        monkeypatch.setattr(Watch, "restored", going_on)
+        assert_same(align(name), whole)
+        assert again == [number]
+
+
+def copied(entry: Any) -> Any:
+    if isinstance(entry, torch.Generator):
+        return entry.get_state()
+    return entry.clone() if isinstance(entry, torch.Tensor) else entry
+
+
+def test_every_kind_of_state_is_one_that_files_can_hold() -> None:
+    kinds, left = set(), [State]
+    while left:
+        for kind in left.pop().__subclasses__():
+            left.append(kind)
+            kinds.add(kind)
+    found = {kind.__qualname__ for kind in kinds if kind.__module__.startswith("torchgw.")}
+    assert {"FixedPoint", "SampledState", "NewtonState", "MirrorState", "Climb"} <= found
+    assert found <= {name.rpartition(".")[2] for name in STORABLE}
