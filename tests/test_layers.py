@@ -30,7 +30,7 @@ FLOORS = (
     ("cli", "__init__"),
     ("__main__",),
 )
-WITHIN_A_FLOOR = {"validate": 1.2, "ranges": 1.1}
+WITHIN_A_FLOOR = {"validate": 1.2, "ranges": 1.1, "options": 2.1, "marginals": 2.1}
 HEAVY = ("triton", "sklearn", "matplotlib", "joblib", "anndata", "pandas", "h5py", "plotly")
 
 

@@ -22,11 +22,9 @@ from torchgw.gradients.modes import Envelope, GradientMode
 from torchgw.marginals import Balanced, Marginals
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
-from torchgw.persist.checkpoint import Checkpoint, reopened
-from torchgw.persist.interrupt import stopped_by_interrupt
-from torchgw.persist.watch import Watch
+from torchgw.persist.checkpoint import Checkpoint, Continued, followed, looks_of, reopened
+from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.planner import estimate
-from torchgw.request.checkpoint import Continued, followed, looks_of
 from torchgw.request.objective import check_distances_resolved
 from torchgw.request.request import Asked, Cost, Request
 from torchgw.results.result import GWResult

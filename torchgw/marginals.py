@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw import ranges, validate
+from torchgw.persist.codec import storable
 
 SIDE = "side ('x' is the source, 'y' the target)"
 
@@ -146,4 +147,4 @@ class Partial(Marginals):
         return self.mass
 
 
-MARGINALS = {kind.__name__: kind for kind in (Balanced, SemiRelaxed, Unbalanced, Partial)}
+MARGINALS = {kind.__name__: storable(kind) for kind in (Balanced, SemiRelaxed, Unbalanced, Partial)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchgw import validate
 from torchgw.losses import LOSSES, SeparableLoss
+from torchgw.persist.codec import storable
 from torchgw.runtime.keywords import Worded
 
 GRADIENTS = ("auto", "exact", "sampled")
@@ -324,3 +325,5 @@ class GWOptions(Worded):
 GROUPS: dict[str, Any] = {  # of options, by their names in `GWOptions`
     member.name: member.default_factory for member in fields(GWOptions) if isinstance(member.default_factory, type)
 }
+for kind in (GWOptions, *GROUPS.values()):
+    storable(kind)

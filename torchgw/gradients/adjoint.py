@@ -60,7 +60,7 @@ class GradientReport:
 
 
 @dataclass(frozen=True)
-class Solution:
+class StationaryPlan:
     """A stationary plan of mass about one, and what is needed to differentiate it.
 
     plan : (N, K).
@@ -94,7 +94,7 @@ class Solution:
 class Adjoint:
     """Pulls derivatives with respect to a plan back to the parameters of its problem."""
 
-    def __init__(self, solution: Solution, mode: Implicit) -> None:
+    def __init__(self, solution: StationaryPlan, mode: Implicit) -> None:
         self.solution, self.mode = solution, mode
         self.report: GradientReport | None = None
 

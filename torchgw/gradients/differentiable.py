@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.gradients.adjoint import Adjoint, GradientReport, Solution
+from torchgw.gradients.adjoint import Adjoint, GradientReport, StationaryPlan
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
 from torchgw.gradients.parameters import REFUSED, Given, parameters
@@ -26,7 +26,7 @@ from torchgw.types import DistanceProvider
 class Differentiable:
     """A solved problem as an expression of its parameters theta; ``solution`` is in their precision."""
 
-    def __init__(self, solution: Solution, theta: Parameters, mode: GradientMode) -> None:
+    def __init__(self, solution: StationaryPlan, theta: Parameters, mode: GradientMode) -> None:
         self.solution, self.theta, self.mode = solution, theta, mode
         self.adjoint = Adjoint(solution, mode) if isinstance(mode, Implicit) else None
         self._plan: Tensor | None = None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.gradients.adjoint import Solution
+from torchgw.gradients.adjoint import StationaryPlan
 from torchgw.kernels import LN2, LOG2E
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
@@ -20,7 +20,7 @@ from torchgw.types import DistanceProvider
 
 def solution_of(
     outcome: CertifiedSolution, model: Model, spaces: tuple[DistanceProvider, DistanceProvider], dtype: torch.dtype
-) -> Solution:
+) -> StationaryPlan:
     """Of an outcome that kept its last cost and potentials; the plan is stored where the outcome's is."""
     assert outcome.end is not None
     assert outcome.end.cost is not None
@@ -50,7 +50,7 @@ def solution_of(
     curvature = Curvature(quadratic, model, level)
     g = (end.g + outcome.end.cost.b * (LOG2E / model.epsilon)).to(dtype)
     residual, converged = max(outcome.marginal_residual, outcome.last_change), outcome.status.converged
-    return Solution(_in(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
+    return StationaryPlan(_in(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
 
 
 def _duals(end: Start, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor]:

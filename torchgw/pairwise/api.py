@@ -23,8 +23,7 @@ from torchgw.pairwise.inputs import Inputs, check_jobs, read_spaces
 from torchgw.pairwise.result import Pair, PairStatus, PairwiseResult, SolvedPair, n_pairs, position
 from torchgw.pairwise.schedule import Tasks, outcomes
 from torchgw.pairwise.store import Store, check_place
-from torchgw.persist.interrupt import stopped_by_interrupt
-from torchgw.persist.watch import Watch
+from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.request.spaces import pick_device
 from torchgw.runtime.caller import warn_caller
 from torchgw.types import Array, Callback, ConvergenceWarning, Progress, RandomState

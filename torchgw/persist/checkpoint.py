@@ -20,7 +20,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -28,13 +28,15 @@ from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import torch
+from torch import Tensor
 
 from torchgw import validate
 from torchgw._version import __version__
-from torchgw.persist.codec import decode, encode, load
+from torchgw.persist.codec import KIND, decode, encode, load
 from torchgw.persist.files import LEFT_ASIDE, checked_seal, path_of, written
+from torchgw.persist.watch import Watch
 from torchgw.runtime.caller import warn_caller
-from torchgw.types import CheckpointWarning
+from torchgw.types import Callback, CheckpointWarning, is_provider
 
 logger = logging.getLogger("torchgw")
 
@@ -225,7 +227,7 @@ def _taken(folder: Path) -> str:
     )
 
 
-def reopened(path: str | PathLike[str]) -> tuple[Any, float, torch.Tensor]:
+def reopened(path: str | PathLike[str]) -> tuple[Any, float, Tensor]:
     """The call of a folder, how often it was written, and the random state that it began with.
 
     Raises
@@ -314,3 +316,64 @@ def read(file: Path) -> Any:
     """What `write` wrote, as `torchgw.persist.codec.load` reads it."""
     with naming(file):
         return load(file)
+
+
+@dataclass(frozen=True)
+class Continued(Checkpoint):
+    """A checkpoint that is there and goes on, and the random state that its solve began with."""
+
+    random: Tensor | None = None
+
+
+@contextmanager
+def followed(
+    callback: Callback | None,
+    checkpoint: str | PathLike[str] | Checkpoint | None,
+    call: Callable[[], dict[str, Any]],
+    generator: torch.Generator,
+) -> Iterator[Watch]:
+    """The watch of a solve, in this context; ``call`` has the arguments that a checkpoint keeps.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For a checkpoint that cannot be made, and arguments that it cannot hold.
+    """
+    if checkpoint is None:
+        yield Watch(callback)
+        return
+    if isinstance(checkpoint, Continued):
+        assert checkpoint.random is not None
+        generator.set_state(checkpoint.random)
+        folder = Folder(checkpoint, generator)
+    else:
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint(path_of("checkpoint", checkpoint, "a folder, or be a Checkpoint"))
+        folder = begin(checkpoint, kept(call()), generator)
+    with closing(folder):
+        yield Watch(callback, folder)
+
+
+def kept(call: dict[str, Any]) -> Any:
+    """Arguments as they are written down, encoded. Of spaces that are providers it is their looks, see `looks_of`.
+
+    Raises
+    ------
+    TypeError
+        For an argument that files cannot hold, by name.
+    """
+    again = {name: looks_of(call[name]) for name in "XY" if is_provider(call[name])}
+    items = [[name, _encoded(name, value)] for name, value in (call | dict.fromkeys(again)).items()]
+    return {KIND: "dict", "items": [*items, ["again", encode(again)]]}
+
+
+def _encoded(name: str, value: Any) -> Any:
+    try:
+        return encode(value)
+    except TypeError as error:
+        raise TypeError(f"checkpoint cannot hold {name}: {error}") from error
+
+
+def looks_of(space: Any) -> tuple[int, float, Tensor]:
+    """What a provider is known by when it is given again: its size, its scale, and its first row."""
+    return space.size, float(space.scale), space.rows(torch.tensor([0]))[0].cpu()

@@ -1,4 +1,5 @@
-"""Whoever follows a solve from outside: a callback that hears of it, a request to end it, a journal that it is kept in.
+"""Whoever follows a solve from outside: a callback that hears of it, a request to end it (by the callback, or Ctrl-C, a
+second one of which ends it at once), a journal that it is kept in.
 
 A solve is made of stages. A stage that was finished before is not run again: its result is read from the journal. A
 loop within a stage says at the top of each iteration where it is; that is written down now and then, and the loop goes
@@ -7,14 +8,20 @@ on from there. Random draws go on as well, so what comes out is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from torchgw.runtime.caller import mark_as_theirs
 from torchgw.types import Callback, Progress
+
+logger = logging.getLogger("torchgw")
 
 Result = TypeVar("Result")
 
@@ -113,3 +120,31 @@ class Watch:
         stopped = self.stopped
         self.signal.obeyed = self.signal.obeyed or stopped
         return stopped
+
+
+@contextmanager
+def stopped_by_interrupt(watch: Watch) -> Iterator[None]:
+    """Let SIGINT stop the watch in this context.
+
+    Only in the main thread, and only where Python's own handler is in place: somebody else's has its reasons.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    pressed = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        watch.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if pressed:  # not in the handler, which may have come while a line was being written
+            logger.warning("interrupted: this is the best so far")

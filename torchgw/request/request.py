@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgw import ranges, validate
+from torchgw.couplings.reader import Readable
 from torchgw.entry import check_options
 from torchgw.gradients.modes import GradientMode, check_mode
 from torchgw.gradients.parameters import Given
@@ -213,12 +214,12 @@ class Request:
             return f"; or change {marginals!r}: lower weights above 1, or math.inf for a hard marginal"
         return f"; or change {marginals!r}: raise weights" if marginals.free_mass else ""
 
-    @property
     def call(self) -> dict[str, Any]:
         """The arguments that a checkpoint keeps."""
         left_out = ("gradient_mode", "random_state", "callback", "checkpoint")
         kept = {entry.name: getattr(self.asked, entry.name) for entry in fields(Asked) if entry.name not in left_out}
-        return kept | {"cost": self.given.cost, "epsilon": self.model.epsilon, "device": self.device}
+        init = self.asked.init.plan if isinstance(self.asked.init, Readable) else self.asked.init
+        return kept | {"cost": self.given.cost, "init": init, "epsilon": self.model.epsilon, "device": self.device}
 
     def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
         """What is to be solved, between these providers."""

@@ -36,14 +36,14 @@ class SinkhornState(NamedTuple):
     f, g : base-2 potentials (N,), (K,).
     residual : L1 column residual at the last check (), still on the device.
     n_iter : iterations done.
-    moved : L1 column residual of the warm potentials (), infinite where only f was given.
+    warm_residual : L1 column residual of the warm potentials (), infinite where only f was given.
     """
 
     f: Tensor
     g: Tensor
     residual: Tensor
     n_iter: int
-    moved: Tensor
+    warm_residual: Tensor
 
 
 def sinkhorn(
@@ -76,7 +76,7 @@ def sinkhorn(
         f = row.potential(score.softmin(g, 1))
     softmin = score.softmin(f, 0)
     warm, g = g, column.potential(softmin)
-    moved = g.new_full((), torch.inf) if warm is None else column_change(g, warm, softmin)
+    warm_residual = g.new_full((), torch.inf) if warm is None else column_change(g, warm, softmin)
     residual, known, iteration, weight = f.new_full((), float("inf")), float("inf"), 0, relaxation
     reading: AsyncScalar | None = None
     hard = row.hard and column.hard  # a relaxed marginal may end with less mass than a sweep keeps count of
@@ -106,7 +106,7 @@ def sinkhorn(
                 break
             weight = weight if known <= last else (1 + weight) / 2
         g = relax(g, new_g, step)
-    return SinkhornState(f, g, residual, iteration, moved)
+    return SinkhornState(f, g, residual, iteration, warm_residual)
 
 
 class AsyncScalar:

@@ -32,14 +32,14 @@ class ScalingState(NamedTuple):
     Attributes
     ----------
     f, g : base-2 potentials (N,), (K,).
-    moved : L1 column residual of the warm potentials under this score.
+    warm_residual : L1 column residual of the warm potentials under this score.
     residual : L1 column residual after the last iteration.
     n_iter : iterations done.
     """
 
     f: Tensor
     g: Tensor
-    moved: float
+    warm_residual: float
     residual: float
     n_iter: int
 
@@ -104,7 +104,7 @@ def scaling(
             u = row.scaled(f, out @ v)
             furthest = torch.maximum(u.log2().abs().max(), v.log2().abs().max())
             known = torch.stack((missed, furthest, change)).nan_to_num(nan=torch.inf, posinf=torch.inf)
-            last, (residual, drift, moved) = residual, known.tolist()
+            last, (residual, drift, warm_residual) = residual, known.tolist()
             solved = residual <= tol and drift <= LARGEST_EXPONENT
             safe = drift <= LARGEST_DRIFT or solved
             if solved or not safe:
@@ -119,7 +119,7 @@ def scaling(
     else:
         f = row.potential(score.softmin(g, 1))
         score.absorb(f, g, out)
-    return ScalingState(f, g, moved, residual, n_iter)
+    return ScalingState(f, g, warm_residual, residual, n_iter)
 
 
 def balance(kernel: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:

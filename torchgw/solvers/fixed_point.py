@@ -137,20 +137,21 @@ def descend(
         f = rescale(end.f, log_p, end.epsilon, now) + unit * row_term
         g = rescale(end.g, log_q, end.epsilon, now) + unit * column_term
         linear = Linear.of(centred, now, model)
-        found = inner(linear, *((f, g) if state.marginals is None else linear.settled(state.marginals, f, g)))
+        warm = (f, g) if state.marginals is None else linear.settled(state.marginals, f, g)
+        found, coupling, overlap = inner(linear, *warm)
         following, marginals, damped = None, None, state.damped
         terms, change = cost.a.abs() @ row + cost.b.abs() @ column, torch.zeros_like(row[0])
         if isinstance(gradient, ModelGradient):
-            coupling = found.coupling
+            at = coupling
             if not concave and isinstance(coupling, DenseCoupling):
                 damped = Damped(coupling.plan.clone()) if damped is None else damped.towards(coupling.plan)
-                coupling = DenseCoupling(damped.plan)
-            following, energy = gradient.evaluated(coupling, row)
+                at = DenseCoupling(damped.plan)
+            following, energy = gradient.evaluated(at, row)
             if not model.fixed:
-                marginals = model.marginals_of(coupling)
+                marginals = model.marginals_of(at)
                 change = _distance(state.marginals, marginals)
         else:
-            energy = centred.expectation(found.overlap * (now * LN2 / 2), row, column)
+            energy = centred.expectation(overlap * (now * LN2 / 2), row, column)
         # All that the host is to know of the iteration, in one wait.
         known = torch.stack((energy, terms, change, largest_potential(found.f, found.g)))
         value, cancelling, changed, largest = known.tolist()
@@ -166,7 +167,7 @@ def descend(
             and len(values) > FLAT
             and abs(values[0] - value) <= still
         )
-        last_change = max(found.moved, changed)
+        last_change = max(found.warm_residual, changed)
         length = 1.0 if damped is None else damped.step
         same = by_value or flat or last_change <= CHANGE_TOLERANCE * options.sinkhorn.tol * length
         settled = now == epsilon and len(values) > 1 and abs(values[-2] - value) <= still and same
@@ -174,7 +175,7 @@ def descend(
             n_iter=state.n_iter + 1,
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
             end=Start(cost, found.f - unit * row_term, found.g - unit * column_term, now),
-            coupling=found.coupling,
+            coupling=coupling,
             next=following,
             values=values,
             marginals=marginals,

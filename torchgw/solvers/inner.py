@@ -23,7 +23,7 @@ from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.scaling import ScalingState, scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
 from torchgw.types import Softmins
 
@@ -59,29 +59,16 @@ class Linear(NamedTuple):
 
 
 class Transported(NamedTuple):
-    """A solved problem: base-2 potentials of its score, and the rounded plan.
+    """A solved transport problem.
 
-    ``moved`` is the L1 column residual of the warm potentials under this score, ``residual`` that of the solution.
-    ``overlap`` is <score, T> for the rounded plan.
+    solved : base-2 dual potentials (N,), (K,) of its score, their L1 column residuals, and iterations.
+    coupling : the plan (N, K), rounded onto the marginals.
+    overlap : <score, T> () of that plan.
     """
 
-    f: Tensor
-    g: Tensor
+    solved: ScalingState
     coupling: BlockCoupling
     overlap: Tensor
-    moved: float
-    residual: float
-    n_iter: int
-
-
-class Solved(NamedTuple):
-    """Potentials, and how they were found; see `Transported`."""
-
-    f: Tensor
-    g: Tensor
-    moved: float
-    residual: float
-    n_iter: int
 
 
 class Inner(Protocol):
@@ -90,7 +77,7 @@ class Inner(Protocol):
     def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
         """The solution, in the dtype of the factors."""
 
-    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> Solved:
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> ScalingState:
         """Only its potentials."""
 
 
@@ -104,12 +91,9 @@ class StoredInner:
     def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
         state = self.potentials(linear, f, g)
         rounded(self._plan, *self._masses, self.model.marginals)
-        overlap = _overlap(self._score, self._plan)
-        return Transported(
-            state.f, state.g, DenseCoupling(self._plan), overlap, state.moved, state.residual, state.n_iter
-        )
+        return Transported(state, DenseCoupling(self._plan), _overlap(self._score, self._plan))
 
-    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> Solved:
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> ScalingState:
         """Leaves the plan, not rounded, in the buffer."""
         A, B = linear.A, linear.B
         shape, dtype = (len(A), len(B)), A.dtype
@@ -121,7 +105,7 @@ class StoredInner:
         torch.mm(A, B.T, out=score)
         if linear.extra is not None:
             score += linear.extra
-        state = scaling(
+        return scaling(
             self.kernel.on(score),
             linear.row,
             linear.column,
@@ -133,7 +117,6 @@ class StoredInner:
             check_every=options.check_every,
             relaxation=options.relaxation,
         )
-        return Solved(state.f, state.g, state.moved, state.residual, state.n_iter)
 
 
 class StreamedInner:
@@ -155,9 +138,9 @@ class StreamedInner:
         )
         TB = rounded.read.moved[:, 1:] + rounded.x[:, None] * (rounded.y @ B.double())
         overlap = (A * TB).sum().to(A.dtype)
-        return Transported(state.f, state.g, rounded.coupling(), overlap, state.moved, state.residual, state.n_iter)
+        return Transported(state, rounded.coupling(), overlap)
 
-    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> Solved:
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> ScalingState:
         assert linear.extra is None, "what streams has factors"
         options = self.options
         state = sinkhorn(
@@ -171,8 +154,8 @@ class StreamedInner:
             check_every=options.check_every,
             relaxation=options.relaxation,
         )
-        moved, residual = torch.stack((state.moved, state.residual)).tolist()
-        return Solved(state.f, state.g, moved, residual, state.n_iter)
+        warm_residual, residual = torch.stack((state.warm_residual, state.residual)).tolist()
+        return ScalingState(state.f, state.g, warm_residual, residual, state.n_iter)
 
     def score(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Softmins:
         """The score on the tiles that matter under these potentials; the whole, one product a pass, if all do."""

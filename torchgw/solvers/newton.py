@@ -115,8 +115,7 @@ def _newton(
 
     def step(state: NewtonState) -> tuple[NewtonState, Check, Status | None]:
         cost, y = following(state)
-        found, f, g = solved(inner, cost, model, state.end.f, state.end.g)
-        coupling = _blocks(found.coupling)
+        (found, coupling, _), end = solved(inner, cost, model, state.end)
         read = around(cost).read(coupling, *model.marginals_of(coupling))
         last, change = state.last_change, float("inf")
         if y is not None:
@@ -128,7 +127,7 @@ def _newton(
         state = NewtonState(
             n_iter=state.n_iter + 1,
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
-            end=Start(cost, f, g, model.epsilon),
+            end=end,
             coupling=coupling,
             origin=y,
             read=read,
@@ -151,12 +150,13 @@ def _newton(
     )
 
 
-def solved(inner: Inner, cost: FactoredCost, model: Model, f: Tensor, g: Tensor) -> tuple[Transported, Tensor, Tensor]:
-    """The plan of a cost from warm potentials of its uncentred score, and the new ones."""
+def solved(inner: Inner, cost: FactoredCost, model: Model, warm: Start) -> tuple[Transported, Start]:
+    """The plan of a cost from warm potentials of its uncentred score, and the cost with the new ones."""
     centred, row, column = cost.centred()
     unit = 2 * LOG2E / model.epsilon
-    state = inner(Linear.of(centred, model.epsilon, model), f + unit * row, g + unit * column)
-    return state, state.f - unit * row, state.g - unit * column
+    found = inner(Linear.of(centred, model.epsilon, model), warm.f + unit * row, warm.g + unit * column)
+    f, g = found.solved.f - unit * row, found.solved.g - unit * column
+    return found, Start(cost, f, g, model.epsilon)
 
 
 def _cost(curvature: Curvature, gradient: object, y: Tensor) -> FactoredCost:
@@ -169,11 +169,6 @@ def _cost(curvature: Curvature, gradient: object, y: Tensor) -> FactoredCost:
         return gradient(DenseCoupling(plan), model.p)
     raw, _, _ = curvature.quadratic_of(y, *model.masses)
     return linearise(model, raw, model.linear(y.dtype))
-
-
-def _blocks(coupling: object) -> BlockCoupling:
-    assert isinstance(coupling, BlockCoupling)
-    return coupling
 
 
 def tightened(options: GWOptions, tol: float, relaxation: float) -> GWOptions:
@@ -210,5 +205,5 @@ def marginal_stiffness(
         h, k = ((sums >= mass.to(sums) * (1 - SATURATED)).to(sums) for sums, mass, _ in ends)
     else:
         h, k = ((f < -SATURATED * model.epsilon).to(sums) for f, sums in zip(prices, (rows, columns), strict=True))
-    slack = [bool(((held == 0) & (mass.to(held) > 0)).any()) for held, mass in zip((h, k), model.masses, strict=True)]
+    slack = [bool(((side == 0) & (mass.to(side) > 0)).any()) for side, mass in zip((h, k), model.masses, strict=True)]
     return (h, k), all(slack)

@@ -8,7 +8,6 @@ a plateau of the smoothed cost, or when the plan no longer moves.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -31,7 +30,6 @@ from torchgw.sinkhorn.loop import SinkhornState, annealed, epsilon_at, rescale, 
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
-from torchgw.types import Progress
 
 LOOP_TOLERANCE = 10.0
 
@@ -171,29 +169,6 @@ def _coupling(
     if cost.extra is not None:
         return DenseCoupling((score + state.f[:, None]).add_(state.g).exp2_())
     return PotentialCoupling(*cost.balanced_score(epsilon), state.f, state.g)
-
-
-def record(
-    history: History,
-    watch: Watch,
-    iteration: int,
-    max_iter: int,
-    cost: float,
-    marginal_error: float,
-    epsilon: float,
-    began: float,
-) -> None:
-    """Add one check to the history and tell whoever watches."""
-    progress = Progress(
-        iteration=iteration,
-        max_iter=max_iter,
-        cost=cost,
-        marginal_error=marginal_error,
-        epsilon=epsilon,
-        elapsed=time.perf_counter() - began,
-    )
-    history.append(progress)
-    watch.tell(progress)
 
 
 def observe(plateau: Plateau, cost: float, options: StoppingOptions) -> Plateau:
