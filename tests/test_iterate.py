@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,7 +151,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     generators: list[torch.Generator] = []
-    loops = 0
+    loops, numbers = 0, dict[int, int]()
     states: dict[type[State], tuple[int, Any, torch.Tensor]] = {}
     make, pause, restored = request.make_generator, Watch.pause, Watch.restored
 
@@ -161,11 +162,13 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
     def counting(watch: Watch) -> Any:
         nonlocal loops
         loops += 1
+        numbers[id(sys._getframe(1))] = loops  # loops begin others in their steps
         return restored(watch)
 
     def keeping(watch: Watch, state: Any) -> bool:
         if state[0].n_iter > 0:  # the tensors of a state are written into by the next step
-            states[type(state[0])] = loops, torch.utils._pytree.tree_map(copied, encode(state)), copied(generators[-1])
+            number = numbers[id(sys._getframe(1))]
+            states[type(state[0])] = number, torch.utils._pytree.tree_map(copied, encode(state)), copied(generators[-1])
         return pause(watch, state)
 
     monkeypatch.setattr(request, "make_generator", making)
