@@ -31,7 +31,7 @@ FLOORS = (
     ("__main__",),
 )
 WITHIN_A_FLOOR = {"validate": 1.2, "ranges": 1.1, "options": 2.1, "marginals": 2.1}
-HEAVY = ("triton", "sklearn", "matplotlib", "joblib", "anndata", "pandas", "h5py", "plotly")
+HEAVY = ("triton", "sklearn", "matplotlib", "joblib", "anndata", "pandas", "h5py", "plotly", "scipy.optimize")
 
 
 def modules(root: Path) -> dict[str, Path]:

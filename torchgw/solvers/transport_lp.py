@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import csc_array
 
 from torchgw.types import Array
@@ -92,6 +91,8 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
 def _linear_program(cost: Array, row: Array, column: Array, masses: Array) -> tuple[Array, Array]:
     """x (m,) >= 0 of least cost (m,) whose sums over equal ``row`` and over equal ``column`` are ``masses`` (n + k,),
     and the dual potentials (n + k,). ``column`` counts on from the rows: n <= column < n + k."""
+    from scipy.optimize import linprog  # late: it takes a third of the import of this package
+
     count, ends = len(cost), np.stack((row, column), 1).ravel().astype(np.int32)
     sums = csc_array((np.ones(2 * count), ends, np.arange(0, 2 * count + 1, 2)), shape=(len(masses), count))
     # Measured: presolve can take a minute on 4000 rows, the simplex 0.1 s.
@@ -104,6 +105,8 @@ def _linear_program(cost: Array, row: Array, column: Array, masses: Array) -> tu
 
 def _assignment(reduced: Array, p: Array, dual: Array) -> Vertex:
     """The best permutation for costs (N, N) reduced by column potentials ``dual`` (N,), and optimal ones."""
+    from scipy.optimize import linear_sum_assignment
+
     row, column = linear_sum_assignment(reduced)
     paid = reduced[row, column]
     potential, negligible = np.zeros_like(dual), ROUNDING * float(reduced.max())
