@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -91,25 +92,21 @@ def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generato
 
 @storable
 class Sample(NamedTuple):
-    """The cost of one draw of anchors, a 1^T + 1 b^T - 2 (F core G^T + U V^T), with F and G of the controls.
+    """The cost of one draw of anchors, a 1^T + 1 b^T - 2 (U V^T + F core G^T), with F and G of the controls.
 
-    a, b : (N,), (K,).
+    anchored : a 1^T + 1 b^T - 2 U V^T (N, K), with the row and column terms of all, U (N, M), V (K, M) of M anchors.
     core : (r, r'), None without controls.
-    U, V : (N, M), (K, M) of M anchors.
     """
 
-    a: Tensor
-    b: Tensor
+    anchored: FactoredCost
     core: Tensor | None
-    U: Tensor
-    V: Tensor
 
     def cost(self, controls: tuple[Control, Control] | None) -> FactoredCost:
         """The factored cost; the rank is that of the controls and the number of anchors."""
         if self.core is None or controls is None:
-            return FactoredCost(self.a, self.b, self.U, self.V)
-        x, y = controls
-        return FactoredCost(self.a, self.b, torch.cat((x.F @ self.core, self.U), 1), torch.cat((y.F, self.V), 1))
+            return self.anchored
+        (x, y), own = controls, self.anchored
+        return replace(own, U=torch.cat((x.F @ self.core, own.U), 1), V=torch.cat((y.F, own.V), 1))
 
 
 class SampledGradient:
@@ -140,7 +137,7 @@ class SampledGradient:
         old = self.anchors
         self.anchors = fresh if old is None else refresh(old, fresh, self.options.step, self.generator)
         cost = sampled_cost(self.source, self.target, self.anchors)
-        found = Sample(cost.a, cost.b, None, cost.U, cost.V)
+        found = Sample(cost, None)
         if self.controls is not None:
             controls, mass = self.controls, 1.0 if q is None else p.sum()
             if q is not None:
@@ -157,15 +154,9 @@ def averaged(window: Sequence[Sample], newest: float) -> Sample:
         return window[0]
     weights = [newest * (1 - newest) ** age for age in reversed(range(len(window)))]
     shares = [weight / sum(weights) for weight in weights]
-    parts = list(zip(window, shares, strict=True))
-    cores = [share * sample.core for sample, share in parts if sample.core is not None]
-    return Sample(
-        torch.stack([share * sample.a for sample, share in parts]).sum(0),
-        torch.stack([share * sample.b for sample, share in parts]).sum(0),
-        torch.stack(cores).sum(0) if cores else None,
-        torch.cat([share * sample.U for sample, share in parts], 1),
-        torch.cat([sample.V for sample, _ in parts], 1),
-    )
+    cores = [share * sample.core for sample, share in zip(window, shares, strict=True) if sample.core is not None]
+    anchored = FactoredCost.weighted_sum([sample.anchored for sample in window], shares)
+    return Sample(anchored, torch.stack(cores).sum(0) if cores else None)
 
 
 def controlled(
@@ -179,13 +170,9 @@ def controlled(
     expected = x.F.T @ coupling.apply(y.F, 1) / mass
     core = x.signs[:, None] * (expected - x.F[i].T @ y.F[j] / m) * y.signs
     near_x, near_y = (side.F @ (side.F[index] * side.signs).T for side, index in ((x, i), (y, j)))
-    return Sample(
-        cost.a + x.mean_squares - near_x.square().mean(1),
-        cost.b + y.mean_squares - near_y.square().mean(1),
-        core,
-        cost.U,
-        cost.V,
-    )
+    a = cost.a + x.mean_squares - near_x.square().mean(1)
+    b = cost.b + y.mean_squares - near_y.square().mean(1)
+    return Sample(replace(cost, a=a, b=b), core)
 
 
 Memory: TypeAlias = "tuple[Anchors | None, list[Sample]] | None"
