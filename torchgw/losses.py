@@ -26,7 +26,7 @@ class SeparableLoss:
 
     Parameters
     ----------
-    f1, f2, h1, h2 : functions of a tensor of any shape that return one of that shape, entry by entry.
+    f1, f2, h1, h2 : functions of a tensor of scaled distances (...), entry by entry, with results (...).
     name : what logs and files call it.
     """
 

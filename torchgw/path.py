@@ -176,7 +176,13 @@ def _falling(name: str, given: Any, apart: float = 0.0, **bounds: Any) -> list[f
 
 @dataclass(frozen=True, eq=False)
 class _Point:
-    """A result with its perplexity, and the match (N,) and mass (N,) of each source point, on the CPU."""
+    """A point of the path.
+
+    result : the solve at its epsilon.
+    perplexity : exp of the mean row entropy of the plan.
+    matching : index (N,) of the largest entry of each row, on the CPU.
+    mass : row marginal (N,), float64, on the CPU.
+    """
 
     result: GWResult
     perplexity: float
@@ -185,9 +191,12 @@ class _Point:
 
 
 class _Solver:
-    """`gw_align` at one epsilon after the other, on the spaces that its first call, with result ``first``, prepared.
+    """`gw_align` at one epsilon after the other, on the providers of its first call.
 
-    ``seen`` holds log epsilon and log perplexity of each call.
+    X, Y : spaces as given, the providers after the first call.
+    arguments : all others of `gw_align` but epsilon.
+    first : result of the first call, None before.
+    seen : log epsilon and log perplexity of each call.
     """
 
     def __init__(self, X: Any, Y: Any, arguments: dict[str, Any]) -> None:
@@ -308,12 +317,12 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
 
 
 def _cancelled(points: list[_Point]) -> bool:
-    """Whether somebody asked for an end during the last solve."""
+    """Whether the last solve was cancelled."""
     return bool(points) and points[-1].result.status is Status.CANCELLED
 
 
 def _out_of_reach(solver: _Solver, target: float, last: _Point) -> ValueError:
-    """What to say of a perplexity beyond that of ``last``, at one end of the epsilons."""
+    """The error for a perplexity beyond that of ``last``, at one end of the epsilons."""
     least = f"{last.perplexity:.4g}, at epsilon {LOWEST:g}" if last.perplexity > target else "1"
     most = last.perplexity if last.perplexity < target else solver(HIGHEST, last).perplexity
     return ValueError(f"perplexities must lie from {least} to {most:.4g}, at epsilon {HIGHEST:g}, got {target:g}")

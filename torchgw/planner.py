@@ -31,7 +31,7 @@ CELLS_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What one strategy would take.
+    """Memory and time of one strategy.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a result has where its solve is to be differentiated: a loss, and plans whose gradients are right."""
+"""A solved problem as a differentiable expression of its parameters: the loss, the plan, and products with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ from torchgw.types import DistanceProvider
 
 
 class Differentiable:
-    """A solved problem as an expression of its parameters theta; ``solution`` is in their precision."""
+    """A solved problem as an expression of its parameters.
+
+    solution : the stationary plan and its multipliers, in the precision of the gradients.
+    theta : distances, costs, masses and alpha, as expressions of what was given.
+    mode : how gradients are found.
+    adjoint : the linear systems of `Implicit`; None for other modes.
+    """
 
     def __init__(self, solution: StationaryPlan, theta: Parameters, mode: GradientMode) -> None:
         self.solution, self.theta, self.mode = solution, theta, mode

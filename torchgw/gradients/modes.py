@@ -94,7 +94,7 @@ class Unrolled(GradientMode):
 
 
 def check_mode(mode: object) -> None:
-    """One of the modes, or None."""
+    """Refuse what is neither one of the modes nor None."""
     if mode is not None and not isinstance(mode, Envelope | Implicit | Unrolled):
         given = f"the class {mode.__name__}, not an object of it" if isinstance(mode, type) else type(mode).__name__
         raise TypeError(f"gradient_mode must be None, Envelope(), Implicit() or Unrolled(), got {given}")

@@ -30,15 +30,15 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class Given:
-    """What a user handed over, and what was made of it as numbers.
+    """The arguments that gradients flow to, and the validated numbers made of them.
 
-    X, Y : spaces.
+    X, Y : spaces as given.
     p, q : masses (N,), (K,), or None.
     cost : linear cost, or None.
     alpha : weight of the quadratic part, a number or a tensor ().
     masses : validated p (N,) and q (K,), float64, uniform where none were given.
-    marginals : what is asked of the plan's marginals.
-    spaces : how distances come from spaces.
+    marginals : the marginal model.
+    spaces : the options of distances, whose scale has a derivative.
     """
 
     X: Any
@@ -70,7 +70,7 @@ class Given:
 
 
 def _leaf(space: Any) -> Any:
-    """What a provider was made from, where it keeps that; other spaces themselves."""
+    """The tensor that a provider was made from, where it keeps it; other spaces as they are."""
     return getattr(space, "leaf", None) if is_provider(space) else space
 
 
@@ -89,7 +89,7 @@ class _Gate(torch.autograd.Function):
 
 
 def gated(given: Any, leaves: list[Tensor]) -> Any:
-    """What was given; tensors that require gradients behind a gate, where ``leaves`` are differentiated once."""
+    """The argument, with tensors that require gradients behind a gate where ``leaves`` are differentiated once."""
     if isinstance(given, FeatureCost):
         return FeatureCost(gated(given.X, leaves), gated(given.Y, leaves), given.metric, given.scale)
     if isinstance(given, tuple):

@@ -45,7 +45,13 @@ def check_spaces(
 
 
 def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> Space:
-    """The validated space and the kind of provider it will get, before anything long starts."""
+    """The validated space and the kind of its distances.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For what is no space, and a kind of distances that it cannot have.
+    """
     if isinstance(space, str | PathLike):
         raise TypeError(
             f"{name} must be an array, a sparse graph or a provider, got a {type(space).__name__}; load it first"

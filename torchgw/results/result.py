@@ -1,4 +1,4 @@
-"""What a solve returns: a coupling, an honest value, how it ended and how it got there."""
+"""The result of a solve, made of its request and its solution: coupling, value, certificate, status, history."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        For arrays that are not those of a plan, naming them. What is missing, or has another name, raises anything.
+        For arrays that are not those of a plan, naming them; missing or unknown names raise other errors.
     """
     meta: dict[str, Any] = json.loads(str(arrays["meta"]))
     tensors = {name[9:]: torch.from_numpy(a) for name, a in arrays.items() if name.startswith("coupling_")}
