@@ -142,9 +142,15 @@ class StoredProblem(Problem):
 @storable
 @dataclass(frozen=True)
 class Candidate:
-    """A basin on its way: where to start on all points, its matching (N,), and its energy on the level reached.
+    """A basin on its way through the search.
 
-    ``near`` says that it is among the lowest of its kind of landmarks, ``leading`` that it is the lowest.
+    start : where to begin on all points.
+    matching : target index (N,) of each source point.
+    energy : its objective on the level reached, in units of the scaled squared distances.
+    count : starts that ended in it.
+    level : "landmarks", "subset", "full", or "given" by the user.
+    near, leading : whether it is among the lowest of its kind of landmarks, and whether it is the lowest.
+    basin : the basin between landmarks that it came from.
     """
 
     start: Start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,36 +14,14 @@ from torchgw.couplings.rounding import round_to_marginals
 from torchgw.kernels.kernel import Kernel
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
-from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import scaling
-from torchgw.solvers.warm_start import potential_coupling
+from torchgw.solvers.solution import Solution
+from torchgw.solvers.warm_start import Start, potential_coupling
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The feasible plan, stored and (where its score has a small rank) by potentials, and what the last solve left.
-
-    ``f`` and ``g`` are base-2 potentials of the uncentred score 2 U V^T log2(e) / epsilon.
-    """
-
-    plan: Tensor
-    coupling: PotentialCoupling | DenseCoupling
-    f: Tensor
-    g: Tensor
-    residual: float
-    n_iter: int
-
-
-def finish(
-    cost: FactoredCost,
-    f: Tensor,
-    g: Tensor,
-    epsilon: float,
-    model: Model,
-    kernel: Kernel,
-    options: SinkhornOptions,
-) -> Finished:
-    """Solve ``cost`` at ``epsilon`` from warm potentials.
+def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, options: SinkhornOptions) -> Solution:
+    """A solution whose last problem is solved in float64: its plan is feasible, and stored even where its coupling is
+    by potentials.
 
     O(N K) memory, 16 bytes for each pair of points.
 
@@ -52,6 +30,10 @@ def finish(
     FloatingPointError
         When the potentials are so large that float64 cannot add them up to exact marginals.
     """
+    end = solution.end
+    assert end is not None
+    assert end.cost is not None
+    cost, f, g = end.cost, end.f, end.g
     (p, q), centred = model.masses, cost.centred()[0]
     start = potential_coupling(cost, f, g, epsilon).to(torch.float64)
     low_rank = cost.extra is None and start.A.shape[1] < min(len(p), len(q)) // 2
@@ -79,7 +61,14 @@ def finish(
     shift_f, shift_g = start.f - f.to(torch.float64), start.g - g.to(torch.float64)
     f, g = state.f - shift_f.nan_to_num(), state.g - shift_g.nan_to_num()
     residual = residual if model.fixed else max(residual, state.residual)
-    return Finished(plan, rounded if low_rank else DenseCoupling(plan, f, g), f, g, residual, state.n_iter)
+    return replace(
+        solution,
+        coupling=rounded if low_rank else DenseCoupling(plan, f, g),
+        stored=DenseCoupling(plan),
+        end=Start(cost.to(torch.float64), f, g, epsilon),
+        marginal_residual=residual,
+        n_iter_sinkhorn=solution.n_iter_sinkhorn + state.n_iter,
+    )
 
 
 def largest_potential(f: Tensor, g: Tensor) -> Tensor:

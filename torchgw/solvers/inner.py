@@ -35,7 +35,12 @@ SETTLED_RATIO = 3e4
 
 @storable
 class Linear(NamedTuple):
-    """A linear transport problem: the score A (N, r), B (K, r), with ``extra`` (N, K) added or None, and its sides."""
+    """A linear transport problem.
+
+    A, B : factors (N, r), (K, r) of its score -cost / epsilon, in base 2, up to row and column terms.
+    row, column : its sides: log masses, and the marginal model with those terms.
+    extra : (N, K), added to the score, or None.
+    """
 
     A: Tensor
     B: Tensor

@@ -36,7 +36,12 @@ LOOP_TOLERANCE = 10.0
 
 @storable
 class Plateau(NamedTuple):
-    """Exponential moving average of the cost, the best one counted as progress, and checks since then."""
+    """How the smoothed cost goes on.
+
+    average : exponential moving average of the cost, None before the first check.
+    best : the lowest average that counted as progress.
+    stale : checks since then.
+    """
 
     average: float | None = None
     best: float = float("inf")

@@ -22,11 +22,12 @@ from torchgw.types import DistanceProvider
 @storable
 @dataclass(frozen=True)
 class Start:
-    """A linearised cost (None: take it from ``coupling``) and base-2 potentials that belong to ``epsilon``.
+    """A linearised cost and dual potentials to go on from.
 
-    The potentials are those of the score 2 U V^T log2(e) / epsilon, with U and V of the cost as they are. ``epsilon``
-    None means that the potentials carry nothing, and annealing begins at its own first value. ``plan`` (N, K) is that
-    which the cost belongs to, where conditional gradients are to begin from it.
+    cost : (N, K), in units of the scaled squared distances; None where it is to be taken from ``coupling``.
+    f, g : base-2 potentials (N,), (K,) of the score 2 U V^T log2(e) / epsilon, with U and V of the cost as they are.
+    epsilon : theirs; None where they carry nothing, and annealing begins at its own first value.
+    plan : (N, K), which the cost belongs to, where conditional gradients are to begin from it.
     """
 
     cost: FactoredCost | None

@@ -154,29 +154,26 @@ def solve_smoothly(problem: StoredProblem, start: Start) -> Solution:
         solution = solve(problem.gradient, start, model, epsilon, kernel, options, watch)
     if problem.tol is not None:
         solution, options = _refined(problem, solution, problem.tol)
-    end = solution.end
-    assert end is not None
-    assert end.cost is not None
+    warm = solution.end
+    assert warm is not None
+    assert warm.cost is not None
     inner = options.sinkhorn
     if watch.cut():  # rounding makes any plan feasible
         inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
-    last = finish(end.cost, end.f, end.g, epsilon, model, kernel, inner)
+    last = finish(solution, epsilon, model, kernel, inner)
+    assert last.end is not None
+    assert last.stored is not None
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
-    settled = last.residual <= ROUNDING_SLACK * options.sinkhorn.tol
-    energy = solution.history.cost[-1]
+    settled = last.marginal_residual <= ROUNDING_SLACK * options.sinkhorn.tol
+    energy = last.history.cost[-1]
     if not problem.exact and not model.plain:  # the loop watches its linear problem
-        energy = sampled_energy(problem, DenseCoupling(last.plan))
+        energy = sampled_energy(problem, last.stored)
     return replace(
-        solution,
-        coupling=last.coupling,
-        stored=DenseCoupling(last.plan),
-        dual=column_dual(end.cost, last.g, model.q, epsilon),
-        end=Start(end.cost.to(torch.float64), last.f, last.g, epsilon),
-        marginal_residual=last.residual,
+        last,
+        dual=column_dual(warm.cost, last.end.g, model.q, epsilon),
         energy=energy,
-        status=solution.status if settled or solution.status is Status.CANCELLED else Status.MARGINALS,
-        precision_warning=precision_warning(end.cost, epsilon, options),
-        n_iter_sinkhorn=solution.n_iter_sinkhorn + last.n_iter,
+        status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
+        precision_warning=precision_warning(warm.cost, epsilon, options),
     )
 
 

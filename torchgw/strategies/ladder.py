@@ -59,8 +59,16 @@ SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions o
 
 @storable
 @dataclass(frozen=True)
-class Step:
-    """A solved rung: cost and score on all points, cells, and potentials (n,), (n',) of the score's cell means."""
+class SolvedRung:
+    """A solved rung of n x n' cells.
+
+    cost : on all points.
+    score : of that cost on all points, -cost / epsilon up to row and column terms, in base 2.
+    x, y : the cells.
+    linear : the problem between them, with the means of the score's factors.
+    f, g : base-2 dual potentials (n,), (n',) of that problem.
+    n_iter : Sinkhorn iterations that found them.
+    """
 
     cost: FactoredCost
     score: FactoredScore
@@ -97,7 +105,7 @@ class Climb(State):
     descent : how the last descent on a rung ended.
     """
 
-    solved: Step
+    solved: SolvedRung
     f: Tensor
     g: Tensor
     rungs: tuple[Rung, ...]
@@ -124,7 +132,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
     assert first.end is not None
     g = first.end.g
 
-    def lift(solved: Step, done: Solution | None, last: Climb | None, began: float) -> Climb:
+    def lift(solved: SolvedRung, done: Solution | None, last: Climb | None, began: float) -> Climb:
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
         f, g = lifted(problem, solved)
         residual, error = measured(problem, solved, f, g)
@@ -170,7 +178,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
     return state, status, history
 
 
-def lifted(problem: StreamedProblem, step: Step) -> tuple[Tensor, Tensor]:
+def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor]:
     """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells."""
     if _complete(problem, step):
         return step.f[step.x.cells.label].double(), step.g[step.y.cells.label].double()
@@ -181,7 +189,7 @@ def lifted(problem: StreamedProblem, step: Step) -> tuple[Tensor, Tensor]:
     return f, g
 
 
-def measured(problem: StreamedProblem, step: Step, f: Tensor, g: Tensor) -> tuple[float, float]:
+def measured(problem: StreamedProblem, step: SolvedRung, f: Tensor, g: Tensor) -> tuple[float, float]:
     """The larger L1 marginal error of the plan at full size and its standard error, from sampled rows and columns.
 
     Of a relaxed marginal, the change that another half-step would make. Every point where there are few. O((N + K) r)
@@ -222,7 +230,9 @@ def _changed(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Ten
     return float(total)
 
 
-def _next(problem: StreamedProblem, step: Step, history: History, rung: int) -> tuple[Step, Solution | None]:
+def _next(
+    problem: StreamedProblem, step: SolvedRung, history: History, rung: int
+) -> tuple[SolvedRung, Solution | None]:
     """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
     old, epsilon = step.score, problem.epsilon
     x = cells_of(problem, problem.x, 0, old.A, GROWTH * step.x.cells.count)
@@ -260,7 +270,7 @@ def _next(problem: StreamedProblem, step: Step, history: History, rung: int) -> 
     return _solved(problem, cost, x, y, done.end.g), done
 
 
-def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> Step:
+def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> SolvedRung:
     """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
     tight = tolerance(problem) < FLOAT32_RESIDUAL
     score = factored_score(
@@ -280,7 +290,7 @@ def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellS
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
     with threads_for(x.cells.count * y.cells.count):
         state = _inner(problem, x, y, last).potentials(linear, f, g)
-    return Step(cost, score, x, y, linear, state.f, state.g, state.n_iter)
+    return SolvedRung(cost, score, x, y, linear, state.f, state.g, state.n_iter)
 
 
 def _linear(problem: StreamedProblem, cost: FactoredCost, score: FactoredScore, x: CellSpace, y: CellSpace) -> Linear:
@@ -299,7 +309,7 @@ def tolerance(problem: StreamedProblem) -> float:
     return min(problem.options.sinkhorn.tol, problem.options.ladder.marginal_tol / 10)
 
 
-def _complete(problem: StreamedProblem, step: Step) -> bool:
+def _complete(problem: StreamedProblem, step: SolvedRung) -> bool:
     """Whether the rung had all points."""
     return step.x.cells.count == len(problem.p) and step.y.cells.count == len(problem.q)
 
