@@ -115,7 +115,6 @@ def rounds(sides: Sequence[Side], case: str, count: int) -> list[list[float]]:
     for turn in range(count):
         for at in (0, 1)[:: 1 - 2 * (turn % 2)]:
             found[at].append(sides[at](case))
-    print(f"measured {case}", file=sys.stderr)
     return found
 
 
@@ -141,9 +140,12 @@ def run(folder: str, cases: Sequence[str] = (), factor: float = 1.0, json: str |
     chosen = [name for name in CASES if not cases or any(word in name for word in cases)]
     if not chosen:
         raise SystemExit(f"cases must be words of {', '.join(CASES)}, got {' '.join(cases)}")
+    measured: list[dict[str, Any]] = []
     with ExitStack() as both:
         sides = [both.enter_context(checkout(path)) for path in (HERE, Path(folder).resolve())]
-        measured = [row(name, *rounds(sides, name, max(1, round(factor * CASES[name])))) for name in chosen]
+        for name in chosen:
+            measured += [row(name, *rounds(sides, name, max(1, round(factor * CASES[name]))))]
+            print(f"{name}: {measured[-1]['ratio']:.3f} ({measured[-1]['range']})", file=sys.stderr, flush=True)
     show(measured)
     if json is not None:
         Path(json).write_text(dumps({"environment": environment(), "there": folder, "rows": measured}, indent=1) + "\n")

@@ -21,17 +21,7 @@ from torchgw.report.reported import Plan
 
 
 def write(result: Plan, path: Path, X: Any = None, Y: Any = None, labels: Any = None) -> None:
-    """Write the page of a result; a reader never sees half of it.
-
-    Raises
-    ------
-    ImportError
-        Without plotly.
-    ValueError
-        For points or labels that do not fit.
-    OSError
-        Naming the path, when the page cannot be written; what was there before still is.
-    """
+    """Write the page of a result, whole or not at all; errors are those of `GWResult.report`."""
     drawing = plotly_script()
     text = page(contents(result, X, Y, labels), drawing)
     with whole(path) as aside:
