@@ -35,8 +35,13 @@ RESTART, RESTART_STORED = 100, 20
 
 @dataclass(frozen=True)
 class Curvature:
-    """B around a plan whose mass is free only where ``level`` = l is given. ``quadratic`` has the spaces' distances;
-    ``whole`` says that a stored W is read as it is, even where both spaces have factors."""
+    """B around a plan.
+
+    quadratic : C(W), with the distances of both spaces.
+    model : with the weights and the marginal model.
+    level : l (N, K) where the mass of the plan is free, else None.
+    whole : whether a stored W is read as it is, even where both spaces have factors.
+    """
 
     quadratic: ExactGradient
     model: Model

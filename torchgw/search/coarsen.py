@@ -114,7 +114,7 @@ def under(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:
     return replace(side, control=side.control.under(mass.to(side.control.F.dtype)))
 
 
-def cost_of_cells(
+def sampled_cost_of_cells(
     plan: Tensor,
     x: CellSpace,
     y: CellSpace,
@@ -122,15 +122,12 @@ def cost_of_cells(
     n_anchors: int,
     generator: torch.Generator,
 ) -> FactoredCost:
-    """The linearised cost on all points of a plan (n, n') between cells: exact for factored spaces, else sampled.
+    """The linearised cost on all points of a plan (n, n') between cells, sampled between their centres.
 
     Per unit of the plan's mass.
     """
     first, second = sides
-    plan = plan / plan.sum()
-    if first.exact and second.exact:
-        return cost_of_product(x.means.T @ plan.to(x.means.dtype) @ y.means, first, second)
-    plan = plan.to(x.means.dtype)
+    plan = (plan / plan.sum()).to(x.means.dtype)
     i = draw(plan.sum(1), n_anchors, generator)
     j = draw(plan[i], 1, generator)[:, 0]
     anchors = Anchors(x.centres[i], y.centres[j])

@@ -20,7 +20,7 @@ from torchgw.objective.linearise import gradient_of, moments_of, weights_of
 from torchgw.objective.sampled import Control
 from torchgw.runtime.threads import threads_for
 from torchgw.search.basins import listed
-from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_cells, cost_of_product, under
+from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_product, sampled_cost_of_cells, under
 from torchgw.search.problem import Problem, StoredProblem
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.solution import Solution
@@ -143,7 +143,7 @@ def cost_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpace, y
         cost = cost_of_product(x.means.T @ coupling.apply(y.means, 1) / mass.to(x.means.dtype), *sides)
     else:
         assert isinstance(coupling, DenseCoupling), "gradients are sampled from plans that are stored"
-        cost = cost_of_cells(coupling.plan, x, y, sides, problem.options.sampling.n_anchors, problem.generator)
+        cost = sampled_cost_of_cells(coupling.plan, x, y, sides, problem.options.sampling.n_anchors, problem.generator)
     if model.plain:
         return cost
     linear, moments = model.linear(cost.U.dtype), None
