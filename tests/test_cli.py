@@ -172,11 +172,11 @@ def test_several_arrays_without_a_known_name_are_refused(tmp_path: Path) -> None
         (["-o", "out.npz", "--seed", "-1"], "random_state"),
         (
             ["-o", "out.npz", "--epsilon", "0", "--pairs", "no.csv"],
-            "--pairs does not go with --epsilon 0: the descent without entropy",
+            "--pairs does not go with --epsilon 0: the descent is that of squared distances",
         ),
         (
             ["-o", "out.npz", "--strategy", "low-rank", "--partial", "1"],
-            "--partial does not go with --strategy low-rank: the mirror descent",
+            "--partial does not go with --strategy low-rank: the descent is that of squared distances",
         ),
         (
             ["-o", "out.npz", "--strategy", "streaming", "--epsilon", "0"],
