@@ -8,9 +8,10 @@ random draws of the solve's own generator excepted, which checkpoints keep as we
 state that it was given, whose memory is donated to the next one; what a solver keeps besides is scratch memory.
 
 To put a loop on it: derive its state from `State`, mark it with `torchgw.persist.codec.storable`, let ``begin`` make
-the first one (it is not called where a checkpoint has a later one), and return from ``step`` the next state with ``n_iter``
-one higher, the `Check` that the history and the callback get (None between checks), and the `Status` with which the
-loop ends, or None. `History` and `torchgw.persist.watch.Watch` stay out of steps, but of those that run other loops.
+the first one (it is not called where a checkpoint has a later one), and return from ``step`` the next state with
+``n_iter`` one higher, the `Check` that the history and the callback get (None between checks), and the `Status` with
+which the loop ends, or None. `History` and `torchgw.persist.watch.Watch` stay out of steps, but of those that run other
+loops.
 """
 
 from __future__ import annotations
