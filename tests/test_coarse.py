@@ -24,11 +24,12 @@ from torchgw import (
     SamplingOptions,
 )
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control
 from torchgw.search.anneal import LandmarkProblem, Solved, basins_of, coarse_basins
-from torchgw.search.initial_guesses import quantiles, start_costs
+from torchgw.search.initial_guesses import leading_modes, start_costs
 from torchgw.search.lift import lift
 from torchgw.spaces.quantisation import KINDS, choose_landmarks, coverage
 
@@ -150,10 +151,26 @@ def test_start_costs_are_finite_distinct_and_of_mean_one() -> None:
     costs = start_costs(DX, DY, p, q, 30, generator())
     assert costs.shape == (30, 15, 18)
     np.testing.assert_allclose(torch.einsum("i,bij,j->b", p, costs, q), np.ones(30), rtol=1e-9)
-    single = torch.cat((costs[:12:2], costs[12:]))  # two distributions and four signs come twice in the plane
-    torch.testing.assert_close(costs[:12:2], costs[1:12:2])
-    apart = torch.cdist(single.flatten(1), single.flatten(1)) + torch.eye(24) * 9
+    single = torch.cat((costs[:4:2], costs[4:]))  # two distributions come twice
+    torch.testing.assert_close(costs[:4:2], costs[1:4:2])
+    apart = torch.cdist(single.flatten(1), single.flatten(1)) + torch.eye(28) * 9
     assert float(apart.min()) > 1e-3
+
+
+def test_leading_modes_are_those_of_the_centred_distances_and_zero_where_there_are_fewer() -> None:
+    rng = np.random.default_rng(5)
+    D, mass = random_distances(12, rng), random_masses(12, rng)
+    values, features = leading_modes(torch.from_numpy(D), torch.from_numpy(mass))
+    centre = np.eye(12) - np.ones((12, 1)) * mass
+    root = np.sqrt(mass)
+    spectrum = np.linalg.eigvalsh(root[:, None] * (centre @ D @ centre.T) * root)
+    np.testing.assert_allclose(values, spectrum[np.argsort(-np.abs(spectrum))][:3], rtol=1e-9)
+    np.testing.assert_allclose(
+        features.numpy().T @ (mass[:, None] * features.numpy()), np.diag(np.abs(values.numpy())), atol=1e-12
+    )
+    two = leading_modes(torch.from_numpy(D[:2, :2]), torch.tensor([0.3, 0.7], dtype=torch.float64))
+    assert [float(value) for value in two[0]] == pytest.approx([-0.42 * D[0, 1], 0, 0])
+    assert not two[1][:, 2].any()
 
 
 def test_energies_of_a_batch_are_those_of_each_plan_and_equal_plans_are_one_basin() -> None:

@@ -36,8 +36,8 @@ from torchgw import (
 from torchgw.batched import solve as batch
 from torchgw.batched.polish import polish
 from torchgw.batched.space import prepare
+from torchgw.objective.distributions import lower_bounds, signature
 from torchgw.pairwise import PairStatus, inputs, schedule
-from torchgw.pairwise.bounds import lower_bounds, signature
 from torchgw.pairwise.result import position
 from torchgw.pairwise.schedule import tiles
 from torchgw.spaces.graph import neighbour_graph

@@ -23,11 +23,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.batched.annealing import Effort, Pairs, Plans, anneal
-from torchgw.batched.guesses import guesses, n_guesses
+from torchgw.batched.annealing import LOWEST_EXPONENT, Effort, Pairs, Plans, anneal, scalings
 from torchgw.batched.polish import PairPlan, finish, from_product
-from torchgw.batched.space import Level, Space
+from torchgw.batched.space import MODES, Level, Space
 from torchgw.kernels import LOG2E
+from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
 
 CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**26}
 SMALLEST_CRITICAL = 1e-14
@@ -35,6 +35,7 @@ SAME_PLAN = 0.4
 ENTROPY_SHARE = 0.12
 LEAST_VALUE = 2e-2
 RESOLVED = 0.8
+GUESS_EFFORT = Effort(10)
 SMALL, STEPS_AT_ONCE = 64**2, 4
 
 
@@ -78,7 +79,7 @@ def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> lis
         found: dict[int, PairPlan] = {}
         work = [pair for pair, both in enumerate(sides) if not any(map(_flat, both))]
         basins: list[PairBasin] = []
-        copies = n_guesses(sides[0][0]) + 1
+        copies = _n_guesses(sides[0][0]) + 1
         shapes = [_shape(both, 0) for both in sides]
         for chunk in _chunks(work, lambda pair: shapes[pair], lambda pair: copies * math.prod(shapes[pair]), device):
             basins += _search([sides[pair] for pair in chunk], chunk, device)
@@ -127,10 +128,29 @@ def _together(levels: Sequence[tuple[Level, Level]], device: torch.device) -> Pa
     return Pairs(DX, DY, p, q)
 
 
+def _n_guesses(space: Space) -> int:
+    """Guesses of a pair, without the product plan."""
+    return len(space.features) - 1 + len(SIGNS)
+
+
+def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tensor:
+    """Plans (S B, n, k) between the coarsest cells of B pairs: B product plans, then those of each other kind."""
+    scores = []
+    product = pairs.p.mT * pairs.q
+    for kind in range(len(sides[0][0].features)):
+        x, y = (torch.stack([pair[side].features[kind] for pair in sides]).to(device) for side in (0, 1))
+        signed = [x * torch.tensor(signs, device=device) for signs in SIGNS] if kind == MODES else [x]
+        scores += [relative_cost(each, y, product).mul_(-SHARPNESS * LOG2E) for each in signed]
+    kernel = torch.cat(scores).clamp_min_(LOWEST_EXPONENT).exp2_()
+    p, q = (part.repeat(len(scores), 1, 1) for part in (pairs.p, pairs.q))
+    u, v = scalings(kernel, kernel.mT.contiguous(), p, q, GUESS_EFFORT)
+    return torch.cat((product, kernel.mul_(u.mT).mul_(v)))
+
+
 def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[PairBasin]:
     """The lowest distinct basins of pairs between their coarsest cells."""
     one = _together([(x.levels[0], y.levels[0]) for x, y in sides], device)
-    first = guesses(one, sides, device)
+    first = _guesses(one, sides, device)
     B, copies = len(sides), len(first) // len(sides)
     pairs = Pairs(*(part.repeat(copies, 1, 1) for part in (one.DX, one.DY, one.p, one.q)))
     hot = [PRODUCT_HOT] * B + [HOT] * (len(first) - B)

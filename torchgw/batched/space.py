@@ -25,8 +25,8 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from torchgw.linalg.centring import centred_modes
-from torchgw.search.initial_guesses import quantiles
+from torchgw.kernels.sampling import draw
+from torchgw.search.initial_guesses import leading_modes, profiles
 from torchgw.types import Array
 
 CELLS = (32, 80, 144)
@@ -34,8 +34,7 @@ WORTHWHILE = 1.25
 NO_VALUE = 1e-14  # of the mean squared distance
 MULTIPLE = 16
 NO_MASS, LEAST_MASS = 1e-30, 1e-15  # of points that fill up, and of real ones in float32
-N_QUANTILES = 16
-MODES, N_MODES = 2, 3  # the place of modes among the features
+MODES = 2  # their place among the features
 ANCHORS = (2, 3, 4, 2, 3)
 
 
@@ -110,11 +109,11 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Sp
         return Space(D, p, support, len(mass), (), (), squared, rounding, 0.0, digest)
     cells = _ladder(D, p)
     coarse_D, coarse_p = torch.from_numpy(cells[0].distances), torch.from_numpy(cells[0].mass)
-    values, vectors = centred_modes(coarse_D, coarse_p)
-    order = values.abs().argsort(descending=True)
-    values, vectors = values[order], vectors[:, order]
+    values, modes = leading_modes(coarse_D, coarse_p)
     critical = float(values[0].abs()) if len(p) > 1 else 0.0
-    features = _features(coarse_D, coarse_p, values, vectors, seed)
+    drawn = draw(coarse_p, sum(ANCHORS), torch.Generator().manual_seed(seed))
+    anchors = [coarse_D[:, index] for index in torch.split(drawn, list(ANCHORS))]
+    features = *profiles(coarse_D, coarse_p), modes, *anchors
     levels = tuple(_level(each, critical or 1.0) for each in cells)
     return Space(
         distances=D,
@@ -177,14 +176,3 @@ def _filled(values: Tensor, size: int) -> Tensor:
     found = torch.zeros(size, *values.shape[1:])
     found[: len(values)] = values
     return found
-
-
-def _features(D: Tensor, p: Tensor, values: Tensor, vectors: Tensor, seed: int) -> list[Tensor]:
-    """Distributions of distances, their means, leading modes, and distances to a few random cells at a time."""
-    count = min(N_MODES, len(p))
-    modes = D.new_zeros(len(p), N_MODES)
-    modes[:, :count] = vectors[:, :count] * values[:count].abs().sqrt()
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.multinomial(p, sum(ANCHORS), replacement=True, generator=generator)
-    anchors = [D[:, index] for index in torch.split(drawn, list(ANCHORS))]
-    return [quantiles(D, p, N_QUANTILES), (D @ p)[:, None], modes, *anchors]

@@ -21,7 +21,7 @@ from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.threads import threads_for
-from torchgw.search.initial_guesses import start_costs
+from torchgw.search.initial_guesses import SHARPNESS, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import balance
 from torchgw.sinkhorn.sides import Side, log_total, translation
@@ -32,7 +32,6 @@ HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
 COLD = (0.1, 0.075, 0.05, 0.04, 0.03)
 COLDEST = 0.005
 COOLING_STEPS = 6
-START_SHARPNESS = 8.0
 KEPT, SMALL_KEPT = 2, 4
 SAME_PLAN = 0.5
 SEARCH_STEPS = (4, 8)
@@ -211,7 +210,7 @@ def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generat
     costs = start_costs(x.distances, y.distances, p, q, count, generator)
     log_p, log_q = x.mass.log2(), y.mass.log2()
     first = log_p.expand(count, -1), log_q.expand(count, -1)
-    plan, _, _ = _solve(costs * (-START_SHARPNESS * LOG2E), *problem.first_sides(), *first, 20)
+    plan, _, _ = _solve(costs * (-SHARPNESS * LOG2E), *problem.first_sides(), *first, 20)
     plan = torch.cat((problem.product[None], plan))
     shape = (count + 1, -1)
     return Batch(plan, log_p.expand(shape), log_q.expand(shape), torch.ones_like(plan[:, 0, 0]))

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
+from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.model import mean_cost
-from torchgw.search.initial_guesses import quantiles
 from torchgw.search.problem import Candidate, StoredProblem, descended
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.proximal import COLD, product_energy, proximal_plan

@@ -1,6 +1,7 @@
-"""Lower bounds on the values of many pairs at once, by Memoli's first and second bounds.
+"""Distributions of distances: their quantile functions, and lower bounds on the values of many pairs by them.
 
-With the points' root mean square distances (first) or all distances (second) as distributions on the line,
+With the points' root mean square distances (Memoli's first bound) or all distances (second) as distributions on the
+line,
 
     value(X, Y) >= W_2(X, Y)^2 = integral of (quantile_X - quantile_Y)^2 >= mean_b (means_X,b - means_Y,b)^2,
 
@@ -19,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.spatial.distance import cdist
+from torch import Tensor
 
-from torchgw.search.initial_guesses import quantiles
 from torchgw.types import Array
 
 PARTS = 512
@@ -28,9 +29,33 @@ ROUNDING = 1e-9
 ROUNDING_OF_VALUES = 2e-14
 
 
+def quantiles(D: Tensor, mass: Tensor, count: int) -> Tensor:
+    """Means of each row's quantile function over ``count`` equal intervals, (N, count), rows weighted by ``mass``.
+
+    By Jensen's inequality squared differences of these bound the squared Wasserstein distance of two rows from below.
+    """
+    value, order = D.sort(dim=1)
+    weight = mass[order]
+    level = torch.nn.functional.pad(weight.cumsum(1), (1, 0))
+    level = level / level[:, -1:]
+    area = torch.nn.functional.pad((value * weight).cumsum(1), (1, 0)) / weight.sum(1, keepdim=True)
+    cuts = torch.linspace(0, 1, count + 1, dtype=D.dtype, device=D.device).expand(len(D), -1).contiguous()
+    above = torch.searchsorted(level, cuts).clamp(1, D.shape[1])
+    low, high = level.gather(1, above - 1), level.gather(1, above)
+    share = ((cuts - low) / (high - low).clamp_min(torch.finfo(D.dtype).tiny)).clamp(0.0, 1.0)
+    low_area = area.gather(1, above - 1)
+    cumulative = low_area + share * (area.gather(1, above) - low_area)
+    means: Tensor = (cumulative[:, 1:] - cumulative[:, :-1]) * count
+    return means
+
+
 class Signature(NamedTuple):
-    """Means of the quantile functions of the points' root mean square distances and of all distances, both (512,), and
-    the mean squared distance."""
+    """What bounds take from a space.
+
+    eccentricity, every : means (512,) of the quantile functions of the points' root mean square distances, and of all
+        distances.
+    squared : the mean squared distance.
+    """
 
     eccentricity: Array
     every: Array
