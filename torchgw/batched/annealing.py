@@ -68,7 +68,10 @@ class Plans:
 
 
 class Effort(NamedTuple):
-    """Inner iterations at each temperature: plain ones, then over-relaxed ones."""
+    """Inner iterations at each temperature.
+
+    plain, relaxed : Sinkhorn iterations, then over-relaxed ones.
+    """
 
     plain: int
     relaxed: int = 0

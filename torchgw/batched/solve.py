@@ -40,7 +40,12 @@ SMALL, STEPS_AT_ONCE = 64**2, 4
 
 
 class Stage(NamedTuple):
-    """How fast a stage cools, in how many steps at least, and its iterations at each."""
+    """How a stage cools.
+
+    fall : ratio of consecutive temperatures, at most.
+    least : steps at least.
+    effort : iterations at each temperature.
+    """
 
     fall: float
     least: int

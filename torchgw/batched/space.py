@@ -27,6 +27,7 @@ from torch import Tensor
 
 from torchgw.kernels.sampling import draw
 from torchgw.search.initial_guesses import leading_modes, profiles
+from torchgw.spaces.hierarchy import Cells
 from torchgw.types import Array
 
 CELLS = (32, 80, 144)
@@ -40,11 +41,15 @@ ANCHORS = (2, 3, 4, 2, 3)
 
 @dataclass(frozen=True)
 class Level:
-    """A resolution: distances (n, n) over the critical one, masses (n,), and for each cell the cell of the level before
-    that it lies in, (n,), and its share of that one's mass, (n,).
+    """A resolution, in float32 and filled up to n points.
 
-    ``size`` is n before it was filled up; ``spread`` how far distances from a point to cells are from those of its own
-    cell, their root mean square over the critical distance.
+    size : points or cells before it was filled up.
+    spread : root mean square of what distances from a point to cells differ by from those of its own cell, over the
+        critical distance.
+    distances : (n, n), over the critical distance.
+    mass : (n,).
+    parent : for each cell the cell of the level before that it lies in, (n,).
+    share : its share of that one's mass, (n,).
     """
 
     size: int
@@ -130,7 +135,7 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Sp
 
 
 class Resolution(NamedTuple):
-    """A resolution as `Level` has it, in float64, unscaled, and not filled up."""
+    """A resolution as `Level` has it, in float64, unscaled, and not filled up: (n, n), (n,), (n,), (n,)."""
 
     distances: Array
     mass: Array
@@ -150,10 +155,11 @@ def _ladder(D: Array, p: Array) -> list[Resolution]:
         m = np.bincount(label, p)
         parent = np.zeros(len(m), dtype=np.int64)
         parent[label] = before
-        weights = torch.zeros(n, len(m), dtype=torch.float64)
-        weights[torch.arange(n), torch.from_numpy(label)] = torch.from_numpy(p / m[label])
-        to_cells = D if whole else (torch.from_numpy(D) @ weights).numpy()
-        between = D if whole else (weights.T @ torch.from_numpy(to_cells)).numpy()
+        to_cells = between = D
+        if not whole:
+            partition, weights = Cells(torch.from_numpy(label), len(m)), torch.from_numpy(p)
+            means = partition.means(torch.from_numpy(D), weights).T
+            to_cells, between = means.numpy(), partition.means(means, weights).numpy()
         spread = float(np.sqrt((p[:, None] * np.square(to_cells - between[label]) * m).sum()))
         found.append(Resolution(between, m, parent, m / np.bincount(parent, m)[parent], spread))
         before = label
