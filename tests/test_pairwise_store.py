@@ -24,7 +24,7 @@ from joblib.parallel import SequentialBackend
 from tests.problems import ROLL, SPIRAL
 from torchgw import ConvergenceWarning, PairwiseResult, Progress, cli, datasets, gw_pairwise
 from torchgw.cli import pairwise as command
-from torchgw.pairwise import work
+from torchgw.pairwise import schedule
 from torchgw.pairwise.result import SolvedPair
 from torchgw.pairwise.solve import Task
 
@@ -58,13 +58,13 @@ def whole() -> PairwiseResult:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """The pairs that are solved in this process, in no order."""
     seen: list[tuple[int, int]] = []
-    solve = work.solve
+    solve = schedule.solve
 
     def counting(task: Task) -> list[SolvedPair]:
         seen.extend(task.pairs)
         return solve(task)
 
-    monkeypatch.setattr(work, "solve", counting)
+    monkeypatch.setattr(schedule, "solve", counting)
     return seen
 
 
@@ -238,7 +238,7 @@ def test_backends_that_return_all_at_once_are_given_a_few_at_a_time(
     tmp_path: Path, whole: PairwiseResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_parallel_backend("all at once", AllAtOnce)
-    monkeypatch.setattr(work, "AT_A_TIME", 2)
+    monkeypatch.setattr(schedule, "AT_A_TIME", 2)
     path = tmp_path / "pairs.sqlite"
     with parallel_config("all at once"), pytest.warns(ConvergenceWarning, match="pending"):
         part = pairwise(store=path, callback=lambda _: True)
