@@ -9,9 +9,9 @@ bounded, by p and q, cost at least q . b plus the cheapest m of the rows' masses
 
 The lower bounds are Memoli's first (the points' root mean square distances, transported in one dimension) and second
 (all distances, likewise). The second bins the distances with width h and subtracts h from the Wasserstein distance, so
-it stays a bound: within 0.7 % of the exact one, in two passes over blocks of rows. `torchgw.pairwise.bounds` has means
-of quantiles instead, which need all distances sorted at once: 30 times slower at 3000 points, but a space becomes a
-short vector then, and the bounds of many pairs distances between vectors.
+it stays a bound: within 0.7 % of the exact one, in two passes over blocks of rows. Means of quantiles, as in
+`torchgw.objective.distributions`, need all distances sorted: 30 times slower at 3000 points, but a space is then a
+short vector, and the bounds of many pairs are distances between vectors.
 
 Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex objectives", 2016; F. Memoli,
 "Gromov-Wasserstein distances and the metric approach to object matching", 2011, section 6.
