@@ -65,7 +65,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
         solution,
         coupling=rounded if low_rank else DenseCoupling(plan, f, g),
         stored=DenseCoupling(plan),
-        end=Start(cost.to(torch.float64), f, g, epsilon),
+        end=Start(cost, f, g, epsilon),  # widened when the matrices of this solve are gone
         marginal_residual=residual,
         n_iter_sinkhorn=solution.n_iter_sinkhorn + state.n_iter,
     )

@@ -170,6 +170,7 @@ def solve_smoothly(problem: StoredProblem, start: Start) -> Solution:
         energy = sampled_energy(problem, last.stored)
     return replace(
         last,
+        end=last.end.to(torch.float64),
         dual=column_dual(warm.cost, last.end.g, model.q, epsilon),
         energy=energy,
         status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
