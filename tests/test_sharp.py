@@ -16,6 +16,7 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
+from torchgw.solvers import transport_lp
 from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.transport_lp import TransportError, transport
 from torchgw.spaces import PrecomputedDistances
@@ -86,6 +87,21 @@ def test_transport_among_candidates_is_feasible_and_no_better_than_the_optimum()
     np.testing.assert_allclose(few.plan.sum(0), q, atol=1e-12)
     cost, found, lowest = ((C * each.plan).sum() for each in (few, near, best))
     assert cost > found == pytest.approx(lowest, rel=1e-9)
+
+
+def test_linear_programs_are_the_same_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
+    assert transport_lp._bindings() is not None
+    direct = transport(C, p, q, [np.zeros(41)])
+    monkeypatch.setattr(transport_lp, "_bindings", lambda: None)
+    public = transport(C, p, q, [np.zeros(41)])
+    np.testing.assert_allclose(direct.plan, public.plan, atol=1e-12)
+
+
+def test_bindings_that_do_not_work_as_expected_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_lp, "BINDINGS", ("torchgw.no_such_module", "math"))
+    assert transport_lp._bindings.__wrapped__() is None
 
 
 def test_transport_of_equal_masses_is_an_assignment() -> None:
