@@ -28,7 +28,7 @@ from torchgw.types import Array
 
 logger = logging.getLogger("torchgw")
 
-CANDIDATES = 4
+CANDIDATES = 6
 MOST_TIED = 3
 COST_SCALE = 100.0
 PRICING_TOLERANCE, PRICING_ROUNDS = 1e-6, 20
