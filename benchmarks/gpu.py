@@ -24,7 +24,7 @@ from benchmarks.common import RESULTS, fastest, rehearsal, rehearsed, show, writ
 from torchgw import GWOptions, LadderOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import half_step, in_two_reads
 from torchgw.kernels.tiles import choose_tiles
 from torchgw.sinkhorn.scaling import scaling
@@ -80,8 +80,8 @@ def hundred(scope: Scope, dtype: torch.dtype) -> list[Row]:
     for n, k in scope.dense:
         score = torch.randn(n, k, device=device, dtype=dtype).mul_(20)
         log_p, log_q = score.new_full((n,), 1 / n).log2(), score.new_full((k,), 1 / k).log2()
-        request, out = Request(device, dtype, (n, k)), torch.empty_like(score)
-        best, eager = (softmin_dense.choose(name, request).function for name in (scope.kernel, "eager"))
+        workload, out = Workload(device, dtype, (n, k)), torch.empty_like(score)
+        best, eager = (softmin_dense.choose(name, workload).function for name in (scope.kernel, "eager"))
         two_reads = in_two_reads(best.softmin)
 
         def loop(sweep: Callable[..., Any]) -> None:
@@ -154,7 +154,7 @@ def streaming(scope: Scope) -> list[Row]:
             ("ieee", torch.float32),
             ("", torch.bfloat16),
         ):
-            kernel = softmin_stream.choose(scope.kernel, Request(device, dtype, (n, k), rank, dot)).function
+            kernel = softmin_stream.choose(scope.kernel, Workload(device, dtype, (n, k), rank, dot)).function
             bound = kernel.on(A.to(dtype), B.to(dtype))
             taken = fastest({dot: partial(bound.softmin, g, 1)})[dot]
             name = f"streaming half-step, r = {rank}, {dot or 'bfloat16'}"
@@ -229,7 +229,7 @@ def tiles(scope: Scope) -> list[Row]:
         chosen = choose_tiles(A, A, f, g, p, p, 128, 1e-4)[0]
         ones = torch.ones(n, 1, device=device, dtype=torch.float64)
         for name in dict.fromkeys(("eager", scope.kernel)):
-            kernel = softmin_tiles.choose(name, Request(device, torch.float32, (n, n), rank)).function
+            kernel = softmin_tiles.choose(name, Workload(device, torch.float32, (n, n), rank)).function
             calls: dict[str, Callable[[], object]] = {
                 "softmin": partial(kernel.softmin, A, A, chosen, g.float(), 1),
                 "read": partial(kernel.read, A, A, chosen, f, g, ones, ones, True),

@@ -36,7 +36,7 @@ from torchgw.gradients.differentiable import Differentiable
 from torchgw.gradients.lagrangian import Parameters
 from torchgw.gradients.unrolled import unrolled
 from torchgw.kernels import softmin_dense
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.objective.linearise import gradient_of
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.inner import StoredInner
@@ -97,7 +97,7 @@ def forward(found: Differentiable, steps: tuple[int, int], start: Tensor) -> Non
     """Linearise and solve from a plan, as often and with as many iterations as asked."""
     model, quadratic = found.solution.model, found.solution.curvature.quadratic
     p, q = (mass.to(start.dtype) for mass in model.masses)
-    kernel = softmin_dense.choose("eager", Request(start.device, start.dtype, tuple(start.shape))).function
+    kernel = softmin_dense.choose("eager", Workload(start.device, start.dtype, tuple(start.shape))).function
     options = torchgw.SinkhornOptions(exact_max_iter=max(steps[1], 2), tol=1e-12)
     inner, gradient = StoredInner(kernel, model, options), gradient_of(model, quadratic)
     cost, f, g = gradient(DenseCoupling(start), p), p.log2(), q.log2()

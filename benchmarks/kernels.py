@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.common import environment, fastest, rehearsed, show, write
 from torchgw.kernels import LN2, dispatch, softmin_dense, softmin_stream
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import in_two_reads
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import Side
@@ -100,10 +100,10 @@ def _sizes(device: torch.device) -> str:
     return "rehearsal" if rehearsed() else device.type
 
 
-def choose(family: Any, backend: str, request: Request) -> Any:
+def choose(family: Any, backend: str, workload: Workload) -> Any:
     """The kernel, or None where that backend cannot run."""
     with contextlib.suppress(ValueError):
-        return family.choose(backend, request).function
+        return family.choose(backend, workload).function
     return None
 
 
@@ -112,10 +112,10 @@ def dense(device: torch.device, dtype: torch.dtype) -> list[Row]:
     rates, rows = Rates(device, dtype), []
     for n, k in SIZES[_sizes(device)]:
         A, B = problem(n, k, 8, device, dtype)
-        score, request = A @ B.T, Request(device, dtype, (n, k))
+        score, workload = A @ B.T, Workload(device, dtype, (n, k))
         f, g = score.new_full((n,), 1 / n).log2(), score.new_full((k,), 1 / k).log2()
         size = n * k * score.element_size()
-        kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_dense, name, request))}
+        kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_dense, name, workload))}
         base = {"family": "softmin_dense", "n": n, "k": k, "rank": 0, "dtype": str(dtype)[6:]}
         for axis, bias in ((1, g), (0, f)):
             plain = partial(naive, score, bias, axis)
@@ -171,8 +171,8 @@ def stream(device: torch.device, dtype: torch.dtype) -> list[Row]:
     for n, k, rank in STREAMS[_sizes(device)]:
         A, B = problem(n, k, rank, device, dtype)
         f, g = A.new_full((n,), 1 / n).log2(), A.new_full((k,), 1 / k).log2()
-        request = Request(device, dtype, (n, k), rank)
-        kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_stream, name, request))}
+        workload = Workload(device, dtype, (n, k), rank)
+        kernels = {name: kernel for name in BACKENDS if (kernel := choose(softmin_stream, name, workload))}
         base = {"family": "softmin_stream", "n": n, "k": k, "rank": rank, "dtype": str(dtype)[6:]}
         fits = n * k * A.element_size() * 3 < 8 * 2**30
         plain = partial(plain_stream, A, B, g) if fits else None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, wide
-from torchgw.couplings.potential import carried, largest, sampled
+from torchgw.couplings.potential import largest, product, sampled
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.sinkhorn.loop import sinkhorn
@@ -206,7 +206,7 @@ def transports(device: str, n: int, k: int, rank: int, dtype: torch.dtype) -> No
     a, b, left, right, values = wide(A, B, f, g, V)
     plan = np.exp2(a @ b.T + left[:, None] + right)
     on = [side.to(device) for side in (A, B, f, g, V)]
-    moved = carried(*on)
+    moved = product(*on)
     np.testing.assert_allclose(wide(moved)[0], plan @ values, rtol=0, atol=TOLERANCE[dtype] * max(plan.sum(1).max(), 1))
     count = min(4, k)
     values, columns = largest(on[0], on[1], on[3], count)

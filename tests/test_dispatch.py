@@ -13,7 +13,7 @@ import torch
 
 from torchgw import gw_align
 from torchgw.kernels import compiler, dispatch, softmin_dense, softmin_stream
-from torchgw.kernels.dispatch import Implementation, Request
+from torchgw.kernels.dispatch import Implementation, Workload
 from torchgw.kernels.kernel import Kernel
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def test_whole_solves_compile_each_axis_once_a_dtype() -> None:
 
 @pytest.mark.parametrize("family", [softmin_dense, softmin_stream])
 def test_auto_on_the_cpu_takes_the_eager_kernel_and_says_why_not_the_others(family: ModuleType) -> None:
-    chosen = family.choose("auto", Request(CPU, torch.float32, (2000, 2500), 64))
+    chosen = family.choose("auto", Workload(CPU, torch.float32, (2000, 2500), 64))
     assert chosen.name == "eager"
     assert chosen.function is family.reference.KERNEL
     assert "GPU" in chosen.passed_over["triton"]
@@ -53,15 +53,15 @@ def test_auto_on_the_cpu_takes_the_eager_kernel_and_says_why_not_the_others(fami
 
 def test_a_named_backend_that_cannot_run_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="triton: Triton kernels need a GPU"):
-        softmin_dense.choose("triton", Request(CPU, torch.float32, (10, 10)))
+        softmin_dense.choose("triton", Workload(CPU, torch.float32, (10, 10)))
 
 
 def test_an_old_gpu_is_told_what_triton_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = Request(torch.device("cuda"), torch.float32, (9, 9))
+    workload = Workload(torch.device("cuda"), torch.float32, (9, 9))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert "capability 8.0" in str(softmin_dense.triton.unable(request))
+    assert "capability 8.0" in str(softmin_dense.triton.unable(workload))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert softmin_dense.triton.unable(request) is None
+    assert softmin_dense.triton.unable(workload) is None
 
 
 def test_the_table_of_measurements_decides_by_the_nearest_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_the_table_of_measurements_decides_by_the_nearest_size(monkeypatch: pyte
         {"device": "cpu", "family": "softmin_dense", "n": 5000, "k": 5000, "rank": 0, "eager": 9.0, "compile": 3.0},
     )
     monkeypatch.setattr(dispatch, "measured", lambda: rows)
-    small, large = (Request(CPU, torch.float32, (n, n)) for n in (200, 4000))
+    small, large = (Workload(CPU, torch.float32, (n, n)) for n in (200, 4000))
     assert "2.00x" in str(dispatch.slower_than_eager("compile", "softmin_dense", small))
     assert dispatch.slower_than_eager("compile", "softmin_dense", large) is None
     assert dispatch.slower_than_eager("triton", "softmin_dense", small) is None
@@ -88,16 +88,16 @@ def test_the_committed_table_says_where_it_was_measured() -> None:
 def test_the_dispatcher_asks_whether_it_is_wise_before_whether_it_is_able() -> None:
     asked: list[str] = []
 
-    def unable(_: Request) -> str | None:
+    def unable(_: Workload) -> str | None:
         asked.append("able")
         return None
 
     slow = Implementation("compile", unable, lambda _: "too small", lambda _: 1)
     last = Implementation("eager", lambda _: None, lambda _: None, lambda _: 2)
-    request = Request(CPU, torch.float32, (2, 2))
-    assert dispatch.select((slow, last), "auto", request).function == 2
+    workload = Workload(CPU, torch.float32, (2, 2))
+    assert dispatch.select((slow, last), "auto", workload).function == 2
     assert asked == []
-    assert dispatch.select((slow, last), "compile", request).function == 1
+    assert dispatch.select((slow, last), "compile", workload).function == 1
     assert asked == ["able"]
 
 
@@ -105,7 +105,7 @@ def test_without_a_compiler_the_reason_is_given(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiler.shutil, "which", lambda _: None)
     compiler.broken.cache_clear()
     with pytest.raises(ValueError, match=r"needs a C\+\+ compiler"):
-        softmin_dense.choose("compile", Request(CPU, torch.float32, (9, 9)))
+        softmin_dense.choose("compile", Workload(CPU, torch.float32, (9, 9)))
     compiler.broken.cache_clear()
 
 

@@ -32,7 +32,7 @@ from torchgw import (
     ranges,
 )
 from torchgw.couplings.rounding import marginal_error, round_tiles
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.softmin_tiles import choose
 from torchgw.kernels.tiles import all_tiles
 from torchgw.marginals import Marginals
@@ -123,9 +123,9 @@ def test_rounding_takes_nothing_from_a_plan_for_one_point_of_next_to_no_mass() -
     p, q = torch.full((40,), 1 / 39, dtype=torch.float64), torch.full((50,), 1 / 50, dtype=torch.float64)
     p[0] = 1e-38
     A, B = torch.zeros(40, 1, dtype=torch.float64), torch.zeros(50, 1, dtype=torch.float64)
-    kernel = choose("eager", Request(A.device, A.dtype, (40, 50), 1)).function
+    kernel = choose("eager", Workload(A.device, A.dtype, (40, 50), 1)).function
     found = round_tiles(kernel, A, B, all_tiles(40, 50, 32, A.device), p.log2(), q.log2(), p, q)
-    assert float(found.read.moved[:, 0].sum()) > 1 - 1e-9
+    assert float(found.read.TV[:, 0].sum()) > 1 - 1e-9
     assert found.residual < 1e-9
 
 

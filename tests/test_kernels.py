@@ -12,7 +12,7 @@ from tests import kernel_cases as cases
 from tests.kernels import RANKS, SIZES, factors, wide
 from tests.problems import daily, in_turn
 from torchgw.kernels import blocks, softmin_dense, softmin_stream
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
@@ -130,7 +130,7 @@ def test_forbidden_entries_in_a_sweep() -> None:
 
 @pytest.mark.parametrize(("dtype", "axis"), daily({(torch.float32, 1), (torch.float64, 0)}, DTYPES, [0, 1]))
 def test_compiled_kernels_agree_with_the_oracle(dtype: torch.dtype, axis: int) -> None:
-    assert softmin_dense.compiled.unable(Request(CPU, torch.float32, (9, 9))) is None
+    assert softmin_dense.compiled.unable(Workload(CPU, torch.float32, (9, 9))) is None
     dense, stream = softmin_dense.compiled.build(), softmin_stream.compiled.build()
     for n, k in EVERY_SIZE:
         cases.dense_softmin(dense, "cpu", n, k, dtype, axis, holes=n % 2 == 1)
@@ -156,10 +156,10 @@ def test_sizes_and_epsilons_do_not_compile_again() -> None:
     counters.clear()
     for n, k in [*((10 * i + 3, 7 * i + 5) for i in range(1, 10)), (64, 64), (1, 9), (500, 300)]:
         A, B, f, g = torch.randn(n, 11), torch.randn(k, 11), torch.randn(n), torch.randn(k)
-        request = Request(CPU, torch.float32, (n, k), 11)
+        workload = Workload(CPU, torch.float32, (n, k), 11)
         for epsilon in torch.logspace(-4, 0, 10).tolist():
-            softmin_stream.choose("compile", request).function.on(A / epsilon, B).sweep(g, f, f, 1.0)
-            softmin_dense.choose("compile", request).function.on(A @ B.T / epsilon).sweep(g, f, f, 1.0)
+            softmin_stream.choose("compile", workload).function.on(A / epsilon, B).sweep(g, f, f, 1.0)
+            softmin_dense.choose("compile", workload).function.on(A @ B.T / epsilon).sweep(g, f, f, 1.0)
     assert counters["stats"]["unique_graphs"] == 3
 
 
@@ -173,8 +173,8 @@ class TestOnTheGPU:
         """Outputs start as NaN."""
 
     def kernels(self, backend: str, dtype: torch.dtype) -> tuple[Kernel, Kernel]:
-        request = Request(torch.device("cuda"), dtype, (65, 64), 16)
-        return softmin_dense.choose(backend, request).function, softmin_stream.choose(backend, request).function
+        workload = Workload(torch.device("cuda"), dtype, (65, 64), 16)
+        return softmin_dense.choose(backend, workload).function, softmin_stream.choose(backend, workload).function
 
     @pytest.mark.parametrize("axis", [0, 1])
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -204,8 +204,8 @@ class TestOnTheGPU:
         for dot, tolerance in (("ieee", 1.0), ("tf32x3", 1.0), ("tf32", 1e4)):
             A, B = factors(300, 500, 130, torch.float32, 1)
             a, b = wide(A, B)
-            request = Request(torch.device("cuda"), torch.float32, (300, 500), 130, dot)
-            bound = softmin_stream.choose(backend, request).function.on(A.cuda(), B.cuda())
+            workload = Workload(torch.device("cuda"), torch.float32, (300, 500), 130, dot)
+            bound = softmin_stream.choose(backend, workload).function.on(A.cuda(), B.cuda())
             found = bound.softmin(torch.zeros(500, device="cuda"), 1)
             cases.close(found, cases.softmin_oracle(a @ b.T, np.zeros(500), 1), torch.float32, tolerance)
 

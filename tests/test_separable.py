@@ -62,12 +62,12 @@ def test_products_both_ways_are_those_of_the_formula(n: int, k: int, size: int) 
     generator = torch.Generator().manual_seed(1)
     V, W = (torch.randn(m, d, generator=generator, dtype=torch.float64) for m, d in ((k, 3), (n, 2)))
     found = separable.read(given[0], given[1], tiles, given[2], given[3], V, W, True)
-    torch.testing.assert_close(found.moved, plan @ V)
-    torch.testing.assert_close(found.back, plan.T @ W)
+    torch.testing.assert_close(found.TV, plan @ V)
+    torch.testing.assert_close(found.TtW, plan.T @ W)
     A, B, f, g = given
     turned = separable.read(B, A, tiles.transposed, g, f, W, V, False)
-    torch.testing.assert_close(turned.moved, plan.T @ W)
-    torch.testing.assert_close(turned.back, plan @ V)
+    torch.testing.assert_close(turned.TV, plan.T @ W)
+    torch.testing.assert_close(turned.TtW, plan @ V)
     index = torch.tensor([n - 1, 0, n // 2])
     mask = (plan != 0)[index]
     every, centre = torch.arange(k), (centres(A, size), centres(B, size))
@@ -78,7 +78,7 @@ def test_the_largest_entries_are_found_where_they_are() -> None:
     given, tiles = problem(200, 256, 8, scale=3.0), kept(200, 256, 8)
     plan = stored(tiles, *given)
     found = separable.read(given[0], given[1], tiles, given[2], given[3], plan[:1].T[:, :0], plan[:, :0], True)
-    reached = plan[torch.arange(200), found.at]
+    reached = plan[torch.arange(200), found.argmax]
     assert bool((reached > 0.9 * plan.amax(1)).all())
     assert bool(((found.largest / plan.amax(1)).log().abs() < 0.2).all())
 
@@ -88,11 +88,11 @@ def test_points_without_mass_give_nothing() -> None:
     f[5], g[7] = -torch.inf, -torch.inf
     ones = torch.ones(64, 1, dtype=torch.float64)
     found = separable.read(A, B, tiles, f, g, ones, ones, True)
-    assert float(found.moved[5]) == 0.0
-    assert float(found.back[7]) == 0.0
-    assert bool(found.moved.isfinite().all() and found.back.isfinite().all())
+    assert float(found.TV[5]) == 0.0
+    assert float(found.TtW[7]) == 0.0
+    assert bool(found.TV.isfinite().all() and found.TtW.isfinite().all())
     f[5] = -1e4
-    assert float(separable.read(A, B, tiles, f, g, ones, ones).moved[5]) == pytest.approx(0.0, abs=1e-30)
+    assert float(separable.read(A, B, tiles, f, g, ones, ones).TV[5]) == pytest.approx(0.0, abs=1e-30)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -129,7 +129,7 @@ def test_rounding_in_float32_leaves_no_point_with_more_than_its_mass() -> None:
     plan = ((A.double() @ B.double().T) + f[:, None] + g).exp2()
     p, q = plan.sum(1), plan.sum(0)
     rounded = round_tiles(KERNEL, A, B, all_tiles(150, 170, 64, torch.device("cpu")), f, g, p, q)
-    moved, back = rounded.read.moved[:, 0], rounded.read.back[:, 0]
+    moved, back = rounded.read.TV[:, 0], rounded.read.TtW[:, 0]
     # Both are float32 sums of the same entries, of all mass 1, and each is off by about half a unit in its last place,
     # to either side. By what their totals differ the rows must be off: what is added has the columns' total.
     apart = abs(float(moved.sum() - back.sum()))

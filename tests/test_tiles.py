@@ -14,7 +14,7 @@ from tests import kernel_cases
 from tests import tile_cases as cases
 from tests.kernels import RANKS
 from torchgw.kernels import blocks, softmin_tiles
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.tiles import Tiles, all_tiles, choose_tiles
 
@@ -23,7 +23,7 @@ F32, F64 = torch.float32, torch.float64
 DTYPES = (F32, F64)
 MIXED = ((F32, F32), (F32, F64), (F64, F64))
 SHARES = (1e-12, 1e-6, 1e-3, 0.05, 0.9)
-EAGER = softmin_tiles.choose("eager", Request(CPU, F32, (64, 64), 16)).function
+EAGER = softmin_tiles.choose("eager", Workload(CPU, F32, (64, 64), 16)).function
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_result_has_the_dtype_of_the_bias(axis: int) -> None:
 
 
 def test_a_named_compiler_leaves_this_family_to_the_eager_implementation() -> None:
-    assert softmin_tiles.choose("compile", Request(CPU, F32, (64, 64), 16)).name == "eager"
+    assert softmin_tiles.choose("compile", Workload(CPU, F32, (64, 64), 16)).name == "eager"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -261,7 +261,7 @@ class TestOnTheGPU:
         """Outputs start as NaN."""
 
     def kernel(self, backend: str, dtype: torch.dtype) -> TileKernel:
-        return softmin_tiles.choose(backend, Request(torch.device("cuda"), dtype, (65, 64), 16)).function
+        return softmin_tiles.choose(backend, Workload(torch.device("cuda"), dtype, (65, 64), 16)).function
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_softmins(self, backend: str, dtype: torch.dtype) -> None:

@@ -120,7 +120,7 @@ def reads(
     assert [side.dtype for side in found] == [dtype, dtype, dtype, torch.int64]
     left, right, v, w = wide(f, g, V, W)
     plan = np.exp2(masked(A, B, mask) + left[:, None] + right)
-    moved, back, largest, at = wide(found.moved, found.back, found.largest, found.at)
+    moved, back, largest, at = wide(found.TV, found.TtW, found.largest, found.argmax)
     tolerance = TOLERANCE[narrow] * max(plan.sum(1).max(), plan.sum(0).max(), 1)
     np.testing.assert_allclose(moved, plan @ np.nan_to_num(v), rtol=0, atol=tolerance)
     np.testing.assert_allclose(back, plan.T @ np.nan_to_num(w, posinf=0), rtol=0, atol=tolerance)
@@ -141,7 +141,7 @@ def equal_entries(kernel: TileKernel, device: str) -> None:
         tiles = listed(kept, size, n, k).tiles
         f, g = torch.full((n,), -9.0, dtype=F64), torch.zeros(k, dtype=F64)
         at = kernel.read(*(side.to(device) for side in (A, B)), on(tiles, device), f.to(device), g.to(device),
-                         B.to(device), A.to(device), True).at.cpu()  # fmt: skip
+                         B.to(device), A.to(device), True).argmax.cpu()  # fmt: skip
         assert (at[:32] == expected[0]).all()
         assert (at[32:] == expected[1]).all()
 
@@ -167,7 +167,7 @@ def wide_potentials_keep_large_scores(kernel: TileKernel, device: str) -> None:
     one = torch.ones(k, 1, dtype=F64, device=device)
     given = (bound.A, bound.B, bound.tiles, f.to(device), g.to(device))
     read = kernel.read(*given, one, bound.A[:, :0], False)
-    np.testing.assert_allclose(wide(read.moved)[0], 1.0, atol=3e-5)
+    np.testing.assert_allclose(wide(read.TV)[0], 1.0, atol=3e-5)
 
 
 def what_is_not_asked_for_is_empty_or_zero(kernel: TileKernel, device: str) -> None:
@@ -180,11 +180,11 @@ def what_is_not_asked_for_is_empty_or_zero(kernel: TileKernel, device: str) -> N
     given = [A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device)]
     none = given[0].new_zeros(k, 0), given[0].new_zeros(n, 0)
     found = kernel.read(*given, *none, True)
-    assert (found.moved.shape, found.back.shape) == ((n, 0), (k, 0))
+    assert (found.TV.shape, found.TtW.shape) == ((n, 0), (k, 0))
     np.testing.assert_allclose(wide(found.largest)[0], plan.max(1), rtol=1e-10)
     for V, W in ((none[0], given[0]), (given[1], none[1])):
         found = kernel.read(*given, V, W, False)
-        np.testing.assert_allclose(wide(found.moved)[0], plan @ wide(V)[0], rtol=0, atol=1e-11)
-        np.testing.assert_allclose(wide(found.back)[0], plan.T @ wide(W)[0], rtol=0, atol=1e-11)
+        np.testing.assert_allclose(wide(found.TV)[0], plan @ wide(V)[0], rtol=0, atol=1e-11)
+        np.testing.assert_allclose(wide(found.TtW)[0], plan.T @ wide(W)[0], rtol=0, atol=1e-11)
         assert (found.largest == 0).all()
-        assert (found.at == 0).all()
+        assert (found.argmax == 0).all()

@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.baselines import plain
 from torchgw.couplings.rounding import feasible
 from torchgw.kernels import LOG2E
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_dense import choose
 from torchgw.objective.sampled import Anchors, refresh
@@ -83,7 +83,7 @@ class Found:
         """The feasible plan (N, K) in float64: every loop is followed by the same last solve, to the same tolerance."""
         score, f, g = (side.to(torch.float64) for side in (self.score, self.f, self.g))
         p, q = (torch.full_like(side, 1 / len(side)) for side in (f, g))
-        kernel = choose("eager", Request(score.device, torch.float64, tuple(score.shape))).function
+        kernel = choose("eager", Workload(score.device, torch.float64, tuple(score.shape))).function
         plan = torch.empty_like(score)
         sides, last = (Side(p.log2()), Side(q.log2())), SinkhornOptions()
         scaling(
@@ -165,7 +165,7 @@ class Workspace:
         self, shape: tuple[int, int], device: torch.device, dtype: torch.dtype, switches: Switches, backend: str
     ) -> None:
         self.switches, self.shape = switches, shape
-        self.kernel = choose(backend, Request(device, dtype, shape)).function
+        self.kernel = choose(backend, Workload(device, dtype, shape)).function
         self.held = torch.empty(shape, device=device, dtype=dtype) if switches.preallocated else None
 
     def score(self, U: Tensor, V: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:

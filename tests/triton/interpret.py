@@ -23,7 +23,7 @@ from tests.problems import daily, in_turn
 from torchgw import GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.tiles import all_tiles
 from torchgw.solvers import inner
 from torchgw.strategies import streaming
@@ -42,10 +42,10 @@ def _patched(tensor: Any, *scope: Any) -> None:
 interpreter._patch_lang_tensor = _patched
 
 CPU = torch.device("cpu")
-REQUEST = Request(CPU, torch.float32, (64, 64), 16, dot="ieee")
-DENSE = softmin_dense.choose("triton", REQUEST).function
-STREAM = softmin_stream.choose("triton", REQUEST).function
-TILES = softmin_tiles.choose("triton", REQUEST).function
+WORKLOAD = Workload(CPU, torch.float32, (64, 64), 16, dot="ieee")
+DENSE = softmin_dense.choose("triton", WORKLOAD).function
+STREAM = softmin_stream.choose("triton", WORKLOAD).function
+TILES = softmin_tiles.choose("triton", WORKLOAD).function
 DTYPES = (torch.float32, torch.float64)
 SMALL = ((1, 1), (2, 63), (65, 64), (64, 2), (63, 65))
 

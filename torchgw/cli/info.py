@@ -16,7 +16,7 @@ from torchgw._version import __version__
 from torchgw.cli.align import memory_of
 from torchgw.cli.input import read_space
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.options import GWOptions, LowRankOptions
 from torchgw.planner import estimate
 from torchgw.report.contents import finite
@@ -77,10 +77,10 @@ def backends(device: torch.device) -> dict[str, dict[str, str]]:
     """
     found: dict[str, dict[str, str]] = {}
     for name, family in FAMILIES.items():
-        request = Request(device, torch.float32, SHAPE, rank=0 if name == "dense" else 32)
-        chosen = family.choose("auto", request).name
+        workload = Workload(device, torch.float32, SHAPE, rank=0 if name == "dense" else 32)
+        chosen = family.choose("auto", workload).name
         found[name] = {
-            one.name: "taken" if one.name == chosen else one.unwise(request) or one.unable(request) or "available"
+            one.name: "taken" if one.name == chosen else one.unwise(workload) or one.unable(workload) or "available"
             for one in family.FAMILY
         }
     return found

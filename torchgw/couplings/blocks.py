@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -184,5 +185,5 @@ class DenseCoupling(BlockCoupling):
 
     def times(self, mass: float) -> DenseCoupling:
         """The coupling with ``mass`` times the mass."""
-        f = None if self.f is None else self.f + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
+        f = None if self.f is None else self.f + math.log2(mass)
         return DenseCoupling(self.plan * mass if mass != 1.0 else self.plan, f, self.g)

@@ -3,7 +3,7 @@
 The second term is the rank-one correction that the rounding onto exact marginals leaves. Plans without one are read in
 blocks of rows of the product, in plain torch on any device:
 
-    carried(A, B, f, g, V)          T V, for V (K, d); exchange A with B and f with g for T^T U
+    product(A, B, f, g, V)          T V, for V (K, d); exchange A with B and f with g for T^T U
     largest(A, B, g, count)         values of S_ij + g_j and columns of the ``count`` largest of each row, largest first
     sampled(A, B, g, generator)     a column for each row, drawn in proportion to 2^(S_ij + g_j)
 
@@ -13,6 +13,7 @@ The row potential f does not change which entries of a row are the largest. Row 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -56,10 +57,10 @@ class PotentialCoupling(BlockCoupling):
         self._check_rows(V, axis)
         sides = ((self.A, self.f, self.x), (self.B, self.g, self.y))
         (A, f, x), (B, g, y) = sides if axis == 1 else sides[::-1]
-        moved = carried(A, B, f, g, V.reshape(len(V), -1).contiguous())
+        found = product(A, B, f, g, V.reshape(len(V), -1).contiguous())
         if x is not None and y is not None:
-            moved = moved + x[:, None] * (y @ V.reshape(len(V), -1))
-        return moved.reshape(len(A), *V.shape[1:])
+            found = found + x[:, None] * (y @ V.reshape(len(V), -1))
+        return found.reshape(len(A), *V.shape[1:])
 
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         if self.x is not None:
@@ -86,11 +87,8 @@ class PotentialCoupling(BlockCoupling):
 
     def times(self, mass: float) -> PotentialCoupling:
         """The coupling with ``mass`` times the mass."""
-        scaled = dict(self.tensors())
-        scaled["f"] = self.f + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
-        if self.x is not None:
-            scaled["x"] = self.x * mass
-        return PotentialCoupling(**scaled)
+        x = None if self.x is None else self.x * mass
+        return PotentialCoupling(self.A, self.B, self.f + math.log2(mass), self.g, x, self.y)
 
     def to(self, dtype: torch.dtype) -> PotentialCoupling:
         """The same coupling in another dtype."""
@@ -111,7 +109,7 @@ def scores(A: Tensor, B: Tensor, g: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield where, torch.addmm(g, A[where], B.T, out=buffer[: where.stop - start])
 
 
-def carried(A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor) -> Tensor:
+def product(A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor) -> Tensor:
     """T V, (N, d)."""
     least = LOWEST_EXPONENT if g.dtype == torch.float32 else LOWEST_WIDE_EXPONENT
     out, V = V.new_empty(len(A), V.shape[1]), V.masked_fill(g.isneginf()[:, None], 0.0)

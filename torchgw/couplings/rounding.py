@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
-from torchgw.kernels.softmin_tiles import Read, TileKernel
+from torchgw.kernels.softmin_tiles import PlanProducts, TileKernel
 from torchgw.kernels.tiles import Tiles
 from torchgw.marginals import Balanced, Marginals
 from torchgw.types import Coupling
@@ -145,7 +145,7 @@ class RoundedTiles(NamedTuple):
     x: Tensor
     y: Tensor
     tiles: Tiles
-    read: Read
+    read: PlanProducts
     residual: float
 
     def coupling(
@@ -192,7 +192,7 @@ def round_tiles(
     """
     one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
     before = kernel.read(A, B, tiles, f, g, one_q, one_p, False)
-    rows, columns = before.moved[:, 0], before.back[:, 0]
+    rows, columns = before.TV[:, 0], before.TtW[:, 0]
     residual = marginal_error(rows, columns, p, q, marginals)
     bounded = min(marginals.weights) == math.inf
     for_rows, for_columns = (
@@ -205,13 +205,13 @@ def round_tiles(
     if not bounded:
         return RoundedTiles(A, B, f, g, torch.zeros_like(p), torch.zeros_like(q), tiles, after, residual)
     # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.
-    most = max(1.0, _excess(after.moved[:, 0], p), _excess(after.back[:, 0], q))
+    most = max(1.0, _excess(after.TV[:, 0], p), _excess(after.TtW[:, 0], q))
     if marginals.total is not None:
-        most = max(most, float(after.moved[:, 0].sum()) / marginals.total)
+        most = max(most, float(after.TV[:, 0].sum()) / marginals.total)
     residual = max(residual, 1 - 1 / most)
-    f, after = f - math.log2(most), Read(after.moved / most, after.back / most, after.largest / most, after.at)
-    missing_p, missing_q = (p - after.moved[:, 0]).clamp_min(0.0), (q - after.back[:, 0]).clamp_min(0.0)
-    x, y = _spread(missing_p, missing_q, after.moved[:, 0].sum(), marginals.total)
+    f, after = f - math.log2(most), PlanProducts(after.TV / most, after.TtW / most, after.largest / most, after.argmax)
+    missing_p, missing_q = (p - after.TV[:, 0]).clamp_min(0.0), (q - after.TtW[:, 0]).clamp_min(0.0)
+    x, y = _spread(missing_p, missing_q, after.TV[:, 0].sum(), marginals.total)
     return RoundedTiles(A, B, f, g, x, y, tiles, after, residual)
 
 

@@ -3,8 +3,8 @@
     T_ij = 2^(A_i . B_j + f_i + g_j) on the kept tiles, + x_i y_j everywhere
 
 The correction makes the marginals exact for the plan without the tiles that were left out, so what is read of it agrees
-with itself. Tensors are held in an order in which neighbours are near, see `torchgw.spaces.hierarchy`; everything that
-is asked and answered is in the order of the user's points.
+with itself. Tensors are stored in the tile order, in which neighbours are near, see `torchgw.spaces.hierarchy`;
+arguments and results of all methods are in the order of the user's points.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, SparseEntries, leading
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.softmin_tiles import Read, reference, separable
-from torchgw.kernels.tiles import Tiles, centres
+from torchgw.kernels.softmin_tiles import PlanProducts, reference, separable
+from torchgw.kernels.tiles import Tiles, centres, inverse_permutation
 from torchgw.persist.codec import storable
 
 SAMPLE_BLOCK = 2**22
@@ -32,13 +32,17 @@ MOST_SPREAD = 5e7
 class TiledCoupling(BlockCoupling):
     """See the head of this file; O((N + K) r) memory and a list of tiles.
 
-    A (N, r), B (K, r) of any precision, f, x (N,) and g, y (K,) float64, all in the orders given by ``row_order`` (N,)
-    and ``column_order`` (K,): position to index. ``tile_size`` (), ``tile_first``, ``tile_column`` and
-    ``tile_separable`` () list the tiles as `torchgw.kernels.tiles.Tiles` does. ``matching`` (N,) is what ``argmax(1)``
-    gives, where it is known already.
+    Parameters
+    ----------
+    A, B : factors of the score (N, r), (K, r), of any precision, in the tile order as all that follows.
+    f, g : base-2 potentials (N,), (K,), float64.
+    x, y : the rank-one correction (N,), (K,), float64.
+    row_order, column_order : (N,), (K,), position in the tile order to index of the point.
+    tile_size, tile_first, tile_column, tile_separable : see `torchgw.kernels.tiles.Tiles`; the first and last ().
+    matching : (N,), what ``argmax(1)`` gives, where it is known already.
     """
 
-    _level = 0  # exponent of the mass, which reads in float32 do without
+    _level = 0  # log2 of the factor of the mass that products in float32 leave out
 
     def __init__(
         self,
@@ -56,52 +60,41 @@ class TiledCoupling(BlockCoupling):
         tile_separable: Tensor | None = None,
         matching: Tensor | None = None,
     ) -> None:
-        self._tensors = {
-            "A": A,
-            "B": B,
-            "f": f,
-            "g": g,
-            "x": x,
-            "y": y,
-            "row_order": row_order,
-            "column_order": column_order,
-            "tile_size": tile_size,
-            "tile_first": tile_first,
-            "tile_column": tile_column,
-            "tile_separable": torch.tensor(False) if tile_separable is None else tile_separable,
-        }
+        kept = torch.tensor(False) if tile_separable is None else tile_separable
+        self._ordered = {"A": A, "B": B, "f": f, "g": g, "x": x, "y": y}
+        self._ordered |= {"row_order": row_order, "column_order": column_order, "tile_size": tile_size}
+        self._ordered |= {"tile_first": tile_first, "tile_column": tile_column, "tile_separable": kept}
         self.shape = (len(A), len(B))
         self._matching = matching
-        separable = bool(self._tensors["tile_separable"])
-        self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column, separable)
-        self._row_rank, self._column_rank = _inverse(row_order), _inverse(column_order)
+        self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column, bool(kept))
+        self._row_rank, self._column_rank = inverse_permutation(row_order), inverse_permutation(column_order)
 
     def tensors(self) -> dict[str, Tensor]:
-        return dict(self._tensors)
+        return dict(self._ordered)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._tensors["f"].dtype
+        return self._ordered["f"].dtype
 
     @property
     def A(self) -> Tensor:
         """Factor of the score on the source points, (N, r)."""
-        return self._tensors["A"][self._row_rank]
+        return self._ordered["A"][self._row_rank]
 
     @property
     def B(self) -> Tensor:
         """Factor of the score on the target points, (K, r)."""
-        return self._tensors["B"][self._column_rank]
+        return self._ordered["B"][self._column_rank]
 
     @property
     def f(self) -> Tensor:
         """Base-2 potentials of the source points, (N,)."""
-        return self._tensors["f"][self._row_rank]
+        return self._ordered["f"][self._row_rank]
 
     @property
     def g(self) -> Tensor:
         """Base-2 potentials of the target points, (K,)."""
-        return self._tensors["g"][self._column_rank]
+        return self._ordered["g"][self._column_rank]
 
     @property
     def potentials(self) -> tuple[Tensor, Tensor]:
@@ -109,22 +102,20 @@ class TiledCoupling(BlockCoupling):
 
     def times(self, mass: float) -> TiledCoupling:
         """The coupling with ``mass`` times the mass."""
-        scaled = self.tensors()
-        scaled["f"] = scaled["f"] + torch.tensor(mass, dtype=self.dtype).log2().to(self.device)
-        scaled["x"] = scaled["x"] * mass
-        found = TiledCoupling(**scaled, matching=self._matching)
+        scaled = {"f": self._ordered["f"] + math.log2(mass), "x": self._ordered["x"] * mass}
+        found = TiledCoupling(**self._ordered | scaled, matching=self._matching)
         found._level = self._level + round(math.log2(mass))
         return found
 
     def rows(self, index: Tensor | slice) -> Tensor:
-        held = self._tensors
+        ordered = self._ordered
         where = self._row_rank[index]
         block = self._entries(where).mul_(self._mask(where))
-        return block.addr_(held["x"][where], held["y"])[:, self._column_rank]
+        return block.addr_(ordered["x"][where], ordered["y"])[:, self._column_rank]
 
     def _entries(self, where: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Sorted rows ``where`` of the plan on these sorted columns, as if all tiles were kept, no correction."""
-        A, B, f, g = (self._tensors[name] for name in "ABfg")
+        """Rows ``where`` and ``columns``, in the tile order, of the plan with all tiles kept and no correction."""
+        A, B, f, g = (self._ordered[name] for name in "ABfg")
         if columns is None:
             columns = torch.arange(len(B), device=self.device)
         if self.tiles.separable:
@@ -135,10 +126,10 @@ class TiledCoupling(BlockCoupling):
     @cached_property
     def _centres(self) -> tuple[Tensor, Tensor]:
         size = self.tiles.size
-        return centres(self._tensors["A"], size), centres(self._tensors["B"], size)
+        return centres(self._ordered["A"], size), centres(self._ordered["B"], size)
 
     def _mask(self, where: Tensor) -> Tensor:
-        """Which entries of the sorted rows ``where`` are in kept tiles, (len, K) of booleans."""
+        """Which entries of the rows ``where`` in the tile order are in kept tiles, (len, K) of booleans."""
         tiles = self.tiles
         tile = where // tiles.size
         count = tiles.first[tile + 1] - tiles.first[tile]
@@ -149,21 +140,22 @@ class TiledCoupling(BlockCoupling):
         kept[row, column] = True
         return kept.repeat_interleave(tiles.size, 1)[:, : tiles.k]
 
-    def _read(self, V: Tensor, axis: int, find: bool = False) -> Read:
-        """The plan (axis 1) or its transpose (axis 0) without the correction, applied to V; in the held order."""
-        held = self._tensors
+    def _products(self, V: Tensor, axis: int, find: bool = False) -> PlanProducts:
+        """Products of the uncorrected plan (axis 1) or its transpose (axis 0) with V, in the tile order."""
+        ordered = self._ordered
         none, tiles = V.new_zeros(self.shape[1 - axis], 0), self.tiles if axis == 1 else self.tiles.transposed
-        one, other = ((held["A"], held["f"] - self._level), (held["B"], held["g"]))[:: 2 * axis - 1]
-        found = reference.read(one[0], other[0], tiles, one[1], other[1], V, none, find)
-        unit = 2.0**self._level
-        return Read(found.moved * unit, found.back * unit, found.largest * unit, found.at)
+        sides = (ordered["A"], ordered["f"] - self._level), (ordered["B"], ordered["g"])
+        (A, f), (B, g) = sides if axis == 1 else sides[::-1]
+        found, unit = reference.read(A, B, tiles, f, g, V, none, find), 2.0**self._level
+        return found._replace(TV=found.TV * unit, largest=found.largest * unit)
 
     def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x of the answer, y of the question, rank of the answer's points, order of the question's."""
-        held = self._tensors
+        """Of a product with V, by the plan (axis 1) or its transpose (axis 0): the correction's factors on the side of
+        the result and of V, the rank of the result's points, the order of V's."""
+        ordered = self._ordered
         if axis == 1:
-            return held["x"], held["y"], self._row_rank, held["column_order"]
-        return held["y"], held["x"], self._column_rank, held["row_order"]
+            return ordered["x"], ordered["y"], self._row_rank, ordered["column_order"]
+        return ordered["y"], ordered["x"], self._column_rank, ordered["row_order"]
 
     def apply(self, V: Tensor, axis: int) -> Tensor:
         self._check_rows(V, axis)
@@ -171,14 +163,14 @@ class TiledCoupling(BlockCoupling):
         values = V.reshape(len(V), -1)[order].to(self.dtype)
         # Constants come out exact, and what is read in low precision is small, when columns are centred.
         centre = values.mean(0)
-        found = self._read(torch.cat((torch.ones_like(values[:, :1]), values - centre), 1), axis).moved
-        moved = found[:, 1:] + found[:, :1] * centre + x[:, None] * (y @ values)
-        return moved[rank].reshape(len(rank), *V.shape[1:]).to(V.dtype)
+        found = self._products(torch.cat((torch.ones_like(values[:, :1]), values - centre), 1), axis).TV
+        product = found[:, 1:] + found[:, :1] * centre + x[:, None] * (y @ values)
+        return product[rank].reshape(len(rank), *V.shape[1:]).to(V.dtype)
 
     def marginal(self, axis: int) -> Tensor:
         x, y, rank, _ = self._sides(axis)
         ones = torch.ones(len(y), 1, dtype=x.dtype, device=x.device)
-        return (self._read(ones, axis).moved[:, 0] + x * y.sum())[rank]
+        return (self._products(ones, axis).TV[:, 0] + x * y.sum())[rank]
 
     def argmax(self, axis: int) -> Tensor:
         """Of the potentials' plan, without the correction where that is at most a tenth of the largest entry.
@@ -189,43 +181,29 @@ class TiledCoupling(BlockCoupling):
         if axis == 1 and self._matching is not None:
             return self._matching
         x, y, rank, order = self._sides(axis)
-        found = self._read(y.new_zeros(len(y), 0), axis, find=True)
-        index = order[found.at][rank]
+        found = self._products(y.new_zeros(len(y), 0), axis, find=True)
+        index = order[found.argmax][rank]
         spread = torch.nonzero((x * y.max() > NEGLIGIBLE * found.largest)[rank])[:, 0]
-        step = max(1, SAMPLE_BLOCK // len(y))
-        for part in torch.split(spread, step):
-            index[part] = self._lines(part, axis).argmax(1)
+        lines = self if axis == 1 else self.turned()
+        for part in torch.split(spread, max(1, SAMPLE_BLOCK // len(y))):
+            index[part] = lines.rows(part).argmax(1)
         return index.masked_fill_(self.potentials[1 - axis].isneginf(), 0)
-
-    def _lines(self, index: Tensor, axis: int) -> Tensor:
-        """Rows (axis 1) or columns (axis 0) of the plan."""
-        return self.rows(index) if axis == 1 else self.turned().rows(index)
 
     def turned(self) -> TiledCoupling:
         """The transposed coupling."""
-        held, tiles = self._tensors, self.tiles.transposed
-        found = TiledCoupling(
-            A=held["B"],
-            B=held["A"],
-            f=held["g"],
-            g=held["f"],
-            x=held["y"],
-            y=held["x"],
-            row_order=held["column_order"],
-            column_order=held["row_order"],
-            tile_size=held["tile_size"],
-            tile_first=tiles.first,
-            tile_column=tiles.column,
-            tile_separable=held["tile_separable"],
-        )
+        ordered, tiles = self._ordered, self.tiles.transposed
+        pairs = (("A", "B"), ("f", "g"), ("x", "y"), ("row_order", "column_order"))
+        exchanged = {one: ordered[other] for pair in pairs for one, other in (pair, pair[::-1])}
+        listed = {"tile_first": tiles.first, "tile_column": tiles.column}
+        found = TiledCoupling(**ordered | exchanged | listed)
         found._level = self._level
         return found
 
     def row_tiles(self, points: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Blocks of rows of a tile: their points (n,), those of the columns that it keeps (k,), the plan there (n, k),
         and the largest that entries elsewhere can be (n,). With ``points``, of these alone."""
-        held, size = self._tensors, self.tiles.size
-        highest = held["y"].max()
+        size, x, y = self.tiles.size, self._ordered["x"], self._ordered["y"]
+        row_order, column_order, highest = self._ordered["row_order"], self._ordered["column_order"], y.max()
         asked = (
             torch.arange(self.shape[0], device=self.device) if points is None else self._row_rank[points].sort().values
         )
@@ -237,8 +215,8 @@ class TiledCoupling(BlockCoupling):
                 continue
             columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
             for where in torch.split(every, max(1, SAMPLE_BLOCK // len(columns))):
-                block = self._entries(where, columns).addr_(held["x"][where], held["y"][columns])
-                yield held["row_order"][where], held["column_order"][columns], block, held["x"][where] * highest
+                block = self._entries(where, columns).addr_(x[where], y[columns])
+                yield row_order[where], column_order[columns], block, x[where] * highest
 
     def _whole(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of whole rows of the plan, with their points."""
@@ -287,9 +265,3 @@ class TiledCoupling(BlockCoupling):
                     )
                 found.add(part, order, value, keep)
         return found.matrix()
-
-
-def _inverse(order: Tensor) -> Tensor:
-    found = torch.empty_like(order)
-    found[order] = torch.arange(len(order), device=order.device)
-    return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import HIGHEST_EXPONENT, half_step, relax
 from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, exponentials, maxima
 
@@ -27,9 +27,9 @@ def block_rows(n: int, k: int, device: torch.device, elements: Mapping[str, int]
     return max(1, min(n, most // max(k, 1)))
 
 
-def rows(request: Request) -> dict[str, int]:
+def rows(workload: Workload) -> dict[str, int]:
     """The block size of implementations that work in blocks of rows."""
-    return {"rows": block_rows(*request.shape, request.device)}
+    return {"rows": block_rows(*workload.shape, workload.device)}
 
 
 def blocks(n: int, step: int) -> Iterator[slice]:

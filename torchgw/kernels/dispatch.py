@@ -27,8 +27,8 @@ Function = TypeVar("Function")
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a solve is about to ask of a kernel family.
+class Workload:
+    """What a solve will run through a kernel family.
 
     Attributes
     ----------
@@ -45,10 +45,10 @@ class Request:
     dot: str = ""
 
 
-Reason = Callable[[Request], "str | None"]
+Reason = Callable[[Workload], "str | None"]
 
 
-def no_blocks(request: Request) -> dict[str, int]:
+def no_blocks(workload: Workload) -> dict[str, int]:
     """For implementations that choose none."""
     return {}
 
@@ -60,17 +60,17 @@ class Implementation(Generic[Function]):
     Attributes
     ----------
     name : one of `BACKENDS`.
-    unable : why a request cannot run, or None.
+    unable : why a workload cannot run, or None.
     unwise : why ``auto`` should pass it over although it could, or None.
     build : makes the callable.
-    blocks : the block sizes that a request gets, by name.
+    blocks : the block sizes that a workload gets, by name.
     """
 
     name: str
     unable: Reason
     unwise: Reason
-    build: Callable[[Request], Function]
-    blocks: Callable[[Request], dict[str, int]] = no_blocks
+    build: Callable[[Workload], Function]
+    blocks: Callable[[Workload], dict[str, int]] = no_blocks
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Selection(Generic[Function]):
     blocks: dict[str, int] = field(default_factory=dict)
 
 
-def select(family: Sequence[Implementation[Function]], backend: str, request: Request) -> Selection[Function]:
-    """The first implementation of ``family`` that may run ``request``, or the one that ``backend`` names.
+def select(family: Sequence[Implementation[Function]], backend: str, workload: Workload) -> Selection[Function]:
+    """The first implementation of ``family`` that may run ``workload``, or the one that ``backend`` names.
 
     Raises
     ------
@@ -103,11 +103,11 @@ def select(family: Sequence[Implementation[Function]], backend: str, request: Re
         if backend not in ("auto", implementation.name):
             continue
         # The cheap question first: finding out whether a compiler works takes seconds.
-        reason = implementation.unwise(request) if backend == "auto" else None
-        reason = reason or implementation.unable(request)
+        reason = implementation.unwise(workload) if backend == "auto" else None
+        reason = reason or implementation.unable(workload)
         if reason is None:
             return Selection(
-                implementation.name, implementation.build(request), passed_over, implementation.blocks(request)
+                implementation.name, implementation.build(workload), passed_over, implementation.blocks(workload)
             )
         passed_over[implementation.name] = reason
     reasons = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
@@ -120,27 +120,27 @@ def measured() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(MEASURED.read_text())["rows"])
 
 
-def slower_than_eager(name: str, family: str, request: Request) -> str | None:
-    """Why ``name`` should not run a request: at the nearest size measured it saves less than a fifth of eager's time.
+def slower_than_eager(name: str, family: str, workload: Workload) -> str | None:
+    """Why ``name`` should not run a workload: at the nearest size measured it saves less than a fifth of eager's time.
 
     None where it does better, and where nothing was measured on such a device.
     """
     rows = [
         row
         for row in measured()
-        if row["family"] == family and row["device"] == request.device.type and row.get(name) is not None
+        if row["family"] == family and row["device"] == workload.device.type and row.get(name) is not None
     ]
     if not rows:
         return None
-    nearest = min(rows, key=lambda row: _distance(row, request))
+    nearest = min(rows, key=lambda row: _distance(row, workload))
     ratio = nearest[name] / nearest["eager"]
     if ratio <= WORTH:
         return None
     size = f"{nearest['n']} x {nearest['k']}"
-    return f"measured on {request.device.type}: {ratio:.2f}x the time of the eager kernel at {size}"
+    return f"measured on {workload.device.type}: {ratio:.2f}x the time of the eager kernel at {size}"
 
 
-def _distance(row: dict[str, Any], request: Request) -> float:
-    n, k = request.shape
+def _distance(row: dict[str, Any], workload: Workload) -> float:
+    n, k = workload.shape
     size = abs(math.log(row["n"] * row["k"]) - math.log(max(n * k, 1)))
-    return size + abs(math.log((row["rank"] + 1) / (request.rank + 1)))
+    return size + abs(math.log((row["rank"] + 1) / (workload.rank + 1)))

@@ -10,23 +10,23 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from torchgw.kernels.dispatch import Request, slower_than_eager
+from torchgw.kernels.dispatch import Workload, slower_than_eager
 
 OLDEST = (8, 0)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def unable(request: Request) -> str | None:
-    """Why no Triton kernel can run this request."""
+def unable(workload: Workload) -> str | None:
+    """Why no Triton kernel can run this workload."""
     if not installed("triton"):
         return "the package triton is not installed"
     if interpreted():
         return None
-    if request.device.type != "cuda":
-        return f"Triton kernels need a GPU, the tensors are on {request.device.type!r}"
-    if request.dtype not in DTYPES:
-        return f"no Triton kernel for {request.dtype}"
-    if torch.version.hip is None and torch.cuda.get_device_capability(request.device) < OLDEST:
+    if workload.device.type != "cuda":
+        return f"Triton kernels need a GPU, the tensors are on {workload.device.type!r}"
+    if workload.dtype not in DTYPES:
+        return f"no Triton kernel for {workload.dtype}"
+    if torch.version.hip is None and torch.cuda.get_device_capability(workload.device) < OLDEST:
         return f"Triton kernels need compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
     return None
 
@@ -42,11 +42,11 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def unwise(family: str, request: Request) -> str | None:
+def unwise(family: str, workload: Workload) -> str | None:
     """Why ``auto`` should not take a Triton kernel that could run: it is interpreted, or measured to be slow."""
     if interpreted():
         return "Triton's interpreter is for tests"
-    return slower_than_eager("triton", family, request)
+    return slower_than_eager("triton", family, workload)
 
 
 def active(tensor: Tensor) -> AbstractContextManager[object]:

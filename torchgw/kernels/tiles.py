@@ -96,6 +96,13 @@ class Tiles:
         return len(self.column) == (len(self.first) - 1) * -(-self.k // self.size)
 
 
+def inverse_permutation(order: Tensor) -> Tensor:
+    """The position (N,) of each point in an order (N,), position to point."""
+    found = torch.empty_like(order)
+    found[order] = torch.arange(len(order), device=order.device)
+    return found
+
+
 def centres(A: Tensor, size: int) -> Tensor:
     """Means (tiles, r) of runs of ``size`` rows of A, the last one shorter; float64, rounded to the dtype of A."""
     whole = len(A) // size * size
@@ -117,15 +124,15 @@ class Chosen(NamedTuple):
     ----------
     tiles : those that are kept.
     omitted : bound on the mass of all others.
-    moved : bound on the mass that moves if every kept tile is taken as `softmin_tiles.separable` does.
-    moved_of_a_run : the same for any run of points, relative to its own mass.
+    displaced : bound on the mass that moves if every kept tile is taken as `softmin_tiles.separable` does.
+    displaced_in_run : the same for any run of points, relative to its own mass.
     cross : bound on what is then expanded, in bits.
     """
 
     tiles: Tiles
     omitted: float
-    moved: float
-    moved_of_a_run: float
+    displaced: float
+    displaced_in_run: float
     cross: float
 
 
@@ -147,15 +154,15 @@ def choose_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tenso
     small[bound.argmax(0), torch.arange(columns.count, device=A.device)] = False
     least = bound.clamp_min(LOWEST_EXPONENT)
     omitted = float(torch.where(small, least, -torch.inf).exp2_().sum(dtype=torch.float64))
-    moved = second.exp2_().masked_fill_(small, 0.0).double()
+    displaced = second.exp2_().masked_fill_(small, 0.0).double()
     tiny = torch.finfo(torch.float64).tiny
-    runs = [float((moved.sum(1 - i) / side.mass.clamp_min(tiny)).max()) for i, side in enumerate((rows, columns))]
+    runs = [float((displaced.sum(1 - i) / side.mass.clamp_min(tiny)).max()) for i, side in enumerate((rows, columns))]
     cross = torch.where(small, 0.0, (rows.squares.amax(1)[:, None] * columns.squares.amax(1)).sqrt())
     keep = small.logical_not_()
     count = keep.sum(1)
     first = torch.cat((count.new_zeros(1), count.cumsum(0)))
     tiles = Tiles(size, len(A), len(B), first, keep.nonzero()[:, 1])
-    return Chosen(tiles, omitted, float(moved.sum()), max(runs), float(cross.max()))
+    return Chosen(tiles, omitted, float(displaced.sum()), max(runs), float(cross.max()))
 
 
 def _least(bound: Tensor, most: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torchgw import validate
 from torchgw.gradients.modes import GradientMode, Unrolled
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
-from torchgw.kernels.dispatch import Request, Selection
+from torchgw.kernels.dispatch import Selection, Workload
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.losses import SQUARE
@@ -59,9 +59,9 @@ def choose_kernels(
 ) -> tuple[Selection[Kernel], Kernels]:
     """The implementation to report, and those of every family that the strategy uses."""
     dtype, cells = loop_dtype(options.mixed_precision), min(options.ladder.n_cells, *shape)
-    stored = softmin_dense.choose(backend, Request(device, dtype, shape if strategy == "dense" else (cells, cells)))
-    streamed = softmin_stream.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
-    tiled = softmin_tiles.choose(backend, Request(device, dtype, shape, rank=EXPECTED_RANK))
+    stored = softmin_dense.choose(backend, Workload(device, dtype, shape if strategy == "dense" else (cells, cells)))
+    streamed = softmin_stream.choose(backend, Workload(device, dtype, shape, rank=EXPECTED_RANK))
+    tiled = softmin_tiles.choose(backend, Workload(device, dtype, shape, rank=EXPECTED_RANK))
     kernels = Kernels(stored.function, streamed.function, tiled.function)
     return stored if strategy == "dense" else streamed, kernels
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
 from torchgw.couplings.reader import Readable, point_indices
 from torchgw.couplings.rounding import marginal_error
 from torchgw.diagnostics.evidence import (
@@ -307,10 +307,9 @@ class GWResult(Readable):
         ----------
         points : (m,) indices of source points to look at alone, in O(m K); None for all.
         """
-        if not isinstance(self.coupling, BlockCoupling):
-            raise TypeError(f"confidence knows the library's own couplings, got {type(self.coupling).__name__}")
-        chosen = None if points is None else point_indices("points", points, self.shape[0]).to(self.coupling.device)
-        entropy, margin = entropy_and_margin(self.coupling, chosen)
+        coupling = in_blocks(self.coupling, "confidence")
+        chosen = None if points is None else point_indices("points", points, self.shape[0]).to(coupling.device)
+        entropy, margin = entropy_and_margin(coupling, chosen)
         stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)
         for basin in self.basins[1:]:
             discount = min(energy_ratio(self.basins[0], basin, self.unit), 1.0)
@@ -336,10 +335,9 @@ class GWResult(Readable):
         Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON).
         A checksum is in the archive's comment.
         """
-        if not isinstance(self.coupling, BlockCoupling):
-            raise TypeError(f"save knows the library's own couplings, got {type(self.coupling).__name__}")
+        coupling = in_blocks(self.coupling, "save")
         kept = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}
-        write(place_of(path, ".npz"), kept, self.coupling)
+        write(place_of(path, ".npz"), kept, coupling)
 
     def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
         """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is

@@ -104,9 +104,14 @@ def sinkhorn(
             last, known, reading = known, reading.value(), None
             if known <= tol:
                 break
-            weight = weight if known <= last else (1 + weight) / 2
+            weight = checked_weight(weight, last, known)
         g = relax(g, new_g, step)
     return SinkhornState(f, g, residual, iteration, warm_residual)
+
+
+def checked_weight(weight: float, last: float, residual: float) -> float:
+    """The over-relaxation after a check: half as far above 1 where the residual has risen since the last one."""
+    return weight if residual <= last else (1 + weight) / 2
 
 
 class AsyncScalar:

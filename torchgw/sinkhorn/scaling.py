@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw.sinkhorn.loop import checked_weight
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Score
 
@@ -109,7 +110,7 @@ def scaling(
             safe = drift <= LARGEST_DRIFT or solved
             if solved or not safe:
                 break
-            weight = weight if residual <= last or step == 1 else (1 + weight) / 2
+            weight = weight if step == 1 else checked_weight(weight, last, residual)
         if drift <= torch.finfo(f.dtype).max:
             f, g = f + u.log2(), g + v.log2()
         if safe or n_iter >= max_iter:

@@ -141,7 +141,7 @@ class StreamedInner:
         rounded = round_tiles(
             self.tiled, A, B, tiles, state.f.double(), state.g.double(), *self.model.masses, self.model.marginals, V=B
         )
-        TB = rounded.read.moved[:, 1:] + rounded.x[:, None] * (rounded.y @ B.double())
+        TB = rounded.read.TV[:, 1:] + rounded.x[:, None] * (rounded.y @ B.double())
         overlap = (A * TB).sum().to(A.dtype)
         return Transported(state, rounded.coupling(), overlap)
 

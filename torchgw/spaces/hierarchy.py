@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
+from torchgw.kernels.tiles import inverse_permutation
 from torchgw.persist.codec import storable
 
 POWER_ITERATIONS = 3
@@ -39,9 +40,7 @@ class Hierarchy:
     @property
     def rank(self) -> Tensor:
         """Position of each point in the order, (N,)."""
-        found = torch.empty_like(self.order)
-        found[self.order] = torch.arange(len(self.order), device=self.order.device)
-        return found
+        return inverse_permutation(self.order)
 
     def level(self, n_cells: int) -> int:
         """The first level with at least so many cells, or the last."""

@@ -35,7 +35,7 @@ from torchgw.strategies.ladder import Climb, climb
 
 EVERY_PAIR = 2**22
 FEW_POINTS = 300
-MOVED_OF_A_RUN = 0.05
+DISPLACED_IN_RUN = 0.05
 CROSS_BITS = 1.0  # 1 + x ln 2 is above zero for all |x| up to 1.44
 SIZES = (1024, 512, 256, 128, 64)
 
@@ -101,7 +101,7 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
     rounded = round_tiles(
         problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], model.marginals, V, W, find=True
     )
-    moved, back, x, y = rounded.read.moved, rounded.read.back, rounded.x, rounded.y
+    moved, back, x, y = rounded.read.TV, rounded.read.TtW, rounded.x, rounded.y
     sums = moved[:, 0] + x * y.sum(), back[:, 0] + y * x.sum()
     product, used = None, 1
     if exact:
@@ -129,7 +129,7 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
     matching = None
     if bool((x * y.max() <= NEGLIGIBLE * rounded.read.largest)[p[rows] > 0].all()):
         matching = torch.empty_like(rows)
-        matching[rows] = columns[rounded.read.at]
+        matching[rows] = columns[rounded.read.argmax]
         matching.masked_fill_(p <= 0, 0)
     coupling = rounded.coupling(rows, columns, matching)
     residual = rounded.residual if exact else max(rounded.residual, climbed.rungs[-1].residual)
@@ -177,8 +177,12 @@ def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor,
     for size in SIZES:
         if _usual_moved(A, B, size) <= share:
             found = choose_tiles(A, B, f, g, p, q, size, share / 2)
-            if found.moved <= share / 2 and found.moved_of_a_run <= MOVED_OF_A_RUN and found.cross <= CROSS_BITS:
-                return replace(found.tiles, separable=True), found.omitted + found.moved
+            if (
+                found.displaced <= share / 2
+                and found.displaced_in_run <= DISPLACED_IN_RUN
+                and found.cross <= CROSS_BITS
+            ):
+                return replace(found.tiles, separable=True), found.omitted + found.displaced
     return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from torchgw.kernels import gpu
 from torchgw.kernels.blocks import rows
-from torchgw.kernels.dispatch import Implementation, Request, Selection, select, slower_than_eager
+from torchgw.kernels.dispatch import Implementation, Selection, Workload, select, slower_than_eager
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_dense import compiled, reference, triton
 
@@ -20,6 +20,6 @@ FAMILY: tuple[Implementation[Kernel], ...] = (
 )
 
 
-def choose(backend: str, request: Request) -> Selection[Kernel]:
-    """The implementation that runs this request; see `dispatch.select`."""
-    return select(FAMILY, backend, request)
+def choose(backend: str, workload: Workload) -> Selection[Kernel]:
+    """The implementation that runs this workload; see `dispatch.select`."""
+    return select(FAMILY, backend, workload)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.blocks import logarithms
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.softmin_dense import reference
 
@@ -40,11 +40,11 @@ def sweep_blocks(k: int, size: int) -> tuple[int, int]:
     return width, min(max(width // (SWEEP_ELEMENTS[size] * lanes), 1), 1024 // lanes)
 
 
-def blocks(request: Request) -> dict[str, int]:
-    """The block sizes that a request gets."""
-    n, k = request.shape
-    size = 8 if request.dtype == torch.float64 else 4
-    kept, summed, splits = softmin_blocks(n, k, False, gpu.processors(request.device))
+def blocks(workload: Workload) -> dict[str, int]:
+    """The block sizes that a workload gets."""
+    n, k = workload.shape
+    size = 8 if workload.dtype == torch.float64 else 4
+    kept, summed, splits = softmin_blocks(n, k, False, gpu.processors(workload.device))
     width, warps = sweep_blocks(k, size)
     found = {"rows": kept, "columns": summed, "splits": splits}
     return found | {"sweep_width": width, "sweep_warps": warps} if width <= WIDEST[size] else found

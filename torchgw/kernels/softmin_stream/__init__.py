@@ -6,7 +6,7 @@ from functools import partial
 
 from torchgw.kernels import gpu
 from torchgw.kernels.blocks import rows
-from torchgw.kernels.dispatch import Implementation, Request, Selection, select, slower_than_eager
+from torchgw.kernels.dispatch import Implementation, Selection, Workload, select, slower_than_eager
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_stream import compiled, reference, triton
 
@@ -15,13 +15,13 @@ SLOWER = partial(slower_than_eager, "compile", NAME)
 
 FAMILY: tuple[Implementation[Kernel], ...] = (
     Implementation(
-        "triton", gpu.unable, partial(gpu.unwise, NAME), lambda request: triton.build(request.dot), triton.blocks
+        "triton", gpu.unable, partial(gpu.unwise, NAME), lambda workload: triton.build(workload.dot), triton.blocks
     ),
     Implementation("compile", compiled.unable, SLOWER, lambda _: compiled.build(), rows),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.KERNEL, rows),
 )
 
 
-def choose(backend: str, request: Request) -> Selection[Kernel]:
-    """The implementation that runs this request; see `dispatch.select`."""
-    return select(FAMILY, backend, request)
+def choose(backend: str, workload: Workload) -> Selection[Kernel]:
+    """The implementation that runs this workload; see `dispatch.select`."""
+    return select(FAMILY, backend, workload)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw.kernels import compiler
 from torchgw.kernels.blocks import block_rows, blocks
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.logsumexp import logsumexp2_
 from torchgw.kernels.softmin_stream import reference
@@ -35,9 +35,9 @@ def build() -> Kernel:
     return Kernel(softmin, in_two_reads(softmin), reference.absorb, reference.prepare)
 
 
-def unable(request: Request) -> str | None:
+def unable(workload: Workload) -> str | None:
     """Why this device has no working compiler, or None; compiles the kernel, the first time."""
-    return compiler.broken(request.device.type, _trial)
+    return compiler.broken(workload.device.type, _trial)
 
 
 def _trial(device_type: str) -> None:

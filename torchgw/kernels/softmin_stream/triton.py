@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import gpu
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, Operands, in_two_reads
 from torchgw.kernels.precision import dot_precision
 from torchgw.kernels.softmin_dense.triton import merged
@@ -42,11 +42,11 @@ def tile(width: int, dtype: torch.dtype, dot: str) -> Tile:
     return Tile(64, 64, 16, 8, 2) if width <= 16 else Tile(64, 64, 32, 4, 2)
 
 
-def blocks(request: Request) -> dict[str, int]:
-    """The block sizes that a request gets."""
-    chosen = tile(request.rank, request.dtype, request.dot)
-    n, k = request.shape
-    return chosen._asdict() | {"splits": splits(n, k, chosen, request.device)}
+def blocks(workload: Workload) -> dict[str, int]:
+    """The block sizes that a workload gets."""
+    chosen = tile(workload.rank, workload.dtype, workload.dot)
+    n, k = workload.shape
+    return chosen._asdict() | {"splits": splits(n, k, chosen, workload.device)}
 
 
 def splits(n: int, k: int, chosen: Tile, device: torch.device) -> int:
@@ -64,7 +64,7 @@ def prepare(A: Tensor, B: Tensor) -> Operands:
 
 @cache
 def build(dot: str = "") -> Kernel:
-    """The kernel with products in ``dot``, see `dispatch.Request`; loads triton."""
+    """The kernel with products in ``dot``, see `dispatch.Workload`; loads triton."""
     from torchgw.kernels.softmin_stream import triton_kernels
 
     kernels: Any = triton_kernels

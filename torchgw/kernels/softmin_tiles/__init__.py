@@ -5,25 +5,25 @@ from __future__ import annotations
 from functools import partial
 
 from torchgw.kernels import gpu
-from torchgw.kernels.dispatch import Implementation, Request, Selection, select
+from torchgw.kernels.dispatch import Implementation, Selection, Workload, select
 from torchgw.kernels.softmin_tiles import reference, triton
-from torchgw.kernels.softmin_tiles.tile_kernel import Read, TileKernel
+from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts, TileKernel
 
-__all__ = ["FAMILY", "Read", "TileKernel", "choose"]
+__all__ = ["FAMILY", "PlanProducts", "TileKernel", "choose"]
 
 NAME = "softmin_tiles"
 
 FAMILY: tuple[Implementation[TileKernel], ...] = (
     Implementation(
-        "triton", triton.unable, partial(gpu.unwise, NAME), lambda request: triton.build(request.dot), triton.blocks
+        "triton", triton.unable, partial(gpu.unwise, NAME), lambda workload: triton.build(workload.dot), triton.blocks
     ),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: TileKernel(reference.softmin, reference.read)),
 )
 
 
-def choose(backend: str, request: Request) -> Selection[TileKernel]:
-    """The implementation that runs this request; see `dispatch.select`.
+def choose(backend: str, workload: Workload) -> Selection[TileKernel]:
+    """The implementation that runs this workload; see `dispatch.select`.
 
     Nothing of this family is compiled: where the compiler is asked for, the eager implementation serves.
     """
-    return select(FAMILY, "eager" if backend == "compile" else backend, request)
+    return select(FAMILY, "eager" if backend == "compile" else backend, workload)

@@ -20,7 +20,7 @@ from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, merged
 from torchgw.kernels.precision import exact_products
 from torchgw.kernels.softmin_tiles import separable
-from torchgw.kernels.softmin_tiles.tile_kernel import Read
+from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts
 from torchgw.kernels.tiles import Tiles
 
 RUN = 32
@@ -87,7 +87,9 @@ def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tens
 
 
 @exact_products()  # results are read when the solve is over
-def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False) -> Read:
+def read(
+    A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
+) -> PlanProducts:
     """See the head of this file; V (K, d) and W (N, e) are taken in the dtype of A.
 
     ``find`` asks for the largest entries; without it they are zeros.
@@ -95,8 +97,8 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
     if tiles.separable:
         return separable.read(A, B, tiles, f, g, V, W, find)
     n, k = len(A), len(B)
-    moved, back = f.new_zeros(n, V.shape[1]), f.new_zeros(W.shape[1], k)
-    largest, at = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
+    TV, WtT = f.new_zeros(n, V.shape[1]), f.new_zeros(W.shape[1], k)
+    largest, argmax = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
     V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
     W = W.masked_fill(f.isneginf()[:, None], 0.0).to(A.dtype)
     reader, run = _Reader(A, B, tiles, g), math.gcd(tiles.size, RUN)
@@ -109,9 +111,9 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
                 highest.append(_run_maxima(exponent, run))
             plan = exponent.clamp_min_(LOWEST_EXPONENT).exp2_()
             if V.shape[1]:
-                moved[rows] += plan @ V[columns]
+                TV[rows] += plan @ V[columns]
             if W.shape[1]:
-                back[:, columns] += W[rows].T @ plan
+                WtT[:, columns] += W[rows].T @ plan
         if find:
             starts = [torch.arange(c.start, c.stop, run, device=A.device) for c in blocks]
             maxima = torch.cat(highest, 1)
@@ -119,11 +121,11 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
             second = maxima.scatter(1, first, -torch.inf).argmax(1, keepdim=True)
             home = torch.cat((first, second), 1).sort(1).values  # ascending: among equals the lowest column wins
             largest[rows] = value[:, 0].to(f.dtype).exp2_()
-            at[rows] = _position(A[rows], reader.wide, g, torch.cat(starts)[home], run)
+            argmax[rows] = _position(A[rows], reader.wide, g, torch.cat(starts)[home], run)
     absent = f.isneginf()
-    moved.masked_fill_(absent[:, None], 0.0)
-    back.masked_fill_(g.isneginf(), 0.0)
-    return Read(moved, back.T, largest.masked_fill_(absent, 0.0), at)
+    TV.masked_fill_(absent[:, None], 0.0)
+    WtT.masked_fill_(g.isneginf(), 0.0)
+    return PlanProducts(TV, WtT.T, largest.masked_fill_(absent, 0.0), argmax)
 
 
 def _run_maxima(exponent: Tensor, size: int) -> Tensor:

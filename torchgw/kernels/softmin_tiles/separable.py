@@ -22,19 +22,21 @@ from torch import Tensor
 
 from torchgw.kernels import LN2
 from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT
-from torchgw.kernels.softmin_tiles.tile_kernel import Read
+from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts
 from torchgw.kernels.tiles import Tiles, centres
 
 
-def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False) -> Read:
+def read(
+    A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
+) -> PlanProducts:
     """T V, T^T W and the largest entries, see `torchgw.kernels.softmin_tiles.reference`.
 
     The largest entry of a row is sought in the tile whose product of centres is largest. O((N + K) r (d + e) k / size)
     work for k kept columns of a row tile.
     """
     n, k, size = len(A), len(B), tiles.size
-    moved, back = f.new_zeros(n, V.shape[1]), f.new_zeros(k, W.shape[1])
-    largest, at = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
+    TV, TtW = f.new_zeros(n, V.shape[1]), f.new_zeros(k, W.shape[1])
+    largest, argmax = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
     V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
     W = W.masked_fill(f.isneginf()[:, None], 0.0).to(A.dtype)
     a, b, wide = centres(A, size).to(A.dtype), centres(B, size).to(A.dtype), B.to(g.dtype)
@@ -52,20 +54,20 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
         weighted = by_tile[..., None] * _by_tile(_taken(near_B, spans), size)
         if V.shape[1]:
             sums = torch.bmm(weighted.mT, _by_tile(_taken(V, spans), size)).flatten(1)
-            moved[rows] = ((left @ sums).reshape(len(left), terms, -1) * near_A[..., None]).sum(1).to(f.dtype)
+            TV[rows] = ((left @ sums).reshape(len(left), terms, -1) * near_A[..., None]).sum(1).to(f.dtype)
         if W.shape[1]:
             products = (near_A[..., None] * W[rows][:, None]).flatten(1)
             sums = (left.T @ products).reshape(len(kept), terms, -1)
-            _add(back, torch.bmm(weighted, sums).flatten(0, 1), spans)
+            _add(TtW, torch.bmm(weighted, sums).flatten(0, 1), spans)
         if find:
             best = by_tile.amax(1)
             value, home = (left * best).max(1)
             largest[rows] = value.to(f.dtype)
-            at[rows] = _position(local, B, right, home, size, spans)
+            argmax[rows] = _position(local, B, right, home, size, spans)
     absent = f.isneginf()
-    moved.masked_fill_(absent[:, None], 0.0)
-    back.masked_fill_(g.isneginf()[:, None], 0.0)
-    return Read(moved, back, largest.masked_fill_(absent, 0.0), at)
+    TV.masked_fill_(absent[:, None], 0.0)
+    TtW.masked_fill_(g.isneginf()[:, None], 0.0)
+    return PlanProducts(TV, TtW, largest.masked_fill_(absent, 0.0), argmax)
 
 
 def entries(

@@ -12,19 +12,19 @@ from torchgw.kernels.kernel import two_softmins
 from torchgw.kernels.tiles import Tiles
 
 
-class Read(NamedTuple):
+class PlanProducts(NamedTuple):
     """What is read of a plan T (N, K) on kept tiles in one pass.
 
     Attributes
     ----------
-    moved, back : T V (N, d) and T^T W (K, e).
-    largest, at : the largest entry of each row (N,), and its column (N,).
+    TV, TtW : T V (N, d) and T^T W (K, e).
+    largest, argmax : the largest entry of each row (N,), and its column (N,).
     """
 
-    moved: Tensor
-    back: Tensor
+    TV: Tensor
+    TtW: Tensor
     largest: Tensor
-    at: Tensor
+    argmax: Tensor
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TileKernel:
     """
 
     softmin: Callable[[Tensor, Tensor, Tiles, Tensor, int], Tensor]
-    read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor, bool], Read]
+    read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor, bool], PlanProducts]
     prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:

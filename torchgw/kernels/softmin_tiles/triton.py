@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import gpu
-from torchgw.kernels.dispatch import Request
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.softmin_dense.triton import merged
 from torchgw.kernels.softmin_stream import triton as stream
-from torchgw.kernels.softmin_tiles.tile_kernel import Read, TileKernel
+from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts, TileKernel
 from torchgw.kernels.tiles import TILE, Tiles
 
 unable = gpu.unable
@@ -43,9 +43,9 @@ def block(size: int, width: int, dtype: torch.dtype, dot: str) -> stream.Tile:
     return chosen._replace(rows=math.gcd(size, chosen.rows), columns=math.gcd(size, chosen.columns))
 
 
-def blocks(request: Request) -> dict[str, int]:
-    """The block sizes that a request gets; into how many parts a list is split depends on the list."""
-    return block(TILE, request.rank, request.dtype, request.dot)._asdict()
+def blocks(workload: Workload) -> dict[str, int]:
+    """The block sizes that a workload gets; into how many parts a list is split depends on the list."""
+    return block(TILE, workload.rank, workload.dtype, workload.dot)._asdict()
 
 
 def splits(tiles: Tiles, programs: int, device: torch.device) -> int:
@@ -68,14 +68,14 @@ def prepare(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 class _Parts(NamedTuple):
     """What each part of the lists gave: T V (parts, N, d), largest entries and their columns (parts, N) where asked."""
 
-    moved: Tensor
+    TV: Tensor
     largest: Tensor
-    at: Tensor
+    argmax: Tensor
 
 
 @cache
 def build(dot: str = "") -> TileKernel:
-    """The implementation with products in ``dot``, see `dispatch.Request`; loads triton."""
+    """The implementation with products in ``dot``, see `dispatch.Workload`; loads triton."""
     from torchgw.kernels.softmin_tiles import triton_kernels
 
     kernels: Any = triton_kernels
@@ -108,31 +108,31 @@ def build(dot: str = "") -> TileKernel:
         programs = gpu.divided(n, chosen.rows)
         parts = splits(tiles, programs * (V.shape[1] // values), A.device)
         out = V.new_empty(parts, n, V.shape[1])
-        best, at = V.new_empty(parts, n), torch.empty(parts, n, dtype=torch.int64, device=V.device)
+        best, argmax = V.new_empty(parts, n), torch.empty(parts, n, dtype=torch.int64, device=V.device)
         with gpu.active(A):
             kernels.read_kernel[(programs, V.shape[1] // values, parts)](
-                A, B, f.contiguous(), g.contiguous(), V.contiguous(), tiles.first, tiles.column, out, best, at,
+                A, B, f.contiguous(), g.contiguous(), V.contiguous(), tiles.first, tiles.column, out, best, argmax,
                 n, k, width, V.shape[1],
                 SIZE=tiles.size, VALUES=values, LARGEST=largest, **stream.launch(chosen, dot, A.dtype),
             )  # fmt: skip
-        return _Parts(out[:, :, :d], best, at)
+        return _Parts(out[:, :, :d], best, argmax)
 
     def read(
         A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
-    ) -> Read:
+    ) -> PlanProducts:
         given, dtype = f.dtype, working_dtype(A, f, g)
         A, B = prepare(A.to(dtype), B.to(dtype))
         f, g, V, W = (side.to(dtype) for side in (f, g, V, W))
-        moved, back = V.new_zeros(len(A), V.shape[1]), W.new_zeros(len(B), W.shape[1])
-        largest, at = f.new_zeros(len(A)), torch.zeros(len(A), dtype=torch.int64, device=f.device)
+        TV, TtW = V.new_zeros(len(A), V.shape[1]), W.new_zeros(len(B), W.shape[1])
+        largest, argmax = f.new_zeros(len(A)), torch.zeros(len(A), dtype=torch.int64, device=f.device)
         if V.shape[1] or find:
             forth = one_way(A, B, tiles, f, g, V, find)
-            moved = forth.moved.sum(0)
+            TV = forth.TV.sum(0)
             if find:
-                largest, at = _largest(forth, len(B))
+                largest, argmax = _largest(forth, len(B))
         if W.shape[1]:
-            back = one_way(B, A, tiles.transposed, g, f, W, False).moved.sum(0)
-        return Read(moved.to(given), back.to(given), largest.to(given), at)
+            TtW = one_way(B, A, tiles.transposed, g, f, W, False).TV.sum(0)
+        return PlanProducts(TV.to(given), TtW.to(given), largest.to(given), argmax)
 
     return TileKernel(softmin, read, prepare)
 
@@ -140,5 +140,5 @@ def build(dot: str = "") -> TileKernel:
 def _largest(parts: _Parts, k: int) -> tuple[Tensor, Tensor]:
     """The largest of all parts, and the lowest column that has it; 0 and 0 for rows that keep nothing."""
     largest = parts.largest.amax(0)
-    at = parts.at.masked_fill(parts.largest < largest, k).amin(0)
-    return largest, at.masked_fill_(at == k, 0)
+    argmax = parts.argmax.masked_fill(parts.largest < largest, k).amin(0)
+    return largest, argmax.masked_fill_(argmax == k, 0)
