@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, wide
-from torchgw.couplings.potential import largest, product, sampled
+from torchgw.couplings.potential import largest, plan_product, sampled
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.sinkhorn.loop import sinkhorn
@@ -107,7 +107,7 @@ def stream_sweep(kernel: Kernel, device: str, n: int, k: int, rank: int, dtype: 
 def stream_softmin(
     kernel: Kernel, device: str, n: int, k: int, rank: int, dtype: torch.dtype, axis: int, holes: bool
 ) -> None:
-    """Factors whose product has range +-200."""
+    """Factors whose plan_product has range +-200."""
     A, B = factors(n, k, rank, dtype, n * 7919 + k * 31 + rank)
     bias = potential(k if axis == 1 else n, dtype, n + k, holes=holes)
     a, b, c = wide(A, B, bias)
@@ -206,7 +206,7 @@ def transports(device: str, n: int, k: int, rank: int, dtype: torch.dtype) -> No
     a, b, left, right, values = wide(A, B, f, g, V)
     plan = np.exp2(a @ b.T + left[:, None] + right)
     on = [side.to(device) for side in (A, B, f, g, V)]
-    moved = product(*on)
+    moved = plan_product(*on)
     np.testing.assert_allclose(wide(moved)[0], plan @ values, rtol=0, atol=TOLERANCE[dtype] * max(plan.sum(1).max(), 1))
     count = min(4, k)
     values, columns = largest(on[0], on[1], on[3], count)

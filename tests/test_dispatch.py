@@ -103,10 +103,10 @@ def test_the_dispatcher_asks_whether_it_is_wise_before_whether_it_is_able() -> N
 
 def test_without_a_compiler_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler.shutil, "which", lambda _: None)
-    compiler.broken.cache_clear()
+    compiler.failure.cache_clear()
     with pytest.raises(ValueError, match=r"needs a C\+\+ compiler"):
         softmin_dense.choose("compile", Workload(CPU, torch.float32, (9, 9)))
-    compiler.broken.cache_clear()
+    compiler.failure.cache_clear()
 
 
 def test_each_compilation_is_announced_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_compiler_that_fails_its_trial_is_reported() -> None:
     def trial(_: str) -> None:
         raise RuntimeError("no linker\nsecond line")
 
-    assert compiler.broken("cpu", trial) == "torch.compile failed on a trial: RuntimeError: no linker"
+    assert compiler.failure("cpu", trial) == "torch.compile failed on a trial: RuntimeError: no linker"
 
 
 def test_an_error_of_a_kernel_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:

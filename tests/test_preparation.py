@@ -86,7 +86,7 @@ def test_a_way_round_is_found_when_the_straight_direction_is_a_dead_end() -> Non
         lengths = np.append(length, factor * way / DETOUR)
         graph = edges.from_edges(9, source, target, lengths)
         mutual = np.ones(graph.nnz, dtype=bool)
-        mutual[edges.entries(graph, np.array([3, 4]), np.array([4, 3]))] = False
+        mutual[edges.entry_positions(graph, np.array([3, 4]), np.array([4, 3]))] = False
         assert len(short_cuts(graph, mutual, points)) == n_cut
 
 
@@ -96,7 +96,7 @@ def test_two_trusted_edges_save_an_edge_when_they_are_short_enough(length: float
     ends = np.array([[0, 1], [0, 2], [2, 1], [2, 3], [3, 1]])
     graph = edges.from_edges(4, ends[:, 0], ends[:, 1], np.array([1.0, length, length, 2.0, 2.0]))
     mutual = np.ones(graph.nnz, dtype=bool)
-    mutual[edges.entries(graph, np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))] = False
+    mutual[edges.entry_positions(graph, np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))] = False
     assert len(short_cuts(graph, mutual)) == n_cut
 
 
@@ -119,7 +119,7 @@ def test_paths_of_two_edges_are_the_shortest_and_may_have_length_zero() -> None:
 def test_entries_are_found_and_edges_added_keep_zero_lengths() -> None:
     graph = edges.from_edges(6, np.array([0, 0, 2, 4]), np.array([1, 3, 3, 3]), np.array([0.0, 2.0, 1.0, 4.0]))
     row, column = graph.tocoo().coords
-    np.testing.assert_array_equal(edges.entries(graph, row, column), np.arange(graph.nnz))
+    np.testing.assert_array_equal(edges.entry_positions(graph, row, column), np.arange(graph.nnz))
     added = edges.from_edges(6, np.array([5, 1]), np.array([0, 2]), np.array([0.0, 7.0]))
     larger = edges.with_edges(graph, added)
     assert larger.has_sorted_indices

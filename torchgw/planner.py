@@ -125,7 +125,7 @@ def estimate(
     forecasts = tuple(
         Forecast(
             strategy=name,
-            memory=memory(name, n, k, epsilon, options),
+            memory=peak_memory(name, n, k, epsilon, options),
             seconds=seconds(name, n, k, options, epsilon == 0) if where.type == "cpu" else math.nan,
             against="" if name == chosen else reason or "",
         )
@@ -148,7 +148,7 @@ def why_not(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, d
     return None if dense else "the dense strategy is cheap here"
 
 
-def memory(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) -> int:
+def peak_memory(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) -> int:
     """Peak bytes of a strategy."""
     if strategy == "dense":
         return BASE_BYTES + dense_bytes(n, k, epsilon)

@@ -74,7 +74,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
     limit = keywords["options"].max_memory
     source, target = (space_of(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
     result = _followed("align", files, partial(gw_align, source, target, **keywords))
-    return written(result, arguments.output, arguments.report)
+    return write_result(result, arguments.output, arguments.report)
 
 
 def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     check_output(arguments.output, ".npz", ".csv")
     check_report(arguments.report)
     result = _followed("resume", None, partial(resume, arguments.checkpoint))
-    return written(result, arguments.output, arguments.report)
+    return write_result(result, arguments.output, arguments.report)
 
 
 def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
         ladder=LadderOptions(marginal_tol=arguments.marginal_tol),
         low_rank=LowRankOptions(rank=arguments.rank),
         mixed_precision=not arguments.double,
-        max_memory=memory_of(arguments),
+        max_memory=memory_limit(arguments),
     )
     return {
         "distances": arguments.distances,
@@ -149,7 +149,7 @@ def known_pairs(path: Path, limit: int) -> Supervision:
     return Supervision(pairs=pairs.astype(np.int64))
 
 
-def memory_of(arguments: argparse.Namespace) -> int:
+def memory_limit(arguments: argparse.Namespace) -> int:
     """Bytes that one dense object may take."""
     if not arguments.max_memory > 0:
         raise ValueError(f"--max-memory must be a number of GiB > 0, got {arguments.max_memory:g}")
@@ -163,7 +163,7 @@ def check_report(page: Path | None) -> None:
         report.plotly_script()
 
 
-def written(result: GWResult, path: Path, page: Path | None) -> dict[str, Any]:
+def write_result(result: GWResult, path: Path, page: Path | None) -> dict[str, Any]:
     """Write the result in the format of the path, and describe it; raises where the solve was interrupted."""
     if path.suffix == ".npz":
         result.save(path)

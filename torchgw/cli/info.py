@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchgw._version import __version__
-from torchgw.cli.align import memory_of
+from torchgw.cli.align import memory_limit
 from torchgw.cli.input import read_space
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Workload
@@ -100,7 +100,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 def run_estimate(arguments: argparse.Namespace) -> dict[str, Any] | str:
     """The forecasts as a table, or as JSON."""
-    options = GWOptions(max_memory=memory_of(arguments), low_rank=LowRankOptions(rank=arguments.rank))
+    options = GWOptions(max_memory=memory_limit(arguments), low_rank=LowRankOptions(rank=arguments.rank))
     sizes = [_size(name, getattr(arguments, name), options.max_memory) for name in ("source", "target")]
     found = estimate(*sizes, epsilon=arguments.epsilon, options=options, device=arguments.device)
     if not arguments.json:

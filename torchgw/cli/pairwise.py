@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchgw.cli.align import Interrupted, memory_of
+from torchgw.cli.align import Interrupted, memory_limit
 from torchgw.cli.input import read_space
 from torchgw.cli.output import check_output, write_whole
 from torchgw.options import GWOptions
@@ -30,7 +30,7 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
     check_output(arguments.output, ".npz", ".csv")
     if len(arguments.spaces) < 2:
         raise ValueError(f"pairwise needs two files or more, got {arguments.spaces[0]} alone")
-    limit = memory_of(arguments)
+    limit = memory_limit(arguments)
     names = [str(file) for file in arguments.spaces]
     spaces = [read_space(f"space {i}", file, limit) for i, file in enumerate(arguments.spaces)]
     try:

@@ -3,7 +3,7 @@
 The second term is the rank-one correction that the rounding onto exact marginals leaves. Plans without one are read in
 blocks of rows of the product, in plain torch on any device:
 
-    product(A, B, f, g, V)          T V, for V (K, d); exchange A with B and f with g for T^T U
+    plan_product(A, B, f, g, V)     T V, for V (K, d); exchange A with B and f with g for T^T U
     largest(A, B, g, count)         values of S_ij + g_j and columns of the ``count`` largest of each row, largest first
     sampled(A, B, g, generator)     a column for each row, drawn in proportion to 2^(S_ij + g_j)
 
@@ -57,7 +57,7 @@ class PotentialCoupling(BlockCoupling):
         self._check_rows(V, axis)
         sides = ((self.A, self.f, self.x), (self.B, self.g, self.y))
         (A, f, x), (B, g, y) = sides if axis == 1 else sides[::-1]
-        found = product(A, B, f, g, V.reshape(len(V), -1).contiguous())
+        found = plan_product(A, B, f, g, V.reshape(len(V), -1).contiguous())
         if x is not None and y is not None:
             found = found + x[:, None] * (y @ V.reshape(len(V), -1))
         return found.reshape(len(A), *V.shape[1:])
@@ -109,7 +109,7 @@ def scores(A: Tensor, B: Tensor, g: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield where, torch.addmm(g, A[where], B.T, out=buffer[: where.stop - start])
 
 
-def product(A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor) -> Tensor:
+def plan_product(A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor) -> Tensor:
     """T V, (N, d)."""
     least = LOWEST_EXPONENT if g.dtype == torch.float32 else LOWEST_WIDE_EXPONENT
     out, V = V.new_empty(len(A), V.shape[1]), V.masked_fill(g.isneginf()[:, None], 0.0)

@@ -138,18 +138,18 @@ class JointGraph:
         return kept
 
 
-def check_spaces(spaces: Any, k: int | None) -> list[Any]:
-    """A list of at least two data sets, each checked by `check_space`."""
+def check_data_sets(spaces: Any, k: int | None) -> list[Any]:
+    """A list of at least two data sets, each checked by `check_data_set`."""
     if not isinstance(spaces, list | tuple):
         raise TypeError(f"spaces must be a list of data sets, got {type(spaces).__name__}")
     if len(spaces) < 2:
         raise ValueError(f"spaces must hold at least 2 data sets, got {len(spaces)}")
     if k is not None:
         validate.integer("k", k, least=1)
-    return [check_space(f"spaces[{i}]", space, k) for i, space in enumerate(spaces)]
+    return [check_data_set(f"spaces[{i}]", space, k) for i, space in enumerate(spaces)]
 
 
-def check_space(name: str, space: Any, k: int | None) -> Any:
+def check_data_set(name: str, space: Any, k: int | None) -> Any:
     """A space that can be used: a symmetric CSR graph, a square distance matrix, or points (N, D), as float64."""
     if hasattr(space, "tocsr"):
         return validate.graph(name, space)

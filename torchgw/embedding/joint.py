@@ -28,7 +28,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.reader import Readable
 from torchgw.embedding.eigen import LEAST, Eigenpairs, smallest
-from torchgw.embedding.graph import JointGraph, Plan, affinities, check_spaces, plan_between, space_graph
+from torchgw.embedding.graph import JointGraph, Plan, affinities, check_data_sets, plan_between, space_graph
 from torchgw.kernels.sampling import make_generator
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components, undirected
@@ -147,7 +147,7 @@ def joint_embedding(
     >>> [found.shape for found in joint_embedding([X, Y], [result], random_state=0).coordinates]
     [(300, 2), (350, 2)]
     """
-    checked = check_spaces(spaces, k)
+    checked = check_data_sets(spaces, k)
     sizes = [space.shape[0] for space in checked]
     anchor = validate.integer("anchor", anchor, least=0, most=len(sizes) - 1)
     weight = validate.real("coupling_weight", coupling_weight, above=0.0)

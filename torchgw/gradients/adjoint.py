@@ -16,13 +16,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Implicit
-from torchgw.gradients.plan_moments import PlanMoments
+from torchgw.gradients.solution import StationaryPlan
 from torchgw.kernels.precision import exact_products
-from torchgw.objective.curvature import Curvature
-from torchgw.objective.model import Model
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.costs import FactoredCost
@@ -57,38 +54,6 @@ class GradientReport:
     n_iter: int
     n_iter_inner: int
     trusted: bool
-
-
-@dataclass(frozen=True)
-class StationaryPlan:
-    """A stationary plan of mass about one, and what is needed to differentiate it.
-
-    plan : (N, K).
-    multipliers : of the marginals that hold exactly, (N,), (K,), in units of cost.
-    stiffness : of each marginal, (N,), (K,), between 0 and 1.
-    total : whether the mass is held beside them, see `torchgw.sinkhorn.implicit`.
-    residual : relative, of the marginals and of the fixed point.
-    converged : whether the solve reached its tolerance.
-    curvature : B around the plan.
-    g : base-2 column potentials (K,) of the last cost, with its row and column terms.
-    """
-
-    plan: BlockCoupling
-    multipliers: tuple[Tensor, Tensor]
-    stiffness: tuple[Tensor, Tensor]
-    total: bool
-    residual: float
-    converged: bool
-    curvature: Curvature
-    g: Tensor
-
-    @property
-    def model(self) -> Model:
-        return self.curvature.model
-
-    def moments(self, along: tuple[Answer, Tensor] | None = None) -> PlanMoments:
-        """Of T, or of T + s W along (W, s)."""
-        return PlanMoments(self.plan, along)
 
 
 class Adjoint:

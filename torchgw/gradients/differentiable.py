@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.gradients.adjoint import Adjoint, GradientReport, StationaryPlan
+from torchgw.gradients.adjoint import Adjoint, GradientReport
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
 from torchgw.gradients.parameters import REFUSED, Given, parameters
 from torchgw.gradients.plan_moments import Carried, PlanMoments, applied
-from torchgw.gradients.solution import solution_of
+from torchgw.gradients.solution import StationaryPlan, solution_of
 from torchgw.gradients.unrolled import unrolled
 from torchgw.kernels.precision import exact_products
 from torchgw.objective.model import Model

@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.gradients.adjoint import StationaryPlan
+from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.kernels import LN2, LOG2E
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.implicit import Answer
 from torchgw.solvers.newton import marginal_stiffness
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.solvers.warm_start import Start
 from torchgw.types import DistanceProvider
+
+
+@dataclass(frozen=True)
+class StationaryPlan:
+    """A stationary plan of mass about one, and what is needed to differentiate it.
+
+    Attributes
+    ----------
+    plan : (N, K).
+    multipliers : of the marginals that hold exactly, (N,), (K,), in units of cost.
+    stiffness : of each marginal, (N,), (K,), between 0 and 1.
+    total : whether the mass is held beside them, see `torchgw.sinkhorn.implicit`.
+    residual : relative, of the marginals and of the fixed point.
+    converged : whether the solve reached its tolerance.
+    curvature : B around the plan.
+    g : base-2 column potentials (K,) of the last cost, with its row and column terms.
+    """
+
+    plan: BlockCoupling
+    multipliers: tuple[Tensor, Tensor]
+    stiffness: tuple[Tensor, Tensor]
+    total: bool
+    residual: float
+    converged: bool
+    curvature: Curvature
+    g: Tensor
+
+    @property
+    def model(self) -> Model:
+        return self.curvature.model
+
+    def moments(self, along: tuple[Answer, Tensor] | None = None) -> PlanMoments:
+        """Of T, or of T + s W along (W, s)."""
+        return PlanMoments(self.plan, along)
 
 
 def solution_of(

@@ -41,7 +41,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def broken(device_type: str, trial: Callable[[str], Any]) -> str | None:
+def failure(device_type: str, trial: Callable[[str], Any]) -> str | None:
     """Run ``trial`` on the device; the reason if that fails. Once per process, device type and trial."""
     if device_type == "cpu" and not any(shutil.which(c) for c in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         return "torch.compile needs a C++ compiler on the path (g++ or clang++), none found"

@@ -52,7 +52,7 @@ def reach(A: Tensor, B: Tensor) -> float:
     return float(torch.linalg.vector_norm(A, dim=1).max() * torch.linalg.vector_norm(B, dim=1).max())
 
 
-def loss(largest: float, rank: int) -> float:
+def rounding_bound(largest: float, rank: int) -> float:
     """Bound on the L1 marginal error, as a share of the mass, of float32 products of length ``rank``.
 
     ``largest`` bounds the norms' product, see `reach`.
@@ -70,7 +70,7 @@ def dot_precision(asked: str, dtype: torch.dtype, amd: bool) -> str:
 
 def unsafe(largest: float, rank: int) -> str | None:
     """Why float32 cannot carry scores that reach so far, or None."""
-    lost = loss(largest, rank)
+    lost = rounding_bound(largest, rank)
     if lost <= UNSAFE:
         return None
     return (

@@ -25,7 +25,7 @@ from torchgw.batched.space import Space, prepare
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs
 from torchgw.pairwise.result import Pair, SolvedPair
-from torchgw.pairwise.solve import Interrupted, Task, solve
+from torchgw.pairwise.solve import GivenUp, Task, solve
 from torchgw.runtime.threads import one_thread, set_own_threads
 
 GROUP_POINTS = 600
@@ -110,7 +110,7 @@ def outcomes(
             return
         try:
             solved = solve(task, stopped)
-        except Interrupted:
+        except GivenUp:
             if stopped():
                 return
             raise KeyboardInterrupt from None
@@ -170,7 +170,7 @@ def _in_worker(task: Task, caller: int) -> list[SolvedPair]:
     try:
         with nullcontext() if task.large else one_thread():
             return solve(task)
-    except (KeyboardInterrupt, Interrupted):
+    except (KeyboardInterrupt, GivenUp):
         if os.getpid() == caller:
             raise KeyboardInterrupt from None
         return []

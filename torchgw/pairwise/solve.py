@@ -46,7 +46,7 @@ class Task:
     options: GWOptions = field(default_factory=GWOptions)
 
 
-class Interrupted(Exception):  # noqa: N818 - somebody asked for it
+class GivenUp(Exception):  # noqa: N818 - somebody asked for it
     """A pair of large spaces was given up."""
 
 
@@ -55,7 +55,7 @@ def solve(task: Task, stopped: Callable[[], bool] = lambda: False) -> list[Solve
 
     Raises
     ------
-    Interrupted
+    GivenUp
         When ``stopped`` within a pair of large spaces, or on Ctrl-C there.
     """
     sides = [(task.spaces[i], task.spaces[j]) for i, j in task.pairs]
@@ -102,5 +102,5 @@ def _aligned(x: Space, y: Space, task: Task, stopped: Callable[[], bool]) -> Pai
             callback=lambda _: stopped(),
         )
     if found.status is Status.CANCELLED:
-        raise Interrupted
+        raise GivenUp
     return PairPlan.of(x, y, found.plan.cpu(), found.value * unit**2, found.certificate.stationarity * unit**2)

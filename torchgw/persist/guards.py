@@ -147,7 +147,7 @@ def _fill(target: Array, stream: BinaryIO) -> None:
         done += len(block)
 
 
-class Measured(io.BufferedReader):
+class BoundedReader(io.BufferedReader):
     """A file of which nobody gets more than a block at once, so that no length that it declares is believed."""
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -159,7 +159,7 @@ class Measured(io.BufferedReader):
 @contextmanager
 def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """An archive of a few members with names of their own, none of which is encrypted."""
-    with Measured(io.FileIO(path)) as raw, zipfile.ZipFile(raw) as archive:
+    with BoundedReader(io.FileIO(path)) as raw, zipfile.ZipFile(raw) as archive:
         names = archive.namelist()
         if len(names) > MOST_MEMBERS:
             raise ValueError(f"it holds {len(names)} members, over the limit of {MOST_MEMBERS}")

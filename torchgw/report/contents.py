@@ -13,7 +13,7 @@ import torch
 from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
 from torchgw.report import colourings, sentences, tables
-from torchgw.report.reported import Plan
+from torchgw.report.reported import Reported
 from torchgw.types import Array
 from torchgw.views import layout
 from torchgw.views.matches import matches_of
@@ -23,7 +23,7 @@ N_MATCHES = 5
 FAR, HUGE = 100.0, 1e12  # times the extent that a cloud is from zero; extent
 
 
-def contents(result: Plan, X: Any = None, Y: Any = None, labels: Any = None) -> dict[str, Any]:
+def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None) -> dict[str, Any]:
     """The data of the page of a result.
 
     At most `N_DRAWN` points of a cloud are drawn, a random subset that is the same every time. The `N_MATCHES` best
@@ -97,7 +97,7 @@ def positions(kept: Array, index: Array) -> Array:
     return np.where(index < 0, -1, found)
 
 
-def origin_of(result: Plan, which: int, points: Any) -> str:
+def origin_of(result: Reported, which: int, points: Any) -> str:
     """Where the coordinates of a side come from."""
     if points is None and result.known is not None and result.known[which].points is None:
         return "two coordinates whose distances resemble those that were given"

@@ -17,10 +17,10 @@ from typing import Any
 
 from torchgw.persist.files import whole
 from torchgw.report.contents import contents
-from torchgw.report.reported import Plan
+from torchgw.report.reported import Reported
 
 
-def write(result: Plan, path: Path, X: Any = None, Y: Any = None, labels: Any = None) -> None:
+def write(result: Reported, path: Path, X: Any = None, Y: Any = None, labels: Any = None) -> None:
     """Write the page of a result, whole or not at all; errors are those of `GWResult.report`."""
     drawing = plotly_script()
     text = page(contents(result, X, Y, labels), drawing)

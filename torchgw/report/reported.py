@@ -12,7 +12,7 @@ from torchgw.types import Coupling
 from torchgw.views.layout import Placed
 
 
-class Plan(Placed, Protocol):
+class Reported(Placed, Protocol):
     """A solved plan with the evidence that comes with it; each member as `torchgw.GWResult` says."""
 
     @property

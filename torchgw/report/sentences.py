@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchgw.diagnostics.evidence import energy_ratio
 from torchgw.marginals import Partial
-from torchgw.report.reported import Plan
+from torchgw.report.reported import Reported
 
 NOTHING = 1e-12  # of the largest squared distance: rounding
 BLURRED = 0.25  # of the target points, on which the mass of a point is too thin to tell where it goes
@@ -27,7 +27,7 @@ class Verdict:
     text: str
 
 
-def verdict(result: Plan, spread: float) -> Verdict:
+def verdict(result: Reported, spread: float) -> Verdict:
     """The first reason against the matching, or what speaks for it.
 
     ``spread`` is the number of target points that the mass of a source point is effectively on, exp(entropy), for the
@@ -52,7 +52,7 @@ def verdict(result: Plan, spread: float) -> Verdict:
     return Verdict("good", text)
 
 
-def summary(result: Plan) -> list[str]:
+def summary(result: Reported) -> list[str]:
     """What was matched, how clear the choice was, and how well the masses hold."""
     n, k = result.shape
     value = f"{result.value:.4g}" if result.value_exact else f"{result.value:.4g} ± {result.value_error:.1g}"
@@ -65,7 +65,7 @@ def summary(result: Plan) -> list[str]:
     ]
 
 
-def ambiguity(result: Plan) -> str:
+def ambiguity(result: Reported) -> str:
     """The basins of the search, and the gap of energy between the best two."""
     count, rival = len(result.basins), result.rival
     if result.alpha == 0:
@@ -86,7 +86,7 @@ def ambiguity(result: Plan) -> str:
     return f"{found}; the best is {lower:.0%} lower than the next, so the objective tells them apart."
 
 
-def masses(result: Plan) -> str:
+def masses(result: Reported) -> str:
     """The marginal error, under the marginals that were asked for."""
     error = f"to {result.marginal_error:.0e}" if result.marginal_error > 0 else "exactly"
     if isinstance(result.marginals, Partial):
@@ -99,7 +99,7 @@ def masses(result: Plan) -> str:
     return f"The masses of all points hold {error}."
 
 
-def warnings(result: Plan) -> list[str]:
+def warnings(result: Reported) -> list[str]:
     """What a reader has to know before using the matching."""
     found = []
     if not result.converged:
@@ -119,7 +119,7 @@ def warnings(result: Plan) -> list[str]:
     return found
 
 
-def certainties(result: Plan) -> tuple[list[str], list[str]]:
+def certainties(result: Reported) -> tuple[list[str], list[str]]:
     """What the certificate proves of the plan, and what it leaves open."""
     certificate, nothing, sure, open_ = result.certificate, NOTHING * result.unit, [], []
     if certificate.gap <= nothing:

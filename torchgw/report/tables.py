@@ -14,7 +14,7 @@ import torch
 from torchgw._version import __version__
 from torchgw.diagnostics.evidence import energy_ratio, nearly_tied
 from torchgw.options import GWOptions
-from torchgw.report.reported import Plan
+from torchgw.report.reported import Reported
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Table:
     marked: list[int]
 
 
-def matchings(result: Plan) -> Table:
+def matchings(result: Reported) -> Table:
     """The local optima that the search found."""
     head = ["", "energy", "best is lower by", "starts", "compared on", "difference", ""]
     rows, marked = [], []
@@ -56,7 +56,7 @@ def matchings(result: Plan) -> Table:
     return Table(head, rows, marked)
 
 
-def resolutions(result: Plan) -> Table:
+def resolutions(result: Reported) -> Table:
     """The ladder that a streaming solve climbed."""
     head = ["source cells", "target cells", "marginal residual", "iterations", "Sinkhorn iterations", "seconds"]
     rows = [
@@ -72,7 +72,7 @@ def resolutions(result: Plan) -> Table:
     return Table(head, rows, [])
 
 
-def options(result: Plan) -> Table:
+def options(result: Reported) -> Table:
     """All options, those that differ from their defaults marked."""
     defaults = dict(_flat(GWOptions()))
     rows = [[name, value, defaults.get(name, "")] for name, value in _flat(result.options)]
@@ -89,7 +89,7 @@ def _flat(group: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield f"{prefix}{entry.name}", str(getattr(value, "name", value))
 
 
-def problem(result: Plan) -> Table:
+def problem(result: Reported) -> Table:
     """What was asked, and how it ended."""
     rows = [
         ["points", f"{result.shape[0]:,} x {result.shape[1]:,}"],
@@ -112,7 +112,7 @@ def problem(result: Plan) -> Table:
     return Table(["", ""], rows, [])
 
 
-def origin(result: Plan, device: torch.device) -> Table:
+def origin(result: Reported, device: torch.device) -> Table:
     """Where the result was made, how long it took, and when this page was written."""
     passed = "; ".join(f"{name}: {why}" for name, why in result.backends_passed_over.items())
     rows = [

@@ -56,7 +56,7 @@ def components(graph: Any) -> tuple[int, Array]:
     return int(n_components), label
 
 
-def entries(graph: Any, row: Array, column: Array) -> Array:
+def entry_positions(graph: Any, row: Array, column: Array) -> Array:
     """Positions (m,) of the entries (row, column), all of which the graph has. O(m log k)."""
     first: Array = graph.indptr[row].astype(np.int64)
     last = graph.indptr[row + 1].astype(np.int64) - 1

@@ -20,7 +20,7 @@ import numpy as np
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.caller import warn_caller
-from torchgw.spaces.edges import components, entries, from_edges, restricted, union, with_edges
+from torchgw.spaces.edges import components, entry_positions, from_edges, restricted, union, with_edges
 from torchgw.spaces.neighbours import closest, nearest
 from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts, shrinks
 from torchgw.types import Array, GraphWarning
@@ -158,7 +158,7 @@ def _assemble(points: Array, pattern: Any, prune: bool) -> tuple[Any, Array]:
     cut = short_cuts(graph, pattern.data == 2, points)
     if len(cut):
         kept = np.ones(graph.nnz, dtype=bool)
-        kept[entries(graph, cut.ravel(), cut[:, ::-1].ravel())] = False
+        kept[entry_positions(graph, cut.ravel(), cut[:, ::-1].ravel())] = False
         graph = restricted(graph, kept)
     return graph, cut
 

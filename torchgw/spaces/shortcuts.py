@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from torchgw.spaces.edges import components, entries, restricted, two_edges
+from torchgw.spaces.edges import components, entry_positions, restricted, two_edges
 from torchgw.types import Array
 
 DETOUR = 5.0
@@ -48,7 +48,7 @@ def short_cuts(graph: Any, mutual: Array, points: Array | None = None) -> Array:
     if len(entry) == 0:
         return np.empty((0, 2), dtype=np.int64)
     trusted = np.ones(graph.nnz, dtype=bool)
-    trusted[entry] = trusted[entries(graph, high, low)] = False
+    trusted[entry] = trusted[entry_positions(graph, high, low)] = False
     order = np.argsort(graph.data[entry], kind="stable")
     return _tried(restricted(graph, trusted), low[order], high[order], graph.data[entry][order], points)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
-from torchgw.spaces.edges import entries
+from torchgw.spaces.edges import entry_positions
 from torchgw.types import Array
 
 SECONDS_PER_STEP = 9e-9
@@ -98,7 +98,7 @@ def path_distances(graph: Any, lengths: Tensor, sources: Array) -> Tensor:
     found = parent[source, target]
     n = graph.shape[0]
     above, entry = np.full(parent.shape, n), np.full(parent.shape, graph.nnz)
-    above[source, target], entry[source, target] = found, entries(graph, found, target)
+    above[source, target], entry[source, target] = found, entry_positions(graph, found, target)
     tensors = (torch.from_numpy(array).to(lengths.device) for array in (distance, above, entry))
     summed: Tensor = _PathSums.apply(lengths, *tensors)  # type: ignore[no-untyped-call]
     return summed

@@ -59,7 +59,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Unscaled:
     """Distances of one space before they follow their scale.
 
     Attributes
@@ -127,8 +127,8 @@ def _growths(
     return None, None
 
 
-def _measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Measured:
-    """One space, in float64. A provider with a method ``traced(leaf, options, device) -> Measured`` says it itself."""
+def _measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Unscaled:
+    """One space, in float64. A provider with a method ``traced(leaf, options, device) -> Unscaled`` says it itself."""
     leaf = getattr(space, "leaf", None)  # of a provider of the user's; given once more where it passed a gate
     # Factors that were given never come from points.
     only_own = leaf is None and isinstance(space, FactoredDistances) and not isinstance(space, LandmarkDistances)
@@ -137,7 +137,7 @@ def _measured(space: Any, given: object, options: SpaceOptions, device: torch.de
     if leaf is None:
         return _constant(space, device)
     if hasattr(space, "traced"):
-        found: Measured = space.traced(leaf, options, device)
+        found: Unscaled = space.traced(leaf, options, device)
         return found
     leaf = leaf.to(device, torch.float64)
     if isinstance(space, EuclideanDistances):
@@ -147,7 +147,7 @@ def _measured(space: Any, given: object, options: SpaceOptions, device: torch.de
     if isinstance(space, LandmarkDistances):
         return _landmark(space, leaf, options.k)
     if isinstance(space, FactoredDistances):
-        return Measured(Traced(F=leaf / space.scale**0.5, signs=_factors(space, device)[1]))
+        return Unscaled(Traced(F=leaf / space.scale**0.5, signs=_factors(space, device)[1]))
     if isinstance(space, PrecomputedDistances | DijkstraDistances):
         return _all_pairs(space, leaf, options.k)
     return _constant(space, device)
@@ -159,16 +159,16 @@ def _factors(space: DistanceProvider, device: torch.device) -> tuple[Tensor, Ten
     return found
 
 
-def _constant(space: DistanceProvider, device: torch.device) -> Measured:
+def _constant(space: DistanceProvider, device: torch.device) -> Unscaled:
     """The provider's own numbers: factors where it has them, else all its rows."""
     here = space.to(device, torch.float64)
     factors = here.factors()
     if factors is not None:
-        return Measured(Traced(F=factors[0].detach(), signs=factors[1].detach()))
-    return Measured(Traced(matrix=here.rows(torch.arange(space.size, device=device)).detach()))
+        return Unscaled(Traced(F=factors[0].detach(), signs=factors[1].detach()))
+    return Unscaled(Traced(matrix=here.rows(torch.arange(space.size, device=device)).detach()))
 
 
-def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Measured:
+def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Unscaled:
     """A distance matrix that was given, mended as `validate.distance_matrix` and the provider mend it."""
     reached = torch.isfinite(leaf)
     finite = leaf.masked_fill(~reached, 0.0)
@@ -178,7 +178,7 @@ def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Measured:
     largest = unit.flatten()[unit.argmax()]
     if not bool(reached.all()):
         unit = torch.where(reached, unit, UNREACHABLE * largest)
-    return Measured(Traced(matrix=unit), growth_of(largest))
+    return Unscaled(Traced(matrix=unit), growth_of(largest))
 
 
 def _centred(leaf: Tensor, unit: float) -> Tensor:
@@ -186,14 +186,14 @@ def _centred(leaf: Tensor, unit: float) -> Tensor:
     return (leaf - leaf.detach().mean(0)) / unit
 
 
-def _euclidean(space: EuclideanDistances, leaf: Tensor) -> Measured:
+def _euclidean(space: EuclideanDistances, leaf: Tensor) -> Unscaled:
     x = _centred(leaf, space.scale**0.5 if space.squared else space.scale)
     i, j = space.furthest
     square = (x[i] - x[j]).square().sum()
     if space.squared:
-        return Measured(Traced(None, *squared_factors(x)), growth_of(square))
+        return Unscaled(Traced(None, *squared_factors(x)), growth_of(square))
     growth = growth_of(square)
-    return Measured(Traced(matrix=distances(x, x)), None if growth is None else growth.sqrt())
+    return Unscaled(Traced(matrix=distances(x, x)), None if growth is None else growth.sqrt())
 
 
 def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor) -> Tensor:
@@ -204,16 +204,16 @@ def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor
     return path_distances(graph, edge_lengths(_centred(leaf, space.scale), graph), sources.cpu().numpy())
 
 
-def _all_pairs(space: PrecomputedDistances | DijkstraDistances, leaf: Tensor, k: int | None) -> Measured:
+def _all_pairs(space: PrecomputedDistances | DijkstraDistances, leaf: Tensor, k: int | None) -> Unscaled:
     unit = _paths(space, leaf, k, torch.from_numpy(np.arange(space.size)))
     unit = (unit + unit.T) / 2
     # The pair behind the provider's largest distance; sweeps, which Dijkstra's distances use, can miss the diameter.
     attained = (unit.detach() - space.largest / space.scale).abs().argmin()
-    return Measured(Traced(matrix=unit), growth_of(unit.flatten()[attained]))
+    return Unscaled(Traced(matrix=unit), growth_of(unit.flatten()[attained]))
 
 
-def _landmark(space: LandmarkDistances, leaf: Tensor, k: int | None) -> Measured:
+def _landmark(space: LandmarkDistances, leaf: Tensor, k: int | None) -> Unscaled:
     columns = _paths(space, leaf, k, space.landmarks).T
     rank = _factors(space, leaf.device)[0].shape[1]
     F, signs = differentiable_factors(columns, space.landmarks.to(leaf.device), rank)
-    return Measured(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))
+    return Unscaled(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))

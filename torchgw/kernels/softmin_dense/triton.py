@@ -70,7 +70,7 @@ def build() -> Kernel:
                 score, bias.contiguous(), out, n_kept, n_summed, score.stride(kept_axis), score.stride(axis), part,
                 KEPT=kept, SUMMED=summed,
             )  # fmt: skip
-        return out[0] if splits == 1 else merged(out)
+        return sum_of_parts(out)
 
     two_reads = in_two_reads(softmin)
 
@@ -103,6 +103,6 @@ def build() -> Kernel:
     return Kernel(softmin, sweep, absorb)
 
 
-def merged(parts: Tensor) -> Tensor:
-    """Logarithms of the sums of several parts (splits, N)."""
-    return reference.softmin(parts, parts.new_zeros(len(parts)), 0)
+def sum_of_parts(parts: Tensor) -> Tensor:
+    """log2 of the sum of 2^parts over the splits of a list, (N,) of (splits, N)."""
+    return parts[0] if len(parts) == 1 else reference.softmin(parts, parts.new_zeros(len(parts)), 0)

@@ -37,7 +37,7 @@ def build() -> Kernel:
 
 def unable(workload: Workload) -> str | None:
     """Why this device has no working compiler, or None; compiles the kernel, the first time."""
-    return compiler.broken(workload.device.type, _trial)
+    return compiler.failure(workload.device.type, _trial)
 
 
 def _trial(device_type: str) -> None:

@@ -12,7 +12,7 @@ from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, Operands, in_two_reads
 from torchgw.kernels.precision import dot_precision
-from torchgw.kernels.softmin_dense.triton import merged
+from torchgw.kernels.softmin_dense.triton import sum_of_parts
 
 unable = gpu.unable
 
@@ -80,7 +80,7 @@ def build(dot: str = "") -> Kernel:
             kernels.softmin_kernel[(gpu.divided(n, chosen.rows), parts)](
                 kept, summed, bias.contiguous(), out, n, k, width, part, **launch(chosen, dot, kept.dtype)
             )
-        return out[0] if parts == 1 else merged(out)
+        return sum_of_parts(out)
 
     def absorb(A: Tensor, B: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         (n, width), k = A.shape, len(B)

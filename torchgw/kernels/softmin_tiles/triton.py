@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.softmin_dense.triton import merged
+from torchgw.kernels.softmin_dense.triton import sum_of_parts
 from torchgw.kernels.softmin_stream import triton as stream
 from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts, TileKernel
 from torchgw.kernels.tiles import TILE, Tiles
@@ -94,7 +94,7 @@ def build(dot: str = "") -> TileKernel:
                 A, B, bias, tiles.first, tiles.column, out, n, len(B), width,
                 SIZE=tiles.size, **stream.launch(chosen, dot, dtype),
             )  # fmt: skip
-        return (out[0] if parts == 1 else merged(out)).to(given)
+        return sum_of_parts(out).to(given)
 
     def one_way(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, largest: bool) -> _Parts:
         """T V for factors, potentials and V (K, d) of one dtype, the factors prepared."""

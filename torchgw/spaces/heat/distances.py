@@ -45,7 +45,7 @@ from torchgw.spaces.heat.kernel import (
 from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import UNREACHABLE, ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.spaces.traced import Measured, Traced, growth_of
+from torchgw.spaces.traced import Traced, Unscaled, growth_of
 from torchgw.types import Array, PrecisionWarning
 
 EXACT_SIZE = 2000
@@ -156,17 +156,17 @@ class HeatDistances(ScaledDistances):
         other._space = self._space._times(ratio)
         return other
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Measured:
+    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Unscaled:
         """Scaled distances as an expression of the points, as in `traced_rows`."""
         points = leaf.to(device)
         if self.landmarks is None:
             D = self.traced_rows(points, torch.arange(self.size)) / self.scale
-            return Measured(Traced(matrix=(D + D.T) / 2), growth_of(D.max()))
+            return Unscaled(Traced(matrix=(D + D.T) / 2), growth_of(D.max()))
         columns = self.traced_rows(points, self.landmarks).T / self.scale
         factors = self.factors()
         assert factors is not None
         F, signs = differentiable_factors(columns, self.landmarks.to(device), factors[0].shape[1])
-        return Measured(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))
+        return Unscaled(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> HeatDistances:
         other = copy.copy(self)
