@@ -137,12 +137,7 @@ def compared(n: int, n_steps: int, repeats: int, edges: str) -> dict[str, Any]:
     for way in WAYS:
         memory = case(way, n_steps, n, 0, edges, MALLOC_MMAP_THRESHOLD_="65536")["memory"]
         found[way] = case(way, n_steps, n, repeats, edges) | {"memory": memory}
-    row: dict[str, Any] = {
-        "nodes": n,
-        "columns": COLUMNS,
-        "steps": n_steps,
-        "basis MiB": n * COLUMNS * n_steps / 2**17,
-    }
+    row: dict[str, Any] = {"nodes": n, "columns": COLUMNS, "steps": n_steps, "basis MiB": n * COLUMNS * n_steps / 2**17}
     for way, got in found.items():
         row |= {f"{way} seconds": got["seconds"], f"{way} MiB": got["memory"]}
     reference = found["adjoint"]

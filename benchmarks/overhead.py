@@ -25,16 +25,7 @@ from scipy.stats import binom
 
 from benchmarks.baselines import flat
 from benchmarks.common import interleaved, paired, show, write
-from torchgw import (
-    EuclideanDistances,
-    GWOptions,
-    GWResult,
-    SinkhornOptions,
-    StoppingOptions,
-    align,
-    gw_align,
-    validate,
-)
+from torchgw import EuclideanDistances, GWOptions, GWResult, SinkhornOptions, StoppingOptions, align, gw_align, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.request import request
 from torchgw.request.request import Asked

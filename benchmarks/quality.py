@@ -194,14 +194,7 @@ def words() -> list[Row]:
     for epsilon in (2e-4, 5e-4, 1e-3):
         peer, seconds = timed(
             lambda: ot.gromov.entropic_gromov_wasserstein(
-                DX,
-                DY,
-                p,
-                p,
-                "square_loss",
-                epsilon=epsilon,
-                max_iter=30,
-                numItermax=200,
+                DX, DY, p, p, "square_loss", epsilon=epsilon, max_iter=30, numItermax=200
             )
         )
         hits[f"POT {epsilon:g}"] = (float((np.asarray(peer).argmax(1) == place).mean()), seconds)

@@ -17,12 +17,7 @@ from tests.problems import (
     random_space,
     sinkhorn_oracle,
 )
-from torchgw import (
-    CoarseOptions,
-    EuclideanDistances,
-    PrecomputedDistances,
-    SamplingOptions,
-)
+from torchgw import CoarseOptions, EuclideanDistances, PrecomputedDistances, SamplingOptions
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient

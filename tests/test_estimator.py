@@ -233,10 +233,7 @@ def test_the_score_is_r2_of_the_projection(small: GromovWasserstein) -> None:
         ({"options": GWOptions(coarse=None, loss="kl")}, {}),
         ({"options": GWOptions(coarse=None, gradient="sampled")}, {}),
         (
-            {
-                "options": GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=3, max_iter=30)),
-                "epsilon": 1e-4,
-            },
+            {"options": GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=3, max_iter=30)), "epsilon": 1e-4},
             {},
         ),
     ],

@@ -136,10 +136,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    in_turn(list(CHANGES), ["dense", "streaming"]),
-)
+@pytest.mark.parametrize(("name", "strategy"), in_turn(list(CHANGES), ["dense", "streaming"]))
 def test_changing_an_argument_changes_the_result(name: str, strategy: str) -> None:
     model, change = CHANGES[name]
     problem, given = posed(model, "features")
@@ -297,10 +294,7 @@ FEATURES = (np.ones((6, 2)), np.ones((6, 2)))
         ({"options": GWOptions(loss="kl", strategy="streaming")}, "must be 'auto' or 'dense' with a loss"),
         ({"options": GWOptions(loss="kl", gradient="sampled")}, "must be 'auto' or 'exact' with a loss other than"),
         (
-            {
-                "cost": FEATURES,
-                "options": GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=2)),
-            },
+            {"cost": FEATURES, "options": GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=2))},
             "alpha must be 1 with the low-rank strategy, got 0.5",
         ),
     ],

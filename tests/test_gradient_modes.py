@@ -350,10 +350,7 @@ def test_points_without_mass_do_not_count(reading: str) -> None:
     assert float((found * along).sum()) == pytest.approx(float(slope(of, X, along)), rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize(
-    "mode",
-    ["envelope", "implicit", "unrolled"],
-)
+@pytest.mark.parametrize("mode", ["envelope", "implicit", "unrolled"])
 def test_masses_have_gradients_where_others_are_zero(mode: str) -> None:
     p, along = P.clone(), direction(P)
     p[2], along[2] = 0.0, 0.0

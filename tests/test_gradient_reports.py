@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.gradient_mode_cases import ENVELOPE, UNROLLED, G, X, align, cloud, leaf
-from torchgw import (
-    ConvergenceWarning,
-    GradientWarning,
-    Implicit,
-)
+from torchgw import ConvergenceWarning, GradientWarning, Implicit
 from torchgw.gradients.modes import GradientMode
 
 

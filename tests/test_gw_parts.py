@@ -27,7 +27,7 @@ from torchgw.objective.model import mean_cost
 from torchgw.objective.sampled import Anchors, refresh, sample_anchors, sampled_cost
 from torchgw.objective.value import affordable, sampled_objective
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.sampled import Plateau, observe, verdict
+from torchgw.solvers.sampled import Plateau, observe, stopping_status
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -183,8 +183,8 @@ def test_a_falling_cost_is_never_stale_and_a_flat_one_is() -> None:
     for _ in range(4):
         flat = observe(flat, 1.0, options)
     assert flat.stale == 3
-    assert verdict(4, flat, 1.0, options) is Status.PLATEAU
-    assert verdict(3, flat, 1.0, options) is None
+    assert stopping_status(4, flat, 1.0, options) is Status.PLATEAU
+    assert stopping_status(3, flat, 1.0, options) is None
 
 
 def test_the_average_weighs_the_newest_cost_by_a_fifth() -> None:
@@ -200,14 +200,14 @@ def test_noise_around_a_level_ends_the_loop_and_half_a_percent_counts_as_progres
     assert observe(Plateau(1.0, 1.0, 7), 1.0 - 5 * 0.0049, options).stale == 8
     rng = np.random.default_rng(0)
     state, checks = Plateau(), 0
-    while verdict(checks, state, 1.0, options) is None:
+    while stopping_status(checks, state, 1.0, options) is None:
         state, checks = observe(state, 1.0 + 0.1 * rng.normal(), options), checks + 1
     assert checks < 200
 
 
 def test_a_plan_that_stands_still_is_settled() -> None:
-    assert verdict(40, Plateau(1.0, 1.0, 0), 1e-4, StoppingOptions()) is Status.SETTLED
-    assert verdict(40, Plateau(1.0, 1.0, 0), 1e-2, StoppingOptions()) is None
+    assert stopping_status(40, Plateau(1.0, 1.0, 0), 1e-4, StoppingOptions()) is Status.SETTLED
+    assert stopping_status(40, Plateau(1.0, 1.0, 0), 1e-2, StoppingOptions()) is None
 
 
 def test_the_objective_leaves_a_providers_own_storage_alone() -> None:

@@ -65,10 +65,7 @@ def relative(found: Tensor, truth: Tensor) -> float:
     return float(((found - truth).norm() / truth.norm()).detach())
 
 
-FUNCTIONS = {
-    "exp": (EXP, lambda x, t: torch.exp(-t * x)),
-    "resolvent": (RESOLVENT, lambda x, t: 1 / (1 + t + x)),
-}
+FUNCTIONS = {"exp": (EXP, lambda x, t: torch.exp(-t * x)), "resolvent": (RESOLVENT, lambda x, t: 1 / (1 + t + x))}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -140,10 +140,7 @@ def test_a_gpu_has_the_same_plan_and_value(name: str, kind: str, gradient: str, 
     agrees(result, problem)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    in_turn(list(MODELS), ["pure", "matrix"]),
-)
+@pytest.mark.parametrize(("name", "kind"), in_turn(list(MODELS), ["pure", "matrix"]))
 def test_the_kullback_leibler_loss_has_the_oracles_plan_and_value(name: str, kind: str) -> None:
     problem, given = posed(name, kind)
     problem = replace(problem, loss="kl", epsilon=0.6)

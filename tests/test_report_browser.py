@@ -102,10 +102,7 @@ def opened(browser: Any, path: Path, width: int = 1280) -> Opened:
 
 @pytest.fixture(scope="module", params=["flat", "solid", "matrix"])
 def shown(
-    request: pytest.FixtureRequest,
-    chromium: Any,
-    solved: dict[str, GWResult],
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, chromium: Any, solved: dict[str, GWResult], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Opened, GWResult]]:
     path = tmp_path_factory.mktemp("page") / "out.html"
     solved[request.param].report(path)

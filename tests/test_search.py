@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.problems import (
-    daily,
-    generator,
-    path_graph,
-    random_distances,
-)
+from tests.problems import daily, generator, path_graph, random_distances
 from torchgw import (
     AmbiguityWarning,
     CoarseOptions,

@@ -25,10 +25,7 @@ from tests.gradient_mode_cases import (
     problem,
     slope,
 )
-from torchgw import (
-    GWOptions,
-    SpaceOptions,
-)
+from torchgw import GWOptions, SpaceOptions
 from torchgw.gradients.modes import GradientMode
 
 

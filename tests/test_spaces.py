@@ -16,13 +16,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.spatial.distance import cdist
 
 from tests.problems import path_graph
-from torchgw import (
-    DijkstraDistances,
-    EuclideanDistances,
-    GraphWarning,
-    LandmarkDistances,
-    PrecomputedDistances,
-)
+from torchgw import DijkstraDistances, EuclideanDistances, GraphWarning, LandmarkDistances, PrecomputedDistances
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces import shortest_paths
 from torchgw.spaces.dijkstra import RowCache

@@ -250,12 +250,7 @@ def gw_loss(
 ) -> Tensor: ...
 @overload
 def gw_loss(
-    X: Any,
-    Y: Any,
-    *,
-    gradient_mode: GradientMode = ...,
-    return_result: Literal[True],
-    **arguments: Unpack[Arguments],
+    X: Any, Y: Any, *, gradient_mode: GradientMode = ..., return_result: Literal[True], **arguments: Unpack[Arguments]
 ) -> tuple[Tensor, GWResult]: ...
 @entry(passes_to=gw_align)
 def gw_loss(

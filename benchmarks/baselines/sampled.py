@@ -26,7 +26,7 @@ from torchgw.objective.sampled import Anchors, refresh
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import Side
-from torchgw.solvers.sampled import Plateau, observe, verdict
+from torchgw.solvers.sampled import Plateau, observe, stopping_status
 from torchgw.types import DistanceProvider
 
 N_ANCHORS, STEP = 80, 0.5
@@ -136,7 +136,7 @@ def solve(
         if switches.early_stop and iteration % every == 0:
             seen = (U[fresh.rows] - V[fresh.columns]).square().sum(1).mean()
             plateau = observe(plateau, float(seen), stopping)
-            if verdict(iteration, plateau, float("inf"), stopping) is not None:
+            if stopping_status(iteration, plateau, float("inf"), stopping) is not None:
                 return Found(score, f, g, iteration, n_inner)
         if iteration == max_iter:
             return Found(score, f, g, iteration, n_inner)
@@ -207,13 +207,7 @@ class Workspace:
         return f, g, iteration
 
     def pairs(
-        self,
-        score: Tensor,
-        f: Tensor,
-        g: Tensor,
-        p: Tensor,
-        generator: torch.Generator,
-        rng: np.random.Generator,
+        self, score: Tensor, f: Tensor, g: Tensor, p: Tensor, generator: torch.Generator, rng: np.random.Generator
     ) -> Anchors:
         """Anchor pairs from the plan 2^(score + f + g)."""
         if self.switches.device_draws:

@@ -67,10 +67,7 @@ SOLVERS = (
     _ours(name=SHARP, method="align", settings={"epsilon": 0}),
     _ours(name="torchgw sampled", method="sampled", note='gradient="sampled"'),
     _ours(
-        name=LOW_RANK,
-        method="low_rank",
-        source="points",
-        settings={"rank": 20, "epsilon": 0, "distances": "landmark"},
+        name=LOW_RANK, method="low_rank", source="points", settings={"rank": 20, "epsilon": 0, "distances": "landmark"}
     ),
     _pot(
         name="POT entropic",

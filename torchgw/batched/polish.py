@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.batched.space import Space
+from torchgw.batched.space import PreparedSpace
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound
@@ -40,7 +40,7 @@ class PairPlan:
     marginal_error: float
 
     @classmethod
-    def of(cls, x: Space, y: Space, plan: Tensor, value: float, gap: float) -> PairPlan:
+    def of(cls, x: PreparedSpace, y: PreparedSpace, plan: Tensor, value: float, gap: float) -> PairPlan:
         """From the gap itself; a value that is nothing but rounding is zero."""
         rows, columns = plan.sum(1) - torch.from_numpy(x.mass), plan.sum(0) - torch.from_numpy(y.mass)
         error = float(rows.abs().sum() + columns.abs().sum())
@@ -49,13 +49,15 @@ class PairPlan:
         return cls(plan, value, max(gap, 0.0) / value, error)
 
 
-def from_product(x: Space, y: Space, tol: float) -> PairPlan:
+def from_product(x: PreparedSpace, y: PreparedSpace, tol: float) -> PairPlan:
     """PairPlan from the product plan: where the points of one of the spaces coincide, all plans are equally good."""
     plan = torch.from_numpy(x.mass)[:, None] * torch.from_numpy(y.mass)
     return polish(x, y, plan, torch.zeros(y.size, dtype=torch.float64), tol)
 
 
-def finish(sides: Sequence[tuple[Space, Space]], plans: Tensor, duals: Tensor, tol: float) -> list[PairPlan]:
+def finish(
+    sides: Sequence[tuple[PreparedSpace, PreparedSpace]], plans: Tensor, duals: Tensor, tol: float
+) -> list[PairPlan]:
     """Plans (B, n, k), filled up, with column potentials (B, k) in units of cost, on the CPU in float64, polished."""
     spaces = [[pair[side] for pair in sides] for side in (0, 1)]
     (DX, p), (DY, q) = (_stacked(own, size) for own, size in zip(spaces, plans.shape[1:], strict=True))
@@ -76,7 +78,7 @@ def finish(sides: Sequence[tuple[Space, Space]], plans: Tensor, duals: Tensor, t
     return found
 
 
-def _stacked(spaces: list[Space], size: int) -> tuple[Tensor, Tensor]:
+def _stacked(spaces: list[PreparedSpace], size: int) -> tuple[Tensor, Tensor]:
     """Distances (B, size, size) and masses (B, size), filled up with zeros."""
     D, mass = (torch.zeros(len(spaces), *shape, dtype=torch.float64) for shape in ((size, size), (size,)))
     for row, space in enumerate(spaces):
@@ -85,7 +87,7 @@ def _stacked(spaces: list[Space], size: int) -> tuple[Tensor, Tensor]:
     return D, mass
 
 
-def polish(x: Space, y: Space, plan: Tensor, dual: Tensor, tol: float) -> PairPlan:
+def polish(x: PreparedSpace, y: PreparedSpace, plan: Tensor, dual: Tensor, tol: float) -> PairPlan:
     """A plan (N, K) whose gap is at most ``tol`` times its value, or which steps no longer better.
 
     From a feasible one and column potentials (K,) of -2 D_X T D_Y. O(N K (N + K)) for each step, and a linear program.

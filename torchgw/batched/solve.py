@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchgw.batched.annealing import LOWEST_EXPONENT, Effort, Pairs, Plans, anneal, scalings
 from torchgw.batched.polish import PairPlan, finish, from_product
-from torchgw.batched.space import MODES, Level, Space
+from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
 
@@ -56,7 +56,7 @@ class Stage(NamedTuple):
 HOT, PRODUCT_HOT, SEARCH_END, SEARCH_STEPS, SEARCH_EFFORT, SEARCHED = 1.0, 2.0, 0.2, 6, Effort(4), 3
 STAGES = (Stage(1.4, 3, Effort(4, 10)), Stage(1.8, 0, Effort(4, 8)), Stage(1.8, 2, Effort(4, 8)))
 
-Sides = tuple[Space, Space]
+Sides = tuple[PreparedSpace, PreparedSpace]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> lis
         return [found[pair] if pair in found else from_product(*both, tol) for pair, both in enumerate(sides)]
 
 
-def _flat(space: Space) -> bool:
+def _flat(space: PreparedSpace) -> bool:
     """Whether all points coincide, up to rounding."""
     return space.critical <= SMALLEST_CRITICAL * math.sqrt(space.squared)
 
@@ -133,7 +133,7 @@ def _together(levels: Sequence[tuple[Level, Level]], device: torch.device) -> Pa
     return Pairs(DX, DY, p, q)
 
 
-def _n_guesses(space: Space) -> int:
+def _n_guesses(space: PreparedSpace) -> int:
     """Guesses of a pair, without the product plan."""
     return len(space.features) - 1 + len(SIGNS)
 

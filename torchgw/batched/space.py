@@ -61,7 +61,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Space:
+class PreparedSpace:
     """Distances (N, N) and masses (N,) of sum one in float64, of the points that have mass.
 
     Attributes
@@ -98,7 +98,7 @@ class Space:
         return len(self.mass)
 
 
-def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Space:
+def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> PreparedSpace:
     """A space of scaled distances (N, N) and masses (N,) of any sum; a ``large`` one has no resolutions. O(N^2 log N).
 
     The same space gives the same result wherever it stands in a list: ``seed`` draws anchors from its own masses.
@@ -111,7 +111,7 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Sp
     rounding = max(NO_VALUE * squared, float(np.finfo(float).eps * D.max() ** 2))
     digest = hashlib.sha256(D.tobytes() + p.tobytes()).digest()
     if large:
-        return Space(D, p, support, len(mass), (), (), squared, rounding, 0.0, digest)
+        return PreparedSpace(D, p, support, len(mass), (), (), squared, rounding, 0.0, digest)
     cells = _ladder(D, p)
     coarse_D, coarse_p = torch.from_numpy(cells[0].distances), torch.from_numpy(cells[0].mass)
     values, modes = leading_modes(coarse_D, coarse_p)
@@ -120,7 +120,7 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Sp
     anchors = [coarse_D[:, index] for index in torch.split(drawn, list(ANCHORS))]
     features = *profiles(coarse_D, coarse_p), modes, *anchors
     levels = tuple(_level(each, critical or 1.0) for each in cells)
-    return Space(
+    return PreparedSpace(
         distances=D,
         mass=p,
         support=support,

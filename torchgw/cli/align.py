@@ -20,14 +20,7 @@ from torchgw.cli.output import check_output, described, write_matching, write_wh
 from torchgw.diagnostics.status import Status
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective.supervision import Supervision
-from torchgw.options import (
-    GWOptions,
-    LadderOptions,
-    LowRankOptions,
-    SamplingOptions,
-    SpaceOptions,
-    StoppingOptions,
-)
+from torchgw.options import GWOptions, LadderOptions, LowRankOptions, SamplingOptions, SpaceOptions, StoppingOptions
 from torchgw.persist.checkpoint import is_taken
 from torchgw.progress import bar_on_terminal
 from torchgw.request.combinations import EXCLUDED

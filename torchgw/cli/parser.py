@@ -105,10 +105,7 @@ def _align(commands: Any) -> None:
     )
     align.add_argument("-k", type=int, default=spaces.k, help="neighbours in the graph (default: chosen from the data)")
     align.add_argument(
-        "--landmarks",
-        type=int,
-        default=spaces.n_landmarks,
-        help="points that distances go through (%(default)s)",
+        "--landmarks", type=int, default=spaces.n_landmarks, help="points that distances go through (%(default)s)"
     )
     align.add_argument("--max-iter", type=int, default=stopping.max_iter, help="outer iterations (%(default)s)")
     align.add_argument("--strategy", choices=STRATEGIES, default="auto", help="how large problems are solved")
@@ -163,9 +160,5 @@ def _device(parser: Parser, backend: bool = True) -> None:
 def _memory(parser: Parser) -> None:
     default = GWOptions().max_memory / 2**30
     parser.add_argument(
-        "--max-memory",
-        type=float,
-        default=default,
-        metavar="GIB",
-        help="of one dense object (default: %(default)g)",
+        "--max-memory", type=float, default=default, metavar="GIB", help="of one dense object (default: %(default)g)"
     )

@@ -78,10 +78,7 @@ class Certificate:
     def times(self, factor: float) -> Certificate:
         """The certificate of a value that is ``factor`` times as large."""
         return replace(
-            self,
-            stationarity=self.stationarity * factor,
-            lower_bound=self.lower_bound * factor,
-            gap=self.gap * factor,
+            self, stationarity=self.stationarity * factor, lower_bound=self.lower_bound * factor, gap=self.gap * factor
         )
 
     def __str__(self) -> str:

@@ -99,11 +99,7 @@ def gated(given: Any, leaves: list[Tensor]) -> Any:
 
 
 def parameters(
-    given: Given,
-    made: tuple[DistanceProvider, DistanceProvider],
-    dtype: torch.dtype,
-    device: torch.device,
-    once: bool,
+    given: Given, made: tuple[DistanceProvider, DistanceProvider], dtype: torch.dtype, device: torch.device, once: bool
 ) -> Parameters:
     """theta of a problem with these providers, as a user gave them; ``once`` refuses second derivatives."""
     leaves = given.leaves() if once else []

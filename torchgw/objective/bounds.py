@@ -79,12 +79,7 @@ def consistent_bound(cost: Tensor, p: Tensor, q: Tensor, b: Tensor) -> tuple[Ten
 
 
 def frank_wolfe_gap(
-    value: float | Tensor,
-    cost: Tensor | FactoredCost,
-    p: Tensor,
-    q: Tensor,
-    b: Tensor,
-    total: float | None = None,
+    value: float | Tensor, cost: Tensor | FactoredCost, p: Tensor, q: Tensor, b: Tensor, total: float | None = None
 ) -> Tensor:
     """The Frank-Wolfe gap (...) of plans T with ``value`` = <C, T>, bounded by column potentials b (..., K).
 

@@ -95,12 +95,7 @@ class Weights(NamedTuple):
 
 
 def moments_of(
-    model: Model,
-    raw: FactoredCost,
-    linear: FactoredCost | None,
-    plan: Tensor | Coupling,
-    rows: Tensor,
-    columns: Tensor,
+    model: Model, raw: FactoredCost, linear: FactoredCost | None, plan: Tensor | Coupling, rows: Tensor, columns: Tensor
 ) -> Moments:
     """Of a plan with these marginals, from C(T) and beta M + P: a product with the factors of each, and where the mass
     is free a pass over the plan."""

@@ -94,8 +94,6 @@ class Supervision:
             parts.append(_labels(x, y, values))
             groups = (np.unique(x, return_inverse=True)[1], np.unique(y, return_inverse=True)[1])
         if self.mask is not None:
-            if not stored:
-                raise ValueError("supervision.mask needs options.strategy='dense'; labels or forbidden pairs stream")
             parts.append(FactoredCost.stored(torch.from_numpy(1.0 - _allowed(self.mask, n, k))))
         cost = FactoredCost.weighted_sum(parts, [1.0] * len(parts))
         touched = np.concatenate(known) if known else np.zeros((0, 2), dtype=np.int64)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from torchgw.batched.space import Space, prepare
+from torchgw.batched.space import PreparedSpace, prepare
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs
 from torchgw.pairwise.result import Pair, SolvedPair
@@ -67,7 +67,7 @@ class Tasks:
     matchings: bool
     options: GWOptions
     seed: int
-    prepared: dict[int, Space] = field(default_factory=dict)
+    prepared: dict[int, PreparedSpace] = field(default_factory=dict)
 
     def tasks(self, wanted: Sequence[Pair]) -> list[Task]:
         """The wanted pairs in tiles, with the spaces that each needs; those of large spaces one by one, last."""
@@ -87,7 +87,7 @@ class Tasks:
         with one_thread_each(torch.get_num_threads()) as pool:
             self.prepared.update(zip(new, pool.map(self._space, new), strict=True))
 
-    def _space(self, i: int) -> Space:
+    def _space(self, i: int) -> PreparedSpace:
         seed = self.seed % 2**32
         return prepare(self.inputs.distances[i], self.inputs.masses[i], seed, self.inputs.large(i))
 

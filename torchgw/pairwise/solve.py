@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgw.align import gw_align
 from torchgw.batched.polish import PairPlan
 from torchgw.batched.solve import solve_batch
-from torchgw.batched.space import Space
+from torchgw.batched.space import PreparedSpace
 from torchgw.diagnostics.status import Status
 from torchgw.options import GWOptions
 from torchgw.pairwise.result import Pair, PairStatus, SolvedPair
@@ -37,7 +37,7 @@ class Task:
     """
 
     pairs: list[Pair]
-    spaces: dict[int, Space]
+    spaces: dict[int, PreparedSpace]
     tol: float
     device: torch.device
     matchings: bool
@@ -68,7 +68,7 @@ def solve(task: Task, stopped: Callable[[], bool] = lambda: False) -> list[Solve
     return [_solved(pair, *both, turn, plan, task) for pair, both, turn, plan in every]
 
 
-def _solved(pair: Pair, x: Space, y: Space, turned: bool, found: PairPlan, task: Task) -> SolvedPair:
+def _solved(pair: Pair, x: PreparedSpace, y: PreparedSpace, turned: bool, found: PairPlan, task: Task) -> SolvedPair:
     finite = np.isfinite(found.value) and np.isfinite(found.gap)
     status = PairStatus.FAILED if not finite else PairStatus.SETTLED if found.gap <= task.tol else PairStatus.UNSETTLED
     matching = None
@@ -78,14 +78,14 @@ def _solved(pair: Pair, x: Space, y: Space, turned: bool, found: PairPlan, task:
     return SolvedPair(pair, found.value if finite else float("nan"), found.gap, found.marginal_error, status, matching)
 
 
-def _strongest(plan: Tensor, x: Space, y: Space) -> Array:
+def _strongest(plan: Tensor, x: PreparedSpace, y: PreparedSpace) -> Array:
     """For each point of all of a space the index in the other one that it sends most mass to; -1 without mass."""
     found = np.full(x.total, -1, dtype=np.int32)
     found[x.support] = y.support[plan.argmax(1).numpy()]
     return found
 
 
-def _aligned(x: Space, y: Space, task: Task, stopped: Callable[[], bool]) -> PairPlan:
+def _aligned(x: PreparedSpace, y: PreparedSpace, task: Task, stopped: Callable[[], bool]) -> PairPlan:
     """Two large spaces by `gw_align` without entropy, in their own units."""
     unit = max(x.distances.max(), y.distances.max()) or 1.0
     providers = [PrecomputedDistances.stored_matrix(torch.from_numpy(side.distances / unit), 1.0) for side in (x, y)]

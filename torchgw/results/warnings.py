@@ -9,13 +9,7 @@ from torchgw.request.request import SHARP, Request
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.types import (
-    AmbiguityWarning,
-    ConvergenceWarning,
-    PrecisionWarning,
-    SupervisionWarning,
-    TorchGWWarning,
-)
+from torchgw.types import AmbiguityWarning, ConvergenceWarning, PrecisionWarning, SupervisionWarning, TorchGWWarning
 
 BROKEN = 1e-3
 

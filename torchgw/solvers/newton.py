@@ -52,7 +52,7 @@ def refined(
     watch: Watch,
     history: History | None = None,
 ) -> Solution:
-    """The fixed point near float64 potentials of the model's own epsilon, with options from `tightened`."""
+    """The fixed point near float64 potentials of the model's own epsilon, with options from `with_tolerance`."""
     stored = options.strategy != "streaming"
     if model.marginals.free_mass and not stored:  # its cost is no linear function of a plan that is not stored
         gradient = gradient_of(model, quadratic)
@@ -171,7 +171,7 @@ def _cost(curvature: Curvature, gradient: object, y: Tensor) -> FactoredCost:
     return linearise(model, raw, model.linear(y.dtype))
 
 
-def tightened(options: GWOptions, tol: float, relaxation: float) -> GWOptions:
+def with_tolerance(options: GWOptions, tol: float, relaxation: float) -> GWOptions:
     """Options whose every problem is solved to ``tol``."""
     sinkhorn: SinkhornOptions = replace(
         options.sinkhorn,

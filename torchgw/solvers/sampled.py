@@ -72,13 +72,7 @@ class SampledState(State):
 
 
 def solve(
-    gradient: Gradient,
-    start: Start,
-    model: Model,
-    epsilon: float,
-    kernel: Kernel,
-    options: GWOptions,
-    watch: Watch,
+    gradient: Gradient, start: Start, model: Model, epsilon: float, kernel: Kernel, options: GWOptions, watch: Watch
 ) -> Solution:
     """Run the loop from ``start``, in its dtype, with a gradient of the model's objective.
 
@@ -137,7 +131,7 @@ def solve(
         plateau, status = state.plateau, None
         if now == epsilon and (start.epsilon is not None or state.n_iter > annealing.n_iter):
             plateau = observe(plateau, value, stopping)
-            status = verdict(state.n_iter, plateau, changed / stopping.check_every, stopping)
+            status = stopping_status(state.n_iter, plateau, changed / stopping.check_every, stopping)
         return replace(state, plateau=plateau, checked=last), Check(value, residual, now), status
 
     state, status = iterate(step, begin, watch, history, stopping.max_iter)
@@ -185,7 +179,7 @@ def observe(plateau: Plateau, cost: float, options: StoppingOptions) -> Plateau:
     return Plateau(average, plateau.best, plateau.stale + 1)
 
 
-def verdict(iteration: int, plateau: Plateau, plan_change: float, options: StoppingOptions) -> Status | None:
+def stopping_status(iteration: int, plateau: Plateau, plan_change: float, options: StoppingOptions) -> Status | None:
     """Why the loop should end after ``iteration`` iterations, or None."""
     if iteration < options.min_iter:
         return None

@@ -18,14 +18,14 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
-from torchgw.search.guesses import from_product, sharp_starts
+from torchgw.search.full_starts import from_product, sharp_starts
 from torchgw.search.problem import Candidate, Problem, StoredProblem, make_gradient
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import finish
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import column_dual, frank_wolfe
 from torchgw.solvers.inner import StoredInner
-from torchgw.solvers.newton import refined, relaxation_for, tightened
+from torchgw.solvers.newton import refined, relaxation_for, with_tolerance
 from torchgw.solvers.sampled import solve
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
@@ -72,11 +72,7 @@ def solve_dense(asked: Problem) -> CertifiedSolution:
         values=values,
         certificate=certificate,
         basins=() if reference is None else listed(candidates, reference, problem.masses[0]),
-        seconds={
-            "search": searched - began,
-            "solve": solved - searched,
-            "finish": time.perf_counter() - solved,
-        },
+        seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )
 
 
@@ -184,7 +180,7 @@ def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[So
     assert problem.wide is not None
     start = solution.end.to(torch.float64)
     relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), problem.model)
-    options = tightened(problem.options, tol, relaxation)
+    options = with_tolerance(problem.options, tol, relaxation)
     inner = StoredInner(problem.kernels.stored, problem.model, options.sinkhorn)
     found = refined(problem.wide, start, problem.model, inner, options, problem.watch, solution.history)
     return replace(found.after(solution), coupling=None), options

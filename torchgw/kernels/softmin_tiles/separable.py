@@ -71,14 +71,7 @@ def read(
 
 
 def entries(
-    A: Tensor,
-    B: Tensor,
-    centre: tuple[Tensor, Tensor],
-    size: int,
-    f: Tensor,
-    g: Tensor,
-    index: Tensor,
-    columns: Tensor,
+    A: Tensor, B: Tensor, centre: tuple[Tensor, Tensor], size: int, f: Tensor, g: Tensor, index: Tensor, columns: Tensor
 ) -> Tensor:
     """Rows ``index`` (m,) and ``columns`` (k,) of the plan as if every tile were kept, (m, k) float64.
 

@@ -142,7 +142,7 @@ class HeatDistances(ScaledDistances):
         if beyond:
             self._warn(
                 f"{beyond:.1%} of the distances exceed the reach {self.reach:.3g} of time = {self.time:.3g}, and were "
-                f"replaced by it; raise time",
+                f"replaced by it; raise time"
             )
         distances: Array = torch.where(joined, found, torch.inf).numpy()
         return distances
