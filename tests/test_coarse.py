@@ -146,9 +146,9 @@ def test_start_costs_are_finite_distinct_and_of_mean_one() -> None:
     costs = start_costs(DX, DY, p, q, 30, generator())
     assert costs.shape == (30, 15, 18)
     np.testing.assert_allclose(torch.einsum("i,bij,j->b", p, costs, q), np.ones(30), rtol=1e-9)
-    single = torch.cat((costs[:4:2], costs[4:]))  # two distributions come twice
-    torch.testing.assert_close(costs[:4:2], costs[1:4:2])
-    apart = torch.cdist(single.flatten(1), single.flatten(1)) + torch.eye(28) * 9
+    single = torch.cat((costs[:12:2], costs[12:]))  # two distributions and four signs come twice in the plane
+    torch.testing.assert_close(costs[:12:2], costs[1:12:2])
+    apart = torch.cdist(single.flatten(1), single.flatten(1)) + torch.eye(24) * 9
     assert float(apart.min()) > 1e-3
 
 

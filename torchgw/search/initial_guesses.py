@@ -1,15 +1,18 @@
 """First guesses for small problems: what single points of both spaces look like, matched.
 
 - the distributions of distances seen from each point (Memoli's third lower bound), and their means alone;
-- the leading modes of the centred distances with every combination of signs: symmetric shapes differ by these;
-- classical scaling's coordinates likewise, the modes of -D^2 / 2 of positive eigenvalues;
+- leading modes with every combination of signs: symmetric shapes differ by these;
 - distances to a few random points.
 
 A guess is a linear cost, of squared differences between features. The batched solver draws the random points of each
-space once, and does without classical scaling; the search of one problem draws as many pairs of points as there are
-starts left. Distributions come twice there, for the two temperatures that neighbours in the batch are annealed from.
-Measured, modes and scaling each find lower optima on some kinds of spaces, and both together on all. The product plan,
-which no cost gives, is added by the caller.
+space once; the search of one problem draws as many pairs of points as there are starts left, and has all others twice,
+for the two temperatures that neighbours in the batch are annealed from. The product plan, which no cost gives, is added
+by the caller.
+
+The modes are those of the centred distances D in the batched solver, and of -D^2 / 2, classical scaling's coordinates,
+in the search of one problem. Measured on a dozen kinds of spaces: scaling in place of modes costs the batch 0.9 % of
+the value in the mean (a cloud in R^10 11 %); modes in place of scaling cost single problems 3.8 % on block graphs at
+epsilon 5e-3, and are 0.1 % better without entropy.
 
 Sources: F. Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011; W. Torgerson,
 "Multidimensional scaling", 1952.
@@ -39,12 +42,9 @@ def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, genera
     product plan."""
     product = p[:, None] * q
     costs = [relative_cost(x, y, product) for x, y in zip(profiles(DX, p), profiles(DY, q), strict=True)]
-    costs = [cost for cost in costs for _ in range(2)]
-    modes = _signed_costs(leading_modes(DX, p)[1], leading_modes(DY, q)[1], product)
     x, y = (leading_modes(D.square() / -2, mass, definite=True)[1] for D, mass in ((DX, p), (DY, q)))
-    both = itertools.zip_longest(modes, _signed_costs(x, y, product))  # from the two temperatures
-    costs += [cost for cost in itertools.chain.from_iterable(both) if cost is not None]
-    batches = [torch.stack(costs)]
+    costs += _signed_costs(x, y, product)
+    batches = [torch.stack([cost for cost in costs for _ in range(2)])]
     left = count - len(batches[0])
     for place, size in enumerate(ANCHORS):
         share = (left + place) // len(ANCHORS)
