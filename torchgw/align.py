@@ -22,7 +22,7 @@ from torchgw.gradients.modes import Envelope, GradientMode
 from torchgw.marginals import Balanced, Marginals
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
-from torchgw.persist.checkpoint import Checkpoint, Continued, followed, looks_of, reopened
+from torchgw.persist.checkpoint import Checkpoint, Continued, fingerprint, followed, reopened
 from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.planner import estimate
 from torchgw.request.objective import check_distances_resolved
@@ -354,15 +354,15 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
         if space is not None and name not in again:
             raise ValueError(f"{name} of the checkpoint {path} is in it; leave it out")
         if name in again:
-            check_looks(name, space, again[name])
+            check_fingerprint(name, space, again[name])
             call[name] = space
     return gw_align(**call, checkpoint=Continued(path, every, random), callback=callback)
 
 
-def check_looks(name: str, space: Any, looks: tuple[int, float, Tensor]) -> None:
+def check_fingerprint(name: str, space: Any, first: tuple[int, float, Tensor]) -> None:
     """Refuse a provider that is another one than the solve began with."""
-    size, scale, row = looks
+    size, scale, row = first
     validate.provider(name, space)
-    now = looks_of(space)
+    now = fingerprint(space)
     if now[:2] != (size, scale) or not torch.allclose(now[2].double(), row.double()):
         raise ValueError(f"{name} must be the provider that the solve began with: other size, scale or distances")

@@ -62,11 +62,14 @@ class Level:
 
 @dataclass(frozen=True)
 class PreparedSpace:
-    """Distances (N, N) and masses (N,) of sum one in float64, of the points that have mass.
+    """A space restricted to its points with mass, with its resolutions.
 
     Attributes
     ----------
-    support : (N,) indices of those points among all ``total`` of the space.
+    distances : (N, N), scaled, float64.
+    mass : (N,), of sum one, float64.
+    support : (N,) indices of those points among all of the space.
+    total : number of all points.
     levels : resolutions, coarsest first; the last has all points.
     features : of the coarsest cells, (n, .) each; matching by any of them is a first guess.
     squared : mean squared distance.
@@ -135,7 +138,13 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Pr
 
 
 class Resolution(NamedTuple):
-    """A resolution as `Level` has it, in float64, unscaled, and not filled up: (n, n), (n,), (n,), (n,)."""
+    """A resolution in float64 and not filled up.
+
+    distances : (n, n) between points or cells, scaled.
+    mass : (n,).
+    parent, share : (n,), as in `Level`.
+    spread : as in `Level`, in units of the distances.
+    """
 
     distances: Array
     mass: Array

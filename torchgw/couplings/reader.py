@@ -106,9 +106,9 @@ class Readable:
         coupling = in_blocks(self.coupling, "this operation")
         values = given.to(coupling.device, coupling.dtype)
         columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
-        moved = self._moved(columns, axis)
-        empty = moved[:, :1] == 0  # divided by one first: the derivative of 0 / 0 would spread
-        averaged = torch.where(empty, torch.nan, moved[:, 1:] / torch.where(empty, 1.0, moved[:, :1]))
+        products = self._product(columns, axis)
+        empty = products[:, :1] == 0  # divided by one first: the derivative of 0 / 0 would spread
+        averaged = torch.where(empty, torch.nan, products[:, 1:] / torch.where(empty, 1.0, products[:, :1]))
         averaged = averaged[:, 0] if given.ndim == 1 else averaged
         return averaged if isinstance(V, Tensor) else averaged.detach().cpu().numpy()
 
@@ -116,7 +116,7 @@ class Readable:
         """The dense plan."""
         return self.coupling.to_dense()
 
-    def _moved(self, V: Tensor, axis: int) -> Tensor:
+    def _product(self, V: Tensor, axis: int) -> Tensor:
         """T V for axis 1, T^T V for axis 0."""
         return self.coupling.apply(V, axis)
 

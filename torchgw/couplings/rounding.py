@@ -42,7 +42,7 @@ class Rounding(NamedTuple):
 
 
 def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Rounding:
-    """What makes the hard marginals of a plan exact, for masses p (N,), q (K,); four products at the most.
+    """The rounding of a plan onto its hard marginals p (N,), q (K,); four products at the most.
 
     Where one marginal is hard, its side is scaled; where both are only bounded, they are shrunk to their bounds, and
     what the total misses is spread over what room is left. Relaxed marginals stay as they are.
@@ -69,8 +69,7 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
 def _spread(
     missing_p: Tensor, missing_q: Tensor, mass: Tensor | None = None, total: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The plan x y^T over what room (..., N), (..., K) is left on both sides of a plan of this ``mass`` (), up to the
-    ``total`` asked for."""
+    """The plan x y^T on the masses (..., N), (..., K) that a plan of ``mass`` () leaves free, up to the ``total``."""
     tiny = torch.finfo(missing_p.dtype).tiny
     if mass is None or total is None:
         # The two sums agree up to rounding; dividing by either leaves the other side off by that much only.
@@ -80,7 +79,7 @@ def _spread(
 
 
 def marginal_error(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> float:
-    """The largest L1 distance of sums from what is asked of them exactly; 0 where nothing is."""
+    """The largest L1 residual of the hard marginals and of the total; 0 where all marginals are relaxed."""
     if marginals.total is not None:
         missed = [(sums - mass).clamp_min(0.0).sum() for sums, mass in ((rows, p), (columns, q))]
         missed.append((rows.sum() - marginals.total).abs())
@@ -152,20 +151,12 @@ class RoundedTiles(NamedTuple):
         self, row_order: Tensor | None = None, column_order: Tensor | None = None, matching: Tensor | None = None
     ) -> TiledCoupling:
         """As a coupling; the orders give the user's index of each position, the same by default."""
-        n, k, device = len(self.A), len(self.B), self.A.device
+        n, k, device, tiles = len(self.A), len(self.B), self.A.device, self.tiles
         return TiledCoupling(
-            self.A,
-            self.B,
-            self.f,
-            self.g,
-            self.x,
-            self.y,
+            *self[:6],
             torch.arange(n, device=device) if row_order is None else row_order,
             torch.arange(k, device=device) if column_order is None else column_order,
-            torch.tensor(self.tiles.size),
-            self.tiles.first,
-            self.tiles.column,
-            torch.tensor(self.tiles.separable),
+            *(torch.tensor(tiles.size), tiles.first, tiles.column, torch.tensor(tiles.separable)),
             matching,
         )
 

@@ -36,8 +36,14 @@ PATIENCE, SETTLED, PROGRESS = 2, 1e-6, 0.9
 
 
 class Eigenpairs(NamedTuple):
-    """``values`` (m,) ascending, orthonormal ``vectors`` (n, m), ``residuals`` (m,): the norms |A v - value v|
-    over the values, see `relative`, ``n_iter`` applications of A and the ``solver``, "dense" or "lobpcg"."""
+    """The smallest eigenvalues of an operator A and their eigenvectors.
+
+    values : (m,), ascending.
+    vectors : (n, m), orthonormal.
+    residuals : (m,), norms |A v - value v| over the values, see `relative`.
+    n_iter : applications of A.
+    solver : "dense" or "lobpcg".
+    """
 
     values: Array
     vectors: Array

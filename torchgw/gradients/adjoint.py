@@ -38,8 +38,8 @@ class GradientReport:
     ----------
     condition : of the linear system, its inner and outer part multiplied: what small errors grow by, as far as the
         solves have seen it.
-    rate : factor by which Sinkhorn's residual falls in an iteration near the solution; ``relaxation`` the best
-        over-relaxation for it.
+    rate : factor by which Sinkhorn's residual falls in an iteration near the solution.
+    relaxation : weight of over-relaxation with the best rate, in [1, 2).
     residual : of the fixed point and of the solves, relative: the error that may have grown.
     error : estimated relative error of the gradient, their product.
     n_iter, n_iter_inner : GMRES iterations of the last backward pass, and conjugate gradients within; 0 where direct.

@@ -42,7 +42,11 @@ Operands = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation: its functions, and what they want done to the operands beforehand, once a score."""
+    """One implementation of a family.
+
+    softmin, sweep, absorb : see the head of this file; they take the operands of the score first.
+    prepare : brings the operands into the form that these take, once a score; None where they take any.
+    """
 
     softmin: Softmin
     sweep: Sweep
@@ -56,7 +60,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Bound:
-    """A score that is read through softmins; see the head of this file."""
+    """A score (N, K) that is read through softmins.
+
+    kernel : the implementation.
+    operands : those of the score, prepared.
+    """
 
     kernel: Kernel
     operands: Operands

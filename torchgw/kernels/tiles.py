@@ -174,7 +174,15 @@ def _least(bound: Tensor, most: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Side:
-    """One side in tiles of ``size`` points, padded with points of potential -inf."""
+    """One side in tiles, padded with points of potential -inf to n points.
+
+    points : factors (n, r).
+    potential : base-2 potentials (n,).
+    centre : means (tiles, r) of the factors.
+    squares : squared distances (tiles, size) of the factors from their centre.
+    mass : (tiles,).
+    size : points of a tile.
+    """
 
     points: Tensor
     potential: Tensor

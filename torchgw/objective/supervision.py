@@ -112,8 +112,12 @@ class Supervision:
 
 
 class Rules(NamedTuple):
-    """Penalties (N, K) of strength one, the points (n,), (k,) that rules name, and groups (N,), (K,) of points that are
-    to be told apart where points are taken together."""
+    """Rules between N and K points.
+
+    cost : penalties (N, K) of strength one.
+    points : indices (n,), (k,) of the points that rules name.
+    groups : (N,), (K,), labels of points that coarsening must not merge where they differ.
+    """
 
     cost: FactoredCost
     points: tuple[Tensor, Tensor]

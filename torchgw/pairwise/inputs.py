@@ -26,8 +26,13 @@ SCALES = ("common", "own")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Scaled distances (N_i, N_i), masses (N_i,), the divisors of the raw distances, one for each space, and what
-    distances between spaces are multiplied by: the divisor that they share, or 1."""
+    """All spaces.
+
+    distances : (N_i, N_i) of each, scaled.
+    masses : (N_i,) of each.
+    scales : divisor of the raw distances of each.
+    unit : factor of distances between spaces: the divisor that they share, or 1.
+    """
 
     distances: list[Array]
     masses: list[Array]

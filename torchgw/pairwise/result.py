@@ -49,6 +49,7 @@ class SolvedPair:
     value : the objective at the plan found, in squared units of the scaled distances; NaN where it failed.
     gap : a bound on its Frank-Wolfe gap, over the value.
     marginal_error : L1 distance of both marginals from the masses together.
+    status : how the solve ended.
     matching : where asked for, for each point of either space the one of the other that it sends most mass to, (N_i,)
         and (N_j,); -1 for points without mass.
     """

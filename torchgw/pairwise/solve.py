@@ -33,7 +33,8 @@ class Task:
     tol : gap over value at which a pair is settled.
     device : of the batches.
     matchings : whether to keep the strongest match of each point.
-    large : whether the one pair is aligned by `gw_align`, with ``options`` and ``seed``.
+    large : whether the one pair is aligned by `gw_align`.
+    seed, options : of that call.
     """
 
     pairs: list[Pair]

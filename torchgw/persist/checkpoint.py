@@ -1,4 +1,4 @@
-"""Checkpoints: a folder that holds a call, the stages of its solve that are done, and where the running loop is.
+"""Checkpoints: a folder with a call, the results of its finished stages, and the last state of the running loop.
 
     call.pt                      the arguments, and the random state at the beginning
     dense.search.pt              the result of a stage
@@ -6,8 +6,8 @@
 
 A file is written aside and then renamed, so each is whole or not there, and sealed, see `torchgw.persist.files`: the
 seal of a stage or loop is of its name and of the seal of the call too, so no file passes for another one. A stage or
-loop state has the random state with it. What is missing is computed again and comes out the same, so a folder is good
-whenever its owner was killed.
+loop state has the random state with it. What is missing is computed again with the same result, so a folder is valid
+at whatever moment its process was killed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a solve is kept, and how often.
+    """Where the states of a solve are stored, and how often.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ def sealed(file: Path, place: bytes = b"") -> bytes:
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """What goes wrong in this context is the file's fault."""
+    """Errors in this context are raised as a `ValueError` that names the file."""
     try:
         yield
     except FAULTS as error:
@@ -320,7 +320,10 @@ def read(file: Path) -> Any:
 
 @dataclass(frozen=True)
 class Continued(Checkpoint):
-    """A checkpoint that is there and goes on, and the random state that its solve began with."""
+    """A checkpoint that is resumed.
+
+    random : state of the generator at the beginning of its solve.
+    """
 
     random: Tensor | None = None
 
@@ -355,14 +358,14 @@ def followed(
 
 
 def kept(call: dict[str, Any]) -> Any:
-    """Arguments as they are written down, encoded. Of spaces that are providers it is their looks, see `looks_of`.
+    """Arguments, encoded; of providers only their fingerprint, see `fingerprint`.
 
     Raises
     ------
     TypeError
         For an argument that files cannot hold, by name.
     """
-    again = {name: looks_of(call[name]) for name in "XY" if is_provider(call[name])}
+    again = {name: fingerprint(call[name]) for name in "XY" if is_provider(call[name])}
     items = [[name, _encoded(name, value)] for name, value in (call | dict.fromkeys(again)).items()]
     return {KIND: "dict", "items": [*items, ["again", encode(again)]]}
 
@@ -374,6 +377,6 @@ def _encoded(name: str, value: Any) -> Any:
         raise TypeError(f"checkpoint cannot hold {name}: {error}") from error
 
 
-def looks_of(space: Any) -> tuple[int, float, Tensor]:
-    """What a provider is known by when it is given again: its size, its scale, and its first row."""
+def fingerprint(space: Any) -> tuple[int, float, Tensor]:
+    """The fingerprint of a provider: its size N, its scale, and its first row (N,)."""
     return space.size, float(space.scale), space.rows(torch.tensor([0]))[0].cpu()

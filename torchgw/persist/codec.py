@@ -52,9 +52,9 @@ def encode(value: Any) -> Any:
         For an object of a class that is not known.
     """
     if isinstance(value, Tensor):
-        held = value.detach().cpu()
-        held = held.contiguous() if _repeats(held) else held
-        return held if value.device.type == "cpu" else {KIND: "tensor", "on": str(value.device), "values": held}
+        tensor = value.detach().cpu()
+        tensor = tensor.contiguous() if _repeats(tensor) else tensor
+        return tensor if value.device.type == "cpu" else {KIND: "tensor", "on": str(value.device), "values": tensor}
     if value is None or type(value) in PLAIN:
         return value
     if isinstance(value, list):

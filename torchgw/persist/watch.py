@@ -1,9 +1,9 @@
-"""Whoever follows a solve from outside: a callback that hears of it, a request to end it (by the callback, or Ctrl-C, a
-second one of which ends it at once), a journal that it is kept in.
+"""The watch of a solve: progress to a callback, cancellation by the callback or Ctrl-C (a second one ends at once), and
+a journal of what is done.
 
-A solve is made of stages. A stage that was finished before is not run again: its result is read from the journal. A
-loop within a stage says at the top of each iteration where it is; that is written down now and then, and the loop goes
-on from there. Random draws go on as well, so what comes out is the same.
+A solve is made of stages. The result of a stage that was finished before is read from the journal. A loop within a
+stage offers its state at the top of each iteration; the journal writes some of these, and the loop continues from the
+last one. Random states are stored with them, so a resumed solve gives the same result.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ class Request:
     cost_scale : what feature costs were divided by.
     init : a plan (N, K) over its largest entry, or matching pairs (m, 2), to start at instead of the search; or None.
     generator : of landmarks, starts and anchors, on the device.
-    kernels : implementations of every family that the strategy uses; ``backend`` is the one that is reported.
+    backend : the implementation that is reported.
+    kernels : implementations of every family that the strategy uses.
     against_exact : why the exact gradient cannot or should not run; None where it runs.
     sharp : whether the same call with epsilon=0 would be accepted, which remedies then name.
     """

@@ -257,8 +257,8 @@ class GWResult(Readable):
         with torch.enable_grad():  # it is kept, whoever asks for it first
             return self.differentiated.plan()
 
-    def _moved(self, V: Tensor, axis: int) -> Tensor:
-        return super()._moved(V, axis) if self.differentiated is None else self.differentiated.apply(V, axis)
+    def _product(self, V: Tensor, axis: int) -> Tensor:
+        return super()._product(V, axis) if self.differentiated is None else self.differentiated.apply(V, axis)
 
     def unseen(self, points: Any, side: str = "source") -> Unseen:
         """Map points that the solve has not seen, by its linearised cost and potentials.

@@ -89,16 +89,17 @@ class Response:
 
     Parameters
     ----------
-    plan : the solved plan (N, K); what is read of it in blocks is all that is needed.
+    plan : the solved plan (N, K), read in blocks.
     stiffness : h (N,) and k (K,) of the marginals, see above.
-    total : whether the mass is held beside the marginals.
+    total : whether the total mass is a constraint beside the marginals.
     epsilon : of the problem.
     n_lanczos, max_iter : steps of the Lanczos run, and most conjugate-gradient iterations of a solve.
     direct_size : the smaller side up to which the system is stored and factored.
 
     Attributes
     ----------
-    n_iter : conjugate-gradient iterations so far; ``error`` the largest relative residual that a solve has left.
+    n_iter : conjugate-gradient iterations so far.
+    error : largest relative residual of a solve so far.
     """
 
     plan: BlockCoupling
@@ -145,8 +146,8 @@ class Response:
             product.addcmul_(self.plan.plan, (a + c)[:, None], value=-1.0).addcmul_(self.plan.plan, b, value=-1.0)
             change = DenseCoupling(product.div_(e))
         else:
-            moved = FactoredCost(matrix.a - a - c, matrix.b - b, matrix.U, matrix.V, matrix.extra)
-            change = Product(self.plan, moved, e)
+            projected = FactoredCost(matrix.a - a - c, matrix.b - b, matrix.U, matrix.V, matrix.extra)
+            change = Product(self.plan, projected, e)
         return Answer(change, rows, columns, a, b, c)
 
     def _sums_of(self, matrix: FactoredCost) -> tuple[Tensor, Tensor]:
@@ -155,10 +156,10 @@ class Response:
             product = Product(self.plan, matrix, 1.0)
             return product.marginal(1), product.marginal(0)
         (mu, nu), plan = self.sums, self.plan
-        moved = plan.apply(torch.cat((matrix.b[:, None], matrix.V), 1), 1)
-        back = plan.apply(torch.cat((matrix.a[:, None], matrix.U), 1), 0)
-        r = matrix.a * mu + moved[:, 0] - 2 * (matrix.U * moved[:, 1:]).sum(1)
-        s = matrix.b * nu + back[:, 0] - 2 * (matrix.V * back[:, 1:]).sum(1)
+        TV = plan.apply(torch.cat((matrix.b[:, None], matrix.V), 1), 1)
+        TtU = plan.apply(torch.cat((matrix.a[:, None], matrix.U), 1), 0)
+        r = matrix.a * mu + TV[:, 0] - 2 * (matrix.U * TV[:, 1:]).sum(1)
+        s = matrix.b * nu + TtU[:, 0] - 2 * (matrix.V * TtU[:, 1:]).sum(1)
         return r, s
 
     def solve(self, r: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:

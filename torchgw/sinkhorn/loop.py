@@ -63,9 +63,9 @@ def sinkhorn(
     Parameters
     ----------
     score : the score (N, K), see `torchgw.types.Softmins`.
-    row, column : masses (N,), (K,), and how the marginals are asked for.
-    f, g : warm potentials (N,), (K,); g only tells how far they were from solving this score, but where it alone is
-        held by a divergence: then f is made from it.
+    row, column : the marginals, see `torchgw.sinkhorn.sides`.
+    f, g : warm potentials (N,), (K,); g only gives the warm residual, but where the column marginal alone is relaxed:
+        then f is its half-step.
     relaxation : weight w of the half-steps between checks, in [1, 2).
 
     Returns

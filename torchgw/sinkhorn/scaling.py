@@ -63,7 +63,7 @@ def scaling(
     Parameters
     ----------
     score : the score (N, K), see `torchgw.types.Score`.
-    row, column : masses (N,), (K,), and how the marginals are asked for.
+    row, column : the marginals, see `torchgw.sinkhorn.sides`.
     max_iter : most iterations, those in the log domain included; at least two are done.
     tol : L1 column residual that ends it.
     check_every : iterations between two readings of the residual.

@@ -1,4 +1,4 @@
-"""One side of a transport problem: what a half-step makes of the softmins of the other side's potential.
+"""One side of a transport problem: its half-step, from the softmins under the other side's potential.
 
 With masses m (N,), a cost a_i that belongs to the row alone, and x_i = offset_i - softmin_i the potential under which
 row i would have mass m_i,
@@ -37,7 +37,7 @@ LARGEST_RATIO, FREE_RATIO = 300.0, 1e15
 @storable
 @dataclass(frozen=True)
 class Side:
-    """A marginal and how it is asked for.
+    """A marginal with its masses and its model: hard, relaxed by a divergence, or bounded.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Side:
         return self.total is None and not self.hard
 
     def at(self, index: Tensor) -> Side:
-        """The same demand on some of the points."""
+        """The same marginal on some of the points."""
         return replace(self, log_mass=self.log_mass[index], offset=None if self.offset is None else self.offset[index])
 
     def reached(self, softmin: Tensor, weight: Tensor) -> Tensor:
@@ -138,8 +138,8 @@ class Side:
         if not self.relaxed:
             return otherwise
         inverse = torch.as_tensor(1 / self.ratio, dtype=sums.dtype, device=sums.device)
-        moved = inverse * (self.log_mass - sums.clamp_min(torch.finfo(sums.dtype).tiny).log2())
-        found = torch.where(self.empty, self.log_mass, self.log_mass + moved - self._offset(sums))
+        price = inverse * (self.log_mass - sums.clamp_min(torch.finfo(sums.dtype).tiny).log2())
+        found = torch.where(self.empty, self.log_mass, self.log_mass + price - self._offset(sums))
         return torch.where(inverse <= largest, found, otherwise)
 
     def level_of(self, potential: Tensor) -> tuple[Tensor, float | Tensor]:

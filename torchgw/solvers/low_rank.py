@@ -193,7 +193,13 @@ def _signed_factors(name: str, space: DistanceProvider, mass: Tensor) -> tuple[T
 
 @storable
 class Point(NamedTuple):
-    """Feasible factors and their logarithms, <C(T), T>, the objective that falls, half its gradient in each factor."""
+    """An iterate of mirror descent.
+
+    factors, logs : Q (N, r), R (K, r), g (r,) on the marginals, and their logarithms.
+    value : <C(T), T>.
+    objective : the value with its entropy, which descent lowers.
+    gradient : half the derivative of the objective in each factor.
+    """
 
     factors: LowRankFactors
     logs: LowRankFactors
@@ -225,7 +231,14 @@ class MirrorState(State):
 
 @dataclass(frozen=True)
 class Factored:
-    """Factors F (N, r_X), s and G (K, r_Y), t of the distances between the points with mass; p and q of those."""
+    """The problem between factored distances F diag(s) F^T and G diag(t) G^T of the points with mass.
+
+    F, G : factors (N, r_X), (K, r_Y).
+    s, t : signs (r_X,), (r_Y,).
+    p, q : masses (N,), (K,).
+    constant : mean squared distances of both sides, summed: the part of the value that no plan changes.
+    epsilon : weight of the entropy.
+    """
 
     F: Tensor
     s: Tensor

@@ -70,6 +70,7 @@ class Solution:
 class CertifiedSolution(Solution):
     """A feasible coupling and all that is known of it.
 
+    coupling : the plan (N, K), on the marginals.
     marginals : its row and column sums (N,), (K,).
     gradient : "exact" or "sampled", that of the last cost.
     objective : the quadratic part, and its standard error where it is sampled.

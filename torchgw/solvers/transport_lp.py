@@ -39,7 +39,12 @@ COLUMNWISE, MINIMISE = 1, 1
 
 
 class Vertex(NamedTuple):
-    """A plan (N, K), column potentials (K,) in units of cost, and whether both are optimal among all entries."""
+    """The solution of a linear transport problem.
+
+    plan : (N, K).
+    dual : column potentials (K,) in units of cost.
+    exact : whether both are optimal among all entries.
+    """
 
     plan: Array
     dual: Array

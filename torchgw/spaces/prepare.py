@@ -39,10 +39,10 @@ Graphs: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
 class Space(NamedTuple):
     """A validated space and the kind of distances that it gets.
 
-    ``name``  the argument, for messages
-    ``data``  float64 points (N, D), a distance matrix (N, N), a CSR graph (N, N) of edge lengths, or a provider
-    ``kind``  "matrix", "provider", "euclidean", or of shortest paths "landmark", "dijkstra", "precomputed", "checked":
-              landmarks where they are accurate, all pairs elsewhere
+    name : the argument, for messages.
+    data : float64 points (N, D), a distance matrix (N, N), a CSR graph (N, N) of edge lengths, or a provider.
+    kind : "matrix", "provider", "euclidean", or of shortest paths "landmark", "dijkstra", "precomputed", "checked":
+        landmarks where they are accurate, all pairs elsewhere.
     """
 
     name: str

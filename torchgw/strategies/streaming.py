@@ -175,7 +175,7 @@ def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor,
     if A.device.type != "cpu":
         return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
     for size in SIZES:
-        if _usual_moved(A, B, size) <= share:
+        if _usual_displaced(A, B, size) <= share:
             found = choose_tiles(A, B, f, g, p, q, size, share / 2)
             if (
                 found.displaced <= share / 2
@@ -186,7 +186,7 @@ def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor,
     return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
 
 
-def _usual_moved(A: Tensor, B: Tensor, size: int) -> float:
+def _usual_displaced(A: Tensor, B: Tensor, size: int) -> float:
     """What taking tiles as short sums of products usually moves, by the mean squares of points around their centres."""
     squares = []
     for side in (A, B):

@@ -18,7 +18,12 @@ unable = gpu.unable
 
 
 class Tile(NamedTuple):
-    """Rows and columns of a tile of the score, columns of the factors in one product, warps and pipeline stages."""
+    """The launch of a kernel on tiles of the score.
+
+    rows, columns : of a tile.
+    chunk : columns of the factors in one product.
+    warps, stages : of a program, and of its pipeline.
+    """
 
     rows: int
     columns: int

@@ -29,9 +29,11 @@ class PlanProducts(NamedTuple):
 
 @dataclass(frozen=True)
 class TileKernel:
-    """``softmin(A, B, tiles, bias, axis)`` and ``read(A, B, tiles, f, g, V, W, find)``, see `reference`.
+    """One implementation of the family.
 
-    Both take any factors; ``prepare`` is what they want done to them, which is done once where many softmins follow.
+    softmin : of (A, B, tiles, bias, axis), see `reference`; takes any factors.
+    read : of (A, B, tiles, f, g, V, W, find), likewise.
+    prepare : brings factors into the form that both are fastest with, once where many softmins follow.
     """
 
     softmin: Callable[[Tensor, Tensor, Tiles, Tensor, int], Tensor]

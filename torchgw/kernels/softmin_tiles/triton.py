@@ -66,7 +66,11 @@ def prepare(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Parts(NamedTuple):
-    """What each part of the lists gave: T V (parts, N, d), largest entries and their columns (parts, N) where asked."""
+    """Products of each part of the lists.
+
+    TV : T V (parts, N, d).
+    largest, argmax : largest entries of the rows and their columns (parts, N), where they were asked for.
+    """
 
     TV: Tensor
     largest: Tensor
