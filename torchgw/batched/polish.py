@@ -15,7 +15,7 @@ from torch import Tensor
 from torchgw.batched.space import PreparedSpace
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History
-from torchgw.objective.bounds import consistent_bound
+from torchgw.objective.bounds import consistent_bound, gap
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers.frank_wolfe import frank_wolfe
@@ -46,7 +46,7 @@ class PairPlan:
         error = float(rows.abs().sum() + columns.abs().sum())
         if value <= x.rounding + y.rounding:
             return cls(plan, 0.0, 0.0, error)
-        return cls(plan, value, max(gap, 0.0) / value, error)
+        return cls(plan, value, gap / value, error)
 
 
 def from_product(x: PreparedSpace, y: PreparedSpace, tol: float) -> PairPlan:
@@ -63,16 +63,15 @@ def finish(
     (DX, p), (DY, q) = (_stacked(own, size) for own, size in zip(spaces, plans.shape[1:], strict=True))
     plans = feasible(torch.nan_to_num(plans), p, q)
     moved = torch.bmm(torch.bmm(DX, plans), DY)
-    products = (moved * plans).sum((1, 2)).tolist()
+    energies = -2 * (moved * plans).sum((1, 2))
     lowest, b = consistent_bound(-2 * moved, p, q, torch.nan_to_num(duals))
-    bounds = lowest.tolist()
     found = []
-    for row, (x, y) in enumerate(sides):
-        constant = x.squared + y.squared
-        value, gap = constant - 2 * products[row], -4 * products[row] - 2 * bounds[row]
-        plan = plans[row, : x.size, : y.size]
-        if gap <= tol * value or value <= x.rounding + y.rounding:
-            found.append(PairPlan.of(x, y, plan, value, gap))
+    for row, ((x, y), energy, most) in enumerate(
+        zip(sides, energies.tolist(), gap(energies, lowest).tolist(), strict=True)
+    ):
+        value, plan = x.squared + y.squared + energy, plans[row, : x.size, : y.size]
+        if most <= tol * value or value <= x.rounding + y.rounding:
+            found.append(PairPlan.of(x, y, plan, value, most))
         else:
             found.append(polish(x, y, plan, b[row, : y.size], tol))
     return found

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.plan_moments import PlanMoments
-from torchgw.kernels import LN2, LOG2E
+from torchgw.kernels import LOG2E
+from torchgw.objective.bounds import partial_prices
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
@@ -91,17 +92,13 @@ def solution_of(
 
 
 def _duals(end: Start, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor]:
-    """What the marginals cost, (N,) and (K,): T_ij = p_i q_j exp((f_i + g_j - C_ij) / epsilon).
+    """What the marginals cost, (N,) and (K,), in units of cost.
 
     Where a total is held besides, points that do not give all they have share the highest f, which is the price of the
     total; it is taken off.
     """
-    found = []
-    for potential, mass, offset in zip((end.f, end.g), model.masses, (cost.a, cost.b), strict=True):
-        some = mass > 0
-        f = torch.where(some, model.epsilon * (LN2 * potential - torch.where(some, mass, 1.0).log()) + offset, 0.0)
-        found.append((f - f[some].max()).clamp_max(0.0) if model.marginals.total is not None else f)
-    return found[0], found[1]
+    f, g = cost.T.column_dual(end.f, model.p, model.epsilon), cost.column_dual(end.g, model.q, model.epsilon)
+    return (f, g) if model.marginals.total is None else (partial_prices(f, model.p), partial_prices(g, model.q))
 
 
 def _in(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:

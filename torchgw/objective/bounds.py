@@ -78,6 +78,16 @@ def consistent_bound(cost: Tensor, p: Tensor, q: Tensor, b: Tensor) -> tuple[Ten
     return dual_bound(a, b, p, q), b
 
 
+def gap(value: float | Tensor, lowest: Tensor) -> Tensor:
+    """The Frank-Wolfe gap (...) of plans with ``value`` = <C, T>, where every plan costs at least ``lowest`` (...)."""
+    return (2 * (value - lowest)).clamp_min(0.0)
+
+
+def partial_prices(b: Tensor, mass: Tensor) -> Tensor:
+    """Dual potentials (..., K) relative to the highest of a point with mass, which is the price of a total."""
+    return (b - torch.where(mass > 0, b, -torch.inf).amax(-1, keepdim=True)).clamp_max(0.0)
+
+
 def frank_wolfe_gap(
     value: float | Tensor, cost: Tensor | FactoredCost, p: Tensor, q: Tensor, b: Tensor, total: float | None = None
 ) -> Tensor:
@@ -87,8 +97,8 @@ def frank_wolfe_gap(
     factored cost the rows may be a sample, with masses p that sum to those of all.
     """
     if total is not None:
-        b = (b - torch.where(q > 0, b, -torch.inf).amax(-1, keepdim=True)).clamp_max(0.0)
-    return (2 * (value - dual_bound(c_transform(cost, b, q), b, p, q, total))).clamp_min(0.0)
+        b = partial_prices(b, q)
+    return gap(value, dual_bound(c_transform(cost, b, q), b, p, q, total))
 
 
 def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> float:

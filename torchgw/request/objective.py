@@ -15,6 +15,7 @@ from torch import Tensor
 from torchgw import ranges, validate
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Marginals, Partial
+from torchgw.objective.bounds import c_transform, dual_bound
 from torchgw.objective.features import FeatureCost
 from torchgw.objective.model import Model, largest_entry, largest_loss
 from torchgw.objective.supervision import Rules
@@ -116,7 +117,7 @@ def check_resolved(model: Model, spaces: Sequence[Space], options: GWOptions, ad
     cost = f"{advice}; or rescale cost, or take a larger alpha"
     ranges.resolved("cost", reach, model.epsilon, cost, 1 / torch.finfo(torch.float64).eps)
     if reach > 0 and model.cost is not None and model.cost.extra is not None and not model.marginals.free_mass:
-        cheapest = _reach(model, _cheapest(model.cost.extra, model.masses))
+        cheapest = _reach(model, _cheapest(model.cost, model.masses))
         typical = None if model.alpha > 0 else _reach(model, _typical(model.cost.extra))
         ranges.outliers(reach, cheapest, model.epsilon, typical, options.sinkhorn.tol)
     ranges.resolved("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
@@ -146,14 +147,12 @@ def _typical(cost: Tensor) -> float:
     return float(cost.flatten().kthvalue(free + (cost.numel() - free + 3) // 4).values)
 
 
-def _cheapest(cost: Tensor, masses: tuple[Tensor, Tensor]) -> float:
+def _cheapest(cost: FactoredCost, masses: tuple[Tensor, Tensor]) -> float:
     """What a mass of one costs at least, a lower bound: with the cheapest match of each point of a side."""
-    found = 0.0
-    for mass, least in zip(masses, (cost.amin(1), cost.amin(0)), strict=True):
-        mass, least = mass.cpu(), least.cpu()  # where sums have one order
-        order = least.argsort()
-        taken = mass[order].cumsum(0).clamp_max(1.0)
-        found = max(found, float(taken.diff(prepend=taken.new_zeros(1)) @ least[order]))
+    found, free = 0.0, [torch.zeros_like(mass) for mass in masses]
+    for side, (p, q), b in zip((cost, cost.T), (masses, masses[::-1]), free[::-1], strict=True):
+        a = c_transform(side, b, q).cpu()  # where sums have one order
+        found = max(found, float(dual_bound(a, b.cpu(), p.cpu(), q.cpu(), total=1.0)))
     return found
 
 

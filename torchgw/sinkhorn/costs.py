@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.kernels import LOG2E
+from torchgw.kernels import LN2, LOG2E
 from torchgw.persist.codec import storable
 
 
@@ -113,6 +113,12 @@ class FactoredCost:
     def offsets(self, epsilon: float | Tensor) -> tuple[Tensor, Tensor]:
         """The row (..., N) and column (..., K) terms of the cost in the units of the score."""
         return _times(LOG2E / epsilon, self.a, 1), _times(LOG2E / epsilon, self.b, 1)
+
+    def column_dual(self, g: Tensor, q: Tensor, epsilon: float) -> Tensor:
+        """Dual potentials (K,) in units of cost, from base-2 potentials g of the uncentred score at ``epsilon`` and
+        masses q (K,): T_ij = p_i q_j exp((f_i + g_j - C_ij) / epsilon) of those of both sides."""
+        found = self.b.to(q.dtype) + epsilon * LN2 * (g - q.log2())
+        return torch.where(q > 0, found, 0.0)
 
     def expectation(self, cross: Tensor, row: Tensor, column: Tensor) -> Tensor:
         """<C, T> for a plan with these marginals, its own rather than those asked for, and ``cross`` = <U V^T, T>, half

@@ -24,12 +24,10 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History, Status
-from torchgw.kernels import LN2
-from torchgw.objective.bounds import consistent_bound
+from torchgw.objective.bounds import consistent_bound, gap
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.transport_lp import TransportError, transport
 
@@ -97,11 +95,10 @@ def frank_wolfe(
     def stands(plan: Tensor, cost: Tensor, duals: tuple[Tensor, ...], n_iter: int, stalled: bool) -> FrankWolfe:
         value = float((cost * plan).sum())
         bounds = [consistent_bound(cost, p, q, dual) for dual in duals]
-        values = torch.stack([bound for bound, _ in bounds]).tolist()
-        best = max(range(len(values)), key=values.__getitem__)
-        duals = tuple(bounds[i][1] for i in (best, *(i for i in range(len(values)) if i != best)))
-        gap = max(2 * (value - values[best]), 0.0)
-        return FrankWolfe(n_iter=n_iter, plan=plan, cost=cost, duals=duals, value=value, gap=gap, stalled=stalled)
+        gaps = gap(value, torch.stack([bound for bound, _ in bounds])).tolist()
+        order = sorted(range(len(gaps)), key=gaps.__getitem__)
+        duals, least = tuple(bounds[i][1] for i in order), gaps[order[0]]
+        return FrankWolfe(n_iter=n_iter, plan=plan, cost=cost, duals=duals, value=value, gap=least, stalled=stalled)
 
     def step(state: FrankWolfe) -> tuple[FrankWolfe, Check, Status | None]:
         plan, cost, value, n_iter = state.plan, state.cost, state.value, state.n_iter + 1
@@ -121,10 +118,10 @@ def frank_wolfe(
         stalled = fall <= STALLED * tol * value
         if state.stalled:
             bound, dual = consistent_bound(cost, p, q, dual)
-            gap = min(state.gap, max(2 * (value - float(bound)), 0.0))
-            if stalled or max(gap, fall) <= tol * value:
-                status = Status.STATIONARY if gap <= tol * value else Status.SETTLED
-                return replace(state, n_iter=n_iter, duals=(dual,), gap=gap), check, status
+            least_gap = min(state.gap, float(gap(value, bound)))
+            if stalled or max(least_gap, fall) <= tol * value:
+                status = Status.STATIONARY if least_gap <= tol * value else Status.SETTLED
+                return replace(state, n_iter=n_iter, duals=(dual,), gap=least_gap), check, status
         if fall > 0:
             plan, cost = plan + length * direction, cost + length * change
         return stands(plan, cost, (state.duals[0], dual), n_iter, stalled), check, None
@@ -147,9 +144,3 @@ def _linear_oracle(p: Tensor, q: Tensor) -> Callable[[Tensor, tuple[Tensor, ...]
         return feasible(plan, p, q), dual
 
     return solve
-
-
-def column_dual(cost: FactoredCost, g: Tensor, q: Tensor, epsilon: float) -> Tensor:
-    """Dual potentials (K,) in units of cost from base-2 potentials g of the uncentred score at ``epsilon``."""
-    found = cost.b.to(q.dtype) + epsilon * LN2 * (g - q.log2())
-    return torch.where(q > 0, found, 0.0)

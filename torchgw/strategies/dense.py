@@ -23,7 +23,7 @@ from torchgw.search.problem import Candidate, Problem, StoredProblem, make_gradi
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import finish
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import column_dual, frank_wolfe
+from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.newton import refined, relaxation_for, with_tolerance
 from torchgw.solvers.sampled import solve
@@ -167,7 +167,7 @@ def solve_smoothly(problem: StoredProblem, start: Start) -> Solution:
     return replace(
         last,
         end=last.end.to(torch.float64),
-        dual=column_dual(warm.cost, last.end.g, model.q, epsilon),
+        dual=warm.cost.column_dual(last.end.g, model.q, epsilon),
         energy=energy,
         status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
         precision_warning=precision_warning(warm.cost, epsilon, options),
@@ -214,7 +214,7 @@ def solve_sharply(problem: StoredProblem, start: Start) -> Solution:
     assert now.end.cost is not None
     assert problem.wide is not None
     plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
-    dual = column_dual(now.end.cost, now.end.g.to(torch.float64), q, epsilon)
+    dual = now.end.cost.column_dual(now.end.g.to(torch.float64), q, epsilon)
     least = torch.finfo(p.dtype).eps * problem.unit
     sharp, status = frank_wolfe(
         problem.wide,

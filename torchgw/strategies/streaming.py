@@ -25,7 +25,6 @@ from torchgw.options import GWOptions
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.search.problem import Problem
 from torchgw.sinkhorn.score import FactoredScore, factored_score
-from torchgw.solvers.frank_wolfe import column_dual
 from torchgw.solvers.inner import StreamedInner
 from torchgw.solvers.newton import refined, relaxation_for, with_tolerance
 from torchgw.solvers.solution import CertifiedSolution, Solution
@@ -133,7 +132,7 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
         matching.masked_fill_(p <= 0, 0)
     coupling = rounded.coupling(rows, columns, matching)
     residual = rounded.residual if exact else max(rounded.residual, climbed.rungs[-1].residual)
-    dual = column_dual(climbed.solved.cost, climbed.end.g, q, problem.epsilon)
+    dual = climbed.solved.cost.column_dual(climbed.end.g, q, problem.epsilon)
     found = read_streamed(
         coupling,
         product,
