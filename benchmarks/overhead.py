@@ -44,7 +44,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {  # functions of each part, by 
     "validation": (
         (Asked, "check"),
         (request, "as_pair check_alpha check_cost check_distances check_init check_rank check_resolved check_spaces"),
-        (request, "facts_of pick_device refuse settled tensors_of tightened with_factors"),
+        (request, "facts_of pick_device refuse settled tensors_of tolerances_for with_factors"),
         (validate, "choice instance integer masses memory real"),
     ),
     "planning": ((request, "check_memory choose_strategy sharp_fits"), (align, "estimate followed")),

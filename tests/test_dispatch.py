@@ -69,7 +69,7 @@ def test_the_table_of_measurements_decides_by_the_nearest_size(monkeypatch: pyte
         {"device": "cpu", "family": "softmin_dense", "n": 100, "k": 100, "rank": 0, "eager": 1.0, "compile": 2.0},
         {"device": "cpu", "family": "softmin_dense", "n": 5000, "k": 5000, "rank": 0, "eager": 9.0, "compile": 3.0},
     )
-    monkeypatch.setattr(dispatch, "measured", lambda: rows)
+    monkeypatch.setattr(dispatch, "timings", lambda: rows)
     small, large = (Workload(CPU, torch.float32, (n, n)) for n in (200, 4000))
     assert "2.00x" in str(dispatch.slower_than_eager("compile", "softmin_dense", small))
     assert dispatch.slower_than_eager("compile", "softmin_dense", large) is None

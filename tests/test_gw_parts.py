@@ -25,7 +25,7 @@ from torchgw.objective import bounds
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import mean_cost
 from torchgw.objective.sampled import Anchors, refresh, sample_anchors, sampled_cost
-from torchgw.objective.value import affordable, sampled_objective
+from torchgw.objective.value import affordable, exact_objective, sampled_objective
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.sampled import Plateau, observe, stopping_status
 
@@ -126,15 +126,19 @@ def exact_value(T: torch.Tensor, p: torch.Tensor, q: torch.Tensor, X: Any, Y: An
 
 
 @pytest.mark.parametrize("kind", SPACES)
-def test_the_objective_equals_the_four_index_sum(kind: str) -> None:
+def test_the_objective_equals_the_four_index_sum(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("objective.exact.BLOCK_ROWS", "objective.exact.BLOCK_POINTS", "objective.value.BLOCK_ROWS"):
+        monkeypatch.setattr(f"torchgw.{name}", 5)  # several blocks and a short last one
+    monkeypatch.setattr("torchgw.couplings.blocks.BLOCK_ELEMENTS", {"cpu": 40})
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(12, 2)), rng.normal(size=(14, 3))
     p, q = random_masses(12, rng), random_masses(14, rng)
     T = random_plan(p, q, rng)
     X, Y = SPACES[kind](x, y)
-    found = exact_value(torch.from_numpy(T), torch.from_numpy(p), torch.from_numpy(q), X, Y)
+    plan, masses = torch.from_numpy(T), (torch.from_numpy(p), torch.from_numpy(q))
     expected = gw_by_enumeration(X.rows(torch.arange(12)).numpy(), Y.rows(torch.arange(14)).numpy(), T)
-    assert found == pytest.approx(expected, rel=1e-10)
+    assert exact_value(plan, *masses, X, Y) == pytest.approx(expected, rel=1e-10)
+    assert exact_objective(DenseCoupling(plan), X, Y, *masses).value == pytest.approx(expected, rel=1e-10)
 
 
 @given(a=st.floats(0.05, 0.95), b=st.floats(0.05, 0.95), share=st.floats(0, 1))

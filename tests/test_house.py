@@ -10,7 +10,13 @@ import pytest
 
 HOME = Path(__file__).parent.parent
 ROOT, PAGE = HOME / "torchgw", HOME / "docs" / "architecture.md"
-PAGES = (PAGE, HOME / "CONTRIBUTING.md", HOME / "docs" / "objectives.md")
+PAGES = (
+    PAGE,
+    HOME / "CONTRIBUTING.md",
+    *(HOME / "docs" / name for name in ("objectives.md", "gradients.md", "lanczos.md")),
+    HOME / "benchmarks" / "GPU_PENDING.md",
+    *sorted(ROOT.glob("kernels/*/README.md")),
+)
 
 
 def formulas(text: str) -> list[tuple[str, str, list[str]]]:
@@ -62,7 +68,7 @@ def test_a_formula_that_is_gone_is_seen(name: str, other: str) -> None:
     assert len(missing(PAGE.read_text().replace(name, other, 1))) == 1
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(HOME)))
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     found = named_files(page.read_text())
     assert found

@@ -357,8 +357,8 @@ def test_callbacks_hear_of_batches_and_end_the_call(monkeypatch: pytest.MonkeyPa
     assert heard[-1].marginal_error < 1e-12
     many = [CLOUDS[i % 6] for i in range(24)]
     begun: list[tuple[int, int]] = []
-    solve = schedule.solve
-    monkeypatch.setattr(schedule, "solve", lambda task: (begun.extend(task.pairs), solve(task))[1])
+    solve = schedule.solve_task
+    monkeypatch.setattr(schedule, "solve_task", lambda task: (begun.extend(task.pairs), solve(task))[1])
     with pytest.warns(ConvergenceWarning, match="pairs are pending: not solved yet"):
         cut = pairwise(many, callback=lambda told: told.iteration > 3)
     assert cut.n_solved == len(begun)  # what was at work is kept

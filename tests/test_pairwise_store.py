@@ -58,13 +58,13 @@ def whole() -> PairwiseResult:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """The pairs that are solved in this process, in no order."""
     seen: list[tuple[int, int]] = []
-    solve = schedule.solve
+    solve = schedule.solve_task
 
     def counting(task: Task) -> list[SolvedPair]:
         seen.extend(task.pairs)
         return solve(task)
 
-    monkeypatch.setattr(schedule, "solve", counting)
+    monkeypatch.setattr(schedule, "solve_task", counting)
     return seen
 
 

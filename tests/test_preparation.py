@@ -100,7 +100,8 @@ def test_two_trusted_edges_save_an_edge_when_they_are_short_enough(length: float
     assert len(short_cuts(graph, mutual)) == n_cut
 
 
-def test_paths_of_two_edges_are_the_shortest_and_may_have_length_zero() -> None:
+def test_paths_of_two_edges_are_the_shortest_and_may_have_length_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edges, "BLOCK_PAIRS", 97)
     rng = np.random.default_rng(1)
     n = 40
     source, target = rng.integers(0, n, size=(2, 150))
@@ -112,7 +113,7 @@ def test_paths_of_two_edges_are_the_shortest_and_may_have_length_zero() -> None:
     dense[coo.row, coo.col] = coo.data
     expected = (dense[:, :, None] + dense[None]).min(1)
     i, j = (index.ravel() for index in np.indices((n, n)))
-    np.testing.assert_allclose(edges.two_edges(graph, i, j, block=97), expected.ravel(), atol=1e-300)
+    np.testing.assert_allclose(edges.two_edges(graph, i, j), expected.ravel(), atol=1e-300)
     assert (expected[np.isfinite(expected)] == 0).any()
 
 

@@ -25,7 +25,7 @@ from torchgw import (
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.softmin_dense.reference import KERNEL
-from torchgw.request.combinations import tightened
+from torchgw.request.combinations import tolerances_for
 from torchgw.sinkhorn import scaling as scaling_module
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.scaling import scaling
@@ -106,7 +106,7 @@ def test_a_plan_that_is_not_solved_is_said_to_be_and_near_one_that_is() -> None:
 
 def test_tolerances_follow_the_strongest_finite_divergence() -> None:
     def tolerances(marginals: Unbalanced | SemiRelaxed, epsilon: float) -> tuple[float, float]:
-        found = tightened(GWOptions(), epsilon, marginals)
+        found = tolerances_for(GWOptions(), epsilon, marginals)
         return found.sinkhorn.tol, found.ladder.marginal_tol
 
     usual = GWOptions().sinkhorn.tol, LadderOptions().marginal_tol

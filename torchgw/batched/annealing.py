@@ -77,7 +77,7 @@ class Effort(NamedTuple):
     relaxed: int = 0
 
 
-def anneal(pairs: Pairs, plans: Plans, levels: Tensor, effort: Effort) -> Plans:
+def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: Effort) -> Plans:
     """One linearisation at each temperature of ``levels`` (L, B), L >= 1; the tensor of ``plans`` is written over.
 
     O(L B n k (n + k + iterations)).

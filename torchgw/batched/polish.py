@@ -49,13 +49,13 @@ class PairPlan:
         return cls(plan, value, gap / value, error)
 
 
-def from_product(x: PreparedSpace, y: PreparedSpace, tol: float) -> PairPlan:
+def product_plan(x: PreparedSpace, y: PreparedSpace, tol: float) -> PairPlan:
     """PairPlan from the product plan: where the points of one of the spaces coincide, all plans are equally good."""
     plan = torch.from_numpy(x.mass)[:, None] * torch.from_numpy(y.mass)
     return polish(x, y, plan, torch.zeros(y.size, dtype=torch.float64), tol)
 
 
-def finish(
+def polish_batch(
     sides: Sequence[tuple[PreparedSpace, PreparedSpace]], plans: Tensor, duals: Tensor, tol: float
 ) -> list[PairPlan]:
     """Plans (B, n, k), filled up, with column potentials (B, k) in units of cost, on the CPU in float64, polished."""

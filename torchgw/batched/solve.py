@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.batched.annealing import LOWEST_EXPONENT, Effort, Pairs, Plans, anneal, scalings
-from torchgw.batched.polish import PairPlan, finish, from_product
+from torchgw.batched.annealing import LOWEST_EXPONENT, Effort, Pairs, Plans, anneal_pairs, scalings
+from torchgw.batched.polish import PairPlan, polish_batch, product_plan
 from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
@@ -97,10 +97,10 @@ def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> lis
             both = [sides[basin.pair] for basin in done]
             units = [basin.epsilon / LOG2E * x.critical * y.critical for basin, (x, y) in zip(done, both, strict=True)]
             duals = torch.stack([basin.g for basin in done]).to("cpu", torch.float64) * torch.tensor(units)[:, None]
-            polished = finish(both, plans, duals, tol)
+            polished = polish_batch(both, plans, duals, tol)
             found.update(zip([basin.pair for basin in done], polished, strict=True))
         # Nothing to anneal, or masses of a range that is beyond float32.
-        return [found[pair] if pair in found else from_product(*both, tol) for pair, both in enumerate(sides)]
+        return [found[pair] if pair in found else product_plan(*both, tol) for pair, both in enumerate(sides)]
 
 
 def _flat(space: PreparedSpace) -> bool:
@@ -161,7 +161,7 @@ def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[
     hot = [PRODUCT_HOT] * B + [HOT] * (len(first) - B)
     temperatures = _falling(hot, [SEARCH_END] * len(first), SEARCH_STEPS, device)
     start = Plans(first, torch.zeros_like(pairs.p), torch.zeros_like(pairs.q), temperatures[0, :, None, None])
-    plans = anneal(pairs, start, temperatures, SEARCH_EFFORT)
+    plans = anneal_pairs(pairs, start, temperatures, SEARCH_EFFORT)
     energy = pairs.energies(plans.T).view(copies, B)
     basins = []
     for rank in _distinct(plans.T.view(copies, B, -1), energy):
@@ -225,7 +225,7 @@ def _descend(
         last, steps = [ends[i][0] for i in chunk], keys[chunk[0]][2]
         if steps:
             temperatures = _falling([basin.epsilon for basin in taken], last, steps + 1, device)[1:]
-            plans = anneal(pairs, plans, temperatures, STAGES[number - 1].effort)
+            plans = anneal_pairs(pairs, plans, temperatures, STAGES[number - 1].effort)
         energy, epsilon = pairs.energies(plans.T).tolist(), plans.epsilon.flatten().tolist()
         states = zip(plans.T, plans.f[:, 0], plans.g[:, 0], epsilon, energy, strict=True)
         yield [PairBasin(basin.pair, *state) for basin, state in zip(taken, states, strict=True)]

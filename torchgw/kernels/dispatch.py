@@ -115,7 +115,7 @@ def select(family: Sequence[Implementation[Function]], backend: str, workload: W
 
 
 @cache
-def measured() -> tuple[dict[str, Any], ...]:
+def timings() -> tuple[dict[str, Any], ...]:
     """The rows: device, family, n, k, rank, and the time of each implementation."""
     return tuple(json.loads(MEASURED.read_text())["rows"])
 
@@ -127,7 +127,7 @@ def slower_than_eager(name: str, family: str, workload: Workload) -> str | None:
     """
     rows = [
         row
-        for row in measured()
+        for row in timings()
         if row["family"] == family and row["device"] == workload.device.type and row.get(name) is not None
     ]
     if not rows:

@@ -25,7 +25,7 @@ from torchgw.batched.space import PreparedSpace, prepare
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs
 from torchgw.pairwise.result import Pair, SolvedPair
-from torchgw.pairwise.solve import GivenUp, Task, solve
+from torchgw.pairwise.solve import GivenUp, Task, solve_task
 from torchgw.runtime.threads import one_thread, set_own_threads
 
 GROUP_POINTS = 600
@@ -109,7 +109,7 @@ def outcomes(
         if stopped():
             return
         try:
-            solved = solve(task, stopped)
+            solved = solve_task(task, stopped)
         except GivenUp:
             if stopped():
                 return
@@ -122,7 +122,7 @@ def _in_threads(tasks: Sequence[Task], stopped: Callable[[], bool]) -> Iterator[
     workers = max(min(torch.get_num_threads() if on_cpu else 1, len(tasks)), 1)
     pool = one_thread_each(workers)
     try:
-        begun = [pool.submit(lambda task: [] if stopped() else solve(task), task) for task in tasks]
+        begun = [pool.submit(lambda task: [] if stopped() else solve_task(task), task) for task in tasks]
         for done in as_completed(begun):
             yield done.result()
     finally:
@@ -166,10 +166,10 @@ def _by_joblib(tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], 
 
 
 def _in_worker(task: Task, caller: int) -> list[SolvedPair]:
-    """`solve` with one thread; nothing where Ctrl-C in a terminal has reached another process than the ``caller``."""
+    """`solve_task` with one thread; nothing where Ctrl-C in a terminal reached another process than the ``caller``."""
     try:
         with nullcontext() if task.large else one_thread():
-            return solve(task)
+            return solve_task(task)
     except (KeyboardInterrupt, GivenUp):
         if os.getpid() == caller:
             raise KeyboardInterrupt from None

@@ -51,7 +51,7 @@ class GivenUp(Exception):  # noqa: N818 - somebody asked for it
     """A pair of large spaces was given up."""
 
 
-def solve(task: Task, stopped: Callable[[], bool] = lambda: False) -> list[SolvedPair]:
+def solve_task(task: Task, stopped: Callable[[], bool] = lambda: False) -> list[SolvedPair]:
     """All pairs of a task, in their order.
 
     Raises

@@ -255,7 +255,7 @@ def settled(options: GWOptions, facts: Mapping[str, Fact]) -> GWOptions:
     return replace(options, **changes)
 
 
-def tightened(options: GWOptions, epsilon: float, marginals: Marginals) -> GWOptions:
+def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> GWOptions:
     """The options with tolerances at which a strong divergence adds at most a tenth of epsilon to the objective.
 
     What is left of a residual r under a finite weight rho is no marginal that rounding could mend, but about rho r^2 of

@@ -27,7 +27,7 @@ from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
-from torchgw.request.combinations import Fact, fact_of_space, facts_of, refuse, settled, tightened
+from torchgw.request.combinations import Fact, fact_of_space, facts_of, refuse, settled, tolerances_for
 from torchgw.request.limits import check_memory, check_rank, choose_kernels, choose_strategy, sharp_fits
 from torchgw.request.objective import as_pair, check_alpha, check_cost, check_resolved, make_model, tensors_of
 from torchgw.request.spaces import check_distances, check_init, check_spaces, pick_device, with_factors
@@ -134,7 +134,7 @@ class Request:
         alpha = asked.alpha if isinstance(asked.alpha, Tensor) else weight
         facts = facts_of(asked.options, epsilon, alpha, cost, marginals, supervision, mode, asked.checkpoint)
         refuse(facts)
-        options = tightened(settled(asked.options, facts), epsilon, marginals)
+        options = tolerances_for(settled(asked.options, facts), epsilon, marginals)
         device = pick_device(asked.device, (asked.X, asked.Y, *tensors_of(cost)))
         generator = make_generator(asked.random_state, device)
 

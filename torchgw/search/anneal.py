@@ -185,14 +185,14 @@ def landmark_basins(
     cold = torch.arange(len(batch.plan), device=p.device) % 2 == 1
     for hot_step, cold_step in zip(HOT, COLD, strict=True):
         step = torch.where(cold, p.new_tensor(cold_step * unit), p.new_tensor(hot_step * unit)).clamp_min(epsilon)
-        batch = anneal(problem, batch, step, *SEARCH_STEPS)
+        batch = annealed_batch(problem, batch, step, *SEARCH_STEPS)
     groups = basins_of(batch.plan, problem.energies(batch.plan), n_kept)
     counts = [len(group) for group in groups]
     batch = batch[torch.tensor([group[0] for group in groups], device=p.device)]
     last, now = max(epsilon, COLDEST * unit), float(batch.epsilon[0])
     for fall in range(1, COOLING_STEPS + 1):
         level = torch.full_like(batch.epsilon, float(now * (last / now) ** (fall / COOLING_STEPS)))
-        batch = anneal(problem, batch, level, *COOLING)
+        batch = annealed_batch(problem, batch, level, *COOLING)
     plans = feasible(batch.plan.clone(), p, y.mass) if problem.model.fixed else batch.plan
     energy = problem.energies(plans)
     values = energy.tolist()
@@ -216,7 +216,7 @@ def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generat
     return Batch(plan, log_p.expand(shape), log_q.expand(shape), torch.ones_like(plan[:, 0, 0]))
 
 
-def anneal(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
+def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
     """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations."""
     ratio = (batch.epsilon / epsilon)[:, None]
     log_p, log_q = problem.x.mass.log2(), problem.y.mass.log2()

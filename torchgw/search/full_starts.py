@@ -68,7 +68,7 @@ def by_hops(problem: StoredProblem) -> list[Candidate]:
     return [_guessed(problem, proximal_plan(problem.gradient, *problem.masses, watch, first))]
 
 
-def from_product(problem: StoredProblem) -> list[Candidate]:
+def product_starts(problem: StoredProblem) -> list[Candidate]:
     """The product plan, for a problem without entropy."""
     p, q = problem.masses
     return sharp_starts(problem, p[:, None] * q, "full")

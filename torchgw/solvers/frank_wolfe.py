@@ -34,7 +34,6 @@ from torchgw.solvers.transport_lp import TransportError, transport
 logger = logging.getLogger("torchgw")
 
 STALLED = 0.1  # of the tolerance
-PATIENCE = 0
 
 
 @storable

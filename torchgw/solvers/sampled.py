@@ -71,7 +71,7 @@ class SampledState(State):
         return self.checked is not None
 
 
-def solve(
+def solve_sampled(
     gradient: Gradient, start: Start, model: Model, epsilon: float, kernel: Kernel, options: GWOptions, watch: Watch
 ) -> Solution:
     """Run the loop from ``start``, in its dtype, with a gradient of the model's objective.

@@ -42,13 +42,11 @@ class Vertex(NamedTuple):
     """The solution of a linear transport problem.
 
     plan : (N, K).
-    dual : column potentials (K,) in units of cost.
-    exact : whether both are optimal among all entries.
+    dual : column potentials (K,) in units of cost, optimal among the entries that were priced.
     """
 
     plan: Array
     dual: Array
-    exact: bool
 
 
 class TransportError(ArithmeticError):
@@ -97,7 +95,7 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
         raise TransportError(f"the linear transport problem ({n} x {k}) was not priced out in {PRICING_ROUNDS} rounds")
     plan = np.zeros_like(C)
     plan[row, column] = x.clip(min=0.0) * unit
-    return Vertex(plan, duals[0] + scale * potential[n:], priced)
+    return Vertex(plan, duals[0] + scale * potential[n:])
 
 
 def _linear_program(cost: Array, row: Array, column: Array, masses: Array) -> tuple[Array, Array]:
@@ -172,7 +170,7 @@ def _assignment(reduced: Array, p: Array, dual: Array) -> Vertex:
         rows = np.flatnonzero(lower[column])
     plan = np.zeros_like(reduced)
     plan[row, column] = p
-    return Vertex(plan, dual + potential, True)
+    return Vertex(plan, dual + potential)
 
 
 def _mark_smallest(mask: Array, reduced: Array) -> None:

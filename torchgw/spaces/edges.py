@@ -8,6 +8,8 @@ import numpy as np
 
 from torchgw.types import Array
 
+BLOCK_PAIRS = 200_000
+
 
 def union(neighbour: Array) -> Any:
     """The undirected edges of neighbour lists (N, k), as int8 CSR: 2 where both ends list each other, else 1."""
@@ -89,10 +91,10 @@ def with_edges(graph: Any, added: Any) -> Any:
     return larger
 
 
-def two_edges(graph: Any, source: Array, target: Array, block: int = 200_000) -> Array:
+def two_edges(graph: Any, source: Array, target: Array) -> Array:
     """Length (m,) of the shortest path of two edges from source to target, infinite where there is none.
 
-    O(m k), in blocks of so many pairs.
+    O(m k), in blocks of pairs.
     """
     from scipy.sparse import csr_matrix
 
@@ -101,8 +103,8 @@ def two_edges(graph: Any, source: Array, target: Array, block: int = 200_000) ->
     lengths = csr_matrix((length, graph.indices, graph.indptr), shape=graph.shape)
     ones = csr_matrix((np.ones(graph.nnz, dtype=np.int8), graph.indices, graph.indptr), shape=graph.shape)
     found = np.full(len(source), np.inf)
-    for first in range(0, len(source), block):
-        i, j = source[first : first + block], target[first : first + block]
+    for first in range(0, len(source), BLOCK_PAIRS):
+        i, j = source[first : first + BLOCK_PAIRS], target[first : first + BLOCK_PAIRS]
         there, back = lengths[i].multiply(ones[j]).tocsr(), lengths[j].multiply(ones[i]).tocsr()
         some = np.flatnonzero(np.diff(there.indptr))
         if len(some):

@@ -18,7 +18,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
-from torchgw.search.full_starts import from_product, sharp_starts
+from torchgw.search.full_starts import product_starts, sharp_starts
 from torchgw.search.problem import Candidate, Problem, StoredProblem, make_gradient
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import finish
@@ -26,7 +26,7 @@ from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.newton import refined, relaxation_for, with_tolerance
-from torchgw.solvers.sampled import solve
+from torchgw.solvers.sampled import solve_sampled
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces import PrecomputedDistances
@@ -92,7 +92,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     small = problem.sharp and pairs <= SHARP_BASINS_PAIRS
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
     if problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
-        contenders += from_product(problem)
+        contenders += product_starts(problem)
     ends: list[Solution] = []
     quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
     for position, candidate in enumerate(contenders):
@@ -147,7 +147,7 @@ def solve_smoothly(problem: StoredProblem, start: Start) -> Solution:
         arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
         solution = replace(descend(*arguments, resolved=True), coupling=None, last_change=0.0)
     else:
-        solution = solve(problem.gradient, start, model, epsilon, kernel, options, watch)
+        solution = solve_sampled(problem.gradient, start, model, epsilon, kernel, options, watch)
     if problem.tol is not None:
         solution, options = _refined(problem, solution, problem.tol)
     warm = solution.end

@@ -135,7 +135,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
     def lift(solved: SolvedRung, done: Solution | None, last: Climb | None, began: float) -> Climb:
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
         f, g = lifted(problem, solved)
-        residual, error = measured(problem, solved, f, g)
+        residual, error = marginal_residual(problem, solved, f, g)
         if not problem.model.fixed and not _complete(problem, solved):
             residual = max(residual, math.inf if last is None else _changed(problem, last, solved.score, f, g))
         told = Rung(
@@ -189,7 +189,7 @@ def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor]:
     return f, g
 
 
-def measured(problem: StreamedProblem, step: SolvedRung, f: Tensor, g: Tensor) -> tuple[float, float]:
+def marginal_residual(problem: StreamedProblem, step: SolvedRung, f: Tensor, g: Tensor) -> tuple[float, float]:
     """The larger L1 marginal error of the plan at full size and its standard error, from sampled rows and columns.
 
     Of a relaxed marginal, the change that another half-step would make. Every point where there are few. O((N + K) r)
