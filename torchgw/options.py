@@ -281,7 +281,7 @@ class GWOptions(Worded):
     ladder : how large problems are climbed in resolution (``strategy`` "streaming").
     low_rank : couplings of low rank (``strategy`` "low-rank").
     strategy : "dense" stores plan and score; "streaming" stores neither and climbs a ladder of resolutions; "low-rank"
-        looks for a plan of small rank; "auto" takes what `torchgw.estimate` finds the fastest that fits the memory.
+        looks for a plan of small rank; "auto" takes what is fastest within the memory, see `torchgw.estimate`.
     gradient : "exact", "sampled", or "auto": exact from factors or from dense matrices where both fit and the products
         are fast enough, sampled otherwise.
     loss : what a pair of distances costs: "square", "kl", or a `SeparableLoss`. Others than the square need the dense
