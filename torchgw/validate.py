@@ -81,14 +81,20 @@ def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
         raise TypeError(f"{name} must be {article} {kind.__name__}{hint}, got {type(value).__name__}")
 
 
+def as_numpy(tensor: Tensor) -> Array:
+    """The tensor as a NumPy array; floating ones as float64, since NumPy lacks some of their types."""
+    found = tensor.detach().cpu()  # before it is widened: not every device has float64
+    array: Array = (found.double() if found.is_floating_point() else found).numpy()
+    return array
+
+
 def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True) -> Array:
     """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
     if np.ma.is_masked(value):
         raise ValueError(f"{name} must have a number everywhere, got masked entries; fill or remove them")
     try:
         if isinstance(value, Tensor):
-            held = value.detach().cpu()  # before it is widened: not every device has float64
-            value = (held.double() if held.is_floating_point() else held).numpy()
+            value = as_numpy(value)
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must be an array of shape {shape}, got an unreadable one ({error})") from None

@@ -116,8 +116,8 @@ def align(
 
     result = gw_align(X, Y, **keywords)
 
-    moved = np.asarray(result.pull(np.concatenate([Y, *(columns for columns, _ in told)], axis=1)))
-    place, shares = moved[:, : Y.shape[1]], moved[:, Y.shape[1] :]
+    pulled = np.asarray(result.pull(np.concatenate([Y, *(columns for columns, _ in told)], axis=1)))
+    place, shares = pulled[:, : Y.shape[1]], pulled[:, Y.shape[1] :]
     a.obsm[f"X_{key_added}"] = place
     a.obs[f"{key_added}_match"] = matches(result, ~np.isnan(place[:, 0]), b.obs_names)
     for name, (columns, categories) in zip(names, told, strict=True):

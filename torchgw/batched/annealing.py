@@ -85,15 +85,15 @@ def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: Effort) -> 
     DX, DY, p, q = pairs.DX, pairs.DY, pairs.p, pairs.q
     B, n, k = plans.T.shape
     log_p, T, f, epsilon = p.log2(), plans.T, plans.f, plans.epsilon
-    moved, turned = T.new_empty(B, n, k), T.new_empty(B, k, n)
+    product, turned = T.new_empty(B, n, k), T.new_empty(B, k, n)
     cost = before = f * epsilon
     v, shift = q, q
     for step, epsilon in enumerate(levels[:, :, None, None]):
         # The first step of a stage mends what lifting left; the way from there on is smooth.
         ahead = cost if step < 2 else cost + EXTRAPOLATION * (cost - before)
         f, before = ahead / epsilon, cost
-        torch.bmm(DX, T, out=moved)
-        kernel = torch.bmm(moved.mul_(2 * LOG2E / epsilon), DY, out=T)
+        torch.bmm(DX, T, out=product)
+        kernel = torch.bmm(product.mul_(2 * LOG2E / epsilon), DY, out=T)
         kernel += (f + log_p).mT
         shift = kernel.amax(1, keepdim=True)
         kernel.sub_(shift).clamp_min_(LOWEST_EXPONENT).exp2_()

@@ -49,8 +49,8 @@ class Plan(NamedTuple):
 
     def apply(self, V: Array, axis: int) -> Array:
         """The scaled T V for axis 1, T^T V for axis 0."""
-        moved = self.coupling.apply(torch.from_numpy(np.ascontiguousarray(V)).to(self.like), axis)
-        found: Array = self.scale * moved.detach().cpu().to(torch.float64).numpy()
+        TV = self.coupling.apply(torch.from_numpy(np.ascontiguousarray(V)).to(self.like), axis)
+        found: Array = self.scale * TV.detach().cpu().to(torch.float64).numpy()
         return found
 
 
@@ -101,8 +101,8 @@ class JointGraph:
         found = self.carried(smooth)
         for W, part, out in zip(self.weights, self.parts(smooth), found, strict=True):
             out += W @ part
-        moved: Array = np.concatenate(found)[self.kept] / root
-        return V - moved
+        smoothed: Array = np.concatenate(found)[self.kept] / root
+        return V - smoothed
 
     def coordinates(self, vectors: Array) -> Array:
         """Unit eigenvectors as functions on all points, of variance 1; NaN on those not kept."""
@@ -127,13 +127,13 @@ class JointGraph:
         part = np.concatenate([label + first for label, first in zip(labels, before, strict=False)])
         own = before[anchor] + np.arange(counts[anchor])
         joined = np.zeros(before[-1], dtype=bool)
-        held = np.bincount(part, mass)
+        sums = np.bincount(part, mass)
         new = np.zeros_like(joined)
-        new[own[held[own].argmax()]] = True
+        new[own[sums[own].argmax()]] = True
         while (new & ~joined).any():
             joined |= new
             received = np.concatenate(self.carried(joined[part, None].astype(np.float64)))[:, 0]
-            new = np.bincount(part, received) > READ * held
+            new = np.bincount(part, received) > READ * sums
         kept: Array = joined[part]
         return kept
 

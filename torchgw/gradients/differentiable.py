@@ -51,8 +51,8 @@ class Differentiable:
         """The entropic objective ()."""
         solution = self.solution
         plan = solution.moments() if self._plan is None else PlanMoments(self._plan)
-        held = half_lagrangian(self.theta, plan, solution.multipliers, solution.model)
-        return 2 * self.theta.scale.square() * held
+        half = half_lagrangian(self.theta, plan, solution.multipliers, solution.model)
+        return 2 * self.theta.scale.square() * half
 
     @exact_products()
     def plan(self) -> Tensor:

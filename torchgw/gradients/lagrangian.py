@@ -86,8 +86,8 @@ def half_lagrangian(theta: Parameters, plan: PlanMoments, multipliers: tuple[Ten
     soft = theta.alpha.new_zeros(())
     if model.penalty is not None and model.strength < torch.inf:
         soft = penalty_growth(theta, model) * linear(model.penalty.to(theta.p.dtype), plan)
-    held = multipliers[0] @ (theta.p - rows) + multipliers[1] @ (theta.q - columns)
-    return (theta.alpha * double + theta.beta * single + soft) / 2 + held
+    constraints = multipliers[0] @ (theta.p - rows) + multipliers[1] @ (theta.q - columns)
+    return (theta.alpha * double + theta.beta * single + soft) / 2 + constraints
 
 
 def penalty_growth(theta: Parameters, model: Model) -> Tensor:
@@ -106,8 +106,8 @@ def quadratic(x: Traced, y: Traced, plan: PlanMoments, loss: SeparableLoss = SQU
         one, other, axis = (x, y, 0) if x.F is not None else (y, x, 1)
         assert one.F is not None
         assert one.signs is not None
-        moved = plan.apply(one.F, axis)
-        cross = factored_cross(one.signs, moved, matrix_of(other) @ moved)
+        TF = plan.apply(one.F, axis)
+        cross = factored_cross(one.signs, TF, matrix_of(other) @ TF)
         own, others = (plan.rows, plan.columns) if axis == 0 else (plan.columns, plan.rows)
         squares = factored_mean_square(one.F, one.signs, own) + others @ matrix_of(other).square() @ others
         return squares - 2 * cross

@@ -88,8 +88,8 @@ class Tiles:
         row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
         order = torch.argsort(self.column, stable=True)
         n_tiles = -(-self.k // self.size)
-        held = torch.bincount(self.column, minlength=n_tiles)
-        first = torch.cat((held.new_zeros(1), held.cumsum(0)))
+        lengths = torch.bincount(self.column, minlength=n_tiles)
+        first = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
         return Tiles(self.size, self.k, self.n, first, row[order], self.separable)
 
     def nothing_skipped(self) -> bool:
@@ -199,8 +199,8 @@ class _Side:
         cells = points.reshape(-1, size, A.shape[1])
         centre = centres(A, size).to(A.dtype)
         squares = (cells - centre[:, None]).square().sum(2)
-        held = torch.nn.functional.pad(mass, (0, missing)).reshape(-1, size).sum(1)
-        return cls(points, potential, centre, squares, held, size)
+        sums = torch.nn.functional.pad(mass, (0, missing)).reshape(-1, size).sum(1)
+        return cls(points, potential, centre, squares, sums, size)
 
     @property
     def count(self) -> int:

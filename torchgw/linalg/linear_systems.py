@@ -110,8 +110,8 @@ def conjugate_gradients(
         eased = precondition(rest)
         now = rest @ eased
         direction = eased + (now / last if count else 0.0) * direction
-        moved = operator(direction)
-        step = now / (direction @ moved)
-        x, rest, last, count = x + step * direction, rest - step * moved, now, count + 1
+        image = operator(direction)
+        step = now / (direction @ image)
+        x, rest, last, count = x + step * direction, rest - step * image, now, count + 1
         residual = float(torch.linalg.vector_norm(rest) / size)
     return LinearSolution(x, residual, count)

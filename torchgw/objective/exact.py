@@ -135,9 +135,9 @@ def factored_quadratic(product: Tensor, left: Factors, right: Factors, p: Tensor
     return factored_mean_square(F, s, p) + factored_mean_square(G, t, q) - 2 * cross
 
 
-def factored_cross(signs: Tensor, moved: Tensor, times: Tensor) -> Tensor:
+def factored_cross(signs: Tensor, TF: Tensor, DTF: Tensor) -> Tensor:
     """<D_X T D_Y, T> where D_X = F diag(signs) F^T alone has factors, from T^T F and D_Y T^T F, both (K, r)."""
-    return (signs.to(moved) * (moved * times).sum(0)).sum()
+    return (signs.to(TF) * (TF * DTF).sum(0)).sum()
 
 
 def dense(space: DistanceProvider) -> Tensor:

@@ -264,8 +264,8 @@ def mean_cost(cost: FactoredCost, plan: Tensor | Carrier, rows: Tensor, columns:
     found: Tensor = torch.linalg.vecdot(wide.a, rows) + torch.linalg.vecdot(wide.b, columns)
     if wide.U.shape[-1]:
         V = wide.V.to(plan.dtype) if isinstance(plan, BlockCoupling) else wide.V
-        moved = plan @ V if isinstance(plan, Tensor) else plan.apply(V, 1)
-        found = found - 2 * (wide.U * moved).sum((-1, -2))
+        TV = plan @ V if isinstance(plan, Tensor) else plan.apply(V, 1)
+        found = found - 2 * (wide.U * TV).sum((-1, -2))
     if wide.extra is None:
         return found
     if isinstance(plan, Tensor):

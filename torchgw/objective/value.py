@@ -69,16 +69,16 @@ def exact_objective(
     squares = mean_squares(source, p) @ p + mean_squares(target, q) @ q
     left, right = source.factors(), target.factors()
     if left is not None:
-        moved = coupling.apply(left[0].to(p.dtype), 0)
-        cross = factored_cross(left[1], moved, product(target, moved))
+        products = coupling.apply(left[0].to(p.dtype), 0)
+        cross = factored_cross(left[1], products, product(target, products))
     elif right is not None:
-        moved = coupling.apply(right[0].to(p.dtype), 1)
-        cross = factored_cross(right[1], moved, product(source, moved))
+        products = coupling.apply(right[0].to(p.dtype), 1)
+        cross = factored_cross(right[1], products, product(source, products))
     else:
         cross = p.new_zeros(())
         for index in torch.split(torch.arange(source.size, device=p.device), BLOCK_ROWS):
-            moved = coupling.apply(source.rows(index).T.to(p.dtype), 0)
-            cross += (coupling.rows(index) * product(target, moved).T).sum()
+            products = coupling.apply(source.rows(index).T.to(p.dtype), 0)
+            cross += (coupling.rows(index) * product(target, products).T).sum()
     return Objective(max(float(squares - 2 * cross), 0.0), True, 0.0)
 
 

@@ -83,9 +83,9 @@ def matching(
     n_lines = validate.integer("n_lines", n_lines, least=0)
     basin = validate.integer("basin", basin, least=0, most=max(len(result.basins) - 1, 0))
     n, k = result.shape
-    held = None if colors is None else point_labels.read("colors", colors, n, "N")
+    values = None if colors is None else point_labels.read("colors", colors, n, "N")
     source, target, ax = _placed(result, X, Y, ax)
-    along = Numbers(layout.principal(source, 1)[:, 0]) if held is None else held
+    along = Numbers(layout.principal(source, 1)[:, 0]) if values is None else values
     scale = colours.scale(along)
     rgba = scale.of(along)
     start, end, share = _lines(result, along, n_lines)
@@ -100,8 +100,8 @@ def matching(
         tint[:, 3] = FAINT + (STRONG - FAINT) * np.sqrt(share / share.max())
         _draw_lines(ax, np.stack((source[start], target[end]), axis=1), tint)
     _finish(ax, source=source, target=target)
-    if held is not None:
-        scale.explain(ax, missing=_any_missing(held))
+    if values is not None:
+        scale.explain(ax, missing=_any_missing(values))
     return ax
 
 

@@ -45,30 +45,30 @@ def given(labels: Any, coupling: BlockCoupling) -> Colouring:
     ValueError
         For another number of labels than source points. Missing ones, and NaN, are grey.
     """
-    held = point_labels.read("labels", labels, coupling.shape[0], "N")
-    if isinstance(held, Numbers):
+    found = point_labels.read("labels", labels, coupling.shape[0], "N")
+    if isinstance(found, Numbers):
         text = "A target point has the average of the source points that its mass comes from."
-        return Colouring("labels", text, (held.values, averages(coupling, held.values)))
+        return Colouring("labels", text, (found.values, averages(coupling, found.values)))
     text = "A target point has the label that most of its mass comes from."
-    if len(held.names) > MOST:
+    if len(found.names) > MOST:
         text += (
-            f" The {MOST} most frequent of {len(held.names)} labels have colours; the others are grey, taken together."
+            f" The {MOST} most frequent of {len(found.names)} labels have colours; the others are grey, taken together."
         )
-    kept = most_frequent(held)
+    kept = most_frequent(found)
     both = kept.codes, leading_group(coupling, kept.codes, len(kept.names))
     source, target = (np.where(codes < MOST, codes, -1) for codes in both)
     return Colouring("labels", text, (source, target), list(kept.names[:MOST]))
 
 
-def most_frequent(held: Labels) -> Labels:
+def most_frequent(labels: Labels) -> Labels:
     """The labels, of more than `MOST` those that most points have, with all others as one more."""
-    if len(held.names) <= MOST:
-        return held
-    counts = np.bincount(held.codes[held.known], minlength=len(held.names))
+    if len(labels.names) <= MOST:
+        return labels
+    counts = np.bincount(labels.codes[labels.known], minlength=len(labels.names))
     kept = np.sort(np.argsort(-counts, kind="stable")[:MOST])
-    place = np.full(len(held.names) + 1, MOST)
+    place = np.full(len(labels.names) + 1, MOST)
     place[kept], place[-1] = np.arange(MOST), -1
-    return Labels(place[held.codes], (*(held.names[i] for i in kept), "others"))
+    return Labels(place[labels.codes], (*(labels.names[i] for i in kept), "others"))
 
 
 def placed(points: Array, coupling: BlockCoupling) -> Colouring:

@@ -97,8 +97,8 @@ class _OnCentres:
 
     def apply(self, V: Tensor, axis: int) -> Tensor:
         assert axis == 1
-        moved = V.new_zeros(len(self.x.cells.label), V.shape[1])
-        return add_by_label(moved, self.x.centres, self.plan @ V[self.y.centres])
+        found = V.new_zeros(len(self.x.cells.label), V.shape[1])
+        return add_by_label(found, self.x.centres, self.plan @ V[self.y.centres])
 
 
 def cost_of_product(product: Tensor, x: ControlledSpace, y: ControlledSpace) -> FactoredCost:

@@ -100,12 +100,12 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
     rounded = round_tiles(
         problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], model.marginals, V, W, find=True
     )
-    moved, back, x, y = rounded.read.TV, rounded.read.TtW, rounded.x, rounded.y
-    sums = moved[:, 0] + x * y.sum(), back[:, 0] + y * x.sum()
+    TV, TtW, x, y = rounded.read.TV, rounded.read.TtW, rounded.x, rounded.y
+    sums = TV[:, 0] + x * y.sum(), TtW[:, 0] + y * x.sum()
     product, used = None, 1
     if exact:
         used += 0 if narrow else G.shape[1]
-        product = inner_product(back[:, 1:], G) if narrow else inner_product(F, moved[:, 1:used])
+        product = inner_product(TtW[:, 1:], G) if narrow else inner_product(F, TV[:, 1:used])
         product += torch.outer(inner_product(F, x[:, None])[:, 0], inner_product(G, y[:, None])[:, 0])
         # Of the centred factors; the means belong to the plan's own marginals.
         means = [
@@ -117,7 +117,7 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
     values = []
     for cost in costs:
         U, W = cost.U[rows], cost.V[columns]
-        cross = (U * moved[:, used : used + U.shape[1]]).sum() + (U.T @ x) @ (W.T @ y)
+        cross = (U * TV[:, used : used + U.shape[1]]).sum() + (U.T @ x) @ (W.T @ y)
         values.append(float(cost.a[rows] @ sums[0] + cost.b[columns] @ sums[1] - 2 * cross))
         used += U.shape[1]
     linear = values.pop(0) if model.cost is not None else 0.0
@@ -186,7 +186,7 @@ def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor,
 
 
 def _usual_displaced(A: Tensor, B: Tensor, size: int) -> float:
-    """What taking tiles as short sums of products usually moves, by the mean squares of points around their centres."""
+    """The usual share of mass that short sums of products displace, from mean squares around the centres."""
     squares = []
     for side in (A, B):
         centre = centres(side, size).to(side.dtype).repeat_interleave(size, 0)[: len(side)]

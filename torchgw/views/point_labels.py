@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.couplings.reader import leading_group
 from torchgw.types import Array
@@ -91,14 +92,14 @@ def read(name: str, given: Any, n: int, letter: str, finite: bool = False) -> Nu
     return _labels(array.astype(object), None)
 
 
-def carried(coupling: BlockCoupling, held: Numbers | Labels) -> Numbers | Labels:
+def carried(coupling: BlockCoupling, given: Numbers | Labels) -> Numbers | Labels:
     """What the target points (K,) get of values on the source points (N,); missing where no known value's mass goes.
 
     O(N K) time for numbers, for labels times their number; never N x K memory.
     """
-    if isinstance(held, Labels):
-        return Labels(leading_group(coupling, held.codes, len(held.names)), held.names)
-    return Numbers(averages(coupling, held.values))
+    if isinstance(given, Labels):
+        return Labels(leading_group(coupling, given.codes, len(given.names)), given.names)
+    return Numbers(averages(coupling, given.values))
 
 
 def averages(coupling: BlockCoupling, numbers: Array) -> Array:
@@ -115,9 +116,7 @@ def _array(given: Any) -> Array:
     if not isinstance(given, Tensor):
         own = not isinstance(getattr(given, "dtype", np.dtype(object)), np.dtype)
         return np.asarray(given, dtype=object) if own else np.asarray(given)
-    held = given.detach().cpu()
-    found: Array = (held.double() if held.is_floating_point() else held).numpy()
-    return found
+    return validate.as_numpy(given)
 
 
 def _missing(value: Any) -> bool:
@@ -141,14 +140,14 @@ def _unboxed(array: Array) -> Array:
 
 def _labels(array: Array, categories: list[Any] | None) -> Labels:
     """Labels in the order of their categories where they have one, else sorted."""
-    held = {value for value in array if not _missing(value)}
+    present = {value for value in array if not _missing(value)}
     if categories is None:
         try:
-            order = sorted(held)
+            order = sorted(present)
         except TypeError:  # of several kinds
-            order = sorted(held, key=str)
+            order = sorted(present, key=str)
     else:
-        order = [value for value in categories if value in held]
+        order = [value for value in categories if value in present]
     place = {value: i for i, value in enumerate(order)}
     codes = np.array([-1 if _missing(value) else place[value] for value in array], dtype=np.int64)
     return Labels(codes, tuple(map(str, order)))
