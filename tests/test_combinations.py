@@ -60,7 +60,9 @@ Where one choice is left, it is taken, whatever the option says; later rows go b
 TAIL = """
 Spaces whose kind of distances is left to `distances="auto"` get `"landmark"` where factors are needed. A streaming solve has the exact
 gradient of factored distances, and of those always; of others it samples. `result.gradient` has what ran, and
-`result.gradient_passed_over` why. What does not fit `options.max_memory` raises `MemoryError`.
+`result.gradient_passed_over` why. Known or forbidden pairs of more points than factors are kept for
+need `N x K` numbers: by its data, such supervision asks for the dense strategy (`torchgw/objective/supervision.py`). Combinations of one
+space with its `distances=` are refused in `torchgw/request/spaces.py`. What does not fit `options.max_memory` raises `MemoryError`.
 """  # noqa: E501
 
 AXES = {name: tuple(kinds) for name, kinds in KINDS.items() if name not in "XY"}

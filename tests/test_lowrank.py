@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.problems import gw_by_enumeration, linearised_cost, random_distances, random_masses
+from tests.problems import gw_by_enumeration, linearised_cost, random_masses
 from torchgw import GWOptions, gw_align
 from torchgw.couplings import blocks
 from torchgw.couplings.low_rank import LowRankCoupling
@@ -22,7 +22,7 @@ from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.low_rank import LowRankFactors, project, round_factors
 from torchgw.solvers.low_rank import Factored, group_cells, solve_low_rank, warm_factors
 from torchgw.solvers.solution import Solution
-from torchgw.spaces import EuclideanDistances, PrecomputedDistances
+from torchgw.spaces import EuclideanDistances
 from torchgw.spaces.quantisation import choose_landmarks
 from torchgw.types import Coupling, DistanceProvider
 
@@ -415,25 +415,13 @@ def test_cells_are_grouped_with_their_neighbours_into_any_number_of_groups(rank:
         assert torch.equal(shares @ shares.T, (torch.cdist(at[:, None], at[:, None]) < 1).double())
 
 
-def test_what_cannot_be_solved_is_refused() -> None:
-    spaces, p, q = squared_spaces(20, 25, 9), uniform(20), uniform(25)
-    options, start = LowRankOptions(rank=4), feasible_factors(p, q, 4, 0)
-    plain = PrecomputedDistances(random_distances(20, np.random.default_rng(0)))
-    with pytest.raises(ValueError, match=r"source must have factored distances.*PrecomputedDistances has none; use"):
-        solve_low_rank(plain, spaces[1], p, q, 0.0, options, gen(), start=start)
-    with pytest.raises(ValueError, match="target must have factored distances"):
-        solve_low_rank(spaces[0], plain, p, p, 0.0, options, gen(), start=start)
-    with pytest.raises(ValueError, match=r"rank must be at most .*, 20, got 21"):
-        solve_low_rank(*spaces, p, q, 0.0, LowRankOptions(rank=21), gen(), start=start)
-    few = torch.where(torch.arange(20) < 3, 1 / 3, 0.0).double()
-    with pytest.raises(ValueError, match=r"rank must be at most .*, 3, got 4"):
-        solve_low_rank(*spaces, few, q, 0.0, options, gen(), start=start)
-    with pytest.raises(ValueError, match="q must sum to 1, got 2"):
-        solve_low_rank(*spaces, p, 2 * q, 0.0, options, gen(), start=start)
-    with pytest.raises(ValueError, match="epsilon must be a finite number"):
-        solve_low_rank(*spaces, p, q, -1.0, options, gen(), start=start)
-    with pytest.raises(ValueError, match="start must hold Q, R, g of shapes"):
-        solve_low_rank(*spaces, p, q, 0.0, options, gen(), start=feasible_factors(p, q, 3, 0))
+def test_a_rank_above_the_number_of_points_with_mass_is_refused() -> None:
+    spaces = squared_spaces(20, 25, 9)
+    few = (torch.arange(20) < 3).double()
+    for rank, p, most in ((21, None, 20), (4, few, 3)):
+        options = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=rank))
+        with pytest.raises(ValueError, match=rf"options.low_rank.rank must be .*{most}, got {rank}"):
+            gw_align(*spaces, p=p, options=options)
 
 
 def test_options_are_checked() -> None:

@@ -433,7 +433,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"spaces": [CLOUDS[0], np.zeros((1001, 2))], "options": GWOptions(gradient="sampled")},
         ValueError,
-        r"options.gradient must not be 'sampled'.*spaces\[1\] has 1001 points",
+        r"epsilon must be > 0 with options.gradient='sampled'.*spaces\[1\] has 1001 points",
     ),
     ({"callback": 3}, TypeError, "callback must be callable or None, got int"),
     ({"store": 3}, TypeError, "store must name a file, or be None, got int"),

@@ -80,8 +80,6 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `gw_align` that the options stand for."""
-    if arguments.alpha is not None and arguments.features is None:
-        raise ValueError(f"--alpha weighs distances beside --features, got --alpha {arguments.alpha:g} without them")
     marginals = _marginals(arguments)
     _check_combination(arguments, marginals)
     options = GWOptions(
@@ -190,16 +188,17 @@ def _check_combination(arguments: argparse.Namespace, marginals: Marginals) -> N
         "options.strategy": f"--strategy {arguments.strategy}",
         "marginals": "".join(flag for name, flag in MODELS.items() if getattr(arguments, name) is not None),
         "supervision": "--pairs",
-        "cost": "--features",
-        "alpha": "--features",
+        "cost": "--features" if arguments.features else "distances alone, without --features",
+        "alpha": "--features" if arguments.features else f"--alpha {arguments.alpha}",
     }
+    default = 1 if arguments.features is None else None
     kinds = {
         "epsilon": "zero" if arguments.epsilon == 0 else "positive",
         "options.strategy": arguments.strategy,
         "marginals": "Balanced" if marginals.balanced else type(marginals).__name__,
         "supervision": "none" if arguments.pairs is None else "rules",
         "cost": "none" if arguments.features is None else "features",
-        "alpha": "one" if arguments.features is None else {0: "zero", 1: "one"}.get(arguments.alpha, "between"),
+        "alpha": {0: "zero", 1: "one"}.get(default if arguments.alpha is None else arguments.alpha, "between"),
     }
     for row in EXCLUDED:
         if row.holds(kinds):

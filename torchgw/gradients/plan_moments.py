@@ -45,8 +45,7 @@ class PlanMoments:
 
     def matrix(self) -> Tensor:
         """The entries (N, K) of a stored plan."""
-        if self._stored is None:
-            raise TypeError("a streaming plan is read by the factors of both spaces")
+        assert self._stored is not None  # streaming plans are read by the factors of both spaces
         return self._stored
 
     def apply(self, V: Tensor, axis: int) -> Tensor:

@@ -120,8 +120,7 @@ class Model:
         """A cost between cells of points: every factor replaced by its mean."""
         if cost is None:
             return None
-        if cost.extra is not None:
-            raise TypeError("a stored cost cannot be taken to cells; it needs the dense strategy")
+        assert cost.extra is None  # stored costs are for the dense strategy alone
         a, b = rows.means(cost.a[:, None], self.p)[:, 0], columns.means(cost.b[:, None], self.q)[:, 0]
         return FactoredCost(a, b, rows.means(cost.U, self.p), columns.means(cost.V, self.q))
 

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from torchgw import validate
+from torchgw.marginals import Balanced
 from torchgw.options import GWOptions
+from torchgw.request.combinations import excluded, facts_of
 from torchgw.request.spaces import DISTANCES, check_space, shape_of
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
@@ -95,13 +97,14 @@ def read_spaces(
 
 
 def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None:
-    """Options that `gw_align` has no use for without entropy."""
+    """Refuse options that `gw_align` excludes without entropy, where it aligns a space."""
+    facts = facts_of(options, 0.0, 1.0, None, Balanced(), None, None, None)
+    row = excluded(facts)
     for name, size in zip(names, sizes, strict=True):
-        if size > LARGEST and (options.gradient == "sampled" or options.strategy == "streaming"):
-            raise ValueError(
-                f"options.gradient must not be 'sampled', nor options.strategy 'streaming', got {options.gradient!r}, "
-                f"{options.strategy!r}: {name} has {size} points, and spaces of more than {LARGEST} are aligned by "
-                f"gw_align with epsilon=0"
+        if size > LARGEST and row is not None:
+            raise row.error(
+                f"{row.message(facts[row.argument].text)} ({name} has {size} points, and spaces of more than {LARGEST} "
+                f"are aligned by gw_align with epsilon=0)"
             )
 
 
