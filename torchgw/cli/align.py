@@ -191,14 +191,15 @@ def _check_combination(arguments: argparse.Namespace, marginals: Marginals) -> N
         "cost": "--features" if arguments.features else "distances alone, without --features",
         "alpha": "--features" if arguments.features else f"--alpha {arguments.alpha}",
     }
-    default = 1 if arguments.features is None else None
+    alpha = 1.0 if arguments.alpha is None and arguments.features is None else arguments.alpha
+    ends = {0.0: "zero", 1.0: "one"}
     kinds = {
         "epsilon": "zero" if arguments.epsilon == 0 else "positive",
         "options.strategy": arguments.strategy,
         "marginals": "Balanced" if marginals.balanced else type(marginals).__name__,
         "supervision": "none" if arguments.pairs is None else "rules",
         "cost": "none" if arguments.features is None else "features",
-        "alpha": {0: "zero", 1: "one"}.get(default if arguments.alpha is None else arguments.alpha, "between"),
+        "alpha": ends.get(alpha, "between"),
     }
     for row in EXCLUDED:
         if row.holds(kinds):

@@ -33,12 +33,12 @@ ROUNDING_ERROR, FLOAT32_ERROR = 1e-10, 1e-5  # of the largest squared distance
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A plan as its certificate needs it, in units of the scaled squared distance.
+    """The cost of a plan T and its inner products, in units of the scaled squared distance.
 
-    quadratic : <C(T), T>, best known.
-    cost : C(T) (N, K).
-    exact : whether that is no estimate.
-    expected : <C, T> of that cost.
+    quadratic : <C(T), T>, exact or an estimate from pairs.
+    cost : C(T) (N, K), exact or an estimate from anchors.
+    exact : whether the cost is exact.
+    expected : <cost, T>: of a stored plan with this very cost, elsewhere the value of ``quadratic``.
     marginals : of T, (N,), (K,).
     linear, penalty : <M, T>, <P, T>.
     """
@@ -162,9 +162,9 @@ def stationarity(found: Evaluated, dual: Tensor, model: Model, sample: torch.Gen
 
 
 def linear_bound(model: Model) -> float:
-    """A lower bound of beta <M, T> + <P, T>: what each point would pay alone, where its mass must go somewhere.
+    """A lower bound of beta <M, T> + <P, T>: each row, or each column, at its smallest cost, under a hard marginal.
 
-    Penalties that stand for constraints are no part of the value.
+    Penalties that stand for constraints are left out, as they are of the value.
     """
     if model.cost is None and model.penalty is None:
         return 0.0

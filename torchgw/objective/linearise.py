@@ -175,7 +175,7 @@ def energy(model: Model, moments: Moments) -> Tensor:
     """F (...) without its entropy, to compare plans that are not solved to the end."""
     if model.plain:
         return moments.quadratic
-    penalty = model.divergences(moments.rows, moments.columns, compared=True)
+    penalty = model.divergences(moments.rows, moments.columns, capped=True)
     return model.alpha * moments.quadratic + penalty + moments.linear
 
 

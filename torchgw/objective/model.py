@@ -32,7 +32,7 @@ from torchgw.spaces.hierarchy import Cells
 from torchgw.types import Carrier, Coupling
 
 HARD_COSTS, HARD_EPSILONS = 2.0, 100.0
-COMPARED_EPSILONS = 300.0
+LARGEST_COMPARED_RHO = 300.0  # of epsilon
 SMALLEST_RHO = 1e-20  # that epsilon over it is a number in float32; below, a marginal is free
 BALANCED = Balanced()
 
@@ -113,7 +113,7 @@ class Model:
         return {}
 
     def on(self, p: Tensor, q: Tensor, cost: FactoredCost | None, penalty: FactoredCost | None) -> Model:
-        """The same demands on other points."""
+        """The same objective between other points, with these masses and costs."""
         return replace(self, p=p, q=q, cost=cost, penalty=penalty)
 
     def between(self, cost: FactoredCost | None, rows: Cells, columns: Cells) -> FactoredCost | None:
@@ -125,7 +125,7 @@ class Model:
         return FactoredCost(a, b, rows.means(cost.U, self.p), columns.means(cost.V, self.q))
 
     def on_cells(self, rows: Cells, columns: Cells) -> Model:
-        """The same demands on cells of points."""
+        """The coarsened model: masses summed, costs averaged within cells."""
         p, q = (
             sums * (mass.sum() / sums.sum())
             for sums, mass in ((rows.sums(self.p), self.p), (columns.sums(self.q), self.q))
@@ -139,7 +139,7 @@ class Model:
         return replace(found, points=(one, other), groups=None)
 
     def taken(self, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor) -> Model:
-        """The same demands on some of the points, given by their indices, with other masses."""
+        """The restriction of the model to some points, given by their indices (n,), (k,), with masses of their own."""
         cost, penalty = (None if side is None else side.taken(rows, columns) for side in (self.cost, self.penalty))
         return replace(self.on(p, q, cost, penalty), points=None, groups=None)
 
@@ -206,12 +206,13 @@ class Model:
         """w, the weight of the linear problem."""
         return self.alpha * mass + self.beta / 2
 
-    def divergences(self, rows: Tensor, columns: Tensor, compared: bool = False) -> Tensor:
-        """What relaxed marginals add to F, for marginals (..., N), (..., K) of plans.
+    def divergences(self, rows: Tensor, columns: Tensor, capped: bool = False) -> Tensor:
+        """The divergences of relaxed marginals in F, for marginals (..., N), (..., K) of plans.
 
-        To be ``compared``, plans that are not solved to the end must not differ by what strong divergences make of it.
+        ``capped`` bounds their weights, so that the marginal residual of an unfinished solve does not dominate a
+        comparison of plans.
         """
-        most = COMPARED_EPSILONS * self.epsilon if compared else math.inf
+        most = LARGEST_COMPARED_RHO * self.epsilon if capped else math.inf
         single, double = divergences(self.marginals, rows, columns, self.p.to(rows), self.q.to(columns), most)
         return self.alpha * double + self.beta * single
 
@@ -219,8 +220,8 @@ class Model:
 def divergences(
     marginals: Marginals, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, most: float = math.inf
 ) -> tuple[Tensor, Tensor]:
-    """sum rho KL(mu | a) and sum rho KL(mu x mu | a x a) (...) over the relaxed marginals (..., N), (..., K) of plans,
-    with rho at ``most`` so large."""
+    """sum rho KL(mu | a) and sum rho KL(mu x mu | a x a) (...) over the relaxed marginals mu (..., N), (..., K), each
+    weight rho capped at ``most``."""
     single = double = rows.new_zeros(())
     for rho, sums, mass in zip(marginals.weights, (rows, columns), (p, q), strict=True):
         if 0 < rho < math.inf:

@@ -56,8 +56,10 @@ def _groups(sizes: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Tasks:
-    """Makes tasks of pairs of ``inputs``; see `Task` for the other fields.
+    """Makes tasks of pairs of spaces.
 
+    inputs : the n spaces, as matrices of distances.
+    tol, device, matchings, options, seed : of every `Task`.
     prepared : spaces by their place, each made when it is first needed.
     """
 

@@ -43,11 +43,15 @@ class Journal(Protocol):
 
 
 class Signal:
-    """Whether somebody asked for an end, and whether anything was left out for it: from then on nothing is written
-    down, because what follows is not what a whole solve would do."""
+    """Cancellation of a solve, shared by all its watches.
+
+    stopped : whether it was requested.
+    acted_on : whether work was skipped because of it; from then on the journal takes no states, since an uncancelled
+        solve would not reach them.
+    """
 
     stopped = False
-    obeyed = False
+    acted_on = False
 
 
 class Watch:
@@ -73,7 +77,7 @@ class Watch:
         self.signal.stopped = True
 
     def aside(self) -> Watch:
-        """For loops that nobody hears of and that are not written down; they end with the others."""
+        """A watch with the same cancellation, without callback and journal: for auxiliary loops."""
         return Watch(signal=self.signal)
 
     def tell(self, progress: Progress) -> None:
@@ -110,15 +114,15 @@ class Watch:
     def pause(self, state: Any) -> bool:
         """Whether the loop should end before its next iteration, from which ``state`` goes on."""
         stopped = self.stopped
-        if self.journal is not None and not self.signal.obeyed:
+        if self.journal is not None and not self.signal.acted_on:
             self.journal.offer(state, stopped)
-        self.signal.obeyed = self.signal.obeyed or stopped
+        self.signal.acted_on = self.signal.acted_on or stopped
         return stopped
 
     def cut(self) -> bool:
-        """Whether to leave out what a whole solve would do next."""
+        """Whether cancellation skips the next piece of work; the skip is recorded in the signal."""
         stopped = self.stopped
-        self.signal.obeyed = self.signal.obeyed or stopped
+        self.signal.acted_on = self.signal.acted_on or stopped
         return stopped
 
 

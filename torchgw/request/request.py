@@ -46,7 +46,17 @@ Cost: TypeAlias = "Array | Tensor | tuple[Array | Tensor, Array | Tensor] | Feat
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """The arguments of `gw_align`, as given and in its order; they are described there."""
+    """The arguments of `gw_align`, as given, in its order and under its names.
+
+    X, Y : spaces of N and K points; ``distances`` the kinds of their distances.
+    p, q : masses (N,), (K,), or None.
+    cost, alpha : linear cost (N, K) or features, and the weight of the quadratic part, a number or a tensor ().
+    supervision, init : rules of pairs, and a plan (N, K), pairs (m, 2) or a matching (N,) to start from.
+    epsilon, marginals : entropy weight, in units of the scaled squared distance, and the marginal model.
+    options, gradient_mode : how to solve, and how to differentiate.
+    device, backend, random_state : where, by which kernels, from which seed.
+    callback, checkpoint : progress, and the folder to resume from.
+    """
 
     X: Any
     Y: Any

@@ -55,7 +55,7 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
     )
-    reference, poor = kinds[0][0].target, _furthest(coverage, kinds, p, q) > POOR_COVERAGE
+    reference, poor = kinds[0][0].target, _worst_side(coverage, kinds, p, q) > POOR_COVERAGE
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = []
@@ -76,7 +76,7 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         finalists += by_distributions(problem)
-    alone = poor or len(p) * len(q) <= FEW_PAIRS or _furthest(unlikeness, kinds, p, q) > POOR_COVERAGE
+    alone = poor or len(p) * len(q) <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
     if problem.exact and alone and not entropy_rules(problem):
         finalists += by_hops(problem) if len(kinds) == 1 else [by_product(problem), *by_hops(problem)]
     if len(finalists) > 1:
@@ -119,8 +119,8 @@ def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
     return spread.masked_fill(mass <= 0, -1.0).argmax()
 
 
-def _furthest(measure: Measure, kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> float:
-    """How far, on the worse side, landmarks are from the points they stand for: many dimensions, or no structure."""
+def _worst_side(measure: Measure, kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> float:
+    """The larger ``measure`` of the landmarks of the two spaces, which grows with dimension and lack of structure."""
     return max(measure(kinds[0][0].source, p), measure(kinds[0][0].target, q))
 
 
@@ -138,7 +138,12 @@ def _raised(problem: StoredProblem, candidate: Candidate, rung: _Rung) -> Candid
 
 @dataclass(frozen=True)
 class _Rung:
-    """A weighted subset of each space, and the problem between them."""
+    """The intermediate resolution of the search: a problem between landmarks of both spaces.
+
+    source, target : landmarks (n,), (k,) with their masses and distances.
+    problem : the problem between them.
+    whole : the model (N, K) that it restricts.
+    """
 
     source: Landmarks
     target: Landmarks

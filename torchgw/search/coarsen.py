@@ -55,8 +55,8 @@ class ControlledSpace:
             control = Control(narrow.new_zeros(len(mass), 1), narrow.new_ones(1), control.mean_squares)
         return cls(space, mass, control, factors is not None)
 
-    def seen_as(self, cells: Cells, matrix: bool) -> CellSpace:
-        """The space of the cells; ``matrix`` says that without factors their distances may be stored."""
+    def coarsened(self, cells: Cells, matrix: bool) -> CellSpace:
+        """The space of the cells; without factors their distance matrix is stored where ``matrix`` is set."""
         F, signs, _ = self.control
         means = cells.means(F, self.mass)
         centres = cells.nearest(F, means, self.mass)

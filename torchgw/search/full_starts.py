@@ -49,7 +49,7 @@ def by_distributions(problem: StoredProblem) -> list[Candidate]:
 
 
 def entropy_rules(problem: StoredProblem) -> bool:
-    """Whether epsilon leaves plans no sharper than proximal steps do in the end, so that they show nothing new."""
+    """Whether epsilon is at least that at which proximal steps end, so that their plans would lose their sharpness."""
     p, q = (mass / mass.sum() for mass in problem.masses)
     return not problem.sharp and problem.epsilon >= COLD * product_energy(problem.gradient, p, q)[0]
 

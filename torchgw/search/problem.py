@@ -164,6 +164,7 @@ class Candidate:
 
 
 def descended(problem: StoredProblem, start: Start, epsilon: float, steps: int) -> Solution:
+    """The solution after at most ``steps`` fixed-point iterations from ``start``, without callback and journal."""
     given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
     with threads_for(len(problem.p) * len(problem.q)):
         return descend(*given, max_iter=steps)

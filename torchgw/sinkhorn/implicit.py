@@ -1,4 +1,4 @@
-"""How a solved transport plan answers a change of its cost: implicit differentiation of Sinkhorn's fixed point.
+"""The sensitivity of a solved transport plan to its cost: implicit differentiation of Sinkhorn's fixed point.
 
 The plan T with marginals mu, nu of
 
@@ -66,11 +66,11 @@ class Product(BlockCoupling):
 
 
 class Answer(NamedTuple):
-    """How a plan answers a change -R of its cost.
+    """The sensitivity of a plan to its cost, in the direction -R.
 
     Attributes
     ----------
-    change : W (N, K).
+    change : W (N, K), the derivative of the plan.
     rows, columns : its sums (N,), (K,).
     a, b, c : multipliers (N,), (K,), () of the marginals and of the total mass.
     """
@@ -261,15 +261,15 @@ class Response:
         found = conjugate_gradients(
             lambda x: self._projected(self.operator(x)),
             self._projected(right),  # of the rest there is nothing but rounding
-            self._eased,
+            self._preconditioned,
             tol=max(LINEAR_TOLERANCE, 10 * torch.finfo(right.dtype).eps),
             max_iter=self.max_iter,
         )
         self.n_iter, self.error = self.n_iter + found.n_iter, max(self.error, found.residual)
         return found.x
 
-    def _eased(self, x: Tensor) -> Tensor:
-        """The preconditioner: slow directions are brought to one."""
+    def _preconditioned(self, x: Tensor) -> Tensor:
+        """The preconditioner: it maps the resolved smallest eigenvalues to one."""
         slow = self.spectrum.values > UNRESOLVED * torch.finfo(x.dtype).eps
         vectors, values = self.spectrum.vectors[:, slow], self.spectrum.values[slow]
         return self._projected(x + vectors @ ((1 / values - 1) * (vectors.T @ x)))

@@ -44,7 +44,12 @@ class State:
 
 
 class Check(NamedTuple):
-    """What one check adds to the history, see `History`: objective, L1 marginal residual, epsilon."""
+    """The entry of one check in the `History`.
+
+    cost : objective, in units of the scaled squared distance.
+    marginal_error : L1 marginal residual.
+    epsilon : at which it was solved.
+    """
 
     cost: float
     marginal_error: float

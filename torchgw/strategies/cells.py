@@ -85,7 +85,7 @@ def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tenso
         groups = problem.model.groups
         if groups is not None:
             cells = cells.split(groups[axis])
-    return side.seen_as(cells, matrix=cells.count <= STORED_CELLS)
+    return side.coarsened(cells, matrix=cells.count <= STORED_CELLS)
 
 
 def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...], dict[str, float]]:
@@ -116,14 +116,14 @@ def on_cells(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> StoredProb
         spaces=(x.space, y.space),
         model=model,
         exact=True,
-        init=seen_by_cells(problem.init, x, y),
+        init=coarsened_init(problem.init, x, y),
         tol=None,
         gradient=gradient,
     )
 
 
-def seen_by_cells(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | None:
-    """What the user gave to start from, between cells instead of points."""
+def coarsened_init(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | None:
+    """The start plan (N, K) or pairs (m, 2) coarsened to cells."""
     if init is None:
         return None
     if not init.is_floating_point():
