@@ -19,6 +19,7 @@ from tests.problems import (
 )
 from torchgw import CoarseOptions, EuclideanDistances, PrecomputedDistances, SamplingOptions
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.kernels import LOG2E
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
@@ -43,7 +44,7 @@ def test_the_exact_gradient_is_the_four_index_sum(left: str, right: str, n: int,
     gradient = ExactGradient(source, target, torch.from_numpy(p), torch.from_numpy(q))
     cost = gradient(DenseCoupling(torch.from_numpy(T)), torch.from_numpy(p))
     np.testing.assert_allclose(cost.rows(slice(0, n)), linearised_cost(DX, DY, T), atol=1e-12)
-    centred, row, column = cost.centred()
+    centred, row, column = cost.centred(2 * LOG2E)
     np.testing.assert_allclose(centred.rows(slice(0, n)), linearised_cost(DX, DY, T), atol=1e-12)
     np.testing.assert_allclose(centred.U @ centred.V.T + row[:, None] + column, cost.U @ cost.V.T, atol=1e-12)
     # A plan that lives on a few points.

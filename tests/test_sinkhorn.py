@@ -183,7 +183,7 @@ def test_annealing_falls_from_the_factor_to_the_target_and_stays() -> None:
 def test_rescaling_keeps_the_cost_part_of_a_potential() -> None:
     log_mass = torch.tensor([-2.0, -1.0, -torch.inf])
     potential = log_mass + torch.tensor([4.0, -3.0, 0.0])
-    rescaled = rescale(potential, log_mass, 0.1, 0.05)
+    rescaled = rescale(potential, log_mass, 0.1 / 0.05)
     torch.testing.assert_close(rescaled[:2] - log_mass[:2], torch.tensor([8.0, -6.0]))
     assert torch.isneginf(rescaled[2])
-    assert rescale(potential, log_mass, 0.1, 0.1) is potential
+    assert rescale(potential, log_mass, 1.0) is potential

@@ -161,7 +161,7 @@ def align(
     round_f, round_g = end_f + shrink_p.log2(), end_g + shrink_q.log2()
     plan.mul_((round_f - end_f).nan_to_num(nan=0.0).exp2()[:, None])
     plan.mul_((round_g - end_g).nan_to_num(nan=0.0).exp2()).addr_(left, right)
-    off_g = end_g - (start_g - g.double()).nan_to_num()
+    off_g = end_g - unit * of_column
     dual = torch.where(q > 0, b.double() + epsilon * LN2 * (off_g - wide_log_q), 0.0)
 
     ended = time.perf_counter()

@@ -23,6 +23,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.threads import threads_for
 from torchgw.search.initial_guesses import SHARPNESS, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.loop import rescale
 from torchgw.sinkhorn.scaling import balance
 from torchgw.sinkhorn.sides import Side, log_total, translation
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
@@ -220,7 +221,7 @@ def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_ou
     """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations."""
     ratio = (batch.epsilon / epsilon)[:, None]
     log_p, log_q = problem.x.mass.log2(), problem.y.mass.log2()
-    f, g, plan = log_p + (batch.f - log_p) * ratio, log_q + (batch.g - log_q) * ratio, batch.plan
+    f, g, plan = rescale(batch.f, log_p, ratio), rescale(batch.g, log_q, ratio), batch.plan
     for _ in range(n_outer):
         score, row, column = problem.linearised(plan, epsilon)
         f, g = row.settled(plan.sum(-1), f), column.settled(plan.sum(-2), g)

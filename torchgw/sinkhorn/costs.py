@@ -62,15 +62,16 @@ class FactoredCost:
             _sum(extras) if extras else None,
         )
 
-    def centred(self) -> tuple[FactoredCost, Tensor, Tensor]:
-        """The same cost with U and V centred, and the row (N,) and column (K,) terms r, c that this takes off U V^T.
+    def centred(self, epsilon: float) -> tuple[FactoredCost, Tensor, Tensor]:
+        """The same cost with U and V centred, and the row (N,) and column (K,) terms r, c this takes off the score.
 
-        U V^T = U' V'^T + r 1^T + 1 c^T. The smaller product keeps more digits in float32.
+        2 U V^T log2(e) / epsilon = 2 U' V'^T log2(e) / epsilon + r 1^T + 1 c^T, so potentials f, g of the score as it
+        is are f + r, g + c of the centred one. The smaller product keeps more digits in float32.
         """
-        u0, v0 = self.U.mean(0), self.V.mean(0)
+        u0, v0, unit = self.U.mean(0), self.V.mean(0), 2 * LOG2E / epsilon
         row, column = self.U @ v0, self.V @ u0 - u0 @ v0
         centred = FactoredCost(self.a - 2 * row, self.b - 2 * column, self.U - u0, self.V - v0, self.extra)
-        return centred, row, column
+        return centred, unit * row, unit * column
 
     @property
     def T(self) -> FactoredCost:

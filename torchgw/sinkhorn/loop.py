@@ -152,8 +152,10 @@ def annealed(iteration: int, target: float, start: float | None, options: Anneal
     return max(target, start * 0.5**iteration)
 
 
-def rescale(potential: Tensor, log_mass: Tensor, old: float, new: float) -> Tensor:
-    """A potential at epsilon ``new`` from one at ``old``: its distance from the log mass is a cost over epsilon."""
-    if old == new:
+def rescale(potential: Tensor, log_mass: Tensor, ratio: float | Tensor) -> Tensor:
+    """A potential (..., N) at another epsilon, where its own is ``ratio`` (..., 1) times that: its distance from the
+    log mass is a cost over epsilon."""
+    if isinstance(ratio, float) and ratio == 1:
         return potential
-    return (log_mass + (potential - log_mass) * (old / new)).where(~log_mass.isneginf(), log_mass)
+    log_mass = log_mass.to(potential)
+    return (log_mass + (potential - log_mass) * ratio).where(~log_mass.isneginf(), log_mass)

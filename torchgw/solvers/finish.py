@@ -16,7 +16,7 @@ from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import Start, potential_coupling
+from torchgw.solvers.warm_start import Start
 
 
 def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, options: SinkhornOptions) -> Solution:
@@ -34,8 +34,8 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     assert end is not None
     assert end.cost is not None
     cost, f, g = end.cost, end.f, end.g
-    (p, q), centred = model.masses, cost.centred()[0]
-    start = potential_coupling(cost, f, g, epsilon).to(torch.float64)
+    (p, q), (centred, row, column) = model.masses, cost.centred(epsilon)
+    start = PotentialCoupling(*centred.balanced_score(epsilon), f + row, g + column).to(torch.float64)
     low_rank = cost.extra is None and start.A.shape[1] < min(len(p), len(q)) // 2
     score = start.A @ start.B.T if low_rank else centred.stored_score(epsilon).to(torch.float64)
     plan = torch.empty_like(score)
@@ -57,9 +57,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     assert rounded.y is not None
     plan.mul_((rounded.f - state.f).nan_to_num(nan=0.0).exp2()[:, None])
     plan.mul_((rounded.g - state.g).nan_to_num(nan=0.0).exp2()).addr_(rounded.x, rounded.y)
-    # The terms that centring took off belong to the potentials of the score as it was given.
-    shift_f, shift_g = start.f - f.to(torch.float64), start.g - g.to(torch.float64)
-    f, g = state.f - shift_f.nan_to_num(), state.g - shift_g.nan_to_num()
+    f, g = state.f - row, state.g - column
     residual = residual if model.fixed else max(residual, state.residual)
     return replace(
         solution,

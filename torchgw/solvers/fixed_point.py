@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.kernels import LN2, LOG2E
+from torchgw.kernels import LN2
 from torchgw.kernels.sums import inner as inner_product
 from torchgw.losses import SQUARE
 from torchgw.objective.linearise import Gradient, ModelGradient
@@ -30,9 +30,9 @@ from torchgw.options import GWOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import annealed, epsilon_at, rescale
+from torchgw.sinkhorn.loop import annealed, epsilon_at
 from torchgw.solvers.finish import largest_potential, require_resolved
-from torchgw.solvers.inner import Inner, Linear
+from torchgw.solvers.inner import Inner, solved
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
@@ -115,7 +115,6 @@ def descend(
     history = History() if history is None else history
     dtype, plan_tol = start.f.dtype, options.stopping.plan_tol
     row, column = (mass.to(dtype) for mass in model.masses)
-    log_p, log_q = (side.to(dtype) for side in model.logs)
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
     concave = model.fixed and model.loss is SQUARE
@@ -126,19 +125,12 @@ def descend(
         return FixedPoint(end=Start(cost, start.f, start.g, first), next=cost)
 
     def step(state: FixedPoint) -> tuple[FixedPoint, Check, Status | None]:
-        cost, end = state.next, state.end
+        cost = state.next
         if cost is None:
             assert state.coupling is not None
             cost = gradient(state.coupling, row)
-        assert end.epsilon is not None
         now = annealed(state.n_iter, epsilon, start.epsilon, annealing)
-        centred, row_term, column_term = cost.centred()
-        unit = 2 * LOG2E / now
-        f = rescale(end.f, log_p, end.epsilon, now) + unit * row_term
-        g = rescale(end.g, log_q, end.epsilon, now) + unit * column_term
-        linear = Linear.of(centred, now, model)
-        warm = (f, g) if state.marginals is None else linear.settled(state.marginals, f, g)
-        found, coupling, overlap = inner(linear, *warm)
+        (found, coupling, overlap), end, centred = solved(inner, cost, now, model, state.end, state.marginals)
         following, marginals, damped = None, None, state.damped
         terms, change = cost.a.abs() @ row + cost.b.abs() @ column, torch.zeros_like(row[0])
         if isinstance(gradient, ModelGradient):
@@ -174,7 +166,7 @@ def descend(
         state = FixedPoint(
             n_iter=state.n_iter + 1,
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
-            end=Start(cost, found.f - unit * row_term, found.g - unit * column_term, now),
+            end=end,
             coupling=coupling,
             next=following,
             values=values,

@@ -22,9 +22,10 @@ from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import sinkhorn
+from torchgw.sinkhorn.loop import rescale, sinkhorn
 from torchgw.sinkhorn.scaling import ScalingState, scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
+from torchgw.solvers.warm_start import Start
 from torchgw.types import Softmins
 
 SKIPPED_FROM = 4096
@@ -84,6 +85,27 @@ class Inner(Protocol):
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> ScalingState:
         """Only its potentials."""
+
+
+def solved(
+    inner: Inner,
+    cost: FactoredCost,
+    epsilon: float,
+    model: Model,
+    warm: Start,
+    sums: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Transported, Start, FactoredCost]:
+    """The plan of a cost from warm potentials of any epsilon, the cost with its own potentials, and the centred cost.
+
+    The marginals ``sums`` (N,), (K,) of the last plan, where they may give way, can tell potentials better.
+    """
+    assert warm.epsilon is not None
+    centred, row, column = cost.centred(epsilon)
+    linear, ratio = Linear.of(centred, epsilon, model), warm.epsilon / epsilon
+    f, g = (rescale(side, log, ratio) for side, log in zip((warm.f, warm.g), model.logs, strict=True))
+    f, g = f + row, g + column
+    found = inner(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
+    return found, Start(cost, found.solved.f - row, found.solved.g - column, epsilon), centred
 
 
 class StoredInner:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.kernels import LOG2E
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import ModelGradient, gradient_of, linearise
@@ -27,7 +26,7 @@ from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.inner import Inner, Linear, Transported
+from torchgw.solvers.inner import Inner, solved
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
@@ -115,7 +114,7 @@ def _newton(
 
     def step(state: NewtonState) -> tuple[NewtonState, Check, Status | None]:
         cost, y = following(state)
-        (found, coupling, _), end = solved(inner, cost, model, state.end)
+        (found, coupling, _), end, _ = solved(inner, cost, model.epsilon, model, state.end)
         read = around(cost).read(coupling, *model.marginals_of(coupling))
         last, change = state.last_change, float("inf")
         if y is not None:
@@ -148,15 +147,6 @@ def _newton(
         history=history,
         last_change=state.last_change,
     )
-
-
-def solved(inner: Inner, cost: FactoredCost, model: Model, warm: Start) -> tuple[Transported, Start]:
-    """The plan of a cost from warm potentials of its uncentred score, and the cost with the new ones."""
-    centred, row, column = cost.centred()
-    unit = 2 * LOG2E / model.epsilon
-    found = inner(Linear.of(centred, model.epsilon, model), warm.f + unit * row, warm.g + unit * column)
-    f, g = found.solved.f - unit * row, found.solved.g - unit * column
-    return found, Start(cost, f, g, model.epsilon)
 
 
 def _cost(curvature: Curvature, gradient: object, y: Tensor) -> FactoredCost:

@@ -47,7 +47,7 @@ def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch, first:
         epsilon = unit * HOT * (COLD / HOT) ** (step / (STEPS - 1))
         if watch.cut() or epsilon <= 0:
             break
-        exponent += cost.centred()[0].stored_score(epsilon, out=plan)
+        exponent += cost.centred(epsilon)[0].stored_score(epsilon, out=plan)
         exponent -= exponent.amax(1, keepdim=True).clamp_min(torch.finfo(p.dtype).min)
         torch.clamp(exponent, min=LOWEST_EXPONENT, out=plan).exp2_()
         for _ in range(ITERATIONS):

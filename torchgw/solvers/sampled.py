@@ -17,7 +17,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.kernels import LN2, LOG2E
+from torchgw.kernels import LN2
 from torchgw.kernels.kernel import Kernel
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
@@ -25,11 +25,10 @@ from torchgw.objective.sampled import Memory, memory_of, recall
 from torchgw.options import GWOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, annealed, epsilon_at, rescale, sinkhorn
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import Start, coupling_of
 
 LOOP_TOLERANCE = 10.0
 
@@ -82,7 +81,7 @@ def solve_sampled(
     stopping, inner, history = options.stopping, options.sinkhorn, History()
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
     row = model.p.to(start.f.dtype)
-    log_p = model.logs[0].to(row.dtype)
+    log_p, log_q = (side.to(row.dtype) for side in model.logs)
     score = row.new_empty(len(model.p), len(model.q))
 
     def begin() -> SampledState:
@@ -95,15 +94,15 @@ def solve_sampled(
         assert end.epsilon is not None
         recall(gradient, state.sampler)
         raw = gradient(state.coupling, row)
-        cost, row_term, column_term = raw.centred()
-        unit = 2 * LOG2E / now
+        cost, row_term, column_term = raw.centred(now)
         cost.stored_score(now, out=score)
         row_side, column_side = model.sides(now, cost, row.dtype)
-        f, g = rescale(end.f, log_p, end.epsilon, now) + unit * row_term, None
+        f, g = rescale(end.f, log_p, end.epsilon / now) + row_term, None
         if not model.fixed:
             sums = [side.to(row.dtype) for side in model.marginals_of(state.coupling)]
             f = row_side.settled(sums[0], f)
-            g = column_side.settled(sums[1], end.g) if column_side.relaxed else None
+            if column_side.relaxed:
+                g = column_side.settled(sums[1], rescale(end.g, log_q, end.epsilon / now) + column_term)
         found = sinkhorn(
             kernel.on(score),
             row_side,
@@ -118,8 +117,8 @@ def solve_sampled(
             state,
             n_iter=state.n_iter + 1,
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
-            end=Start(raw, found.f - unit * row_term, found.g - unit * column_term, now),
-            coupling=_coupling(cost, score, found, now),
+            end=Start(raw, found.f - row_term, found.g - column_term, now),
+            coupling=coupling_of(cost, found.f, found.g, now, score),
             sampler=memory_of(gradient),
         )
         if state.n_iter % stopping.check_every and state.n_iter < stopping.max_iter:
@@ -159,15 +158,6 @@ def compared(last: Tensor, score: Tensor, state: SinkhornState) -> tuple[Tensor,
         change += last[where].sub_(plan).abs_().sum()
         last[where] = plan
     return change, overlap, rows, columns
-
-
-def _coupling(
-    cost: FactoredCost, score: Tensor, state: SinkhornState, epsilon: float
-) -> PotentialCoupling | DenseCoupling:
-    """The plan of the potentials of a centred cost; stored where the cost has a stored part."""
-    if cost.extra is not None:
-        return DenseCoupling((score + state.f[:, None]).add_(state.g).exp2_())
-    return PotentialCoupling(*cost.balanced_score(epsilon), state.f, state.g)
 
 
 def observe(plateau: Plateau, cost: float, options: StoppingOptions) -> Plateau:

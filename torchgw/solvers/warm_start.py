@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
-from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.linearise import Gradient, linearise
 from torchgw.objective.model import Model
@@ -45,35 +44,28 @@ class Start:
         """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""
         if self.cost is None or self.epsilon is None:
             return PotentialCoupling(self.f.new_zeros(len(self.f), 1), self.g.new_zeros(len(self.g), 1), self.f, self.g)
-        return coupling_of(self.cost, self.f, self.g, self.epsilon)
+        centred, row, column = self.cost.centred(self.epsilon)
+        return coupling_of(centred, self.f + row, self.g + column, self.epsilon)
 
     def with_rows(self, log_p: Tensor) -> Start:
         """The start with the row sums p (N,), given as base-2 logarithms: potentials lifted one by one can stand for
         plans of any mass, from which no anchors should be drawn. As it is without a cost, or with a stored part."""
         if self.cost is None or self.epsilon is None or self.cost.extra is not None:
             return self
-        centred, row, column = self.cost.centred()
-        unit = 2 * LOG2E / self.epsilon
-        f = log_p - softmin(*centred.balanced_score(self.epsilon), self.g + unit * column, 1)
-        return Start(self.cost, f - unit * row, self.g, self.epsilon)
+        centred, row, column = self.cost.centred(self.epsilon)
+        f = log_p - softmin(*centred.balanced_score(self.epsilon), self.g + column, 1)
+        return Start(self.cost, f - row, self.g, self.epsilon)
 
 
-def coupling_of(cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float) -> PotentialCoupling | DenseCoupling:
-    """The plan of a cost, of which it stores what the cost stores."""
+def coupling_of(
+    cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float, score: Tensor | None = None
+) -> PotentialCoupling | DenseCoupling:
+    """The plan of a centred cost and its potentials, stored where the cost has a stored part, from the stored ``score``
+    (N, K) where there is one, which is kept."""
     if cost.extra is None:
-        return potential_coupling(cost, f, g, epsilon)
-    centred, row, column = cost.centred()
-    unit = 2 * LOG2E / epsilon
-    score = centred.stored_score(epsilon).add_((f + unit * row)[:, None]).add_(g + unit * column)
-    return DenseCoupling(score.exp2_())
-
-
-def potential_coupling(cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float) -> PotentialCoupling:
-    """2^(2 U V^T log2(e) / epsilon + f + g), with the product centred."""
-    centred, row, column = cost.centred()
-    A, B = centred.balanced_score(epsilon)
-    unit = 2 * LOG2E / epsilon
-    return PotentialCoupling(A, B, f + unit * row, g + unit * column)
+        return PotentialCoupling(*cost.balanced_score(epsilon), f, g)
+    score = cost.stored_score(epsilon) if score is None else score
+    return DenseCoupling((score + f[:, None]).add_(g).exp2_())
 
 
 def product_start(log_p: Tensor, log_q: Tensor) -> Start:

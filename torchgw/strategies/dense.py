@@ -190,7 +190,7 @@ def precision_warning(cost: FactoredCost, epsilon: float, options: GWOptions) ->
     """Why float32 could not carry the scores that the loop worked on, or None."""
     if not options.mixed_precision:
         return None
-    A, B = cost.centred()[0].balanced_score(epsilon)
+    A, B = cost.centred(epsilon)[0].balanced_score(epsilon)
     return unsafe(reach(A, B), A.shape[1])
 
 
