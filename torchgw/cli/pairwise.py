@@ -76,10 +76,10 @@ def save_table(path: Path, names: list[str], found: PairwiseResult) -> None:
     """The square matrix under a header of names, none of which a spreadsheet would run as a formula."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(map(as_text, names))
+        table.writerow(map(as_cell, names))
         table.writerows(found.square().tolist())
 
 
-def as_text(name: str) -> str:
+def as_cell(name: str) -> str:
     """A name as a cell that spreadsheets show: one that begins like a formula gets an apostrophe in front."""
     return f"'{name}" if name.startswith(FORMULA) else name

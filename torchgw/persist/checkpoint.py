@@ -352,12 +352,12 @@ def followed(
     else:
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(path_of("checkpoint", checkpoint, "a folder, or be a Checkpoint"))
-        folder = begin(checkpoint, kept(call()), generator)
+        folder = begin(checkpoint, encoded_call(call()), generator)
     with closing(folder):
         yield Watch(callback, folder)
 
 
-def kept(call: dict[str, Any]) -> Any:
+def encoded_call(call: dict[str, Any]) -> Any:
     """Arguments, encoded; of providers only their fingerprint, see `fingerprint`.
 
     Raises
