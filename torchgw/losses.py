@@ -36,10 +36,6 @@ class SeparableLoss:
     h2: Function
     name: str = "separable"
 
-    def factors(self, D: Tensor, E: Tensor) -> tuple[Tensor, Tensor]:
-        """u, v of distances, of any shapes, with L(a, b) = f1(a) + f2(b) - 2 u(a) v(b)."""
-        return (D, E) if self is SQUARE else (self.h1(D) / 2, self.h2(E))
-
 
 def _square(a: Tensor) -> Tensor:
     return a.square()
@@ -65,3 +61,8 @@ def _log(b: Tensor) -> Tensor:
 SQUARE = SeparableLoss(_square, _square, _same, _double, "square")
 KULLBACK_LEIBLER = SeparableLoss(_entropy, _same, _same, _log, "kl")
 LOSSES = {"square": SQUARE, "kl": KULLBACK_LEIBLER}
+
+
+def loss_factors(loss: SeparableLoss, D: Tensor, E: Tensor) -> tuple[Tensor, Tensor]:
+    """u, v of distances, of any shapes, with L(a, b) = f1(a) + f2(b) - 2 u(a) v(b)."""
+    return (D, E) if loss is SQUARE else (loss.h1(D) / 2, loss.h2(E))

@@ -48,16 +48,6 @@ class Marginals:
     def balanced(self) -> bool:
         return self.total is None and min(self.weights) == math.inf
 
-    def scales(self, p: Tensor, q: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The scale of a plan's mass, and what the masses of either side are divided by, from their sums p and q ()."""
-        if self.total is not None:
-            scale = torch.minimum(torch.minimum(p, q), p.new_tensor(self.total))
-        elif self.free_mass:
-            scale = (p * q).sqrt()
-        else:
-            return p if self.weights[0] == math.inf else q, (p, q)
-        return scale, (scale, scale)
-
     def damping(self, epsilon: float) -> tuple[float, float]:
         """Factors tau of the row and the column half-step at ``epsilon``; 1 is a hard marginal."""
         one, other = (1.0 if rho == math.inf else rho / (rho + epsilon) for rho in self.weights)
@@ -148,3 +138,14 @@ class Partial(Marginals):
 
 
 MARGINALS = {kind.__name__: storable(kind) for kind in (Balanced, SemiRelaxed, Unbalanced, Partial)}
+
+
+def mass_scales(marginals: Marginals, p: Tensor, q: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The scale of a plan's mass, and what the masses of either side are divided by, from their sums p and q ()."""
+    if marginals.total is not None:
+        scale = torch.minimum(torch.minimum(p, q), p.new_tensor(marginals.total))
+    elif marginals.free_mass:
+        scale = (p * q).sqrt()
+    else:
+        return p if marginals.weights[0] == math.inf else q, (p, q)
+    return scale, (scale, scale)

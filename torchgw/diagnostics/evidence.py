@@ -131,13 +131,14 @@ class Confidence:
     margin: Array | Tensor
     stability: Array | Tensor
 
-    def values(self, name: str) -> Array:
-        """One of the three by its name, float64 on the CPU."""
-        return np.asarray(torch.as_tensor(getattr(self, name)).detach().cpu(), dtype=np.float64)
-
     def __repr__(self) -> str:
         means = ", ".join(f"{name} {float(side.mean()):.3g}" for name, side in vars(self).items())
         return f"Confidence({len(self.entropy)} points; means: {means})"
+
+
+def confidence_values(sure: Confidence, name: str) -> Array:
+    """One of the three views by its name, float64 on the CPU."""
+    return np.asarray(torch.as_tensor(getattr(sure, name)).detach().cpu(), dtype=np.float64)
 
 
 def entropy_and_margin(coupling: BlockCoupling, points: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from torchgw.persist.codec import storable
-from torchgw.types import Progress
 
 
 @storable
@@ -65,11 +64,6 @@ class History:
     def seconds(self) -> float:
         """Seconds at the last check, 0 before the first."""
         return self.elapsed[-1] if self.elapsed else 0.0
-
-    def append(self, check: Progress) -> None:
-        """Add the entry of one check."""
-        for entry in fields(self):
-            getattr(self, entry.name).append(getattr(check, entry.name))
 
     def go_on_from(self, other: History) -> None:
         """Take over the entries of another history."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw.gradients.lagrangian import Parameters
 from torchgw.gradients.plan_moments import applied
-from torchgw.marginals import Marginals
+from torchgw.marginals import Marginals, mass_scales
 from torchgw.objective.features import FeatureCost
 from torchgw.options import SpaceOptions
 from torchgw.runtime.autograd import refuse_double_backward
@@ -109,7 +109,7 @@ def parameters(
         _masses(gated(own, leaves), checked, dtype, device)
         for own, checked in zip((given.p, given.q), given.masses, strict=True)
     )
-    scale, ends = given.marginals.scales(p.sum(), q.sum())
+    scale, ends = mass_scales(given.marginals, p.sum(), q.sum())
     alpha = torch.as_tensor(gated(given.alpha, leaves), dtype=dtype, device=device)
     cost = None if given.cost is None else _cost(gated(given.cost, leaves), dtype, device)
     return Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torchgw.losses import SQUARE, SeparableLoss
+from torchgw.losses import SQUARE, SeparableLoss, loss_factors
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
 from torchgw.types import Coupling, DistanceProvider
@@ -48,7 +48,7 @@ class ExactGradient:
             )
         else:
             self.sides = x, y = PrecomputedDistances.of(source, p.device), PrecomputedDistances.of(target, p.device)
-            h1, h2 = loss.factors(x.matrix, y.matrix)
+            h1, h2 = loss_factors(loss, x.matrix, y.matrix)
             self.source = PrecomputedDistances.stored_matrix(h1, x.scale)
             self.target = PrecomputedDistances.stored_matrix(h2, y.scale)
         self.a, self.b = self.means(p, q)
@@ -110,7 +110,7 @@ class PairLoss(NamedTuple):
     @classmethod
     def of(cls, loss: SeparableLoss, D: Tensor, E: Tensor) -> PairLoss:
         """Of scaled distances D, E."""
-        return cls(loss.f1(D), loss.f2(E), *loss.factors(D, E))
+        return cls(loss.f1(D), loss.f2(E), *loss_factors(loss, D, E))
 
     def cost(self, plan: Tensor, rows: Tensor, columns: Tensor) -> FactoredCost:
         """C(T) of plans (..., N, K) with these marginals (..., N), (..., K)."""

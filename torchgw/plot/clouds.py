@@ -15,6 +15,7 @@ from mpl_toolkits.mplot3d import proj3d  # type: ignore[import-untyped]
 
 from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
+from torchgw.diagnostics.evidence import confidence_values
 from torchgw.plot import canvas, colours
 from torchgw.results.result import GWResult
 from torchgw.types import Array
@@ -177,7 +178,7 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
     found = layout.side(result, 0, X)
     ax = canvas.axes(ax, ONE, found.shape[1] == 3)
     some = layout.subset(len(found), MOST)
-    sure = result.confidence(some).values(kind)
+    sure = confidence_values(result.confidence(some), kind)
     held = Numbers(np.exp(sure) if kind == "entropy" else sure)
     known = held.values[held.known]
     wide = kind == "entropy" and len(known) > 0 and bool(known.max() > WIDE * known.min())

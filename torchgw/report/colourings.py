@@ -9,7 +9,7 @@ import numpy as np
 
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.couplings.reader import leading_group
-from torchgw.diagnostics.evidence import Confidence
+from torchgw.diagnostics.evidence import Confidence, confidence_values
 from torchgw.types import Array
 from torchgw.views import layout, point_labels
 from torchgw.views.point_labels import Labels, Numbers, averages
@@ -97,7 +97,7 @@ def confidences(sure: Confidence, points: Array, n: int) -> list[Colouring]:
     }
     found = {name: np.full(n, np.nan) for name in told}
     for name, every in found.items():
-        every[points] = sure.values(name)
+        every[points] = confidence_values(sure, name)
     return [
         Colouring(f"confidence: {name}", text, (found[name], None))
         for name, text in told.items()

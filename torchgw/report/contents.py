@@ -12,6 +12,7 @@ import torch
 
 from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
+from torchgw.diagnostics.evidence import confidence_values
 from torchgw.report import colourings, sentences, tables
 from torchgw.report.reported import Reported
 from torchgw.types import Array
@@ -56,7 +57,7 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
         }
         for at in (0, 1)
     ]
-    entropy = sure.values("entropy")
+    entropy = confidence_values(sure, "entropy")
     spread = float(np.exp(np.median(entropy[np.isfinite(entropy)]))) if np.isfinite(entropy).any() else math.nan
     certain, uncertain = sentences.certainties(result)
     return {

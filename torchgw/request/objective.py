@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw import ranges, validate
 from torchgw.losses import SQUARE, SeparableLoss
-from torchgw.marginals import Marginals, Partial
+from torchgw.marginals import Marginals, Partial, mass_scales
 from torchgw.objective.bounds import c_transform, dual_bound
 from torchgw.objective.features import FeatureCost
 from torchgw.objective.model import Model, largest_entry, largest_loss
@@ -79,7 +79,7 @@ def make_model(
         raise ValueError(f"marginals must ask for {LEAST_PART:g} of the smaller mass at least, got {marginals!r}")
     if marginals.balanced:
         validate.same_mass(*sums)
-    divisor, ends = marginals.scales(one, other)
+    divisor, ends = mass_scales(marginals, one, other)
     scale = float(divisor.numpy())
     ranges.shares(sums, scale)
     if alpha > 0:

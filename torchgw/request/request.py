@@ -98,7 +98,9 @@ class Request:
     """A validated call of `gw_align`, with every default resolved.
 
     asked : the arguments as given.
-    given : those that gradients flow to.
+    cost : the linear cost as given, a list of two feature arrays as a tuple; or None.
+    alpha : weight of the quadratic part, a number or a tensor ().
+    masses : p (N,), q (K,) in float64 as they were given, uniform where none were.
     options : the options with what other arguments decide.
     strategy : "dense", "streaming" or "low-rank": the one that runs.
     spaces : both spaces, validated, with the kinds of their distances.
@@ -114,7 +116,9 @@ class Request:
     """
 
     asked: Asked
-    given: Given
+    cost: Cost | None
+    alpha: float | Tensor
+    masses: tuple[Tensor, Tensor]
     options: GWOptions
     strategy: str
     spaces: tuple[Space, Space]
@@ -179,7 +183,9 @@ class Request:
         logger.info("backend %s, blocks %s; passed over: %s", backend.name, backend.blocks, backend.passed_over)
         return cls(
             asked=asked,
-            given=Given(asked.X, asked.Y, asked.p, asked.q, cost, alpha, masses, marginals, options.spaces),
+            cost=cost,
+            alpha=alpha,
+            masses=masses,
             options=options,
             strategy=strategy,
             spaces=spaces,
@@ -195,6 +201,12 @@ class Request:
         )
 
     @property
+    def given(self) -> Given:
+        """The arguments that gradients flow to."""
+        own, spaces = self.asked, self.options.spaces
+        return Given(own.X, own.Y, own.p, own.q, self.cost, self.alpha, self.masses, own.marginals, spaces)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         return len(self.model.p), len(self.model.q)
@@ -207,7 +219,7 @@ class Request:
     @property
     def arrays(self) -> tuple[Any, ...]:
         """Spaces and costs as given, whose kind and device a result follows."""
-        return self.asked.X, self.asked.Y, *tensors_of(self.given.cost)
+        return self.asked.X, self.asked.Y, *tensors_of(self.cost)
 
     @property
     def remedy(self) -> str:
@@ -230,7 +242,7 @@ class Request:
         left_out = ("gradient_mode", "random_state", "callback", "checkpoint")
         kept = {entry.name: getattr(self.asked, entry.name) for entry in fields(Asked) if entry.name not in left_out}
         init = self.asked.init.plan if isinstance(self.asked.init, Readable) else self.asked.init
-        return kept | {"cost": self.given.cost, "init": init, "epsilon": self.model.epsilon, "device": self.device}
+        return kept | {"cost": self.cost, "init": init, "epsilon": self.model.epsilon, "device": self.device}
 
     def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
         """What is to be solved, between these providers."""

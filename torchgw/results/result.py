@@ -160,7 +160,7 @@ class GWResult(Readable):
             violation=values.violation * mass,
             value_exact=solution.objective.exact,
             value_error=model.alpha * solution.objective.error * mass**2,
-            marginal_error=marginal_error(rows, columns, *request.given.masses, asked.marginals),
+            marginal_error=marginal_error(rows, columns, *request.masses, asked.marginals),
             marginal_residual=solution.marginal_residual,
             strategy=request.strategy,
             ladder=solution.ladder,

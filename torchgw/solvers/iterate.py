@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
 from torchgw.diagnostics.status import History, Status
@@ -98,7 +98,8 @@ def iterate(
                 epsilon=check.epsilon,
                 elapsed=time.perf_counter() - began,
             )
-            history.append(progress)
+            for entry in fields(history):
+                getattr(history, entry.name).append(getattr(progress, entry.name))
             watch.tell(progress)
         if status is not None:
             return state, status
