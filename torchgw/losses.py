@@ -36,6 +36,10 @@ class SeparableLoss:
     h2: Function
     name: str = "separable"
 
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """L(a, b) of distances whose shapes broadcast."""
+        return self.f1(a) + self.f2(b) - self.h1(a) * self.h2(b)
+
 
 def _square(a: Tensor) -> Tensor:
     return a.square()

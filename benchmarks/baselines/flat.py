@@ -245,7 +245,8 @@ def mean_squares(F: Tensor, signs: Tensor, mass: Tensor) -> Tensor:
 
 def epsilon_at(iteration: int, target: float, n_iter: int, factor: float) -> float:
     """Epsilon of an outer iteration: geometric from ``factor`` times the target."""
-    return target if iteration >= n_iter else target * factor ** (1.0 - iteration / n_iter)
+    first = target * factor
+    return target if iteration >= n_iter else first * (target / first) ** (iteration / n_iter)
 
 
 def applied(plan: Tensor, V: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torchgw.batched.polish import PairPlan, polish_batch, product_plan
 from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
+from torchgw.sinkhorn.loop import cooled
 
 CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**26}
 SMALLEST_CRITICAL = 1e-14
@@ -189,7 +190,7 @@ def _falling(first: Sequence[float], last: Sequence[float], steps: int, device: 
 
     One by one: torch's powers depend on the place in a tensor, see `torchgw.batched.annealing`.
     """
-    rows = [[a * (b / a) ** (step / (steps - 1)) for a, b in zip(first, last, strict=True)] for step in range(steps)]
+    rows = [[cooled(a, b, step / (steps - 1)) for a, b in zip(first, last, strict=True)] for step in range(steps)]
     return torch.tensor(rows, dtype=torch.float32, device=device)
 
 

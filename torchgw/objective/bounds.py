@@ -152,10 +152,16 @@ def _histogram(space: DistanceProvider, mass: Tensor, low: float, width: float) 
 def _wasserstein_squared(x: Array, y: Array, p: Array, q: Array) -> float:
     """Squared 2-Wasserstein distance of two weighted sets of numbers, by the monotone coupling."""
     i, j = np.argsort(x, kind="stable"), np.argsort(y, kind="stable")
-    level_x, level_y = np.cumsum(p[i]), np.cumsum(q[j])
-    level_x, level_y = level_x / level_x[-1], level_y / level_y[-1]
-    cuts = np.union1d(level_x, level_y)
+    row, column, share = monotone_coupling(p[i], q[j])
+    return float(share @ (x[i][row] - y[j][column]) ** 2)
+
+
+def monotone_coupling(p: Array, q: Array) -> tuple[Array, Array, Array]:
+    """Rows, columns and shares (m,) of the entries of the north-west corner plan, m < N + K, of masses p, q over their
+    sums."""
+    levels = [np.cumsum(mass) for mass in (p, q)]
+    levels = [level / level[-1] for level in levels]
+    cuts = np.union1d(*levels)
     middle = (np.concatenate(([0.0], cuts[:-1])) + cuts) / 2
-    at_x = x[i][np.searchsorted(level_x, middle).clip(max=len(x) - 1)]
-    at_y = y[j][np.searchsorted(level_y, middle).clip(max=len(y) - 1)]
-    return float(np.diff(cuts, prepend=0.0) @ (at_x - at_y) ** 2)
+    row, column = (np.searchsorted(level, middle).clip(max=len(level) - 1) for level in levels)
+    return row, column, np.diff(cuts, prepend=0.0)

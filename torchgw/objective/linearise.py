@@ -26,7 +26,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.marginals import Marginals
 from torchgw.objective.divergence import kl, negentropy, relative_entropy
-from torchgw.objective.model import Model, mean_cost
+from torchgw.objective.model import Model, mean_cost, problem_weight
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Coupling
 
@@ -80,7 +80,7 @@ class Weights(NamedTuple):
         offset: float | Tensor = 0.0,
     ) -> Weights:
         """Of a plan c T of this mass and constant k, c = ``ray``; ``offset`` is epsilon log(scale)."""
-        weight = alpha * mass + beta / 2
+        weight = problem_weight(alpha, beta, mass)
         return cls(alpha * ray / weight, 0.5 / weight, alpha * constant / weight - offset)
 
     def applied(self, raw: FactoredCost, linear: FactoredCost | None) -> FactoredCost:

@@ -204,7 +204,7 @@ class Model:
 
     def weight(self, mass: float | Tensor) -> float | Tensor:
         """w, the weight of the linear problem."""
-        return self.alpha * mass + self.beta / 2
+        return problem_weight(self.alpha, self.beta, mass)
 
     def divergences(self, rows: Tensor, columns: Tensor, capped: bool = False) -> Tensor:
         """The divergences of relaxed marginals in F, for marginals (..., N), (..., K) of plans.
@@ -215,6 +215,11 @@ class Model:
         most = LARGEST_COMPARED_RHO * self.epsilon if capped else math.inf
         single, double = divergences(self.marginals, rows, columns, self.p.to(rows), self.q.to(columns), most)
         return self.alpha * double + self.beta * single
+
+
+def problem_weight(alpha: float | Tensor, beta: float | Tensor, mass: float | Tensor) -> float | Tensor:
+    """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
+    return alpha * mass + beta / 2
 
 
 def divergences(
@@ -245,7 +250,7 @@ def _side(log_mass: Tensor, rho: float, epsilon: float | Tensor, offset: Tensor,
 def largest_loss(loss: SeparableLoss) -> float:
     """The largest of a loss between distances of 0 and 1, with steps of a hundredth; NaN where it is no number."""
     distances = torch.linspace(0.0, 1.0, 101, dtype=torch.float64)
-    values = loss.f1(distances)[:, None] + loss.f2(distances) - loss.h1(distances)[:, None] * loss.h2(distances)
+    values = loss(distances[:, None], distances)
     return max(float(values.detach().numpy().max()), 0.0)
 
 
@@ -261,11 +266,12 @@ def mean_cost(cost: FactoredCost, plan: Tensor | Carrier, rows: Tensor, columns:
     """<C, T> (...) of a stored plan (..., N, K) or a coupling: a product with the factors of C and, where it has a
     stored part, a pass over the plan."""
     wide = cost.to(rows.dtype)
-    found: Tensor = torch.linalg.vecdot(wide.a, rows) + torch.linalg.vecdot(wide.b, columns)
+    cross: Tensor | float = 0.0
     if wide.U.shape[-1]:
         V = wide.V.to(plan.dtype) if isinstance(plan, BlockCoupling) else wide.V
         TV = plan @ V if isinstance(plan, Tensor) else plan.apply(V, 1)
-        found = found - 2 * (wide.U * TV).sum((-1, -2))
+        cross = (wide.U * TV).sum((-1, -2))
+    found = wide.expectation(cross, rows, columns)
     if wide.extra is None:
         return found
     if isinstance(plan, Tensor):

@@ -23,7 +23,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.threads import threads_for
 from torchgw.search.initial_guesses import SHARPNESS, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import rescale
+from torchgw.sinkhorn.loop import cooled, rescale
 from torchgw.sinkhorn.scaling import balance
 from torchgw.sinkhorn.sides import Side, log_total, translation
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
@@ -192,7 +192,7 @@ def landmark_basins(
     batch = batch[torch.tensor([group[0] for group in groups], device=p.device)]
     last, now = max(epsilon, COLDEST * unit), float(batch.epsilon[0])
     for fall in range(1, COOLING_STEPS + 1):
-        level = torch.full_like(batch.epsilon, float(now * (last / now) ** (fall / COOLING_STEPS)))
+        level = torch.full_like(batch.epsilon, cooled(now, last, fall / COOLING_STEPS))
         batch = annealed_batch(problem, batch, level, *COOLING)
     plans = feasible(batch.plan.clone(), p, y.mass) if problem.model.fixed else batch.plan
     energy = problem.energies(plans)

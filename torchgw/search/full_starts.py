@@ -38,7 +38,7 @@ def by_distributions(problem: StoredProblem) -> list[Candidate]:
     U = quantiles(problem.source.rows(every[0]), p, FULL_QUANTILES) / FULL_QUANTILES**0.5
     V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
     cost = FactoredCost.squared_distance(U, V)
-    mean = cost.a @ p + cost.b @ q - 2 * (cost.U.T @ p) @ (cost.V.T @ q)
+    mean = cost.expectation((cost.U.T @ p) @ (cost.V.T @ q), p, q)
     if float(mean) <= LEAST_QUANTILE_COST * problem.unit:
         return []  # all points see the same distances: nothing to go by
     epsilon = float(mean) / QUANTILE_SHARPNESS

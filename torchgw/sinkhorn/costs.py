@@ -121,10 +121,11 @@ class FactoredCost:
         found = self.b.to(q.dtype) + epsilon * LN2 * (g - q.log2())
         return torch.where(q > 0, found, 0.0)
 
-    def expectation(self, cross: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        """<C, T> for a plan with these marginals, its own rather than those asked for, and ``cross`` = <U V^T, T>, half
-        of the stored part taken off."""
-        return self.a @ row + self.b @ column - 2 * cross
+    def expectation(self, cross: Tensor | float, row: Tensor, column: Tensor) -> Tensor:
+        """<C, T> (...) for plans with these marginals, their own rather than those asked for, and ``cross`` =
+        <U V^T, T>, half of the stored part taken off."""
+        found: Tensor = torch.linalg.vecdot(self.a, row) + torch.linalg.vecdot(self.b, column)
+        return found - 2 * cross
 
 
 def _times(weight: float | Tensor, part: Tensor, dims: int) -> Tensor:

@@ -138,11 +138,16 @@ class AsyncScalar:
         return float(self._host)
 
 
+def cooled(first: float, last: float, share: float) -> float:
+    """The temperature after a ``share`` of the geometric descent from ``first`` to ``last``."""
+    return float(first * (last / first) ** share)
+
+
 def epsilon_at(iteration: int, target: float, options: AnnealingOptions) -> float:
     """Epsilon of an outer iteration, counted from 0."""
     if iteration >= options.n_iter:
         return target
-    return float(target * options.factor ** (1.0 - iteration / options.n_iter))
+    return cooled(target * options.factor, target, iteration / options.n_iter)
 
 
 def annealed(iteration: int, target: float, start: float | None, options: AnnealingOptions) -> float:

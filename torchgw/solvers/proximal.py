@@ -22,6 +22,7 @@ from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import mean_cost
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.loop import cooled
 from torchgw.sinkhorn.sides import Side
 
 HOT, COLD = 0.1, 0.03
@@ -44,7 +45,7 @@ def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch, first:
         cost = gradient(DenseCoupling(plan), p)
     exponent, u, v = plan.log2(), torch.ones_like(p), torch.ones_like(q)
     for step in range(STEPS):
-        epsilon = unit * HOT * (COLD / HOT) ** (step / (STEPS - 1))
+        epsilon = unit * cooled(HOT, COLD, step / (STEPS - 1))
         if watch.cut() or epsilon <= 0:
             break
         exponent += cost.centred(epsilon)[0].stored_score(epsilon, out=plan)

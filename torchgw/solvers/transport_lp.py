@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csc_array
 
+from torchgw.objective.bounds import monotone_coupling
 from torchgw.types import Array
 
 logger = logging.getLogger("torchgw")
@@ -188,11 +189,8 @@ def _mark_smallest(mask: Array, reduced: Array) -> None:
 
 
 def staircase(p: Array, q: Array) -> Array:
-    """Flat positions of the north-west corner plan, which is feasible."""
-    ends = np.union1d(np.cumsum(p), np.cumsum(q))
-    middle = (np.concatenate(([0.0], ends[:-1])) + ends) / 2
-    row = np.searchsorted(np.cumsum(p), middle).clip(max=len(p) - 1)
-    column = np.searchsorted(np.cumsum(q), middle).clip(max=len(q) - 1)
+    """Flat positions of the north-west corner plan, which is feasible, and their neighbours."""
+    row, column, _ = monotone_coupling(p, q)
     # Where both sums end together up to rounding, both corners are kept.
     steps = np.concatenate((row * len(q) + column, row * len(q) + (column + 1).clip(max=len(q) - 1)))
     return np.concatenate((steps, (row + 1).clip(max=len(p) - 1) * len(q) + column))

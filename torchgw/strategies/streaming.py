@@ -116,9 +116,10 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
         product += sums[0].sum() * torch.outer(*means)
     values = []
     for cost in costs:
-        U, W = cost.U[rows], cost.V[columns]
+        taken = cost.taken(rows, columns)
+        U, W = taken.U, taken.V
         cross = (U * TV[:, used : used + U.shape[1]]).sum() + (U.T @ x) @ (W.T @ y)
-        values.append(float(cost.a[rows] @ sums[0] + cost.b[columns] @ sums[1] - 2 * cross))
+        values.append(float(taken.expectation(cross, *sums)))
         used += U.shape[1]
     linear = values.pop(0) if model.cost is not None else 0.0
     marginals = torch.empty_like(p), torch.empty_like(q)
