@@ -62,7 +62,7 @@ def polish_batch(
     spaces = [[pair[side] for pair in sides] for side in (0, 1)]
     (DX, p), (DY, q) = (_stacked(own, size) for own, size in zip(spaces, plans.shape[1:], strict=True))
     plans = feasible(torch.nan_to_num(plans), p, q)
-    DTD = torch.bmm(torch.bmm(DX, plans), DY)
+    DTD = torch.bmm(torch.bmm(DX, plans), DY)  # as `ExactGradient`, of many pairs without mixing them
     energies = -2 * (DTD * plans).sum((1, 2))
     lowest, b = consistent_bound(-2 * DTD, p, q, torch.nan_to_num(duals))
     found = []

@@ -250,7 +250,7 @@ def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter:
 
 def basins_of(plans: Tensor, energy: Tensor, most: int) -> list[list[int]]:
     """At most so many groups of plans that agree up to an L1 distance of half their mass, lowest energy first in and
-    between groups."""
+    between groups; of one problem, with counts, where `torchgw.batched.solve` has many and must not wait for each."""
     flat = plans.flatten(1)
     flat = flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
     rest = torch.argsort(torch.nan_to_num(energy, nan=torch.inf)).tolist()

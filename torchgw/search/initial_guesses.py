@@ -84,6 +84,7 @@ def _signed_costs(x: Tensor, y: Tensor, product: Tensor) -> list[Tensor]:
 
 def relative_cost(x: Tensor, y: Tensor, product: Tensor) -> Tensor:
     """|x_i - y_j|^2 (..., N, K) of features (..., N, d) and (..., K, d), over their mean under the product plan."""
+    # Not from factors, as `FactoredCost.squared_distance`: it is stored anyway, and no digits cancel.
     cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()
     mean = (cost * product).sum((-2, -1), keepdim=True)
     return cost.div_(mean.clamp_min_(torch.finfo(cost.dtype).tiny))

@@ -57,6 +57,7 @@ def factored_score(
     In the dtype of the cost, or float64 when ``wide``. O((N + K) r^2) work.
     """
     unit = 2 * LOG2E / epsilon
+    # Means by mass in float64 make the rank small; `FactoredCost.centred` takes plain ones, in the cost's precision.
     p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
     u0, v0 = _mean(cost.U, p), _mean(cost.V, q)
     row, column = unit * _times(cost.U, v0[:, None])[:, 0], unit * (_times(cost.V, u0[:, None])[:, 0] - u0 @ v0)

@@ -67,15 +67,14 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
     TransportError
         When HiGHS gives up, or pricing does not end.
     """
-    reduced = C - duals[0]
-    reduced -= reduced.min(1)[:, None]
+    reduced = _reduced(C, duals[0])
     if len(p) == len(q) and np.ptp(p) == 0 == np.ptp(q):
         return _assignment(reduced, p, duals[0])
     (n, k), mask = C.shape, np.zeros(C.shape, dtype=bool)
     mask.reshape(-1)[staircase(p, q)] = True
     _mark_smallest(mask, reduced)
     for dual in duals[1:]:
-        _mark_smallest(mask, C - dual - (C - dual).min(1)[:, None])
+        _mark_smallest(mask, _reduced(C, dual))
     # HiGHS has absolute tolerances: masses near one, and reduced costs around a hundred.
     scale = max(float(reduced.mean()), np.finfo(float).tiny) / COST_SCALE
     reduced /= scale
@@ -172,6 +171,14 @@ def _assignment(reduced: Array, p: Array, dual: Array) -> Vertex:
     plan = np.zeros_like(reduced)
     plan[row, column] = p
     return Vertex(plan, dual + potential)
+
+
+def _reduced(C: Array, dual: Array) -> Array:
+    """C_ij - a_i - b_j (N, K) with the c-transform a of b = ``dual`` (K,): of NumPy's arrays, and from the one C - b
+    that is needed anyway, where `torchgw.objective.bounds.c_transform` makes one and drops it."""
+    reduced: Array = C - dual
+    reduced -= reduced.min(1)[:, None]
+    return reduced
 
 
 def _mark_smallest(mask: Array, reduced: Array) -> None:

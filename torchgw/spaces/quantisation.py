@@ -116,6 +116,8 @@ def _spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
 
 
 def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Those that `torchgw.spaces.farthest` finds in a graph, in a process without torch; here of any kind of space, and
+    of the points with mass alone."""
     absent = mass <= 0
     if first is None:
         first = mass.argmax()
@@ -133,7 +135,11 @@ def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor |
 
 
 def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Each round draws a tenth of the landmarks in proportion to mass times squared distance from those before."""
+    """Each round draws a tenth of the landmarks in proportion to mass times squared distance from those before.
+
+    k-means++ but in ten rounds: rows of a space may each be a shortest-path search, and many at once cost less. Medoids
+    of stored distances are drawn one by one (`torchgw.solvers.low_rank.group_cells`).
+    """
     index = _without_replacement(mass, max(count // ROUNDS, 1), generator)
     rows = space.rows(index)
     while len(index) < count:
