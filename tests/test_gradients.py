@@ -27,7 +27,7 @@ MODES = {
     "unrolled": Unrolled(tol=1e-12, n_outer=150, n_inner=10),
 }
 SLOWER = {  # recorded iterations converge more slowly, or need their problems solved
-    ("loss kl", "balanced"): Unrolled(tol=1e-12, n_outer=250, n_inner=40),
+    ("loss kl", "balanced"): Unrolled(tol=1e-12, n_outer=150, n_inner=40),
     ("loss kl", "semi-relaxed"): Unrolled(tol=1e-12, n_outer=400, n_inner=10),
     ("loss kl", "free"): Unrolled(tol=1e-12, n_outer=400, n_inner=10),
     ("loss kl", "unbalanced"): Unrolled(tol=1e-12, n_outer=400, n_inner=10),

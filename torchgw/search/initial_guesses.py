@@ -44,14 +44,12 @@ def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, genera
     costs = [relative_cost(x, y, product) for x, y in zip(profiles(DX, p), profiles(DY, q), strict=True)]
     x, y = (leading_modes(D.square() / -2, mass, definite=True)[1] for D, mass in ((DX, p), (DY, q)))
     costs += _signed_costs(x, y, product)
-    batches = [torch.stack([cost for cost in costs for _ in range(2)])]
-    left = count - len(batches[0])
-    for place, size in enumerate(ANCHORS):
-        share = (left + place) // len(ANCHORS)
-        if share > 0:
-            i, j = (draw(mass, share * size, generator).view(share, size) for mass in (p, q))
-            batches.append(relative_cost(DX[:, i].movedim(0, 1), DY[:, j].movedim(0, 1), product))
-    return torch.cat(batches)[:count]
+    costs = [cost for cost in costs for _ in range(2)]
+    while len(costs) < count:
+        size = ANCHORS[len(costs) % len(ANCHORS)]
+        i, j = draw(p, size, generator), draw(q, size, generator)
+        costs.append(relative_cost(DX[:, i], DY[:, j], product))
+    return torch.stack(costs[:count])
 
 
 def profiles(D: Tensor, mass: Tensor) -> list[Tensor]:
