@@ -117,7 +117,7 @@ def test_a_plan_given_as_start_decides_the_basin() -> None:
     [
         GWOptions(coarse=None),
         GWOptions(coarse=CoarseOptions(n_landmarks=20)),
-        GWOptions(coarse=CoarseOptions(n_starts=20)),
+        GWOptions(coarse=CoarseOptions(n_starts=1)),
         GWOptions(gradient="sampled"),
         GWOptions(sinkhorn=SinkhornOptions(exact_max_iter=3)),
     ],
