@@ -186,12 +186,16 @@ class Model:
         broken = 0.0 if self.penalty is None else float(mean_cost(self.penalty, coupling, rows, columns))
         return self.summed(quadratic, linear, broken, rows, columns)
 
+    def total(self, quadratic: Tensor | float, penalty: Tensor | float, linear: Tensor | float) -> Tensor | float:
+        """F (...) without its entropy, from Q(T), the weighed divergences, and the linear parts as they are weighed."""
+        return self.alpha * quadratic + penalty + linear
+
     def summed(self, quadratic: float, linear: float, broken: float, rows: Tensor, columns: Tensor) -> Values:
         """The parts of F for a plan with these marginals, <M, T> and <P, T>."""
         violation = max(broken, 0.0) / self.price
         penalty = max(float(self.divergences(rows, columns)), 0.0)
         penalty += 0.0 if self.strength == math.inf else self.strength * violation
-        total = self.alpha * quadratic + self.beta * linear + penalty
+        total = float(self.total(quadratic, penalty, self.beta * linear))
         return Values(quadratic, linear, penalty, total, violation)
 
     @property
