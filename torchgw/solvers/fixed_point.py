@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.kernels.sums import inner as inner_product
@@ -33,8 +33,8 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import annealed, epsilon_at
 from torchgw.solvers.finish import largest_potential, require_resolved
 from torchgw.solvers.inner import Inner, solved
-from torchgw.solvers.iterate import Check, State, iterate
-from torchgw.solvers.solution import Solution
+from torchgw.solvers.iterate import Check, iterate
+from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start
 
 CHANGE_TOLERANCE = 10.0
@@ -66,11 +66,10 @@ class Damped:
 
 @storable
 @dataclass(frozen=True, kw_only=True)
-class FixedPoint(State):
+class FixedPoint(PlanState):
     """Where the fixed-point iteration stands.
 
-    end : the last cost solved and its dual potentials; at first, those to begin from.
-    coupling : the plan that solves it, rounded, in the solver's memory; None at first.
+    coupling : the plan, rounded, in the solver's memory.
     next : the cost to solve next, None where it is still to be taken at ``coupling``.
     values : objective of each of the last `FLAT` + 1 iterations.
     marginals : row and column sums (N,), (K,) of the plan that ``next`` was taken at, where they may give way.
@@ -78,13 +77,10 @@ class FixedPoint(State):
     last_change : the larger of the L1 column residual that the last warm potentials had and of ``marginals``' change.
     """
 
-    end: Start
-    coupling: BlockCoupling | None = None
     next: FactoredCost | None = None
     values: tuple[float, ...] = ()
     marginals: tuple[Tensor, Tensor] | None = None
     damped: Damped | None = None
-    last_change: float = 0.0
 
 
 def descend(
@@ -177,15 +173,7 @@ def descend(
         return state, Check(value, found.residual, now), Status.SETTLED if settled else None
 
     state, status = iterate(step, begin, watch, history, max_iter, options.stopping.max_iter)
-    return Solution(
-        coupling=state.coupling,
-        end=state.end,
-        status=status,
-        n_iter=state.n_iter,
-        n_iter_sinkhorn=state.n_iter_sinkhorn,
-        history=history,
-        last_change=state.last_change,
-    )
+    return Solution.of(state, status, history)
 
 
 def _distance(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> Tensor:

@@ -27,8 +27,8 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import Inner, solved
-from torchgw.solvers.iterate import Check, State, iterate
-from torchgw.solvers.solution import Solution
+from torchgw.solvers.iterate import Check, iterate
+from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start
 
 SATURATED = 1e-6
@@ -61,19 +61,15 @@ def refined(
 
 @storable
 @dataclass(frozen=True, kw_only=True)
-class NewtonState(State):
+class NewtonState(PlanState):
     """Where Newton's method stands.
 
-    end : the last cost solved and its dual potentials; at first, those to begin from.
-    coupling : the plan of that cost; None at first.
     origin : y, what the cost was taken at; None where it was given.
     read : y', what the cost reads of the plan that solves it; may lie in the memory of the plan.
     last_change : |y' - y| / |y'|.
     halved : whether the last step halved that.
     """
 
-    end: Start
-    coupling: BlockCoupling | None = None
     origin: Tensor | None = None
     read: Tensor | None = None
     last_change: float = float("inf")
@@ -138,15 +134,7 @@ def _newton(
 
     max_iter = options.stopping.max_iter
     state, status = iterate(step, lambda: NewtonState(end=start), watch, history, max_iter, max_iter)
-    return Solution(
-        coupling=state.coupling,
-        end=state.end,
-        status=status,
-        n_iter=state.n_iter,
-        n_iter_sinkhorn=state.n_iter_sinkhorn,
-        history=history,
-        last_change=state.last_change,
-    )
+    return Solution.of(state, status, history)
 
 
 def _cost(curvature: Curvature, gradient: object, y: Tensor) -> FactoredCost:

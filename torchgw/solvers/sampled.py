@@ -26,8 +26,8 @@ from torchgw.options import GWOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.loop import SinkhornState, annealed, epsilon_at, rescale, sinkhorn
-from torchgw.solvers.iterate import Check, State, iterate
-from torchgw.solvers.solution import Solution
+from torchgw.solvers.iterate import Check, iterate
+from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start, coupling_of
 
 LOOP_TOLERANCE = 10.0
@@ -49,17 +49,15 @@ class Plateau(NamedTuple):
 
 @storable
 @dataclass(frozen=True, kw_only=True)
-class SampledState(State):
+class SampledState(PlanState):
     """Where the sampled loop stands.
 
-    end : the last cost and its dual potentials; at first, those to begin from.
-    coupling : their plan, from which the next anchors are drawn.
+    coupling : the plan, from which the next anchors are drawn; there from the beginning.
     sampler : anchors and averaged costs that the gradient goes on from.
     plateau : the smoothed cost since epsilon is the one asked for.
     checked : the plan (N, K) of the last check, None before the first.
     """
 
-    end: Start
     coupling: PotentialCoupling | DenseCoupling
     sampler: Memory
     plateau: Plateau = field(default_factory=Plateau)
@@ -134,14 +132,7 @@ def solve_sampled(
         return replace(state, plateau=plateau, checked=last), Check(value, residual, now), status
 
     state, status = iterate(step, begin, watch, history, stopping.max_iter)
-    return Solution(
-        coupling=state.coupling,
-        end=state.end,
-        status=status,
-        n_iter=state.n_iter,
-        n_iter_sinkhorn=state.n_iter_sinkhorn,
-        history=history,
-    )
+    return Solution.of(state, status, history)
 
 
 def compared(last: Tensor, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor, Tensor]:

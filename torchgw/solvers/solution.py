@@ -14,7 +14,23 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.objective.model import Values
 from torchgw.objective.value import Objective
 from torchgw.persist.codec import storable
+from torchgw.solvers.iterate import State
 from torchgw.solvers.warm_start import Start
+
+
+@storable
+@dataclass(frozen=True, kw_only=True)
+class PlanState(State):
+    """Where a loop over plans stands; what its `Solution` is made of.
+
+    end : the last cost solved and its dual potentials; at first, those to begin from.
+    coupling : the plan that solves it; None at first.
+    last_change : relative change in the last iteration, by which the loop judges that it has settled.
+    """
+
+    end: Start
+    coupling: BlockCoupling | None = None
+    last_change: float = 0.0
 
 
 @storable
@@ -47,6 +63,19 @@ class Solution:
     dual: Tensor | None = None
     precision_warning: str | None = None
     stored: DenseCoupling | None = None
+
+    @classmethod
+    def of(cls, state: PlanState, status: Status, history: History) -> Solution:
+        """Where a loop over plans ended."""
+        return cls(
+            coupling=state.coupling,
+            end=state.end,
+            status=status,
+            n_iter=state.n_iter,
+            n_iter_sinkhorn=state.n_iter_sinkhorn,
+            history=history,
+            last_change=state.last_change,
+        )
 
     @property
     def plan(self) -> Tensor:
