@@ -132,7 +132,8 @@ def _linear_oracle(p: Tensor, q: Tensor) -> Callable[[Tensor, tuple[Tensor, ...]
     """From C (N, K), column potentials to begin with and whether all entries are priced to a feasible plan and column
     potentials."""
     rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
-    where = rows[:, None], columns
+    every = len(rows) * len(columns) == len(p) * len(q)
+    where = (slice(None), slice(None)) if every else (rows[:, None], columns)
     masses = p[rows].cpu().numpy(), q[columns].cpu().numpy()
 
     def solve(cost: Tensor, duals: tuple[Tensor, ...], priced: bool) -> tuple[Tensor, Tensor]:
