@@ -21,7 +21,7 @@ from scipy.stats import spearmanr
 
 from benchmarks import kernels, phases
 from benchmarks.common import RESULTS, fastest, rehearsal, rehearsed, show, write
-from torchgw import GWOptions, LadderOptions, gw_align
+from torchgw import GWOptions, LadderOptions, SinkhornOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Workload
@@ -31,6 +31,7 @@ from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import Side
 
 ITERATIONS = 100
+NEVER = SinkhornOptions(tol=1e-300, check_every=ITERATIONS + 1, relaxation=1.0)  # is the residual read before the end
 Row = dict[str, Any]
 
 
@@ -91,20 +92,8 @@ def hundred(scope: Scope, dtype: torch.dtype) -> list[Row]:
                 g = half_step(log_q, softmin)
 
         def scaled() -> None:
-            once = ITERATIONS + 1  # never
-            bound = best.on(score)
-            scaling(
-                bound,
-                Side(log_p),
-                Side(log_q),
-                log_p,
-                log_q,
-                out,
-                max_iter=ITERATIONS,
-                tol=0.0,
-                check_every=once,
-                relaxation=1.0,
-            )
+            sides = Side(log_p), Side(log_q)
+            scaling(best.on(score), *sides, log_p, log_q, out, options=NEVER, max_iter=ITERATIONS)
 
         floor = 2 * n * k * score.element_size() * rates.byte * ITERATIONS
         calls: dict[str, Callable[[], object]] = {

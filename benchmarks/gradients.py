@@ -39,8 +39,8 @@ from torchgw.kernels import softmin_dense
 from torchgw.kernels.dispatch import Workload
 from torchgw.objective.linearise import gradient_of
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.inner import StoredInner
-from torchgw.solvers.newton import solved
+from torchgw.solvers.inner import StoredInner, solved
+from torchgw.solvers.warm_start import Start
 
 SIZES = (50, 100, 500, 1000, 2000)
 STREAMED = (1000, 2000, 4000)
@@ -100,10 +100,11 @@ def forward(found: Differentiable, steps: tuple[int, int], start: Tensor) -> Non
     kernel = softmin_dense.choose("eager", Workload(start.device, start.dtype, tuple(start.shape))).function
     options = torchgw.SinkhornOptions(exact_max_iter=max(steps[1], 2), tol=1e-12)
     inner, gradient = StoredInner(kernel, model, options), gradient_of(model, quadratic)
-    cost, f, g = gradient(DenseCoupling(start), p), p.log2(), q.log2()
+    cost = gradient(DenseCoupling(start), p)
+    warm = Start(cost, p.log2(), q.log2(), model.epsilon)
     for _ in range(steps[0]):
-        state, f, g = solved(inner, cost, model, f, g)
-        cost = gradient(state.coupling, p)
+        (_, coupling, _), warm, _ = solved(inner, cost, model.epsilon, model, warm)
+        cost = gradient(coupling, p)
 
 
 def recorded(found: Differentiable, G: Tensor, steps: tuple[int, int], start: Tensor) -> list[Tensor]:

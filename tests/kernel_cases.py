@@ -16,6 +16,7 @@ from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_
 from torchgw.couplings.potential import largest, plan_product, sampled
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
 from torchgw.types import Softmins
@@ -159,7 +160,8 @@ def relaxed_marginals(
     device = operands[0].device
     log_p, log_q = (log_masses(size, torch.float64, size, holes=True).to(device) for size in (n, k))
     row, column = Side(log_p, damping[0]), Side(log_q, damping[1])
-    state = sinkhorn(bound, row, column, log_p, check_every=10, relaxation=weight, max_iter=n_iter, tol=1e-12)
+    options = SinkhornOptions(tol=1e-12, relaxation=weight)
+    state = sinkhorn(bound, row, column, log_p, options=options, max_iter=n_iter)
     return torch.cat((state.f, state.g)).cpu()
 
 
@@ -187,7 +189,8 @@ def outliers(kernel: Kernel, device: str, dtype: torch.dtype, damping: tuple[flo
     bound = kernel.on(score.to(device, dtype))
     row, column = (Side(mass.to(device), tau) for mass, tau in zip((log_p, log_q), damping, strict=True))
     # To the end: a residual does not see points without mass to speak of.
-    state = sinkhorn(bound, row, column, log_p.to(device), max_iter=3000, tol=0.0, check_every=10)
+    options = SinkhornOptions(check_every=3000, relaxation=1.0)
+    state = sinkhorn(bound, row, column, log_p.to(device), options=options, max_iter=3000)
     f, g = wide(log_p.clone(), log_q.clone())
     p, q = wide(log_p, log_q)
     for _ in range(3000):

@@ -20,6 +20,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.linalg.lanczos import random_like, slow_directions
 from torchgw.linalg.linear_systems import gmres
+from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Answer, Response
 from torchgw.sinkhorn.loop import sinkhorn
@@ -344,16 +345,8 @@ def test_the_relaxation_of_the_spectrum_needs_the_fewest_iterations(epsilon: flo
     log_p, log_q = (torch.full((size,), -math.log2(size), dtype=torch.float64) for size in (60, 70))
 
     def count(relaxation: float) -> tuple[int, Tensor]:
-        state = sinkhorn(
-            KERNEL.on(score),
-            Side(log_p),
-            Side(log_q),
-            log_p,
-            max_iter=20_000,
-            tol=1e-11,
-            check_every=20,
-            relaxation=relaxation,
-        )
+        options = SinkhornOptions(tol=1e-11, check_every=20, relaxation=relaxation)
+        state = sinkhorn(KERNEL.on(score), Side(log_p), Side(log_q), log_p, options=options, max_iter=20_000)
         assert float(state.residual) <= 1e-11
         return state.n_iter, (score + state.f[:, None] + state.g).exp2()
 

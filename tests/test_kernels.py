@@ -14,6 +14,7 @@ from tests.problems import daily, in_turn
 from torchgw.kernels import blocks, softmin_dense, softmin_stream
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
 
@@ -84,7 +85,7 @@ def test_a_sweep_moves_far_columns_towards_where_two_softmins_put_them() -> None
     """Beyond 2^-120 a sweep moves a column by what it can, and repeated sweeps end in the same potentials."""
     score = torch.tensor([[0.0, -500.0], [-3.0, -900.0]], dtype=torch.float64)
     mass = torch.tensor([0.5, 0.5], dtype=torch.float64).log2()
-    given = {"max_iter": 300, "tol": 1e-13, "check_every": 1}
+    given = {"options": SinkhornOptions(tol=1e-13, check_every=1, relaxation=1.0), "max_iter": 300}
     two_reads = Kernel(DENSE.softmin, in_two_reads(DENSE.softmin), DENSE.absorb)
     slow = sinkhorn(two_reads.on(score), Side(mass), Side(mass), mass, **given)
     fast = sinkhorn(DENSE.on(score), Side(mass), Side(mass), mass, **given)

@@ -10,8 +10,9 @@ from tests.problems import random_masses, sinkhorn_oracle
 from torchgw.couplings.rounding import feasible
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
-from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.scaling import ScalingState, balance, scaling
+from torchgw.options import SinkhornOptions
+from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
+from torchgw.sinkhorn.scaling import balance, scaling
 from torchgw.sinkhorn.sides import Side
 
 
@@ -32,7 +33,7 @@ def solve(
     f: torch.Tensor | None = None,
     g: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float64,
-) -> tuple[torch.Tensor, ScalingState]:
+) -> tuple[torch.Tensor, SinkhornState]:
     score = torch.from_numpy(-C * LOG2E / epsilon).to(dtype)
     log_p, log_q = (torch.from_numpy(m).log2().to(dtype) for m in (p, q))
     out = torch.empty_like(score)
@@ -43,10 +44,8 @@ def solve(
         log_p if f is None else f,
         log_q if g is None else g,
         out,
+        options=SinkhornOptions(tol=tol, relaxation=relaxation),
         max_iter=max_iter,
-        tol=tol,
-        check_every=10,
-        relaxation=relaxation,
     )
     return out, state
 
@@ -68,7 +67,8 @@ def test_a_cold_start_at_a_tiny_epsilon_agrees_with_the_log_domain() -> None:
     plan, state = solve(C, p, q, 2e-4, dtype=torch.float32, tol=1e-3, max_iter=3000)
     score = torch.from_numpy(-C * LOG2E / 2e-4)
     log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
-    expected = sinkhorn(KERNEL.on(score), Side(log_p), Side(log_q), log_p, max_iter=100_000, tol=1e-5, check_every=50)
+    options = SinkhornOptions(tol=1e-5, check_every=50, relaxation=1.0)
+    expected = sinkhorn(KERNEL.on(score), Side(log_p), Side(log_q), log_p, options=options, max_iter=100_000)
     reference = (score + expected.f[:, None] + expected.g).exp2()
     assert state.residual <= 1e-3
     assert torch.isfinite(plan).all()
@@ -103,7 +103,7 @@ def test_points_without_mass_get_none() -> None:
 
 def test_the_residuals_say_how_far_the_columns_are_and_were() -> None:
     C, p, q = problem(20, 25, 4)
-    plan, state = solve(C, p, q, 0.05, tol=0.0, max_iter=4, relaxation=1.0)
+    plan, state = solve(C, p, q, 0.05, tol=1e-300, max_iter=4, relaxation=1.0)
     np.testing.assert_allclose(plan.sum(1), p, atol=1e-14)
     before = torch.from_numpy(-C * LOG2E / 0.05) + torch.from_numpy(p).log2()[:, None] + torch.from_numpy(q).log2()
     columns = before.exp2().sum(0)

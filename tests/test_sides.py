@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.problems import generator
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL, softmin
+from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import Side, translation, water_level
@@ -98,21 +99,16 @@ def test_scaling_and_the_log_domain_end_in_the_same_plan(kind: str, dtype: torch
     row = Side(log_p, total=SIDES[kind].get("total"), offset=torch.zeros_like(log_p))
     column = Side(log_q, offset=offset, **SIDES[kind])
     plan, tol = torch.empty_like(score), 1e-5 if dtype == torch.float32 else 1e-12
-    given = {"max_iter": 5000, "tol": tol, "check_every": 10}
-    state = scaling(KERNEL.on(score), row, column, log_p, log_q, plan, relaxation=1.5, **given)
-    other = sinkhorn(KERNEL.on(score), row, column, log_p, log_q, **given)
+    relaxed, plain = ({"options": SinkhornOptions(tol=tol, relaxation=w), "max_iter": 5000} for w in (1.5, 1.0))
+    state = scaling(KERNEL.on(score), row, column, log_p, log_q, plan, **relaxed)
+    other = sinkhorn(KERNEL.on(score), row, column, log_p, log_q, **plain)
     expected = (score + other.f[:, None] + other.g).exp2()
     assert float((plan - expected).abs().sum()) < 20 * tol
     assert state.residual <= tol
     if column.relaxed:  # its potential alone says where to begin
-        again = scaling(KERNEL.on(score), row, column, log_p, state.g, plan, relaxation=1.5, **given)
-        assert (
-            max(
-                again.warm_residual,
-                float(sinkhorn(KERNEL.on(score), row, column, log_p, other.g, **given).warm_residual),
-            )
-            < 20 * tol
-        )
+        again = scaling(KERNEL.on(score), row, column, log_p, state.g, plan, **relaxed)
+        assert again.warm_residual < 20 * tol
+        assert sinkhorn(KERNEL.on(score), row, column, log_p, other.g, **plain).warm_residual < 20 * tol
 
 
 @pytest.mark.parametrize(("tau_x", "tau_y"), [(0.7, 1.0), (1.0, 0.6), (0.7, 0.6)])
@@ -139,7 +135,8 @@ def test_the_mass_of_a_plan_between_relaxed_sides_is_found_at_once() -> None:
     masses = [torch.rand(size, dtype=F64, generator=gen) for size in (20, 25)]
     tau = rho / (rho + epsilon)
     row, column = (Side((mass / mass.sum()).log2(), tau, torch.zeros_like(mass)) for mass in masses)
-    state = sinkhorn(KERNEL.on(score), row, column, row.log_mass, max_iter=3000, tol=1e-12, check_every=10)
+    options = SinkhornOptions(tol=1e-12, relaxation=1.0)
+    state = sinkhorn(KERNEL.on(score), row, column, row.log_mass, options=options, max_iter=3000)
     assert state.n_iter < 500
     plan = (score + state.f[:, None] + state.g).exp2()
     shifts = translation(row, column, state.f, state.g, plan.sum()[None].log2())

@@ -14,24 +14,26 @@ from tests.problems import random_masses, sinkhorn_oracle
 from torchgw import AnnealingOptions
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
+from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import AsyncScalar, SinkhornState, epsilon_at, rescale, sinkhorn
 from torchgw.sinkhorn.sides import Side
 
 
 def solve(
-    C: np.ndarray, p: np.ndarray, q: np.ndarray, epsilon: float, relaxation: float = 1.0, **limits: float
+    C: np.ndarray,
+    p: np.ndarray,
+    q: np.ndarray,
+    epsilon: float,
+    relaxation: float = 1.0,
+    *,
+    max_iter: int = 5000,
+    tol: float = 1e-13,
+    check_every: int = 10,
 ) -> tuple[Tensor, SinkhornState]:
     score = torch.from_numpy(-C * LOG2E / epsilon)
     log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
-    settings_ = {"max_iter": 5000, "tol": 1e-13, "check_every": 10} | limits
-    state = sinkhorn(
-        KERNEL.on(score),
-        Side(log_p),
-        Side(log_q),
-        log_p,
-        relaxation=relaxation,
-        **settings_,  # type: ignore[arg-type]
-    )
+    options = SinkhornOptions(tol=tol, check_every=check_every, relaxation=relaxation)
+    state = sinkhorn(KERNEL.on(score), Side(log_p), Side(log_q), log_p, options=options, max_iter=max_iter)
     return (score + state.f[:, None] + state.g).exp2(), state
 
 
@@ -102,7 +104,7 @@ def test_the_host_reads_at_checks_only() -> None:
     rng = np.random.default_rng(4)
     C, p, q = rng.uniform(size=(20, 25)), random_masses(20, rng), random_masses(25, rng)
     with Reads() as reads:
-        _, state = solve(C, p, q, 0.01, max_iter=57, tol=0.0, check_every=10)
+        _, state = solve(C, p, q, 0.01, max_iter=57, tol=1e-300, check_every=10)
     assert state.n_iter == 57
     assert reads.count == 5
 
@@ -153,9 +155,8 @@ def test_warm_potentials_need_no_iterations() -> None:
         Side(torch.from_numpy(p).log2()),
         Side(torch.from_numpy(q).log2()),
         first.f,
+        options=SinkhornOptions(tol=1e-9, check_every=1, relaxation=1.0),
         max_iter=1000,
-        tol=1e-9,
-        check_every=1,
     )
     assert again.n_iter == 1
 

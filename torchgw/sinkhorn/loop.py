@@ -23,20 +23,20 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.kernel import relax
-from torchgw.options import AnnealingOptions
+from torchgw.options import AnnealingOptions, SinkhornOptions
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Softmins
 
 
 class SinkhornState(NamedTuple):
-    """Where the fixed-point iteration ended.
+    """Where an iteration ended, of this file or on a stored kernel; its residuals () are still on the device.
 
     Attributes
     ----------
     f, g : base-2 potentials (N,), (K,).
-    residual : L1 column residual at the last check (), still on the device.
+    residual : L1 column residual at the last check.
     n_iter : iterations done.
-    warm_residual : L1 column residual of the warm potentials (), infinite where only f was given.
+    warm_residual : L1 column residual of the warm potentials under this score, infinite where only f was given.
     """
 
     f: Tensor
@@ -53,12 +53,10 @@ def sinkhorn(
     f: Tensor,
     g: Tensor | None = None,
     *,
+    options: SinkhornOptions,
     max_iter: int,
-    tol: float,
-    check_every: int,
-    relaxation: float = 1.0,
 ) -> SinkhornState:
-    """Alternate half-steps from a warm f, g first, until the residual is at most ``tol`` or ``max_iter`` are done.
+    """Alternate half-steps from a warm f, g first, until the residual is at the tolerance or ``max_iter`` are done.
 
     Parameters
     ----------
@@ -66,7 +64,7 @@ def sinkhorn(
     row, column : the marginals, see `torchgw.sinkhorn.sides`.
     f, g : warm potentials (N,), (K,); g only gives the warm residual, but where the column marginal alone is relaxed:
         then f is its half-step.
-    relaxation : weight w of the half-steps between checks, in [1, 2).
+    options : tolerance, iterations between checks, and weight w of the half-steps there.
 
     Returns
     -------
@@ -77,12 +75,12 @@ def sinkhorn(
     softmin = score.softmin(f, 0)
     warm, g = g, column.potential(softmin)
     warm_residual = g.new_full((), torch.inf) if warm is None else column_change(g, warm, softmin)
-    residual, known, iteration, weight = f.new_full((), float("inf")), float("inf"), 0, relaxation
+    residual, known, iteration, weight = f.new_full((), float("inf")), float("inf"), 0, options.relaxation
     reading: AsyncScalar | None = None
     hard = row.hard and column.hard  # a relaxed marginal may end with less mass than a sweep keeps count of
     while iteration < max_iter:
         iteration += 1
-        checked = reading is None and (iteration % check_every == 0 or iteration == max_iter)
+        checked = reading is None and (iteration % options.check_every == 0 or iteration == max_iter)
         plain = checked or reading is not None  # an iteration that runs while the host reads may be the last
         step = 1.0 if plain else weight
         if hard:
@@ -102,7 +100,7 @@ def sinkhorn(
             reading = AsyncScalar(residual)
         if reading is not None and not (checked and reading.overlaps):
             last, known, reading = known, reading.value(), None
-            if known <= tol:
+            if known <= options.tol:
                 break
             weight = checked_weight(weight, last, known)
         g = relax(g, new_g, step)

@@ -14,12 +14,11 @@ over-relaxation as in `torchgw.sinkhorn.loop`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from torchgw.sinkhorn.loop import checked_weight
+from torchgw.options import SinkhornOptions
+from torchgw.sinkhorn.loop import SinkhornState, checked_weight
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Score
 
@@ -27,49 +26,19 @@ LARGEST_DRIFT = 40.0
 LARGEST_EXPONENT = 100.0
 
 
-class ScalingState(NamedTuple):
-    """Where the iteration on a stored kernel ended.
-
-    Attributes
-    ----------
-    f, g : base-2 potentials (N,), (K,).
-    warm_residual : L1 column residual of the warm potentials under this score.
-    residual : L1 column residual after the last iteration.
-    n_iter : iterations done.
-    """
-
-    f: Tensor
-    g: Tensor
-    warm_residual: float
-    residual: float
-    n_iter: int
-
-
 def scaling(
-    score: Score,
-    row: Side,
-    column: Side,
-    f: Tensor,
-    g: Tensor,
-    out: Tensor,
-    *,
-    max_iter: int,
-    tol: float,
-    check_every: int,
-    relaxation: float,
-) -> ScalingState:
+    score: Score, row: Side, column: Side, f: Tensor, g: Tensor, out: Tensor, *, options: SinkhornOptions, max_iter: int
+) -> SinkhornState:
     """Solve from the warm potentials (f, g) and leave the plan in ``out`` (N, K); its row sums are those asked for.
 
     Parameters
     ----------
     score : the score (N, K), see `torchgw.types.Score`.
     row, column : the marginals, see `torchgw.sinkhorn.sides`.
+    options : tolerance, iterations between two readings of the residual, and weight of the half-steps there.
     max_iter : most iterations, those in the log domain included; at least two are done.
-    tol : L1 column residual that ends it.
-    check_every : iterations between two readings of the residual.
-    relaxation : weight of the half-steps between checks, in [1, 2).
     """
-    change, residual, weight, n_iter = None, float("inf"), relaxation, 0
+    change, residual, weight, n_iter = None, float("inf"), options.relaxation, 0
     free = row.relaxed or column.relaxed
     if column.relaxed and not row.relaxed:
         f = row.potential(score.softmin(g, 1))
@@ -94,7 +63,7 @@ def scaling(
                 shift, other = translation(row, column, f + u.log2(), g + v.log2(), log_mass)
                 u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
             new_v = column.scaled(g, columns)
-            checked = step % check_every == 0 or n_iter + 1 >= max_iter or step == 1
+            checked = step % options.check_every == 0 or n_iter + 1 >= max_iter or step == 1
             n_iter += 1
             if not checked:
                 v = v * (new_v / v) ** weight
@@ -105,8 +74,8 @@ def scaling(
             u = row.scaled(f, out @ v)
             furthest = torch.maximum(u.log2().abs().max(), v.log2().abs().max())
             known = torch.stack((missed, furthest, change)).nan_to_num(nan=torch.inf, posinf=torch.inf)
-            last, (residual, drift, warm_residual) = residual, known.tolist()
-            solved = residual <= tol and drift <= LARGEST_EXPONENT
+            last, (residual, drift, _) = residual, known.tolist()
+            solved = residual <= options.tol and drift <= LARGEST_EXPONENT
             safe = drift <= LARGEST_DRIFT or solved
             if solved or not safe:
                 break
@@ -120,7 +89,7 @@ def scaling(
     else:
         f = row.potential(score.softmin(g, 1))
         score.absorb(f, g, out)
-    return ScalingState(f, g, warm_residual, residual, n_iter)
+    return SinkhornState(f, g, known[0], n_iter, known[2])
 
 
 def balance(kernel: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:

@@ -39,17 +39,8 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     low_rank = cost.extra is None and start.A.shape[1] < min(len(p), len(q)) // 2
     score = start.A @ start.B.T if low_rank else centred.stored_score(epsilon).to(torch.float64)
     plan = torch.empty_like(score)
-    state = scaling(
-        kernel.on(score),
-        *model.sides(epsilon, centred, torch.float64),
-        start.f,
-        start.g,
-        plan,
-        max_iter=options.final_max_iter,
-        tol=options.tol,
-        check_every=options.check_every,
-        relaxation=options.relaxation,
-    )
+    sides, most = model.sides(epsilon, centred, torch.float64), options.final_max_iter
+    state = scaling(kernel.on(score), *sides, start.f, start.g, plan, options=options, max_iter=most)
     require_resolved(float(largest_potential(state.f, state.g)), epsilon)
     solved = PotentialCoupling(start.A, start.B, state.f, state.g)
     rounded, residual = round_to_marginals(solved, p, q, DenseCoupling(plan), model.marginals)
@@ -58,7 +49,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     plan.mul_((rounded.f - state.f).nan_to_num(nan=0.0).exp2()[:, None])
     plan.mul_((rounded.g - state.g).nan_to_num(nan=0.0).exp2()).addr_(rounded.x, rounded.y)
     f, g = state.f - row, state.g - column
-    residual = residual if model.fixed else max(residual, state.residual)
+    residual = residual if model.fixed else max(residual, float(state.residual))
     return replace(
         solution,
         coupling=rounded if low_rank else DenseCoupling(plan, f, g),

@@ -141,8 +141,8 @@ def descend(
         else:
             energy = centred.expectation(overlap * (now * LN2 / 2), row, column)
         # All that the host is to know of the iteration, in one wait.
-        known = torch.stack((energy, terms, change, largest_potential(found.f, found.g)))
-        value, cancelling, changed, largest = known.tolist()
+        known = energy, terms, change, largest_potential(found.f, found.g), found.residual, found.warm_residual
+        value, cancelling, changed, largest, residual, warm_residual = torch.stack(known).tolist()
         if resolved:
             require_resolved(largest, epsilon)
         # Below the rounding of the terms that cancel in it, a change of the value means nothing.
@@ -155,7 +155,7 @@ def descend(
             and len(values) > FLAT
             and abs(values[0] - value) <= still
         )
-        last_change = max(found.warm_residual, changed)
+        last_change = max(warm_residual, changed)
         length = 1.0 if damped is None else damped.step
         same = by_value or flat or last_change <= CHANGE_TOLERANCE * options.sinkhorn.tol * length
         settled = now == epsilon and len(values) > 1 and abs(values[-2] - value) <= still and same
@@ -170,7 +170,7 @@ def descend(
             damped=damped,
             last_change=last_change,
         )
-        return state, Check(value, found.residual, now), Status.SETTLED if settled else None
+        return state, Check(value, residual, now), Status.SETTLED if settled else None
 
     state, status = iterate(step, begin, watch, history, max_iter, options.stopping.max_iter)
     return Solution.of(state, status, history)

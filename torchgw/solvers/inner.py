@@ -22,8 +22,8 @@ from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import rescale, sinkhorn
-from torchgw.sinkhorn.scaling import ScalingState, scaling
+from torchgw.sinkhorn.loop import SinkhornState, rescale, sinkhorn
+from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
 from torchgw.solvers.warm_start import Start
 from torchgw.types import Softmins
@@ -72,7 +72,7 @@ class Transported(NamedTuple):
     overlap : <score, T> () of that plan.
     """
 
-    solved: ScalingState
+    solved: SinkhornState
     coupling: BlockCoupling
     overlap: Tensor
 
@@ -83,7 +83,7 @@ class Inner(Protocol):
     def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
         """The solution, in the dtype of the factors."""
 
-    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> ScalingState:
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         """Only its potentials."""
 
 
@@ -120,7 +120,7 @@ class StoredInner:
         rounded(self._plan, *self._masses, self.model.marginals)
         return Transported(state, DenseCoupling(self._plan), _overlap(self._score, self._plan))
 
-    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> ScalingState:
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         """Leaves the plan, not rounded, in the buffer."""
         A, B = linear.A, linear.B
         shape, dtype = (len(A), len(B)), A.dtype
@@ -132,18 +132,8 @@ class StoredInner:
         torch.mm(A, B.T, out=score)
         if linear.extra is not None:
             score += linear.extra
-        return scaling(
-            self.kernel.on(score),
-            linear.row,
-            linear.column,
-            f,
-            g,
-            plan,
-            max_iter=options.exact_max_iter,
-            tol=options.tol,
-            check_every=options.check_every,
-            relaxation=options.relaxation,
-        )
+        given, sides = self.kernel.on(score), (linear.row, linear.column)
+        return scaling(given, *sides, f, g, plan, options=options, max_iter=options.exact_max_iter)
 
 
 class StreamedInner:
@@ -167,22 +157,10 @@ class StreamedInner:
         overlap = (A * TB).sum().to(A.dtype)
         return Transported(state, rounded.coupling(), overlap)
 
-    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> ScalingState:
+    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         assert linear.extra is None, "what streams has factors"
-        options = self.options
-        state = sinkhorn(
-            self.score(linear.A, linear.B, f, g),
-            linear.row,
-            linear.column,
-            f,
-            g,
-            max_iter=options.exact_max_iter,
-            tol=options.tol,
-            check_every=options.check_every,
-            relaxation=options.relaxation,
-        )
-        warm_residual, residual = torch.stack((state.warm_residual, state.residual)).tolist()
-        return ScalingState(state.f, state.g, warm_residual, residual, state.n_iter)
+        score, most = self.score(linear.A, linear.B, f, g), self.options.exact_max_iter
+        return sinkhorn(score, linear.row, linear.column, f, g, options=self.options, max_iter=most)
 
     def score(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Softmins:
         """The score on the tiles that matter under these potentials; the whole, one product a pass, if all do."""

@@ -76,7 +76,8 @@ def solve_sampled(
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon.
     O(N K) memory for the score and the plan of the last check, O(N K (M + inner iterations)) work per iteration.
     """
-    stopping, inner, history = options.stopping, options.sinkhorn, History()
+    stopping, history = options.stopping, History()
+    inner = replace(options.sinkhorn, tol=LOOP_TOLERANCE * options.sinkhorn.tol, relaxation=1.0)
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
     row = model.p.to(start.f.dtype)
     log_p, log_q = (side.to(row.dtype) for side in model.logs)
@@ -101,16 +102,7 @@ def solve_sampled(
             f = row_side.settled(sums[0], f)
             if column_side.relaxed:
                 g = column_side.settled(sums[1], rescale(end.g, log_q, end.epsilon / now) + column_term)
-        found = sinkhorn(
-            kernel.on(score),
-            row_side,
-            column_side,
-            f,
-            g,
-            max_iter=inner.max_iter,
-            tol=LOOP_TOLERANCE * inner.tol,
-            check_every=inner.check_every,
-        )
+        found = sinkhorn(kernel.on(score), row_side, column_side, f, g, options=inner, max_iter=inner.max_iter)
         state = replace(
             state,
             n_iter=state.n_iter + 1,
