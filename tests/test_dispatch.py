@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torchgw import gw_align
-from torchgw.kernels import compiler, dispatch, softmin_dense, softmin_stream
+from torchgw.kernels import compiler, dispatch, gpu, softmin_dense, softmin_stream
 from torchgw.kernels.dispatch import Implementation, Workload
 from torchgw.kernels.kernel import Kernel
 
@@ -59,9 +59,9 @@ def test_a_named_backend_that_cannot_run_is_refused_with_the_reason() -> None:
 def test_an_old_gpu_is_told_what_triton_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload(torch.device("cuda"), torch.float32, (9, 9))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert "capability 8.0" in str(softmin_dense.triton.unable(workload))
+    assert "capability 8.0" in str(gpu.unable(workload))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert softmin_dense.triton.unable(workload) is None
+    assert gpu.unable(workload) is None
 
 
 def test_the_table_of_measurements_decides_by_the_nearest_size(monkeypatch: pytest.MonkeyPatch) -> None:

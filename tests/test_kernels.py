@@ -131,8 +131,8 @@ def test_forbidden_entries_in_a_sweep() -> None:
 
 @pytest.mark.parametrize(("dtype", "axis"), daily({(torch.float32, 1), (torch.float64, 0)}, DTYPES, [0, 1]))
 def test_compiled_kernels_agree_with_the_oracle(dtype: torch.dtype, axis: int) -> None:
-    assert softmin_dense.compiled.unable(Workload(CPU, torch.float32, (9, 9))) is None
-    dense, stream = softmin_dense.compiled.build(), softmin_stream.compiled.build()
+    assert softmin_dense.reference.uncompiled(Workload(CPU, torch.float32, (9, 9))) is None
+    dense, stream = softmin_dense.reference.compiled(), softmin_stream.reference.compiled()
     for n, k in EVERY_SIZE:
         cases.dense_softmin(dense, "cpu", n, k, dtype, axis, holes=n % 2 == 1)
         cases.stream_softmin(stream, "cpu", n, k, 16, dtype, axis, holes=n % 2 == 1)
@@ -145,7 +145,7 @@ def test_compiled_kernels_agree_with_the_oracle(dtype: torch.dtype, axis: int) -
 
 @pytest.mark.parametrize(("damping", "weight"), in_turn([(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)], [1.4, 1.0]))
 def test_relaxed_marginals_give_the_same_potentials_compiled(damping: tuple[float, float], weight: float) -> None:
-    cases.relaxed_agree(softmin_dense.compiled.build(), softmin_stream.compiled.build(), damping, weight)
+    cases.relaxed_agree(softmin_dense.reference.compiled(), softmin_stream.reference.compiled(), damping, weight)
 
 
 def test_sizes_and_epsilons_do_not_compile_again() -> None:

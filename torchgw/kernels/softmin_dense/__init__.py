@@ -8,14 +8,14 @@ from torchgw.kernels import gpu
 from torchgw.kernels.blocks import rows
 from torchgw.kernels.dispatch import Implementation, Selection, Workload, select, slower_than_eager
 from torchgw.kernels.kernel import Kernel
-from torchgw.kernels.softmin_dense import compiled, reference, triton
+from torchgw.kernels.softmin_dense import reference, triton
 
 NAME = "softmin_dense"
 SLOWER = partial(slower_than_eager, "compile", NAME)
 
 FAMILY: tuple[Implementation[Kernel], ...] = (
     Implementation("triton", gpu.unable, partial(gpu.unwise, NAME), lambda _: triton.build(), triton.blocks),
-    Implementation("compile", compiled.unable, SLOWER, lambda _: compiled.build()),
+    Implementation("compile", reference.uncompiled, SLOWER, lambda _: reference.compiled()),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.KERNEL, rows),
 )
 

@@ -1,20 +1,26 @@
-"""Base-2 logsumexp of a stored score plus a bias, in plain torch: the eager backend and the oracle.
+"""Base-2 logsumexp of a stored score plus a bias, in plain torch: the eager backend and the oracle, and through
+torch.compile.
 
     axis 1:  out_i = log2 sum_j 2^(S_ij + b_j)          axis 0:  out_j = log2 sum_i 2^(S_ij + b_i)
 
-Rows are taken in the blocks of `torchgw.kernels.blocks`, over the rows too, so that the score is read in its own order.
+Rows are taken in the blocks of `torchgw.kernels.blocks`, over the rows too, so that the score is read in its own order;
+what is compiled takes the score whole.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
+from torchgw.kernels import compiler
 from torchgw.kernels.blocks import Fill, block_rows, blocks, over_columns
 from torchgw.kernels.blocks import absorb as absorb_blocks
 from torchgw.kernels.blocks import sweep as sweep_blocks
-from torchgw.kernels.kernel import Kernel
-from torchgw.kernels.logsumexp import FLOOR, logarithm, merged
+from torchgw.kernels.dispatch import Workload
+from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.kernels.logsumexp import FLOOR, logarithm, logsumexp2_, merged
 
 
 def softmin(score: Tensor, bias: Tensor, axis: int) -> Tensor:
@@ -51,3 +57,27 @@ def _over_rows(score: Tensor, bias: Tensor) -> Tensor:
         exponent = torch.add(block, bias[where, None], out=buffer[: len(block)])
         highest, total = merged(highest, total, exponent, 0)
     return logarithm(total, highest)
+
+
+@cache
+def compiled() -> Kernel:
+    """The same through torch.compile; sizes are dynamic and nothing else varies: two compilations a dtype."""
+    columns = compiler.compiled(lambda score, bias: logsumexp2_(score + bias[None, :], 1))
+    rows = compiler.compiled(lambda score, bias: logsumexp2_(score + bias[:, None], 0))
+
+    def whole(score: Tensor, bias: Tensor, axis: int) -> Tensor:
+        if min(score.shape) < 2:  # a size of one would be compiled for itself
+            return softmin(score, bias, axis)
+        result: Tensor = (columns if axis == 1 else rows)(score, bias)
+        return result
+
+    return Kernel(whole, in_two_reads(whole), absorb)
+
+
+def uncompiled(workload: Workload) -> str | None:
+    """Why this device has no working compiler, or None; compiles the kernel, the first time."""
+    return compiler.failure(workload.device.type, _trial)
+
+
+def _trial(device_type: str) -> None:
+    compiled().softmin(torch.zeros(3, 2, device=device_type), torch.zeros(2, device=device_type), 1)

@@ -14,8 +14,6 @@ from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.softmin_dense import reference
 
-unable = gpu.unable
-
 # Widest row that one program keeps in registers, by bytes of an element: measured by compiling, without spills.
 WIDEST = {4: 16384, 8: 8192}
 SWEEP_ELEMENTS = {4: 16, 8: 8}

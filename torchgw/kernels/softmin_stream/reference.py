@@ -1,4 +1,5 @@
-"""Base-2 logsumexp of the score S = A B^T plus a bias, in plain torch: the eager backend and the oracle.
+"""Base-2 logsumexp of the score S = A B^T plus a bias, in plain torch: the eager backend and the oracle,
+and with its reduction through torch.compile.
 
 A is (N, r), B is (K, r). A block of rows of the product is made in a buffer that stays in the cache, the bias added by
 the product itself; S as a whole never exists. Over the rows it is the same with A and B exchanged.
@@ -6,13 +7,18 @@ the product itself; S as a whole never exists. Over the rows it is the same with
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
-from torchgw.kernels.blocks import Fill, over_columns
+from torchgw.kernels import compiler
+from torchgw.kernels.blocks import Fill, block_rows, blocks, over_columns
 from torchgw.kernels.blocks import absorb as absorb_blocks
 from torchgw.kernels.blocks import sweep as sweep_blocks
-from torchgw.kernels.kernel import Kernel, Operands
+from torchgw.kernels.dispatch import Workload
+from torchgw.kernels.kernel import Kernel, Operands, in_two_reads
+from torchgw.kernels.logsumexp import logsumexp2_
 
 # Longer sums are added up in parts of this many: it halves the float32 error at r = 130, and the block is in the cache.
 CHUNK = 64
@@ -53,3 +59,36 @@ def product(kept: Tensor, summed: Tensor) -> Fill:
         return out
 
     return fill
+
+
+@cache
+def compiled() -> Kernel:
+    """The same with compiled reductions: one compilation a dtype, for all sizes, ranks and both axes."""
+    reduced = compiler.compiled(_reduced)
+
+    def by_blocks(A: Tensor, B: Tensor, bias: Tensor, axis: int) -> Tensor:
+        kept, summed = (A, B) if axis == 1 else (B, A)
+        n, k = len(kept), len(summed)
+        fill, step = product(kept, summed), block_rows(n, k, bias.device)
+        out, buffer = bias.new_empty(n), bias.new_empty(step, k)
+        for where in blocks(n, step):
+            exponent = fill(where, bias, buffer[: where.stop - where.start])
+            # A size of one would be compiled for itself.
+            out[where] = reduced(exponent) if min(exponent.shape) > 1 else _reduced(exponent)
+        return out
+
+    return Kernel(by_blocks, in_two_reads(by_blocks), absorb, prepare)
+
+
+def uncompiled(workload: Workload) -> str | None:
+    """Why this device has no working compiler, or None; compiles the kernel, the first time."""
+    return compiler.failure(workload.device.type, _trial)
+
+
+def _trial(device_type: str) -> None:
+    A = torch.zeros(3, 2, device=device_type)
+    compiled().softmin(A, A, A[:, 0], 1)
+
+
+def _reduced(exponent: Tensor) -> Tensor:
+    return logsumexp2_(exponent.clone(), 1)  # a copy that the compiler leaves out: it would write the exponent back

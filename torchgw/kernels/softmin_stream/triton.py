@@ -14,8 +14,6 @@ from torchgw.kernels.kernel import Kernel, Operands, in_two_reads
 from torchgw.kernels.precision import dot_precision
 from torchgw.kernels.softmin_dense.triton import sum_of_parts
 
-unable = gpu.unable
-
 
 class Tile(NamedTuple):
     """The launch of a kernel on tiles of the score.

@@ -15,7 +15,7 @@ NAME = "softmin_tiles"
 
 FAMILY: tuple[Implementation[TileKernel], ...] = (
     Implementation(
-        "triton", triton.unable, partial(gpu.unwise, NAME), lambda workload: triton.build(workload.dot), triton.blocks
+        "triton", gpu.unable, partial(gpu.unwise, NAME), lambda workload: triton.build(workload.dot), triton.blocks
     ),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: TileKernel(reference.softmin, reference.read)),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cache, reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ from torchgw.kernels.softmin_dense.triton import sum_of_parts
 from torchgw.kernels.softmin_stream import triton as stream
 from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts, TileKernel
 from torchgw.kernels.tiles import TILE, Tiles
-
-unable = gpu.unable
 
 LEAST_BLOCK = 16
 # How many columns of V a program reads at a time, chosen as the blocks are; 32 would spill on sm_100 in float32.
@@ -65,18 +63,6 @@ def prepare(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     return (A.contiguous(), B.contiguous()) if ready else stream.prepare(A, B)
 
 
-class _Parts(NamedTuple):
-    """Products of each part of the lists.
-
-    TV : T V (parts, N, d).
-    largest, argmax : largest entries of the rows and their columns (parts, N), where they were asked for.
-    """
-
-    TV: Tensor
-    largest: Tensor
-    argmax: Tensor
-
-
 @cache
 def build(dot: str = "") -> TileKernel:
     """The implementation with products in ``dot``, see `dispatch.Workload`; loads triton."""
@@ -100,8 +86,11 @@ def build(dot: str = "") -> TileKernel:
             )  # fmt: skip
         return sum_of_parts(out).to(given)
 
-    def one_way(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, largest: bool) -> _Parts:
-        """T V for factors, potentials and V (K, d) of one dtype, the factors prepared."""
+    def one_way(
+        A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, largest: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """T V (N, d) for factors, potentials and V (K, d) of one dtype, the factors prepared; for each part of the
+        lists the largest entries of the rows and their columns (parts, N), where they were asked for."""
         (n, width), d, k = A.shape, V.shape[1], len(B)
         # The product with V takes registers: with half the columns no target spills.
         chosen = block(tiles.size, width, A.dtype, dot)
@@ -119,7 +108,7 @@ def build(dot: str = "") -> TileKernel:
                 n, k, width, V.shape[1],
                 SIZE=tiles.size, VALUES=values, LARGEST=largest, **stream.launch(chosen, dot, A.dtype),
             )  # fmt: skip
-        return _Parts(out[:, :, :d], best, argmax)
+        return out[:, :, :d].sum(0), best, argmax
 
     def read(
         A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
@@ -130,19 +119,13 @@ def build(dot: str = "") -> TileKernel:
         TV, TtW = V.new_zeros(len(A), V.shape[1]), W.new_zeros(len(B), W.shape[1])
         largest, argmax = f.new_zeros(len(A)), torch.zeros(len(A), dtype=torch.int64, device=f.device)
         if V.shape[1] or find:
-            forth = one_way(A, B, tiles, f, g, V, find)
-            TV = forth.TV.sum(0)
-            if find:
-                largest, argmax = _largest(forth, len(B))
+            TV, best, place = one_way(A, B, tiles, f, g, V, find)
+            if find:  # of all parts the lowest column that has the largest; 0 and 0 for rows that keep nothing
+                largest = best.amax(0)
+                argmax = place.masked_fill(best < largest, len(B)).amin(0)
+                argmax.masked_fill_(argmax == len(B), 0)
         if W.shape[1]:
-            TtW = one_way(B, A, tiles.transposed, g, f, W, False).TV.sum(0)
+            TtW = one_way(B, A, tiles.transposed, g, f, W, False)[0]
         return PlanProducts(TV.to(given), TtW.to(given), largest.to(given), argmax)
 
     return TileKernel(softmin, read, prepare)
-
-
-def _largest(parts: _Parts, k: int) -> tuple[Tensor, Tensor]:
-    """The largest of all parts, and the lowest column that has it; 0 and 0 for rows that keep nothing."""
-    largest = parts.largest.amax(0)
-    argmax = parts.argmax.masked_fill(parts.largest < largest, k).amin(0)
-    return largest, argmax.masked_fill_(argmax == k, 0)
