@@ -14,10 +14,10 @@ from torch import Tensor
 
 import torchgw
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.spaces import heat
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.heat import distances as heat
-from torchgw.spaces.heat.distances import HeatDistances
-from torchgw.spaces.heat.kernel import DenseKernel, SparseKernel, edge_set, log_diagonal, log_kernel, steps_for
+from torchgw.spaces.heat import HeatDistances
+from torchgw.spaces.heat_kernel import DenseKernel, SparseKernel, edge_set, log_diagonal, log_kernel, steps_for
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.types import Array, DistanceProvider, GraphWarning, PrecisionWarning
@@ -307,7 +307,7 @@ def test_a_loss_between_heat_distances_has_the_gradient_of_finite_differences(
 ) -> None:
     """Of all pairs, and of factors from landmarks; graph, time and dimension are constants."""
     if n_landmarks is not None:
-        monkeypatch.setattr("torchgw.spaces.heat.distances.EXACT_SIZE", 10)
+        monkeypatch.setattr("torchgw.spaces.heat.EXACT_SIZE", 10)
     points = torch.from_numpy(make_swiss_roll(60, random_state=0)[0])
     Y = torch.from_numpy(make_spiral(50, random_state=1)[0])
     space = HeatDistances(points.requires_grad_(), n_landmarks=n_landmarks or 100, n_steps=40)

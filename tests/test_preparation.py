@@ -19,7 +19,7 @@ from torchgw import LandmarkDistances, gw_pairwise, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.options import SpaceOptions
 from torchgw.request.spaces import check_space
-from torchgw.spaces import background_search, edges, farthest, landmark, neighbours, prepare
+from torchgw.spaces import edges, farthest, landmark, neighbours, prepare
 from torchgw.spaces.graph import build_graph, neighbour_graph
 from torchgw.spaces.shortcuts import DETOUR, short_cuts
 from torchgw.types import Array, GraphWarning
@@ -192,15 +192,15 @@ def test_two_spaces_searched_side_by_side_are_those_searched_in_turn(monkeypatch
 
 
 def test_a_process_is_started_for_long_searches_only() -> None:
-    assert not background_search.worthwhile(3000, 10**6, 100)
-    assert background_search.worthwhile(10**5, 10**5, 100) or background_search.os.cpu_count() == 1  # type: ignore[attr-defined]
+    assert not farthest.worthwhile(3000, 10**6, 100)
+    assert farthest.worthwhile(10**5, 10**5, 100) or farthest.os.cpu_count() == 1  # type: ignore[attr-defined]
 
 
 def test_the_process_aside_never_imports_torch_and_says_when_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
     code = f"import runpy, sys; runpy.run_path({farthest.__file__!r}); import scipy.sparse.csgraph; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "torchgw", "sklearn"} & set(done.stdout.split())
-    with background_search.SearchAside() as search:
+    with farthest.SearchAside() as search:
         search.start(csr_matrix(np.eye(3)), "three", "float64")  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="ended with code 1"):
             search.result()
@@ -208,8 +208,8 @@ def test_the_process_aside_never_imports_torch_and_says_when_it_fails(capfd: pyt
 
 
 def test_a_process_that_ends_before_it_has_read_the_graph_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_search, "RUN", "raise SystemExit(3)")
-    with background_search.SearchAside() as search:
+    monkeypatch.setattr(farthest, "RUN", "raise SystemExit(3)")
+    with farthest.SearchAside() as search:
         search._process.wait()
         with pytest.raises(RuntimeError, match="ended with code 3"):
             search.start(csr_matrix(np.eye(300)), 2, "float64")

@@ -43,7 +43,7 @@ def test_unrelated_clouds_have_the_same_optimum_basins_and_verdict(scale: float)
     assert 0.1 < one.confidence().stability.mean() < 0.9
     assert sentences.verdict(other, 1.0) == sentences.verdict(one, 1.0)
     assert sentences.ambiguity(other) == sentences.ambiguity(one)
-    assert "proof" not in sentences.verdict(one, 1.0).text
+    assert "proof" not in sentences.verdict(one, 1.0)[1]
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -42,7 +42,7 @@ Operands = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation of a family.
+    """One implementation of a family, or, with the operands in place, a `torchgw.types.Score`.
 
     softmin, sweep, absorb : see the head of this file; they take the operands of the score first.
     prepare : brings the operands into the form that these take, once a score; None where they take any.
@@ -53,33 +53,10 @@ class Kernel:
     absorb: Absorb
     prepare: Callable[..., Operands] | None = None
 
-    def on(self, *operands: Tensor) -> Bound:
-        """The kernel bound to the operands of one score."""
-        return Bound(self, operands if self.prepare is None else self.prepare(*operands))
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A score (N, K) that is read through softmins.
-
-    kernel : the implementation.
-    operands : those of the score, prepared.
-    """
-
-    kernel: Kernel
-    operands: Operands
-
-    def softmin(self, bias: Tensor, axis: int) -> Tensor:
-        """(K,) to (N,) for axis 1, (N,) to (K,) for axis 0."""
-        return self.kernel.softmin(*self.operands, bias, axis)
-
-    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """The next f (N,), and the softmin over the rows under it (K,)."""
-        return self.kernel.sweep(*self.operands, g, log_p, f, weight)
-
-    def absorb(self, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
-        """The plan under these potentials, written to ``out`` (N, K)."""
-        return self.kernel.absorb(*self.operands, f, g, out)
+    def on(self, *operands: Tensor) -> Kernel:
+        """The score with these operands."""
+        given = operands if self.prepare is None else self.prepare(*operands)
+        return Kernel(partial(self.softmin, *given), partial(self.sweep, *given), partial(self.absorb, *given))
 
 
 def half_step(log_mass: Tensor, softmin: Tensor, empty: Tensor | None = None) -> Tensor:

@@ -62,7 +62,7 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
     certain, uncertain = sentences.certainties(result)
     return {
         "title": f"{result.shape[0]:,} source points matched with {result.shape[1]:,} target points",
-        "verdict": asdict(sentences.verdict(result, spread)),
+        "verdict": dict(zip(("level", "text"), sentences.verdict(result, spread), strict=True)),
         "summary": sentences.summary(result),
         "warnings": sentences.warnings(result),
         "sides": sides,

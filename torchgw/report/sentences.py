@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from torchgw.diagnostics.evidence import energy_ratio
 from torchgw.marginals import Partial
@@ -13,43 +12,29 @@ NOTHING = 1e-12  # of the largest squared distance: rounding
 BLURRED = 0.25  # of the target points, on which the mass of a point is too thin to tell where it goes
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether to trust a matching.
-
-    Attributes
-    ----------
-    level : "good", "open" or "bad".
-    text : one sentence.
-    """
-
-    level: str
-    text: str
-
-
-def verdict(result: Reported, spread: float) -> Verdict:
-    """The first reason against the matching, or what speaks for it.
+def verdict(result: Reported, spread: float) -> tuple[str, str]:
+    """Whether to trust the matching, "good", "open" or "bad", and the first reason against it, or what speaks for it.
 
     ``spread`` is the number of target points that the mass of a source point is effectively on, exp(entropy), for the
     median point.
     """
     if not result.converged:
-        return Verdict("bad", "Do not use this matching yet: the solve did not converge.")
+        return "bad", "Do not use this matching yet: the solve did not converge."
     if result.ambiguous:
         text = "Do not trust this matching as it is: another one is as good, and nothing tells which of them is right."
-        return Verdict("bad", text)
+        return "bad", text
     if spread > BLURRED * result.shape[1]:
         text = f"This matching is a blur: half the points are spread over {spread:.0f} or more target points"
-        return Verdict("open", f"{text}; lower epsilon to tell points apart.")
+        return "open", f"{text}; lower epsilon to tell points apart."
     where = f"the mass of a typical point is on about {max(spread, 1.0):.0f} of {result.shape[1]:,} target points"
     if result.certificate.gap <= NOTHING * result.unit:
-        return Verdict("good", f"This matching is a best one, by proof; {where}.")
+        return "good", f"This matching is a best one, by proof; {where}."
     if result.alpha > 0 and not result.basins:
         text = "This matching is a local optimum, and nobody looked for a better one: it is as right as its start"
-        return Verdict("open", f"{text}; {where}.")
+        return "open", f"{text}; {where}."
     rivals = "no other one that was found is as good" if result.alpha > 0 else "the problem has no other optimum"
     text = f"This matching can be trusted as far as the distances can: it is converged, {rivals}, and {where}."
-    return Verdict("good", text)
+    return "good", text
 
 
 def summary(result: Reported) -> list[str]:

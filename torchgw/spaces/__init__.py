@@ -3,7 +3,7 @@
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.factored import FactoredDistances
-from torchgw.spaces.heat.distances import HeatDistances
+from torchgw.spaces.heat import HeatDistances
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -67,12 +66,10 @@ class DijkstraDistances(ScaledDistances):
         return self.cache.hit_rate
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DijkstraDistances:
-        other = copy(self)
-        other._device, other._dtype = device, dtype
-        return other
+        return self._with(_device=device, _dtype=dtype)
 
     def _times(self, ratio: float) -> DijkstraDistances:
-        return copy(self)  # rows are divided when they are asked for
+        return self._with()  # rows are divided when they are asked for
 
     def rows(self, index: Tensor) -> Tensor:
         found = self.cache.get(

@@ -7,7 +7,6 @@ Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2 an
 
 from __future__ import annotations
 
-from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -83,9 +82,8 @@ class EuclideanDistances(ScaledDistances):
 
     def _of(self, x: Tensor) -> EuclideanDistances:
         """The same space with its points elsewhere, in another dtype or scaled."""
-        other = copy(self)
-        other._x = x
-        other.__dict__.pop("_factors", None)
+        other = self._with(_x=x)
+        vars(other).pop("_factors", None)
         return other
 
 

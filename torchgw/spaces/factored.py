@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from typing import TypeVar
 
 import torch
@@ -62,14 +61,10 @@ class FactoredDistances(ScaledDistances):
         return len(self._F)
 
     def to(self: FactoredT, device: torch.device, dtype: torch.dtype) -> FactoredT:
-        other = copy(self)
-        other._F, other._signs = self._F.to(device, dtype), self._signs.to(device, dtype)
-        return other
+        return self._with(_F=self._F.to(device, dtype), _signs=self._signs.to(device, dtype))
 
     def _times(self: FactoredT, ratio: float) -> FactoredT:
-        other = copy(self)
-        other._F = self._F * ratio**0.5
-        return other
+        return self._with(_F=self._F * ratio**0.5)
 
     def rows(self, index: Tensor) -> Tensor:
         found: Tensor = (self._F[index] * self._signs) @ self._F.T

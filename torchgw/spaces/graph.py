@@ -96,7 +96,7 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
         validate.integer("k", k, least=1)
         validate.neighbours(name, k, len(points))
     points, size = unit_cloud(points)
-    chosen, pattern, parts = _chosen(points) if k is None else _given(points, k)
+    chosen, pattern, parts = _chosen(points, k)
     graph, cut = _assemble(points, pattern, prune=k is None)
     del pattern
     graph, n_stitched = _joined(graph, points, parts)
@@ -127,9 +127,10 @@ def candidates(n: int) -> list[int]:
     return [fewest + step for step in STEPS]
 
 
-def _chosen(points: Array) -> tuple[int, Any, Parts]:
-    """The first candidate k whose graph is in one piece, or the largest; its edges (see `union`) and components."""
-    steps = sorted({min(k, len(points) - 1) for k in candidates(len(points))})
+def _chosen(points: Array, given: int | None = None) -> tuple[int, Any, Parts]:
+    """The first candidate k whose graph is in one piece, or the largest, or the one that was given; the edges of its
+    graph (see `union`) and their components."""
+    steps = sorted({min(k, len(points) - 1) for k in candidates(len(points))}) if given is None else [given]
     neighbour = nearest(points, steps[0])
     for k in steps:
         if k > neighbour.shape[1]:
@@ -139,12 +140,6 @@ def _chosen(points: Array) -> tuple[int, Any, Parts]:
         if parts[0] == 1:
             break
     return k, pattern, parts
-
-
-def _given(points: Array, k: int) -> tuple[int, Any, Parts]:
-    """The same for a k that was asked for."""
-    pattern = union(nearest(points, k))
-    return k, pattern, components(pattern)
 
 
 def _assemble(points: Array, pattern: Any, prune: bool) -> tuple[Any, Array]:

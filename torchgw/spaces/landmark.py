@@ -94,9 +94,7 @@ class LandmarkDistances(FactoredDistances):
         self._F, self._signs = torch.from_numpy(F), torch.from_numpy(signs)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
-        other = super().to(device, dtype)
-        other.landmarks = self.landmarks.to(device)
-        return other
+        return super().to(device, dtype)._with(landmarks=self.landmarks.to(device))
 
 
 def storage(n: int) -> str:

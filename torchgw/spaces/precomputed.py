@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -86,14 +85,10 @@ class PrecomputedDistances(ScaledDistances):
         return len(self._D)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> PrecomputedDistances:
-        other = copy(self)
-        other._D = self._D.to(device, dtype)
-        return other
+        return self._with(_D=self._D.to(device, dtype))
 
     def _times(self, ratio: float) -> PrecomputedDistances:
-        other = copy(self)
-        other._D = self._D if ratio == 1.0 else self._D * ratio
-        return other
+        return self._with(_D=self._D if ratio == 1.0 else self._D * ratio)
 
     def rows(self, index: Tensor) -> Tensor:
         return self._D[index]

@@ -15,10 +15,9 @@ import torch
 
 from torchgw import ranges
 from torchgw.options import SpaceOptions
-from torchgw.spaces.background_search import SearchAside, worthwhile
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
-from torchgw.spaces.farthest import farthest_points
+from torchgw.spaces.farthest import SearchAside, farthest_points, worthwhile
 from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import LandmarkDistances, storage
 from torchgw.spaces.precomputed import PrecomputedDistances

@@ -6,6 +6,7 @@ Distances that no path attains are 1.5 times the largest finite one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from typing import TypeVar
 
 import numpy as np
@@ -40,13 +41,17 @@ class ScaledDistances(ABC):
     def with_scale(self: ScaledT, scale: float) -> ScaledT:
         """The same distances divided by ``scale``, a constant."""
         wanted = validate.real("scale", scale, above=0.0)
-        other = self._times(self.scale / wanted)
-        other.scale, other.fixed = wanted, True
-        return other
+        return self._times(self.scale / wanted)._with(scale=wanted, fixed=True)
 
     @abstractmethod
     def _times(self: ScaledT, ratio: float) -> ScaledT:
         """A copy whose scaled distances are ``ratio`` times these."""
+
+    def _with(self: ScaledT, **changed: object) -> ScaledT:
+        """A copy with other attributes."""
+        other = copy(self)
+        vars(other).update(changed)
+        return other
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
         return None

@@ -13,7 +13,6 @@ heat", 2013, for the trade-off in t.
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -28,7 +27,7 @@ from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.heat.kernel import (
+from torchgw.spaces.heat_kernel import (
     FLOOR,
     DenseKernel,
     SparseKernel,
@@ -152,9 +151,7 @@ class HeatDistances(ScaledDistances):
         return len(self._label)
 
     def _times(self, ratio: float) -> HeatDistances:
-        other = copy.copy(self)
-        other._space = self._space._times(ratio)
-        return other
+        return self._with(_space=self._space._times(ratio))
 
     def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Unscaled:
         """Scaled distances as an expression of the points, as in `traced_rows`."""
@@ -169,11 +166,12 @@ class HeatDistances(ScaledDistances):
         return Unscaled(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> HeatDistances:
-        other = copy.copy(self)
-        other._space, other._edges = self._space.to(device, dtype), self._edges.to(device)
-        other._label = self._label.to(device)
-        other.landmarks = None if self.landmarks is None else self.landmarks.to(device)
-        return other
+        return self._with(
+            _space=self._space.to(device, dtype),
+            _edges=self._edges.to(device),
+            _label=self._label.to(device),
+            landmarks=None if self.landmarks is None else self.landmarks.to(device),
+        )
 
     def rows(self, index: Tensor) -> Tensor:
         return self._space.rows(index)

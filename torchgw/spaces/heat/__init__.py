@@ -1,1 +1,0 @@
-"""Heat-kernel distances of graphs."""
