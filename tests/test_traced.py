@@ -31,7 +31,7 @@ from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.landmark import differentiable_factors
 from torchgw.spaces.prepare import Space, make_providers
 from torchgw.spaces.shortest_paths import edge_lengths, path_distances, subtree_sums
-from torchgw.spaces.traced import Traced, Unscaled, traced
+from torchgw.spaces.traced import Traced, traced
 from torchgw.types import AmbiguityWarning, GraphWarning
 
 CPU = torch.device("cpu")
@@ -263,8 +263,8 @@ def test_factors_that_stand_for_no_distances_depend_on_no_points() -> None:
 
 def test_a_provider_may_say_itself_how_it_depends_on_its_leaf() -> None:
     class Own(EuclideanDistances):
-        def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Unscaled:
-            return Unscaled(Traced(matrix=leaf.sum() * torch.ones(2, 2, dtype=torch.float64)))
+        def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Traced:
+            return Traced(matrix=leaf.sum() * torch.ones(2, 2, dtype=torch.float64))
 
     space = Own(cloud(2).requires_grad_())
     found, _ = traced((space, space), (None, None), SpaceOptions(), torch.float64, CPU)

@@ -104,7 +104,7 @@ def make_model(
     if rules is not None:
         price = min(model.hardness, model.strength)
         penalty = FactoredCost.weighted_sum([rules.cost.to(device)], [price])
-        points, groups = _both(rules.points, device), _both(rules.groups, device)
+        points, groups = ((x.to(device), y.to(device)) for x, y in (rules.points, rules.groups))
         model = replace(model, penalty=penalty, price=price, points=points, groups=groups)
     return model, scale
 
@@ -154,10 +154,6 @@ def _cheapest(cost: FactoredCost, masses: tuple[Tensor, Tensor]) -> float:
         a = c_transform(side, b, q).cpu()  # where sums have one order
         found = max(found, float(dual_bound(a, b.cpu(), p.cpu(), q.cpu(), total=1.0)))
     return found
-
-
-def _both(sides: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    return sides[0].to(device), sides[1].to(device)
 
 
 def tensors_of(cost: Any) -> tuple[Any, ...]:

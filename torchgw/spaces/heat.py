@@ -41,10 +41,10 @@ from torchgw.spaces.heat_kernel import (
     steps_for,
     varadhan,
 )
-from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
+from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import UNREACHABLE, ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.spaces.traced import Traced, Unscaled, growth_of
+from torchgw.spaces.traced import Traced, by_landmarks, growth_of
 from torchgw.types import Array, PrecisionWarning
 
 EXACT_SIZE = 2000
@@ -153,17 +153,13 @@ class HeatDistances(ScaledDistances):
     def _times(self, ratio: float) -> HeatDistances:
         return self._with(_space=self._space._times(ratio))
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Unscaled:
+    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Traced:
         """Scaled distances as an expression of the points, as in `traced_rows`."""
         points = leaf.to(device)
         if self.landmarks is None:
             D = self.traced_rows(points, torch.arange(self.size)) / self.scale
-            return Unscaled(Traced(matrix=(D + D.T) / 2), growth_of(D.max()))
-        columns = self.traced_rows(points, self.landmarks).T / self.scale
-        factors = self.factors()
-        assert factors is not None
-        F, signs = differentiable_factors(columns, self.landmarks.to(device), factors[0].shape[1])
-        return Unscaled(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))
+            return Traced((D + D.T) / 2, growth=growth_of(D.max()))
+        return by_landmarks(self.traced_rows(points, self.landmarks).T / self.scale, self, self.landmarks)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> HeatDistances:
         return self._with(

@@ -34,17 +34,20 @@ from torchgw.types import DistanceProvider, GraphWarning
 
 @dataclass(frozen=True)
 class Traced:
-    """Scaled distances of one space, as a matrix or by factors.
+    """Distances of one space over a scale, as a matrix or by factors.
 
     Attributes
     ----------
     matrix : D (N, N), or None.
     F, signs : (N, r) and (r,) with D = F diag(signs) F^T, or None.
+    growth : of the largest known distance while the scale is a constant, relative: the number 1 () with a derivative;
+        None for a distance that has none, and once distances follow their scale.
     """
 
     matrix: Tensor | None = None
     F: Tensor | None = None
     signs: Tensor | None = None
+    growth: Tensor | None = None
 
     def divided(self, growth: Tensor) -> Traced:
         """The distances over ``growth`` (a number)."""
@@ -56,20 +59,6 @@ class Traced:
     def to(self, dtype: torch.dtype) -> Traced:
         """The same in another precision."""
         return Traced(*(None if part is None else part.to(dtype) for part in (self.matrix, self.F, self.signs)))
-
-
-@dataclass(frozen=True)
-class Unscaled:
-    """Distances of one space before they follow their scale.
-
-    Attributes
-    ----------
-    distances : over a constant scale.
-    growth : of the largest known distance, relative: the number 1 () with a derivative, or None for a constant.
-    """
-
-    distances: Traced
-    growth: Tensor | None = None
 
 
 def traced(
@@ -102,7 +91,7 @@ def traced(
     first, second = (_measured(space, leaf, options, device) for space, leaf in zip(made, leaves, strict=True))
     growths = _growths(made, (first.growth, second.growth), options.scale)
     x, y = (
-        (found.distances if growth is None else found.distances.divided(growth)).to(dtype)
+        (found if growth is None else found.divided(growth)).to(dtype)
         for found, growth in zip((first, second), growths, strict=True)
     )
     return x, y
@@ -127,8 +116,8 @@ def _growths(
     return None, None
 
 
-def _measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Unscaled:
-    """One space, in float64. A provider with a method ``traced(leaf, options, device) -> Unscaled`` says it itself."""
+def _measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Traced:
+    """One space, in float64. A provider with a method ``traced(leaf, options, device) -> Traced`` says it itself."""
     leaf = getattr(space, "leaf", None)  # of a provider of the user's; given once more where it passed a gate
     # Factors that were given never come from points.
     only_own = leaf is None and isinstance(space, FactoredDistances) and not isinstance(space, LandmarkDistances)
@@ -137,7 +126,7 @@ def _measured(space: Any, given: object, options: SpaceOptions, device: torch.de
     if leaf is None:
         return _constant(space, device)
     if hasattr(space, "traced"):
-        found: Unscaled = space.traced(leaf, options, device)
+        found: Traced = space.traced(leaf, options, device)
         return found
     leaf = leaf.to(device, torch.float64)
     if isinstance(space, EuclideanDistances):
@@ -145,9 +134,9 @@ def _measured(space: Any, given: object, options: SpaceOptions, device: torch.de
     if isinstance(space, PrecomputedDistances) and leaf.shape == (space.size, space.size):
         return _matrix(space, leaf)
     if isinstance(space, LandmarkDistances):
-        return _landmark(space, leaf, options.k)
+        return by_landmarks(_paths(space, leaf, options.k, space.landmarks).T, space, space.landmarks)
     if isinstance(space, FactoredDistances):
-        return Unscaled(Traced(F=leaf / space.scale**0.5, signs=_factors(space, device)[1]))
+        return Traced(F=leaf / space.scale**0.5, signs=_factors(space, device)[1])
     if isinstance(space, PrecomputedDistances | DijkstraDistances):
         return _all_pairs(space, leaf, options.k)
     return _constant(space, device)
@@ -159,16 +148,16 @@ def _factors(space: DistanceProvider, device: torch.device) -> tuple[Tensor, Ten
     return found
 
 
-def _constant(space: DistanceProvider, device: torch.device) -> Unscaled:
+def _constant(space: DistanceProvider, device: torch.device) -> Traced:
     """The provider's own numbers: factors where it has them, else all its rows."""
     here = space.to(device, torch.float64)
     factors = here.factors()
     if factors is not None:
-        return Unscaled(Traced(F=factors[0].detach(), signs=factors[1].detach()))
-    return Unscaled(Traced(matrix=here.rows(torch.arange(space.size, device=device)).detach()))
+        return Traced(F=factors[0].detach(), signs=factors[1].detach())
+    return Traced(matrix=here.rows(torch.arange(space.size, device=device)).detach())
 
 
-def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Unscaled:
+def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Traced:
     """A distance matrix that was given, mended as `validate.distance_matrix` and the provider mend it."""
     reached = torch.isfinite(leaf)
     finite = leaf.masked_fill(~reached, 0.0)
@@ -178,7 +167,7 @@ def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Unscaled:
     largest = unit.flatten()[unit.argmax()]
     if not bool(reached.all()):
         unit = torch.where(reached, unit, UNREACHABLE * largest)
-    return Unscaled(Traced(matrix=unit), growth_of(largest))
+    return Traced(unit, growth=growth_of(largest))
 
 
 def _centred(leaf: Tensor, unit: float) -> Tensor:
@@ -186,14 +175,14 @@ def _centred(leaf: Tensor, unit: float) -> Tensor:
     return (leaf - leaf.detach().mean(0)) / unit
 
 
-def _euclidean(space: EuclideanDistances, leaf: Tensor) -> Unscaled:
+def _euclidean(space: EuclideanDistances, leaf: Tensor) -> Traced:
     x = _centred(leaf, space.scale**0.5 if space.squared else space.scale)
     i, j = space.furthest
     square = (x[i] - x[j]).square().sum()
     if space.squared:
-        return Unscaled(Traced(None, *squared_factors(x)), growth_of(square))
+        return Traced(None, *squared_factors(x), growth_of(square))
     growth = growth_of(square)
-    return Unscaled(Traced(matrix=distances(x, x)), None if growth is None else growth.sqrt())
+    return Traced(distances(x, x), growth=None if growth is None else growth.sqrt())
 
 
 def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor) -> Tensor:
@@ -204,16 +193,17 @@ def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor
     return path_distances(graph, edge_lengths(_centred(leaf, space.scale), graph), sources.cpu().numpy())
 
 
-def _all_pairs(space: PrecomputedDistances | DijkstraDistances, leaf: Tensor, k: int | None) -> Unscaled:
+def _all_pairs(space: PrecomputedDistances | DijkstraDistances, leaf: Tensor, k: int | None) -> Traced:
     unit = _paths(space, leaf, k, torch.from_numpy(np.arange(space.size)))
     unit = (unit + unit.T) / 2
     # The pair behind the provider's largest distance; sweeps, which Dijkstra's distances use, can miss the diameter.
     attained = (unit.detach() - space.largest / space.scale).abs().argmin()
-    return Unscaled(Traced(matrix=unit), growth_of(unit.flatten()[attained]))
+    return Traced(unit, growth=growth_of(unit.flatten()[attained]))
 
 
-def _landmark(space: LandmarkDistances, leaf: Tensor, k: int | None) -> Unscaled:
-    columns = _paths(space, leaf, k, space.landmarks).T
-    rank = _factors(space, leaf.device)[0].shape[1]
-    F, signs = differentiable_factors(columns, space.landmarks.to(leaf.device), rank)
-    return Unscaled(Traced(F=F, signs=signs), growth_of(columns.flatten()[columns.argmax()]))
+def by_landmarks(columns: Tensor, space: DistanceProvider, landmarks: Tensor) -> Traced:
+    """Distances by as many factors as the space has, from those (N, L) to its landmarks."""
+    known = space.factors()
+    assert known is not None
+    factors = differentiable_factors(columns, landmarks.to(columns.device), known[0].shape[1])
+    return Traced(None, *factors, growth_of(columns.flatten()[columns.argmax()]))

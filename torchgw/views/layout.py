@@ -46,21 +46,15 @@ def both(result: Placed, X: Any = None, Y: Any = None) -> tuple[Array, Array]:
 def side(result: Placed, which: int, points: Any = None) -> Array:
     """Coordinates of the source (``which`` 0) or the target (1): of ``points`` if given, else of those aligned."""
     name = "XY"[which]
-    if points is None:
-        return _of_known(result, which)
-    found = validate.points(name, points)
-    if len(found) != result.shape[which]:
-        raise ValueError(f"{name} must have {result.shape[which]} rows, as the result has, got shape {found.shape}")
-    return of_points(found)
-
-
-def _of_known(result: Placed, which: int) -> Array:
+    if points is not None:
+        found = validate.points(name, points)
+        if len(found) != result.shape[which]:
+            raise ValueError(f"{name} must have {result.shape[which]} rows, as the result has, got shape {found.shape}")
+        return of_points(found)
     if result.known is None:
-        name = "XY"[which]
         raise ValueError(f"a result that was read from a file keeps no points, so pass {name}= to say where to draw it")
     known = result.known[which]
     if known.points is None and not bool(known.space.rows(torch.tensor([0])).any()):
-        name = "XY"[which]
         raise ValueError(
             f"a linear problem has no distances to lay points out by, so pass {name}= to say where they are"
         )
