@@ -37,22 +37,18 @@ BESIDES = "these are times of solves; a command takes some seconds besides, to l
 
 
 def run_info(arguments: argparse.Namespace) -> dict[str, Any] | str:
-    """Everything as a table, or as JSON."""
-    found = information()
-    return found if arguments.json else as_text(found)
-
-
-def information() -> dict[str, Any]:
-    """What is here; for what is not, the reason."""
-    return {
+    """What is here, and for what is not, the reason; as a table, or as JSON."""
+    usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    found = {
         "torchgw": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: _version(name) or "not installed" for name in NEEDED},
         "optional": {name: _version(name) or f"not installed ({use})" for name, use in OPTIONAL.items()},
         "devices": devices(),
-        "backends": {str(device): backends(device) for device in _usable()},
+        "backends": {device: backends(torch.device(device)) for device in usable},
     }
+    return found if arguments.json else as_text(found)
 
 
 def devices() -> dict[str, str]:
@@ -114,11 +110,6 @@ def _size(name: str, given: str, limit: int) -> int:
     if given.isdecimal():
         return int(given)
     return int(read_space(name, Path(given), limit).shape[0])
-
-
-def _usable() -> list[torch.device]:
-    cuda = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [torch.device("cpu"), *cuda]
 
 
 def _version(package: str) -> str | None:

@@ -48,11 +48,6 @@ class Workload:
 Reason = Callable[[Workload], "str | None"]
 
 
-def no_blocks(workload: Workload) -> dict[str, int]:
-    """For implementations that choose none."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Implementation(Generic[Function]):
     """One way to run a kernel family.
@@ -63,14 +58,14 @@ class Implementation(Generic[Function]):
     unable : why a workload cannot run, or None.
     unwise : why ``auto`` should pass it over although it could, or None.
     build : makes the callable.
-    blocks : the block sizes that a workload gets, by name.
+    blocks : the block sizes that a workload gets, by name; none where the implementation chooses none.
     """
 
     name: str
     unable: Reason
     unwise: Reason
     build: Callable[[Workload], Function]
-    blocks: Callable[[Workload], dict[str, int]] = no_blocks
+    blocks: Callable[[Workload], dict[str, int]] = field(default=lambda _: {})
 
 
 @dataclass(frozen=True)

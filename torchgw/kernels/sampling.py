@@ -20,9 +20,7 @@ def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     weights = torch.nan_to_num(weights, nan=0.0, posinf=0.0).clamp_min(0.0)
     largest = weights.amax(-1, keepdim=True)
     weights = torch.where(largest > 0, weights / largest, torch.ones_like(weights))
-    one_row_there = (
-        weights.is_cuda and weights.numel() == weights.shape[-1] and count > 1
-    )  # torch scans it in any order
+    one_row_there = weights.is_cuda and weights.numel() == weights.shape[-1] and count > 1  # scanned in any order
     if weights.shape[-1] <= MULTINOMIAL_LIMIT and not one_row_there:
         return torch.multinomial(weights, count, replacement=True, generator=generator)
     cumulative = running(weights.to(torch.float64), -1)
@@ -40,8 +38,7 @@ def make_generator(random_state: object, device: torch.device) -> torch.Generato
     if random_state is None:
         seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0]) >> 1
     elif isinstance(random_state, torch.Generator):
-        drawn = torch.randint(2**62, (1,), generator=random_state, device=random_state.device)
-        seed = int(drawn)
+        seed = int(torch.randint(2**62, (1,), generator=random_state, device=random_state.device))
     elif isinstance(random_state, np.random.Generator):
         seed = int(random_state.integers(2**62))
     else:

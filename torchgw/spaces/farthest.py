@@ -48,7 +48,9 @@ def farthest_points(graph: Any, n_landmarks: int, dtype: str = "float64") -> tup
     order = reverse_cuthill_mckee(graph, symmetric_mode=True)
     place = np.empty_like(order)
     place[order] = np.arange(n, dtype=order.dtype)
-    graph = renumbered(graph, order, place)
+    graph = graph[order]
+    graph.indices = place[graph.indices]
+    graph.has_sorted_indices = False
     columns = np.empty((n_landmarks, n), dtype=dtype)
     index = np.zeros(n_landmarks, dtype=np.int64)
     nearest = np.full(n, np.inf)
@@ -59,14 +61,6 @@ def farthest_points(graph: Any, n_landmarks: int, dtype: str = "float64") -> tup
         if step + 1 < n_landmarks:
             index[step + 1] = nearest.argmax()
     return index, columns.T
-
-
-def renumbered(graph: Any, order: Array, place: Array) -> Any:
-    """The graph whose node i is node ``order[i]`` of the given one; ``place`` is the inverse of ``order``."""
-    rows = graph[order]
-    rows.indices = place[rows.indices]
-    rows.has_sorted_indices = False
-    return rows
 
 
 def worthwhile(n: int, k: int, n_landmarks: int) -> bool:

@@ -171,18 +171,11 @@ def steps_for(largest: float, time: float, n: int) -> int:
     return int(order[small[0]]) if len(small) else n
 
 
-def delta_columns(index: Tensor, n: int) -> Tensor:
-    """Unit vectors (N, M) of the nodes ``index`` (M,), in float64."""
-    V = torch.zeros(n, len(index), dtype=torch.float64, device=index.device)
-    V[index, torch.arange(len(index), device=index.device)] = 1.0
-    return V
-
-
 def heat_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor, n_steps: int, traced: bool) -> Tensor:
     """Rows K[index] (M, N) at ``time`` (), in units of the squared length over n."""
-    V = delta_columns(index, len(roots))
-    parameters, coefficients = (roots,), (time,)
-    return matrix_function(edges.product, parameters, V, Exponential(), n_steps, coefficients, reorthogonalise=traced).T
+    V = torch.zeros(len(roots), len(index), dtype=torch.float64, device=index.device)
+    V[index, torch.arange(len(index), device=index.device)] = 1.0
+    return matrix_function(edges.product, (roots,), V, Exponential(), n_steps, (time,), reorthogonalise=traced).T
 
 
 def dense_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ def nearest(points: Array, k: int) -> Array:
     """
     n = len(points)
     k = min(k, n - 1)
-    order = near_order(points)
-    points = points[order]
+    # In an order in which points near each other come near each other, which saves cache misses.
+    order: Array = _tree(points).indices if points.shape[1] <= TREE_DIMENSIONS else np.arange(n)
+    order, points = order.astype(np.int32), points[order]
     found = np.empty((n, k), dtype=np.int32)
     search = _Search(points)
     for first in range(0, n, ROWS):
@@ -49,14 +50,6 @@ def nearest_to(points: Array, queries: Array, k: int) -> tuple[Array, Array]:
     index = _Search(points)(queries, min(k, len(points)))
     lengths: Array = np.linalg.norm(queries[:, None] - points[index], axis=2)
     return lengths, index.astype(np.int64)
-
-
-def near_order(points: Array) -> Array:
-    """An order (N,) int32 in which points near each other come near each other, which saves cache misses."""
-    if points.shape[1] > TREE_DIMENSIONS:
-        return np.arange(len(points), dtype=np.int32)
-    order: Array = _tree(points).indices.astype(np.int32)
-    return order
 
 
 class _Search:

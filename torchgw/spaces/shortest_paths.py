@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
-from torchgw.spaces.edges import entry_positions
+from torchgw.spaces.edges import components, entry_positions
 from torchgw.types import Array
 
 SECONDS_PER_STEP = 9e-9
@@ -63,9 +63,9 @@ def sweep(graph: Any, n_sweeps: int = 16) -> tuple[float, bool]:
     farthest from those before. Starting each sweep at the last one's farthest point instead can get stuck: on a
     Swiss roll of 150 points it missed 17 % of the diameter, this 3 %.
     """
-    from scipy.sparse.csgraph import connected_components, dijkstra
+    from scipy.sparse.csgraph import dijkstra
 
-    n_components, label = connected_components(graph, directed=False)
+    n_components, label = components(graph)
     nearest, largest = np.full(len(label), np.inf), 0.0
     for _ in range(n_sweeps):
         order = np.lexsort((-nearest, label))
