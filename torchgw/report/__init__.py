@@ -17,14 +17,14 @@ from string import Template
 from typing import Any
 
 from torchgw.persist.files import whole
-from torchgw.report.contents import contents
+from torchgw.report import contents
 from torchgw.report.reported import Reported
 
 
 def write(result: Reported, path: Path, X: Any = None, Y: Any = None, labels: Any = None) -> None:
     """Write the page of a result, whole or not at all; errors are those of `GWResult.report`."""
     drawing = plotly_script()
-    text = page(contents(result, X, Y, labels), drawing)
+    text = page(contents.contents(result, X, Y, labels), drawing)
     with whole(path) as aside:
         aside.write_text(text, encoding="utf-8", newline="\n")
 
