@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from torchgw.kernels.dispatch import Workload
+
 logger = logging.getLogger("torchgw")
 
 
@@ -38,6 +40,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             return made(*given)
 
     return run
+
+
+def unable(trial: Callable[[str], Any], workload: Workload) -> str | None:
+    """Why the device has no working compiler, or None."""
+    return failure(workload.device.type, trial)
 
 
 @cache

@@ -18,7 +18,6 @@ from torchgw.kernels import compiler
 from torchgw.kernels.blocks import Fill, block_rows, blocks, over_columns
 from torchgw.kernels.blocks import absorb as absorb_blocks
 from torchgw.kernels.blocks import sweep as sweep_blocks
-from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.logsumexp import FLOOR, logarithm, logsumexp2_, merged
 
@@ -74,10 +73,6 @@ def compiled() -> Kernel:
     return Kernel(whole, in_two_reads(whole), absorb)
 
 
-def uncompiled(workload: Workload) -> str | None:
-    """Why this device has no working compiler, or None; compiles the kernel, the first time."""
-    return compiler.failure(workload.device.type, _trial)
-
-
-def _trial(device_type: str) -> None:
+def trial(device_type: str) -> None:
+    """Compile the kernel, which tells whether it can be."""
     compiled().softmin(torch.zeros(3, 2, device=device_type), torch.zeros(2, device=device_type), 1)

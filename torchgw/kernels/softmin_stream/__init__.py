@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from torchgw.kernels import gpu
+from torchgw.kernels import compiler, gpu
 from torchgw.kernels.blocks import rows
 from torchgw.kernels.dispatch import Implementation, Selection, Workload, select, slower_than_eager
 from torchgw.kernels.kernel import Kernel
@@ -17,7 +17,7 @@ FAMILY: tuple[Implementation[Kernel], ...] = (
     Implementation(
         "triton", gpu.unable, partial(gpu.unwise, NAME), lambda workload: triton.build(workload.dot), triton.blocks
     ),
-    Implementation("compile", reference.uncompiled, SLOWER, lambda _: reference.compiled(), rows),
+    Implementation("compile", partial(compiler.unable, reference.trial), SLOWER, lambda _: reference.compiled(), rows),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.KERNEL, rows),
 )
 
