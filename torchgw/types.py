@@ -96,7 +96,14 @@ class DistanceProvider(Protocol):
         """F (N, r) and signs s (r,) with D = F diag(s) F^T, or None where there are none."""
 
 
-class Differentiated(Protocol):
+class Carrier(Protocol):
+    """What can be multiplied by a plan."""
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        """T V for axis 1, T^T V for axis 0."""
+
+
+class Differentiated(Carrier, Protocol):
     """A solved problem as an expression of what it was made from, which automatic differentiation can follow."""
 
     @property
@@ -109,19 +116,9 @@ class Differentiated(Protocol):
     def plan(self) -> Tensor:
         """The dense plan (N, K)."""
 
-    def apply(self, V: Tensor, axis: int) -> Tensor:
-        """T V for axis 1, T^T V for axis 0."""
-
-
-class Carrier(Protocol):
-    """What can be multiplied by a plan."""
-
-    def apply(self, V: Tensor, axis: int) -> Tensor:
-        """T V for axis 1, T^T V for axis 0."""
-
 
 @runtime_checkable
-class Coupling(Protocol):
+class Coupling(Carrier, Protocol):
     """A transport plan T (N, K) that is read through products and samples; only ``to_dense`` stores it."""
 
     @property
@@ -133,9 +130,6 @@ class Coupling(Protocol):
 
     def marginal(self, axis: int) -> Tensor:
         """Sum over ``axis``: (N,) for 1, (K,) for 0."""
-
-    def apply(self, V: Tensor, axis: int) -> Tensor:
-        """T V for axis 1, T^T V for axis 0."""
 
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """One column index for each entry of ``rows``, drawn from that row of T."""

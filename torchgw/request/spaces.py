@@ -26,13 +26,10 @@ MOST_CHECKED = 2500
 
 def check_distances(distances: object) -> tuple[str, str]:
     """One of `DISTANCES` for each space, from one for both or a pair."""
-    if isinstance(distances, tuple):
-        if len(distances) != 2:
-            raise ValueError(f"distances must be one of {DISTANCES} or a pair of them, got {len(distances)} entries")
-        first, second = distances
-    else:
-        first = second = distances
-    return validate.choice("distances", first, DISTANCES), validate.choice("distances", second, DISTANCES)
+    pair = distances if isinstance(distances, tuple) else (distances, distances)
+    if len(pair) != 2:
+        raise ValueError(f"distances must be one of {DISTANCES} or a pair of them, got {len(pair)} entries")
+    return validate.choice("distances", pair[0], DISTANCES), validate.choice("distances", pair[1], DISTANCES)
 
 
 def check_spaces(
