@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, SparseEntries, leading
+from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_tiles import PlanProducts, reference, separable
 from torchgw.kernels.tiles import Tiles, centres, inverse_permutation
 from torchgw.persist.codec import storable
 
-SAMPLE_BLOCK = 2**22
 NEGLIGIBLE = 0.1
 MOST_SPREAD = 5e7
 
@@ -185,7 +185,7 @@ class TiledCoupling(BlockCoupling):
         index = order[found.argmax][rank]
         spread = torch.nonzero((x * y.max() > NEGLIGIBLE * found.largest)[rank])[:, 0]
         lines = self if axis == 1 else self.turned()
-        for part in torch.split(spread, max(1, SAMPLE_BLOCK // len(y))):
+        for part in parts(spread, len(y)):
             index[part] = lines.rows(part).argmax(1)
         return index.masked_fill_(self.potentials[1 - axis].isneginf(), 0)
 
@@ -214,19 +214,18 @@ class TiledCoupling(BlockCoupling):
             if len(every) == 0:
                 continue
             columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
-            for where in torch.split(every, max(1, SAMPLE_BLOCK // len(columns))):
+            for where in parts(every, len(columns)):
                 block = self._entries(where, columns).addr_(x[where], y[columns])
                 yield row_order[where], column_order[columns], block, x[where] * highest
 
     def _whole(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of whole rows of the plan, with their points."""
-        for part in torch.split(rows, max(1, SAMPLE_BLOCK // self.shape[1])):
+        for part in parts(rows, self.shape[1]):
             yield part, self.rows(part)
 
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         drawn = torch.empty_like(rows)
-        step = max(1, SAMPLE_BLOCK // self.shape[1])
-        for out, part in zip(torch.split(drawn, step), torch.split(rows, step), strict=True):
+        for out, part in zip(*(parts(index, self.shape[1]) for index in (drawn, rows)), strict=True):
             out.copy_(draw(self.rows(part), 1, generator)[:, 0])
         return drawn
 

@@ -32,6 +32,11 @@ def rows(workload: Workload) -> dict[str, int]:
     return {"rows": block_rows(*workload.shape, workload.device)}
 
 
+def parts(index: Tensor, k: int, elements: int = 2**22) -> tuple[Tensor, ...]:
+    """Indices (m,) in parts whose rows of k entries have so many ``elements`` together; a row at least."""
+    return torch.split(index, max(1, elements // k))
+
+
 def blocks(n: int, step: int) -> Iterator[slice]:
     """Consecutive blocks of ``step`` rows."""
     for start in range(0, n, step):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import cost_of_core, factored_mean_squares
@@ -22,8 +23,6 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells
 from torchgw.types import DistanceProvider
-
-ROW_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,7 @@ class ControlledSpace:
         if self.exact:
             space = FactoredDistances.of(means, signs, self.space.scale)
         elif matrix:
-            step = max(1, ROW_ELEMENTS // self.space.size)
-            D = torch.cat([self.space.rows(part)[:, centres] for part in torch.split(centres, step)])
+            D = torch.cat([self.space.rows(part)[:, centres] for part in parts(centres, len(F), 2**26)])
             space = PrecomputedDistances.stored_matrix((D + D.T) / 2, self.space.scale)
         return CellSpace(cells, space, centres, means)
 

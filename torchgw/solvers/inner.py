@@ -6,7 +6,7 @@ score tile by tile (`torchgw.kernels.softmin_tiles`), and what leaves it is a co
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.rounding import round_tiles, rounded
 from torchgw.kernels import LOG2E
+from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.kernels.sums import inner
@@ -27,6 +28,8 @@ from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
 from torchgw.solvers.warm_start import Start
 from torchgw.types import Softmins
+
+Transported: TypeAlias = "tuple[SinkhornState, BlockCoupling, Tensor]"
 
 SKIPPED_FROM = 4096
 # Up to that rho / epsilon sums of solved problems tell potentials better than warm ones, where both sides give way;
@@ -64,24 +67,11 @@ class Linear(NamedTuple):
         return self.row.settled(rows, f, largest), self.column.settled(columns, g, largest)
 
 
-class Transported(NamedTuple):
-    """A solved transport problem.
-
-    solved : base-2 dual potentials (N,), (K,) of its score, their L1 column residuals, and iterations.
-    coupling : the plan (N, K), rounded onto the marginals.
-    overlap : <score, T> () of that plan.
-    """
-
-    solved: SinkhornState
-    coupling: BlockCoupling
-    overlap: Tensor
-
-
 class Inner(Protocol):
     """Solves linear problems of a model from warm potentials f (N,), g (K,)."""
 
     def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
-        """The solution, in the dtype of the factors."""
+        """Solved for its score, the plan (N, K) rounded onto the marginals, and <score, T> () of that."""
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         """Only its potentials."""
@@ -105,7 +95,7 @@ def solved(
     f, g = (rescale(side, log, ratio) for side, log in zip((warm.f, warm.g), model.logs, strict=True))
     f, g = f + row, g + column
     found = inner(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
-    return found, Start(cost, found.solved.f - row, found.solved.g - column, epsilon), centred
+    return found, Start(cost, found[0].f - row, found[0].g - column, epsilon), centred
 
 
 class StoredInner:
@@ -118,7 +108,7 @@ class StoredInner:
     def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
         state = self.potentials(linear, f, g)
         rounded(self._plan, *self._masses, self.model.marginals)
-        return Transported(state, DenseCoupling(self._plan), _overlap(self._score, self._plan))
+        return state, DenseCoupling(self._plan), _overlap(self._score, self._plan)
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         """Leaves the plan, not rounded, in the buffer."""
@@ -154,8 +144,7 @@ class StreamedInner:
             self.tiled, A, B, tiles, state.f.double(), state.g.double(), *self.model.masses, self.model.marginals, V=B
         )
         TB = rounded.read.TV[:, 1:] + rounded.x[:, None] * (rounded.y @ B.double())
-        overlap = (A * TB).sum().to(A.dtype)
-        return Transported(state, rounded.coupling(), overlap)
+        return state, rounded.coupling(), (A * TB).sum().to(A.dtype)
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         assert linear.extra is None, "what streams has factors"
@@ -176,8 +165,7 @@ class StreamedInner:
 
 def _overlap(score: Tensor, plan: Tensor) -> Tensor:
     """<score, plan>, in blocks that stay in the cache."""
-    step = max(1, 2**19 // score.shape[1]) if score.device.type == "cpu" else len(score)
-    total = score.new_zeros(())
-    for start in range(0, len(score), step):
-        total += inner(score[start : start + step], plan[start : start + step])
+    total, (n, k) = score.new_zeros(()), score.shape
+    for where in blocks(n, block_rows(n, k, score.device)):
+        total += inner(score[where], plan[where])
     return total

@@ -18,6 +18,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
+from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
@@ -130,11 +131,9 @@ def solve_sampled(
 def compared(last: Tensor, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """L1 distance of the plan of a score (N, K) from the ``last`` one, which it replaces in place, <score, plan>, its
     row and column sums; in one pass, by blocks that stay in the cache."""
-    change, overlap = score.new_zeros(()), score.new_zeros(())
-    rows, columns = score.new_empty(score.shape[0]), score.new_zeros(score.shape[1])
-    size = max(1, (2**19 if score.device.type == "cpu" else 2**26) // score.shape[1])
-    for start in range(0, len(score), size):
-        where = slice(start, start + size)
+    change, overlap, (n, k) = score.new_zeros(()), score.new_zeros(()), score.shape
+    rows, columns = score.new_empty(n), score.new_zeros(k)
+    for where in blocks(n, block_rows(n, k, score.device)):
         plan = (score[where] + state.f[where, None]).add_(state.g).clamp_min_(-120.0).exp2_()
         overlap += (plan * score[where]).sum()
         rows[where], columns = plan.sum(1), columns + plan.sum(0)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.kernels.blocks import parts
 from torchgw.kernels.sums import add_by_label
 from torchgw.linalg.lanczos import bare_recurrence, random_like, ritz
 from torchgw.linalg.matrix_functions import Exponential, matrix_function
@@ -35,7 +36,6 @@ FLOOR = 1e-10
 TRUNCATION = 1e-15
 SPECTRUM_STEPS = 40
 SAFETY = 1.05
-BARE_ENTRIES = 2**22
 FIRST_DIMENSION = 2.0
 MARGIN = 1.2
 NEAREST_FITTED = 0.3
@@ -244,11 +244,9 @@ class SparseKernel:
     def rows(self, index: Tensor, time: float) -> Tensor:
         n = len(self._roots)
         n_steps = self._n_steps or steps_for(self._largest, time, n)
-        chunk = max(1, BARE_ENTRIES // max(n, n_steps**2))
+        some = parts(index, max(n, n_steps**2))
         t = torch.tensor(time, dtype=torch.float64, device=self._roots.device)
-        return torch.cat(
-            [heat_rows(self._edges, self._roots, part, t, n_steps, traced=False) for part in torch.split(index, chunk)]
-        )
+        return torch.cat([heat_rows(self._edges, self._roots, part, t, n_steps, traced=False) for part in some])
 
 
 def fitted(kernel: DenseKernel | SparseKernel, probes: Array, paths: Array) -> tuple[float, float]:

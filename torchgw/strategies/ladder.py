@@ -27,6 +27,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import Rung
 from torchgw.diagnostics.status import History, Status
+from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
@@ -53,7 +54,6 @@ LEFT = 0.25  # share of it that larger rungs may leave unsolved
 SURE = 2.0  # standard errors of the residual that the tolerance must leave room for
 SAMPLED_POINTS = 1000
 FLOAT32_RESIDUAL = 5e-5
-ROW_ELEMENTS = 2**22
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
 
 
@@ -220,8 +220,7 @@ def _changed(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Ten
     index = torch.nonzero(p > 0)[:, 0] if few else draw(p, SAMPLED_POINTS, problem.generator)
     weight = torch.ones_like(p[index]) if few else p.sum() / len(index) / p[index]
     total = p.new_zeros(())
-    step = max(1, ROW_ELEMENTS // k)
-    for part, scale in zip(torch.split(index, step), torch.split(weight, step), strict=True):
+    for part, scale in zip(parts(index, k), parts(weight, k), strict=True):
         one, other = (
             (scored.A[part] @ scored.B.T).double().add_(u[part, None]).add_(v).exp2_()
             for scored, u, v in ((last.solved.score, last.f, last.g), (score, f, g))
