@@ -1,4 +1,4 @@
-"""What the pages say of the code is there: the file and function of each formula, and every file that is named."""
+"""What pages and docstrings say of the code is there: each formula, every file that is named, the fields of records."""
 
 from __future__ import annotations
 
@@ -55,6 +55,31 @@ def named_files(text: str) -> set[str]:
 
 def is_there(name: str) -> bool:
     return any((HOME / folder / name.removeprefix("torchgw/")).is_file() for folder in ("torchgw", ".", "docs"))
+
+
+def fields_without_words(code: str) -> list[str]:
+    """Fields of dataclasses and named tuples, Class.field, that stand neither in the list of the docstring, before a
+    colon, nor between backticks."""
+    found = []
+    for kind in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ClassDef)):
+        marks = {ast.unparse(mark).partition("(")[0] for mark in (*kind.decorator_list, *kind.bases)}
+        if marks & {"dataclass", "NamedTuple"}:
+            text = ast.get_docstring(kind) or ""
+            told = set(re.findall(r"\w+", " ".join(re.findall(r"^[\w, ]+(?= : )|``\w+``", text, re.MULTILINE))))
+            members = (node.target for node in kind.body if isinstance(node, ast.AnnAssign))
+            found += [f"{kind.name}.{m.id}" for m in members if isinstance(m, ast.Name) and m.id not in told]
+    return found
+
+
+def test_every_record_lists_its_fields() -> None:
+    codes = [path.read_text() for path in ROOT.rglob("*.py")]
+    assert sum(len(re.findall(r"^@dataclass|\(NamedTuple\)", code, re.MULTILINE)) for code in codes) > 80
+    assert not [field for code in codes for field in fields_without_words(code)]
+
+
+def test_a_field_that_is_not_listed_is_seen() -> None:
+    code = 'class Plan(NamedTuple):\n    """A plan.\n\n    T : (N, K).\n    """\n    T: Tensor\n    g: Tensor\n'
+    assert fields_without_words(code) == ["Plan.g"]
 
 
 def test_each_formula_stands_where_the_page_says() -> None:

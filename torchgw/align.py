@@ -220,7 +220,7 @@ def _advised(request: Request) -> Iterator[None]:
 
 
 class Arguments(TypedDict, total=False):
-    """What `gw_align` takes by name."""
+    """The parameters of `gw_align` by name but ``gradient_mode``, of the same types and meanings."""
 
     distances: str | tuple[str, str]
     p: Array | Tensor | None

@@ -114,7 +114,7 @@ def rounded(plan: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
 
 
 def feasible(plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """Stored plans (..., N, K) rounded, in place, onto marginals p (N,), q (K,) of equal sums."""
+    """Stored plans (..., N, K) rounded, in place, onto marginals p (..., N), q (..., K) of equal sums."""
     plan.mul_(_shrink(p, plan.sum(-1)).unsqueeze(-1))
     columns = plan.sum(-2)
     shrink = _shrink(q, columns)

@@ -28,7 +28,7 @@ class Basin:
     ----------
     energy : objective on the level it was compared on.
     count : starts that ended in it, as far as the coarse stage kept what they found.
-    level : "full" (all points), "subset" (weighted points), "lifted" or "landmarks".
+    level : "full" (all points), "subset" (weighted points) or "landmarks".
     difference : mean distance between its matches and those of the best basin, relative to the largest distance of the
         two spaces.
     matching : (N,) target index of each source point, to the resolution of the level.

@@ -169,7 +169,13 @@ class _MatrixFunction(torch.autograd.Function):
 
 
 class _Evaluated(NamedTuple):
-    """f(A) V as it was computed, and its adjoint."""
+    """f(A) V as it was computed, and its adjoint.
+
+    matvec, f : the matrix A (N, N) as a product, and the function.
+    found : the Krylov basis (M, m, N), and the entries of the tridiagonal matrix T (M, m, m).
+    norm : of the start vectors, (M,).
+    values, vectors : eigenvalues (M, m) and eigenvectors (M, m, m) of T.
+    """
 
     matvec: Matvec
     f: ScalarFunction

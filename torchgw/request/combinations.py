@@ -69,7 +69,11 @@ TOGETHER = {
 
 
 class Fact(NamedTuple):
-    """The kind of an argument, a key of `KINDS`, and the argument as a message shows it."""
+    """An argument as others depend on it.
+
+    kind : its kind, a key of `KINDS`.
+    text : the argument as a message shows it.
+    """
 
     kind: str
     text: str
@@ -79,13 +83,13 @@ class Fact(NamedTuple):
 class Excluded:
     """A combination that is not available.
 
-    ``argument``  the argument to change
-    ``kinds``     its kinds that are excluded
-    ``beside``    {argument: kinds}, the arguments beside which they are
-    ``must``      what it must be or have there, with its verb
-    ``why``       the reason
-    ``instead``   what to do
-    ``error``     the class of the exception
+    argument : the argument to change
+    kinds : its kinds that are excluded
+    beside : {argument: kinds}, the arguments beside which they are
+    must : what it must be or have there, with its verb
+    why : the reason
+    instead : what to do
+    error : the class of the exception
     """
 
     argument: str
@@ -110,10 +114,10 @@ class Excluded:
 class Settled:
     """An option that other arguments decide.
 
-    ``given``   {argument: kinds} of those that do
-    ``option``  the member of `GWOptions`
-    ``value``   what it is there
-    ``why``     the reason
+    given : {argument: kinds} of those that do
+    option : the member of `GWOptions`
+    value : what it is there
+    why : the reason
     """
 
     given: Mapping[str, tuple[str, ...]]

@@ -87,7 +87,11 @@ class CellSpace:
 
 @dataclass(frozen=True)
 class _OnCentres:
-    """A plan (n, n') between cells as a plan between all points, carried by the cells' centres."""
+    """A plan (n, n') between cells as a plan between all points, carried by the cells' centres.
+
+    x, y : the cells of both spaces.
+    plan : (n, n').
+    """
 
     x: CellSpace
     y: CellSpace

@@ -99,7 +99,11 @@ def project(
 
 
 class _Kernel(NamedTuple):
-    """A kernel X (N, r) whose rows have largest entry 1, and the masses (N,) that its rows are scaled to."""
+    """A kernel whose rows are to be scaled.
+
+    X : (N, r), rows with largest entry 1.
+    mass : (N,), the sums of its scaled rows.
+    """
 
     X: Tensor
     mass: Tensor
@@ -123,7 +127,12 @@ class _Kernel(NamedTuple):
 
 
 class _Dual(NamedTuple):
-    """The convex dual in x = log v and y = log v', stacked as (2, r); its slope is (Q^T 1, R^T 1) - g."""
+    """The convex dual in x = log v and y = log v', stacked as (2, r); its slope is (Q^T 1, R^T 1) - g.
+
+    kernels : X (N, r) and Y (K, r).
+    log_z : natural logarithm of z (r,).
+    floor : the least entry of g.
+    """
 
     kernels: list[_Kernel]
     log_z: Tensor

@@ -49,7 +49,12 @@ class TileKernel:
 
 @dataclass(frozen=True)
 class TiledScore:
-    """A `torchgw.types.Softmins` of which only the kept tiles are evaluated."""
+    """A `torchgw.types.Softmins` of which only the kept tiles are evaluated.
+
+    kernel : the implementation.
+    A, B : factors (N, r), (K, r) of the score, as it prepares them.
+    tiles : those that are kept.
+    """
 
     kernel: TileKernel
     A: Tensor
