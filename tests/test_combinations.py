@@ -9,7 +9,7 @@ import itertools
 import math
 import random
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.problems import daily
 from torchgw import (
     Balanced,
     Envelope,
@@ -137,6 +138,14 @@ def row_of(point: Mapping[str, str]) -> Excluded | None:
     return next((row for row in EXCLUDED if row.holds(point)), None)
 
 
+@cache
+def allowed() -> list[dict[str, str]]:
+    """The combinations that are not refused, in no order."""
+    found = [point for point in points(**FACTORED) if row_of(point) is None]
+    random.Random(0).shuffle(found)
+    return found
+
+
 def page() -> str:
     """The text of docs/combinations.md."""
     refused = (
@@ -168,42 +177,53 @@ def test_rows_name_kinds_that_there_are() -> None:
         assert all(set(kinds) <= set(KINDS[name]) for name, kinds in settled.given.items())
 
 
-def check(point: Mapping[str, str], folder: Path) -> bool:
-    """That `gw_align` refuses these arguments as the table says, or else would begin; whether it would."""
-    row, given = row_of(point), arguments(point, folder)
-    with pytest.raises((Begun, ValueError, TypeError)) as caught:
-        gw_align(given.pop("X"), given.pop("Y"), **given)
-    error = caught.value
-    assert type(error) is (Begun if row is None else row.error), (point, error)
-    if row is not None:
-        assert str(error).startswith(f"{row.argument} must {row.must} with "), (point, error)
-        assert str(error).endswith(f": {row.why}; {row.instead}"), (point, error)
-    return row is None
+@pytest.fixture
+def begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Mapping[str, str]], bool]]:
+    """Whether `gw_align` would begin with such arguments; otherwise it refuses them, in the words of the table."""
 
-
-def test_every_combination_begins_or_is_refused_as_the_table_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     def begin(*_: object) -> None:
         raise Begun
 
+    def check(point: Mapping[str, str]) -> bool:
+        row, given = row_of(point), arguments(point, tmp_path / "kept")
+        with pytest.raises((Begun, ValueError, TypeError)) as caught:
+            gw_align(given.pop("X"), given.pop("Y"), **given)
+        error = caught.value
+        assert type(error) is (Begun if row is None else row.error), (point, error)
+        if row is not None:
+            assert str(error).startswith(f"{row.argument} must {row.must} with "), (point, error)
+            assert str(error).endswith(f": {row.why}; {row.instead}"), (point, error)
+        return row is None
+
     monkeypatch.setattr(align_module, "followed", begin)
-    begun = [check(point, tmp_path / "kept") for point in points(**FACTORED)]
-    assert len(begun) == math.prod(map(len, AXES.values()))
-    assert 5000 < sum(begun) < len(begun) / 10
-    plain = {"marginals": "Balanced", "cost": "none", "alpha": "one", "supervision": "none", "checkpoint": "none"}
-    for which in ({"X": "others"}, {"Y": "others"}):
-        assert 30 < sum(check(point, tmp_path / "kept") for point in points(**FACTORED | plain | which)) < 144
+    yield check
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("strategy", AXES["options.strategy"])
+def test_every_combination_of_the_table_is_refused_in_its_words(begins: Any, strategy: str) -> None:
+    refused = [point for point in points(**FACTORED | {"options.strategy": strategy}) if row_of(point)]
+    assert not any(map(begins, refused))
+    assert len(refused) > 0.85 * math.prod(map(len, AXES.values())) / 4
+
+
+@pytest.mark.parametrize("part", daily({(0,)}, range(5)))
+def test_every_other_combination_begins(begins: Any, part: int) -> None:
+    assert all(map(begins, allowed()[part::5]))
+    assert len(allowed()) > 5000
+
+
+@pytest.mark.parametrize("which", "XY")
+def test_spaces_without_factors_are_refused_as_the_table_says(begins: Any, which: str) -> None:
+    plain = {"marginals": "Balanced", "cost": "none", "alpha": "one", "supervision": "none", "checkpoint": "none"}
+    assert 30 < sum(map(begins, points(**FACTORED | plain | {which: "others"}))) < 144
 
 
 def chosen() -> list[dict[str, str]]:
     """Combinations that are not refused, in which every three kinds that go together are together once."""
-    allowed = [point for point in points(**FACTORED) if row_of(point) is None]
-    random.Random(0).shuffle(allowed)
     seen: set[Any] = set()
     found = []
-    for point in allowed:
+    for point in allowed():
         triples = set(itertools.combinations(point.items(), 3))
         if not triples <= seen:
             seen |= triples
