@@ -201,7 +201,7 @@ def test_tensors_come_back_where_they_came_from() -> None:
 )
 def test_gradients_flow_through_the_device_and_are_those_of_the_cpu(mode: str, given: dict[str, Any]) -> None:
     def gradients(device: str) -> list[Tensor]:
-        leaves = [side.to(device).requires_grad_() for side in (cases.X, cases.Y, cases.P, cases.Q)]
+        leaves = [cases.leaf(side.to(device)) for side in (cases.X, cases.Y, cases.P, cases.Q)]
         x, y = (EuclideanDistances(side, squared=True) for side in leaves[:2])
         common = {"init": cases.INIT, "epsilon": 0.1, "gradient_mode": MODES[mode]}
         found = align(x, y, device=device, p=leaves[2], q=leaves[3], **(common | given))
