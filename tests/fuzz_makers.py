@@ -9,6 +9,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from tests.problems import Own  # noqa: F401 - the expressions have it
 from torchgw import (  # noqa: F401 - the expressions have them
     AnnealingOptions,
     Balanced,
@@ -105,27 +106,6 @@ def locked(array: Any) -> np.ndarray:
 def learned(array: Any) -> Tensor:
     """A tensor whose gradient is wanted."""
     return torch.tensor(np.asarray(array, dtype=np.float64), requires_grad=True)
-
-
-class Own:
-    """A user's provider of a matrix: rows alone."""
-
-    stored = True
-
-    def __init__(self, D: Any) -> None:
-        self._D = torch.as_tensor(np.asarray(D, dtype=np.float64))
-        self.size, self.scale = len(self._D), 1.0
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Own:
-        other = Own(self._D)
-        other._D = self._D.to(device, dtype)
-        return other
-
-    def rows(self, index: Tensor) -> Tensor:
-        return self._D[index]
-
-    def factors(self) -> None:
-        return None
 
 
 class Bare:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.problems import generator
+from tests.problems import generator, uniform
 from torchgw import (
     Envelope,
     EuclideanDistances,
@@ -24,7 +24,7 @@ from torchgw.gradients.modes import GradientMode
 
 
 def cloud(n: int, d: int, seed: int) -> Tensor:
-    return torch.rand(n, d, generator=generator(seed), dtype=torch.float64)
+    return uniform(n, d, seed=seed)
 
 
 def masses(n: int, seed: int) -> Tensor:

@@ -1,24 +1,41 @@
-"""Named problems with known answers, and slow, obvious oracles in plain NumPy float64."""
+"""Named problems with known answers, slow, obvious oracles in plain NumPy float64, and what many tests are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from torchgw import EuclideanDistances, PrecomputedDistances
+from torchgw import Balanced, EuclideanDistances, Partial, PrecomputedDistances, SemiRelaxed, SeparableLoss, Unbalanced
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.datasets import make_spiral
+from torchgw.losses import SQUARE
+from torchgw.marginals import Marginals
 
 SPIRAL, SPIRAL_ANGLE = make_spiral(90)
 ROLL, ROLL_ANGLE = make_spiral(110, random_state=1)
+INF = math.inf
+# Each marginal model, and what it is to the oracle.
+MODELS: dict[str, tuple[Marginals, dict[str, Any]]] = {
+    "balanced": (Balanced(), {}),
+    "semi-relaxed y": (SemiRelaxed(0.05, "y"), {"model": "relaxed", "rho": (INF, 0.05)}),
+    "semi-relaxed x": (SemiRelaxed(0.05, "x"), {"model": "relaxed", "rho": (0.05, INF)}),
+    "free y": (SemiRelaxed(0.0, "y"), {"model": "relaxed", "rho": (INF, 0.0)}),
+    "unbalanced": (Unbalanced(0.1, 0.2), {"model": "relaxed", "rho": (0.1, 0.2)}),
+    "unbalanced x": (Unbalanced(0.1, INF), {"model": "relaxed", "rho": (0.1, INF)}),
+    "partial": (Partial(0.6), {"model": "partial", "mass": 0.6}),
+}
+T = TypeVar("T")
 
 
 def daily(some: Collection[tuple[Any, ...]], *axes: Iterable[Any]) -> list[Any]:
@@ -34,8 +51,35 @@ def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
     return daily({(entry, *rest[i % len(rest)]) for i, entry in enumerate(first)}, first, *others)
 
 
+def quietly(call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+    """What a call returns, whatever it warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call(*arguments, **keywords)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file can become larger than this."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=generator(seed), dtype=torch.float64)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
 
 
 def random_distances(n: int, rng: np.random.Generator) -> np.ndarray:
@@ -50,6 +94,37 @@ def random_space(kind: str, n: int, seed: int) -> PrecomputedDistances | Euclide
     if kind == "dense":
         return PrecomputedDistances(random_distances(n, rng))
     return EuclideanDistances(rng.normal(size=(n, 2)), squared=True)
+
+
+class Own:
+    """A user's provider of a matrix: what one must have, and no more."""
+
+    stored = True
+
+    def __init__(self, D: Any, scale: float = 1.0) -> None:
+        self._D = torch.as_tensor(np.asarray(D, dtype=np.float64))
+        self.size, self.scale = len(self._D), scale
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Own:
+        other = type(self)(self._D, self.scale)
+        other._D = self._D.to(device, dtype)
+        return other
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        return self._D[index]
+
+    def factors(self) -> None:
+        return None
+
+
+def all_rows(space: Any) -> torch.Tensor:
+    """The distances of a provider, as a matrix."""
+    return space.rows(torch.arange(space.size))
+
+
+def own_loss(name: str) -> SeparableLoss:
+    """The square, as a user would write it."""
+    return SeparableLoss(SQUARE.f1, SQUARE.f2, SQUARE.h1, SQUARE.h2, name)
 
 
 def random_masses(n: int, rng: np.random.Generator) -> np.ndarray:
@@ -100,7 +175,7 @@ def path_graph(lengths: list[float]) -> tuple[csr_matrix, np.ndarray]:
 
 def potential_coupling(n: int, k: int, r: int, seed: int, correction: bool = True) -> PotentialCoupling:
     """A random coupling by potentials with total mass about one."""
-    gen = torch.Generator().manual_seed(seed)
+    gen = generator(seed)
     A, B, f, g, x, y = (
         torch.randn(*shape, generator=gen, dtype=torch.float64) for shape in ((n, r), (k, r), (n,), (k,), (n,), (k,))
     )
@@ -110,7 +185,7 @@ def potential_coupling(n: int, k: int, r: int, seed: int, correction: bool = Tru
 
 def tiled_coupling(n: int, k: int, r: int, seed: int, size: int = 4) -> TiledCoupling:
     """A random coupling on about half of its tiles, in random orders, with total mass about one."""
-    gen = torch.Generator().manual_seed(seed)
+    gen = generator(seed)
     plain = potential_coupling(n, k, r, seed).tensors()
     kept = torch.rand(-(-n // size), -(-k // size), generator=gen) < 0.5
     kept[:, 0], kept[0] = True, True
@@ -129,6 +204,6 @@ def tiled_coupling(n: int, k: int, r: int, seed: int, size: int = 4) -> TiledCou
 
 def dense_coupling(n: int, k: int, seed: int) -> DenseCoupling:
     """A random stored plan."""
-    gen = torch.Generator().manual_seed(seed)
+    gen = generator(seed)
     plan = torch.rand(n, k, generator=gen, dtype=torch.float64) ** 4
     return DenseCoupling(plan / plan.sum())

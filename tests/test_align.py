@@ -13,7 +13,7 @@ import torch
 from scipy.sparse import csr_matrix
 from scipy.stats import spearmanr
 
-from tests.problems import gw_by_enumeration, random_distances, random_masses
+from tests.problems import all_rows, gw_by_enumeration, random_distances, random_masses
 from torchgw import (
     AnnealingOptions,
     ConvergenceWarning,
@@ -116,7 +116,7 @@ def test_the_value_agrees_with_pot(distances: str) -> None:
         providers = [EuclideanDistances(x) for x in (SPIRAL, ROLL)]
     else:
         providers = [spaces[distances](neighbour_graph(x, 5)) for x in (SPIRAL, ROLL)]
-    DX, DY = (one.rows(torch.arange(one.size)).numpy() for one in providers)
+    DX, DY = (all_rows(one).numpy() for one in providers)
     p, q = np.full(90, 1 / 90), np.full(110, 1 / 110)
     constant, hX, hY = gromov.init_matrix(DX, DY, p, q, "square_loss")
     assert result.value == pytest.approx(float(gromov.gwloss(constant, hX, hY, result.plan.numpy())), rel=1e-6)

@@ -16,7 +16,8 @@ from hypothesis.extra.numpy import arrays
 from scipy.sparse import csr_matrix
 
 import torchgw
-from tests.fuzz_makers import Own, edited
+from tests.fuzz_makers import Bare, edited
+from tests.problems import Own
 from torchgw import (
     AnnealingOptions,
     CoarseOptions,
@@ -47,48 +48,18 @@ X, Y = RNG.normal(size=(30, 2)), RNG.normal(size=(40, 3))
 D = np.abs(np.arange(10.0)[:, None] - np.arange(10.0))
 
 
-def poisoned(value: float) -> np.ndarray:
-    bad = X.copy()
-    bad[3, 1] = value
-    return bad
+class Lists(Own):
+    """A user's provider without tensors."""
 
-
-class Provider:
-    """A user's provider, as good or bad as it is told to be."""
-
-    stored = True
-
-    def __init__(self, size: Any = 10, scale: float = 1.0, rows: Any = None) -> None:
-        self.size, self.scale, self._rows = size, scale, np.ones((1, 10)) if rows is None else rows
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Provider:
-        return self
-
-    def rows(self, index: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(self._rows)
-
-    def factors(self) -> None:
-        return None
+    def rows(self, index: torch.Tensor) -> Any:
+        return super().rows(index).tolist()
 
 
 def networkx_like() -> Any:
     return type("Graph", (), {"edges": [], "nodes": []})()
 
 
-class Bare:
-    size, scale = 10, 1.0
-
-    def rows(self, index: torch.Tensor) -> torch.Tensor:
-        return torch.ones(len(index), 10)
-
-
 ONE_WAY = csr_matrix((np.array([1e-9, 1.0, 1.0]), (np.array([0, 1, 2]), np.array([1, 2, 1]))), shape=(3, 3))
-
-
-def asymmetric() -> np.ndarray:
-    bad = D.copy()
-    bad[2, 5] += 1
-    return bad
 
 
 def pointing_outside(array: str, where: int, kind: str = "csr") -> Any:
@@ -110,16 +81,16 @@ BAD: list[tuple[str, Any, str]] = [
     ("ragged points", align([[1.0, 2.0], [3.0]], Y), "X must be"),
     ("complex points", align(X + 1j, Y), "X must be an array of real numbers"),
     ("object points", align(np.array([[object()] * 2] * 9), Y), "X must be an array of real numbers"),
-    ("NaN in points", align(poisoned(np.nan), Y), "X must be finite"),
-    ("place of NaN in points", align(poisoned(np.nan), Y), "X must .* 1 NaN .*, the first in row 3, column 1$"),
+    ("NaN in points", align(edited(X, 3, 1, np.nan), Y), "X must be finite"),
+    ("place of NaN in points", align(edited(X, 3, 1, np.nan), Y), "X must .* 1 NaN .*, the first in row 3, column 1$"),
     ("cells", align(type("Cells", (), {"obsm": {}})(), Y), r"X must be an array.*; torchgw.anndata.align\(a, b\)"),
     ("word for scale", lambda: SpaceOptions(scale="max"), "scale must be 'common', a number, a pair .*, or None"),
-    ("inf in points", align(poisoned(np.inf), Y), "X must be finite"),
+    ("inf in points", align(edited(X, 3, 1, np.inf), Y), "X must be finite"),
     ("points without coordinates", align(np.zeros((5, 0)), Y), "X must have at least one coordinate"),
     ("one point", align(np.zeros((1, 3)), Y), "X must hold at least 2 points"),
     ("no points", align(X, np.zeros((0, 3))), "Y must hold at least 2 points"),
     ("too many neighbours", align(X, Y, options=GWOptions(spaces=SpaceOptions(k=30))), "k must be smaller"),
-    ("asymmetric matrix", align(asymmetric(), Y), "X must be a symmetric distance matrix"),
+    ("asymmetric matrix", align(edited(D, 2, 5, 4.0), Y), "X must be a symmetric distance matrix"),
     ("negative distances", align(-D, Y), "X is square, so it must be a non-negative distance matrix"),
     ("NaN distances", align(D * np.nan, Y), "X must not contain NaN"),
     ("similarities", align(np.exp(-D), Y), "X must have a zero diagonal"),
@@ -156,12 +127,16 @@ BAD: list[tuple[str, Any, str]] = [
     ("points of astronomic size", align(X * 1e200, Y), "X must stay below"),
     ("sparse tensor", align(torch.eye(5).to_sparse(), Y, distances="landmark"), "X must be an array"),
     ("matrix taken for points", align(D, Y, distances="landmark"), "X is a distance matrix"),
-    ("provider without all members", align(Bare(), Y), "X has rows but is no DistanceProvider: Bare lacks stored, to"),
-    ("provider of one point", align(Provider(size=1), Y), "X.size must be >= 2"),
-    ("provider without scale", align(Provider(scale=0.0), Y), "X.scale must be"),
-    ("provider of the wrong width", align(Provider(rows=np.ones((1, 9))), Y), r"X.rows must return .*\(1, 10\)"),
-    ("provider of lists", align(Provider(size=11), Y), "X.rows must return"),
-    ("provider of NaN", align(Provider(rows=np.full((1, 10), np.nan)), Y), "X.rows must be finite"),
+    (
+        "provider without all members",
+        align(Bare(), Y),
+        "X has rows but is no DistanceProvider: Bare lacks .* stored, to",
+    ),
+    ("provider of one point", align(Own(np.ones((1, 1))), Y), "X.size must be >= 2"),
+    ("provider without scale", align(Own(D, scale=0.0), Y), "X.scale must be"),
+    ("provider of the wrong width", align(Own(np.ones((10, 9))), Y), r"X.rows must return .*\(1, 10\)"),
+    ("provider of lists", align(Lists(D), Y), "X.rows must return .*, got list"),
+    ("provider of NaN", align(Own(np.full((10, 10), np.nan)), Y), "X.rows must be finite"),
     (
         "provider of NaN further on",
         align(Own(edited(D, 5, 6, np.nan)), Y, options=STREAMING),
@@ -276,7 +251,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("graph with too few landmarks", lambda: LandmarkDistances(csr_matrix(D), 1), "n_landmarks must be >= 2"),
     ("dense tensor of edges", lambda: DijkstraDistances(torch.ones(3, 3)), "graph must be a SciPy sparse graph"),
     ("provider without cache", lambda: DijkstraDistances(csr_matrix(D), 0), "cache_rows must be >= 1"),
-    ("points with NaN", lambda: EuclideanDistances(poisoned(np.nan)), "points must be finite"),
+    ("points with NaN", lambda: EuclideanDistances(edited(X, 3, 1, np.nan)), "points must be finite"),
     ("squared by number", lambda: EuclideanDistances(X, squared=2), "squared must be True or False"),  # type: ignore[arg-type]
     ("too few samples", lambda: make_spiral(1), "n must be >= 2"),
     ("negative noise", lambda: make_swiss_roll(10, noise=-1), "noise must be"),

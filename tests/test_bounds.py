@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
 
-from tests.problems import linearised_cost, random_distances, random_masses, random_plan
+from tests.problems import all_rows, linearised_cost, quietly, random_distances, random_masses, random_plan
 from torchgw import EuclideanDistances, GWResult, PrecomputedDistances, gw_align
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.datasets import make_spiral
@@ -68,9 +66,7 @@ def test_no_plan_is_below_the_bounds(seed: int) -> None:
     for _ in range(20):
         T = random_plan(p, q, rng)
         assert float((linearised_cost(DX, DY, T) * T).sum()) >= lower
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        best = gw_align(DX, DY, p=p, q=q, epsilon=0, random_state=0)
+    best = quietly(gw_align, DX, DY, p=p, q=q, epsilon=0, random_state=0)
     assert best.value >= lower
     assert best.certificate.lower_bound == pytest.approx(lower, abs=1e-9)
     assert best.certificate.gap == pytest.approx(best.value - lower, abs=1e-9)
@@ -161,9 +157,7 @@ def test_confidence_falls_with_epsilon_and_with_a_rival_basin() -> None:
     unsearched = gw_align(X, Y, init=np.array([[0, 0], [79, 89]]), random_state=0).confidence()
     assert np.isnan(unsearched.stability).all()
     line = np.abs(np.linspace(0, 1, 50)[:, None] - np.linspace(0, 1, 50))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        symmetric = gw_align(line, line, random_state=0)
+    symmetric = quietly(gw_align, line, line, random_state=0)
     assert symmetric.ambiguous
     stability = symmetric.confidence().stability
     assert stability[[0, -1]].max() < 0.2
@@ -209,7 +203,7 @@ def test_a_streamed_plan_has_the_certificate_of_the_stored_one() -> None:
     model, gen = Model(P, Q, 1e-3), torch.Generator().manual_seed(0)
     stored = DenseCoupling(torch.from_numpy(random_plan(p, q, rng)))
     whole = read_stored(stored, spaces, model, 2**30, gen)
-    DX, DY = (space.rows(torch.arange(space.size)).numpy() for space in spaces)
+    DX, DY = (all_rows(space).numpy() for space in spaces)
     value = float((linearised_cost(DX, DY, stored.plan.numpy()) * stored.plan.numpy()).sum())
     assert whole.quadratic.value == pytest.approx(value, rel=1e-10)
     factors = [space.factors() for space in spaces]

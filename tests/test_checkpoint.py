@@ -13,7 +13,6 @@ import sys
 import textwrap
 import threading
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -23,7 +22,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from tests.problems import ROLL, SPIRAL
+from tests.problems import ROLL, SPIRAL, quietly
 from torchgw import (
     Checkpoint,
     CheckpointWarning,
@@ -100,15 +99,7 @@ class Killed(BaseException):
 
 def align(arguments: dict[str, Any], **more: Any) -> GWResult:
     given = {"X": SPIRAL, "Y": ROLL, "random_state": 0} | arguments | more
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return gw_align(given.pop("X"), given.pop("Y"), **given)
-
-
-def quietly(path: Path, **more: Any) -> GWResult:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return resume(path, **more)
+    return quietly(gw_align, given.pop("X"), given.pop("Y"), **given)
 
 
 def assert_same(one: GWResult, other: GWResult) -> None:
@@ -158,9 +149,9 @@ def test_a_killed_solve_goes_on_to_the_same_bits(name: str, tmp_path: Path, whol
         with pytest.raises(Killed):
             align(CASES[name], callback=kill, checkpoint=Checkpoint(folder, every=0))
         again: list[Progress] = []
-        assert_same(quietly(folder, callback=again.append), expected)
+        assert_same(quietly(resume, folder, callback=again.append), expected)
         assert len(again) <= calls - at + 2  # what was done is not done again, but for the check that was cut
-    assert_same(quietly(folder), expected)  # and once more, from what is finished
+    assert_same(quietly(resume, folder), expected)  # and once more, from what is finished
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -177,7 +168,7 @@ def test_a_cancelled_solve_returns_its_best_and_goes_on(name: str, tmp_path: Pat
     assert cut.status is Status.CANCELLED
     assert not cut.converged
     assert cut.marginal_error < 1e-6
-    assert_same(quietly(folder), expected)
+    assert_same(quietly(resume, folder), expected)
 
 
 def test_raising_stop_iteration_ends_with_a_warning_and_a_feasible_plan() -> None:
@@ -215,9 +206,8 @@ def test_a_cancelled_path_ends_where_it_was() -> None:
     def enough(told: Progress) -> bool:
         return told.epsilon < 4e-3
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        path = epsilon_path(SPIRAL, ROLL, epsilons=[1e-2, 5e-3, 2e-3, 1e-3], callback=enough, random_state=0)
+    epsilons = [1e-2, 5e-3, 2e-3, 1e-3]
+    path = quietly(epsilon_path, SPIRAL, ROLL, epsilons=epsilons, callback=enough, random_state=0)
     assert [result.status is Status.CANCELLED for result in path.results] == [False, False, True]
     assert path.recommended < 2
     with pytest.raises(TypeError, match="checkpoint is of one solve"):
@@ -231,7 +221,7 @@ def test_half_a_file_is_never_read(tmp_path: Path) -> None:
     for i, file in enumerate(files):
         (tmp_path / "kept" / f".{i:016x}.part.pt").write_bytes(file.read_bytes()[:50])
     (tmp_path / "kept/notes.partial.txt").write_text("not ours")
-    assert_same(quietly(tmp_path / "kept"), expected)
+    assert_same(quietly(resume, tmp_path / "kept"), expected)
     assert files
     assert [file.name for file in (tmp_path / "kept").glob("*.part*")] == ["notes.partial.txt"]
 
@@ -248,13 +238,13 @@ def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(module, "make_providers", fail)
     monkeypatch.setattr(dense, "find_basins", fail)
     monkeypatch.setattr(dense, "descend", fail)
-    assert_same(quietly(tmp_path / "kept"), expected)
+    assert_same(quietly(resume, tmp_path / "kept"), expected)
 
 
 def test_providers_are_given_once_more(tmp_path: Path) -> None:
     X, Y = EuclideanDistances(SPIRAL), EuclideanDistances(ROLL)
     expected = align({"X": X, "Y": Y}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
-    assert_same(quietly(tmp_path / "kept", X=X, Y=Y), expected)
+    assert_same(quietly(resume, tmp_path / "kept", X=X, Y=Y), expected)
     with pytest.raises(ValueError, match="Y must be the provider that the solve began with"):
         resume(tmp_path / "kept", X=X, Y=EuclideanDistances(2 * ROLL))
     with pytest.raises(ValueError, match=r"Y of the checkpoint .* is a distance provider.*give it"):
@@ -356,7 +346,7 @@ def test_foreign_folders_and_hostile_files_are_refused_unrun(tmp_path: Path) -> 
         write(bad, {"format": FORMAT, "every": 0.0, "random": None, "made": {}, "value": value})
         assert bad.stat().st_size < 200_000
         with pytest.raises(ValueError, match=message):
-            quietly(tmp_path)
+            quietly(resume, tmp_path)
     with written(bad) as file, ZipFile(file, "w", ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"0" * 10**6)
     with pytest.raises(ValueError, match="are compressed"):
@@ -367,7 +357,7 @@ def test_foreign_folders_and_hostile_files_are_refused_unrun(tmp_path: Path) -> 
 def test_masses_that_are_one_number_are_kept(tmp_path: Path, whole: dict[str, Whole]) -> None:
     one = torch.full((1,), 1 / len(SPIRAL), dtype=torch.float64).expand(len(SPIRAL))
     result = align({"p": one}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
-    assert_same(quietly(tmp_path / "kept"), result)
+    assert_same(quietly(resume, tmp_path / "kept"), result)
 
 
 @pytest.mark.parametrize("coarse", [None, pytest.param(CoarseOptions(), marks=pytest.mark.slow)])
@@ -384,7 +374,7 @@ def test_a_solve_cancelled_at_any_check_goes_on_to_the_same_bits(coarse: CoarseO
 
         cut = align(small, callback=enough, checkpoint=Checkpoint(tmp_path / str(at), every=1000))
         assert cut.status is Status.CANCELLED
-        assert_same(quietly(tmp_path / str(at)), expected)
+        assert_same(quietly(resume, tmp_path / str(at)), expected)
 
 
 def test_a_stop_before_the_first_check_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,16 +409,16 @@ def test_numbers_and_tables_of_other_libraries_are_kept(tmp_path: Path) -> None:
         "epsilon": np.float32(1e-2),
     }
     expected = align(given, checkpoint=Checkpoint(tmp_path / "kept", every=0))
-    assert_same(quietly(tmp_path / "kept"), expected)
+    assert_same(quietly(resume, tmp_path / "kept"), expected)
 
 
 def test_what_was_written_is_not_lost_to_what_takes_no_time(tmp_path: Path) -> None:
     expected = align({})
     align({}, callback=lambda told: told.iteration == 1, checkpoint=tmp_path / "kept")
     assert (tmp_path / "kept" / "dense.solve-0.loop.pt").exists()
-    assert_same(quietly(tmp_path / "kept"), expected)
+    assert_same(quietly(resume, tmp_path / "kept"), expected)
     again: list[Progress] = []
-    assert_same(quietly(tmp_path / "kept", callback=again.append), expected)
+    assert_same(quietly(resume, tmp_path / "kept", callback=again.append), expected)
     assert not again
 
 
@@ -472,7 +462,7 @@ def test_a_disk_that_fails_midway_costs_the_checkpoint_and_not_the_solve(
     assert_same(result, expected)
     if happens is small:  # what had been written is good
         assert not list(folder.glob("*.part*"))
-        assert_same(quietly(folder), expected)
+        assert_same(quietly(resume, folder), expected)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("out of memory")])
@@ -579,7 +569,7 @@ def test_a_folder_is_in_use_as_long_as_its_solve_runs(tmp_path: Path) -> None:
 
     with pytest.raises(Killed) as killed:
         align({}, callback=intrude, checkpoint=folder)
-    assert_same(quietly(folder), align({}))  # although its end, and all that it held, is still at hand
+    assert_same(quietly(resume, folder), align({}))  # although its end, and all that it held, is still at hand
     assert len(refusals) == 1
     assert killed.value is not None
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.problems import (
+    all_rows,
     generator,
     linearised_cost,
     path_graph,
@@ -38,7 +39,7 @@ F64 = torch.float64
 def test_the_exact_gradient_is_the_four_index_sum(left: str, right: str, n: int, k: int) -> None:
     rng = np.random.default_rng(n)
     source, target = random_space(left, n, 1), random_space(right, k, 2)
-    DX, DY = (s.rows(torch.arange(s.size)).numpy() for s in (source, target))
+    DX, DY = (all_rows(s).numpy() for s in (source, target))
     p, q = random_masses(n, rng), random_masses(k, rng)
     T = random_plan(p, q, rng)
     gradient = ExactGradient(source, target, torch.from_numpy(p), torch.from_numpy(q))
@@ -214,7 +215,7 @@ def test_potentials_lifted_from_all_points_are_those_of_the_problem() -> None:
     p, q = random_masses(20, rng), random_masses(24, rng)
     T = random_plan(p, q, rng)
     source, target = PrecomputedDistances(DX), PrecomputedDistances(DY)
-    scaled = [s.rows(torch.arange(s.size)).numpy() for s in (source, target)]
+    scaled = [all_rows(s).numpy() for s in (source, target)]
     epsilon = 0.05
     S = -2 * scaled[0] @ T @ scaled[1]
     plan = torch.from_numpy(sinkhorn_oracle(S, p, q, epsilon))

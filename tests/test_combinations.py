@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.problems import daily
+from tests.problems import daily, own_loss, quietly
 from torchgw import (
     Balanced,
     Envelope,
@@ -29,7 +28,6 @@ from torchgw import (
     LowRankOptions,
     Partial,
     SemiRelaxed,
-    SeparableLoss,
     SinkhornOptions,
     StoppingOptions,
     Supervision,
@@ -38,7 +36,6 @@ from torchgw import (
     gw_align,
 )
 from torchgw import align as align_module
-from torchgw.losses import SQUARE
 from torchgw.request.combinations import EXCLUDED, KINDS, SETTLED, Excluded, called
 
 PAGE = Path(__file__).parent.parent / "docs" / "combinations.md"
@@ -81,11 +78,7 @@ FEW = {
     "ladder": LadderOptions(n_cells=16),
     "low_rank": LowRankOptions(rank=2, max_iter=2),
 }
-LOSSES: dict[str, Any] = {
-    "square": "square",
-    "kl": "kl",
-    "own": SeparableLoss(SQUARE.f1, SQUARE.f2, SQUARE.h1, SQUARE.h2, "own"),
-}
+LOSSES: dict[str, Any] = {"square": "square", "kl": "kl", "own": own_loss("own")}
 GIVEN: dict[str, dict[str, Any]] = {
     "epsilon": {"positive": 0.05, "zero": 0.0},
     "marginals": {
@@ -236,9 +229,7 @@ def test_what_is_not_refused_is_solved_by_the_strategy_that_was_asked_for(tmp_pa
     assert len(found) > 200
     for i, point in enumerate(found):
         given = arguments(point, tmp_path / str(i))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = gw_align(given.pop("X"), given.pop("Y"), random_state=0, **given)
+        result = quietly(gw_align, given.pop("X"), given.pop("Y"), random_state=0, **given)
         assert result.strategy == ("dense" if point["options.strategy"] == "auto" else point["options.strategy"])
         decided = {row.option: row.value for row in SETTLED if all(point[n] in kinds for n, kinds in row.given.items())}
         assert decided == {option: getattr(result.options, option) for option in decided}, point

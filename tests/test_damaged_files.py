@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.problems import ROLL, SPIRAL, dense_coupling, tiled_coupling
+from tests.problems import ROLL, SPIRAL, dense_coupling, files_of_at_most, quietly, tiled_coupling
 from torchgw import Checkpoint, GWOptions, GWResult, LadderOptions, StoppingOptions, gw_align, resume
 from torchgw.persist.files import MARK
 
@@ -32,18 +30,12 @@ CASES: dict[str, dict[str, Any]] = {
 Kept = tuple[Path, GWResult]
 
 
-def quietly(call: Callable[[], GWResult]) -> GWResult:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return call()
-
-
 def kept(name: str, folder: Path, source: Any = SPIRAL[::3]) -> GWResult:
     """The result of a case whose checkpoint, with a loop in it that was cut, is in the folder."""
     more = {"random_state": 0} | CASES[name]
-    whole = quietly(lambda: gw_align(source, ROLL[::3], **more))
+    whole = quietly(gw_align, source, ROLL[::3], **more)
     checkpoint = Checkpoint(folder, every=0)
-    quietly(lambda: gw_align(source, ROLL[::3], callback=lambda _: True, checkpoint=checkpoint, **more))
+    quietly(gw_align, source, ROLL[::3], callback=lambda _: True, checkpoint=checkpoint, **more)
     return whole
 
 
@@ -86,7 +78,7 @@ def assert_same(one: GWResult, other: GWResult) -> None:
 def check_refused(folder: Path, file: Path) -> None:
     remedy = "begin again in another folder" if file.name == "call.pt" else "remove it, and it is computed again"
     with pytest.raises(ValueError, match=f"{file.name} cannot be read as a part of a checkpoint; {remedy}") as caught:
-        quietly(lambda: resume(folder))
+        quietly(resume, folder)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -104,7 +96,7 @@ def test_no_bit_of_a_checkpoint_can_change_unseen(name: str, count: int, checkpo
                 check_refused(folder, file)
     copy = folder.with_name(f"{name} {count}")
     shutil.copytree(folder, copy)
-    assert_same(quietly(lambda: resume(copy)), whole)
+    assert_same(quietly(resume, copy), whole)
 
 
 def test_files_that_are_cut_off_or_empty_are_refused(checkpoints: dict[str, Kept]) -> None:
@@ -150,7 +142,7 @@ def test_what_was_refused_is_computed_again_once_it_is_removed(checkpoints: dict
     for name in sorted(file.name for file in folder.glob("*.pt") if file.name != "call.pt"):
         shutil.copytree(folder, tmp_path / name)
         (tmp_path / name / name).unlink()
-        assert_same(quietly(lambda name=name: resume(tmp_path / name)), whole)  # type: ignore[misc]
+        assert_same(quietly(resume, tmp_path / name), whole)
 
 
 def loaded_or_refused(path: Path) -> GWResult | str:
@@ -313,22 +305,11 @@ def test_members_of_other_types_are_refused(
     refused_with(result, change, message, tmp_path / "r.npz")
 
 
-@contextmanager
-def small_disk(size: int) -> Iterator[None]:
-    """No file can become larger than this."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [0, 3000])
 def test_a_result_that_cannot_be_written_leaves_the_old_file(size: int, result: GWResult, tmp_path: Path) -> None:
     path = tmp_path / "result.npz"
     result.save(path)
-    with small_disk(size), pytest.raises(OSError, match=r"File too large.*result\.npz"):
+    with files_of_at_most(size), pytest.raises(OSError, match=r"File too large.*result\.npz"):
         result.save(path)
     assert list(tmp_path.iterdir()) == [path]
     assert_same(GWResult.load(path), result)

@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import csr_matrix
 from scipy.spatial.distance import cdist
 
-from tests.problems import gw_by_enumeration, path_graph, random_distances
+from tests.problems import Own, gw_by_enumeration, path_graph, random_distances
 from torchgw import (
     Balanced,
     CoarseOptions,
@@ -270,21 +270,6 @@ HOLLOW = SeparableLoss(
 )
 
 
-class Unscaled:
-    """Somebody's distances, as they are."""
-
-    size, scale, stored = N, 1.0, True
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Unscaled:
-        return self
-
-    def rows(self, index: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(DX * 1e20)[index]
-
-    def factors(self) -> None:
-        return None
-
-
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a scale that leaves distances": (
         lambda: gw_align(DX * 1e20, DY, options=HUGE),
@@ -306,7 +291,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "options.spaces.scale must be at most 1e[+]09 times the largest distance of X, .*e-20, got",
     ),
-    "a provider without a scale": (lambda: gw_align(Unscaled(), DY), ValueError, "X.rows must be divided by X.scale"),
+    "a provider without a scale": (
+        lambda: gw_align(Own(DX * 1e20), DY),
+        ValueError,
+        "X.rows must be divided by X.scale",
+    ),
     "points of 1e200": (lambda: gw_align(CLOUD * 1e200, OTHER), ValueError, "X must stay below 1e[+]150"),
     "points of 1e-310": (lambda: gw_align(CLOUD, OTHER * 1e-310), ValueError, "Y must reach 1e-300 or be zero"),
     "edges of 1e200": (lambda: gw_align(csr_matrix(DX * 1e200), DY), ValueError, "X.data must stay below 1e[+]150"),

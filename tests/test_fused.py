@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests import oracle
-from tests.problems import daily, generator, in_turn, random_space
+from tests.problems import daily, generator, in_turn, own_loss, random_space
 from tests.test_models import MODELS, OPTIONS, features, matrix_of, posed, solved
 from torchgw import (
     Balanced,
@@ -33,7 +33,6 @@ from torchgw import (
     gw_align,
 )
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.losses import SQUARE
 from torchgw.objective.sampled import SampledGradient
 
 LOOSE: dict[str, Any] = {"sinkhorn": SinkhornOptions(), "stopping": StoppingOptions()}
@@ -154,7 +153,7 @@ def test_a_loss_changes_the_result_and_can_be_ones_own() -> None:
     given |= {"epsilon": 0.6}
     square, kl = (solved(problem, given, loss=loss) for loss in ("square", "kl"))
     assert distance(square, kl) > 1e-3
-    own = SeparableLoss(SQUARE.f1, SQUARE.f2, SQUARE.h1, SQUARE.h2, "mine")
+    own = own_loss("mine")
     again = solved(problem, given, loss=own)
     assert distance(square, again) < 1e-9
     assert again.value == pytest.approx(square.value, abs=1e-12)
@@ -418,7 +417,7 @@ def test_unseen_points_are_refused_where_distances_are_not_all(change: dict[str,
 
 def test_a_loss_of_ones_own_is_saved_by_name_only(tmp_path: Path) -> None:
     problem, given = posed("balanced", "pure")
-    own = SeparableLoss(SQUARE.f1, SQUARE.f2, SQUARE.h1, SQUARE.h2, "kl")
+    own = own_loss("kl")
     solved(problem, given, loss=own).save(tmp_path / "own.npz")
     back = GWResult.load(tmp_path / "own.npz").options.loss
     assert isinstance(back, SeparableLoss)

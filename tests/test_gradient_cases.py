@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import torchgw
+from tests.problems import uniform
 from torchgw import (
     Balanced,
     Envelope,
@@ -25,10 +26,6 @@ from torchgw import (
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.types.TorchGWWarning")
 
 
-def random(*shape: int, seed: int) -> Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def align(X: Any, Y: Any, mode: Any = Implicit(tol=1e-11), **more: Any) -> Any:  # noqa: B008
     return torchgw.gw_align(X, Y, gradient_mode=mode, random_state=0, **{"epsilon": 2e-2} | more)
 
@@ -38,7 +35,7 @@ def test_streaming_gradients_at_the_default_tolerance_are_near_the_exact_ones(mo
     """In mixed precision, as by default."""
     found = []
     for tol in (None, 1e-9):
-        X, Y = random(700, 3, seed=1).requires_grad_(), random(600, 2, seed=2)
+        X, Y = uniform(700, 3, seed=1).requires_grad_(), uniform(600, 2, seed=2)
         spaces = (EuclideanDistances(side, squared=True) for side in (X, Y))
         options = GWOptions(strategy="streaming")
         result = align(*spaces, type(mode)(tol=tol) if tol else mode, options=options)
@@ -52,16 +49,16 @@ def test_points_of_a_partial_plan_are_told_apart_by_their_prices() -> None:
     found = []
     for tol in (1e-9, 1e-6):
         p = torch.full((30,), 1 / 30, dtype=torch.float64, requires_grad=True)
-        spaces = (EuclideanDistances(random(n, d, seed=n), squared=True) for n, d in ((30, 3), (35, 2)))
+        spaces = (EuclideanDistances(uniform(n, d, seed=n), squared=True) for n, d in ((30, 3), (35, 2)))
         options = GWOptions(strategy="streaming", mixed_precision=False)
         result = align(*spaces, Implicit(tol=tol), p=p, epsilon=1e-2, marginals=Partial(0.8), options=options)
-        found += torch.autograd.grad(result.pull(random(35, 2, seed=35)).square().sum(), p)
+        found += torch.autograd.grad(result.pull(uniform(35, 2, seed=35)).square().sum(), p)
     assert float((found[0] - found[1]).norm()) < 1e-4 * float(found[0].norm())
 
 
 @pytest.mark.parametrize("marginals", [Balanced(), Unbalanced(0.1, 0.1)])
 def test_soft_supervision_is_part_of_the_loss_and_of_all_gradients(marginals: Any) -> None:
-    X, Y, weights = random(12, 3, seed=1), random(14, 2, seed=2), random(12, 14, seed=3)
+    X, Y, weights = uniform(12, 3, seed=1), uniform(14, 2, seed=2), uniform(12, 14, seed=3)
     rules = Supervision(pairs=[(0, 3), (5, 9)], forbidden=[(2, 2)], strength=0.02)
 
     def outputs(x: Tensor, p: Tensor, init: Tensor | None = None, mode: Any = Implicit(tol=1e-12)) -> tuple[Any, Any]:  # noqa: B008
@@ -75,7 +72,7 @@ def test_soft_supervision_is_part_of_the_loss_and_of_all_gradients(marginals: An
     gradients = [torch.autograd.grad(output, (x, p), retain_graph=True) for output in (loss, function)]
     recorded = outputs(x, p, plans[0], Unrolled(tol=1e-12, n_outer=150, n_inner=10))
     others = [torch.autograd.grad(output, (x, p), retain_graph=True) for output in recorded]
-    along = random(12, 3, seed=4) - 0.5, random(12, seed=5) - random(12, seed=5).mean()
+    along = uniform(12, 3, seed=4) - 0.5, uniform(12, seed=5) - uniform(12, seed=5).mean()
     for i, h in ((0, 1e-3), (1, 1e-5)):
 
         def at(step: float, i: int = i) -> list[float]:
@@ -92,15 +89,15 @@ def test_soft_supervision_is_part_of_the_loss_and_of_all_gradients(marginals: An
 
 @pytest.mark.parametrize("tracked", [True, False])
 def test_a_second_derivative_in_what_is_carried_is_refused(tracked: bool) -> None:
-    X, V = random(10, 2, seed=1).requires_grad_(tracked), random(12, 2, seed=2).requires_grad_()
-    result = align(X, random(12, 2, seed=3), distances="euclidean")
+    X, V = uniform(10, 2, seed=1).requires_grad_(tracked), uniform(12, 2, seed=2).requires_grad_()
+    result = align(X, uniform(12, 2, seed=3), distances="euclidean")
     (gradient,) = torch.autograd.grad(result.pull(V).square().sum() + V.pow(3).sum(), V, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives"):
         torch.autograd.grad(gradient.sum(), V)
 
 
 def test_alpha_of_zero_has_no_use_for_distances_and_says_so() -> None:
-    cost = random(10, 12, seed=1).requires_grad_()
+    cost = uniform(10, 12, seed=1).requires_grad_()
     result = align(None, None, cost=cost, alpha=0.0)
     assert result.converged
     assert result.n_iter <= 4
@@ -108,13 +105,13 @@ def test_alpha_of_zero_has_no_use_for_distances_and_says_so() -> None:
     assert result.gradient_report.trusted
     alpha = torch.zeros((), dtype=torch.float64, requires_grad=True)
     with pytest.raises(ValueError, match="alpha must be > 0 to be differentiated"):
-        align(random(10, 2, seed=2), random(12, 2, seed=3), cost=cost, alpha=alpha)
+        align(uniform(10, 2, seed=2), uniform(12, 2, seed=3), cost=cost, alpha=alpha)
 
 
 def test_a_solve_that_was_cut_short_is_not_trusted() -> None:
-    X = random(20, 3, seed=1).requires_grad_()
+    X = uniform(20, 3, seed=1).requires_grad_()
     options = GWOptions(coarse=None, stopping=StoppingOptions(max_iter=2))
-    result = align(X, random(24, 2, seed=2), distances="euclidean", epsilon=1e-2, options=options)
+    result = align(X, uniform(24, 2, seed=2), distances="euclidean", epsilon=1e-2, options=options)
     result.plan[0, 0].backward()
     assert not result.converged
     assert not result.gradient_report.trusted
@@ -128,7 +125,7 @@ def test_recorded_iterations_beyond_the_memory_are_refused_before_any_work() -> 
 
 def test_the_condition_number_is_that_of_the_system() -> None:
     """Ritz values of a short run overestimate the smallest eigenvalue where small ones crowd."""
-    X, Y = random(150, 1, seed=1).requires_grad_(), random(160, 1, seed=2)
+    X, Y = uniform(150, 1, seed=1).requires_grad_(), uniform(160, 1, seed=2)
     result = align(None, None, cost=(X, Y), alpha=0.0, epsilon=1e-4)
     result.plan[0, 0].backward()
     respond = result.differentiated.adjoint.response

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import torchgw
+from tests.problems import uniform
 from torchgw import Balanced, Envelope, GWOptions, Implicit, Partial, SemiRelaxed, SpaceOptions, Unbalanced, Unrolled
 
 MODELS = {
@@ -59,17 +60,13 @@ CASES = [
 ]
 
 
-def random(*shape: int, seed: int) -> Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-WEIGHTS = random(N, K, seed=9) - 0.5
+WEIGHTS = uniform(N, K, seed=9) - 0.5
 
 
 def arguments(kind: str, model: str) -> dict[str, Tensor]:
     """What a problem is made of; masses do not sum alike where they need not."""
-    X, Y = random(N, 3, seed=1), random(K, 2, seed=2)
-    found = {"p": random(N, seed=3) + 0.5, "q": random(K, seed=4) + 0.5}
+    X, Y = uniform(N, 3, seed=1), uniform(K, 2, seed=2)
+    found = {"p": uniform(N, seed=3) + 0.5, "q": uniform(K, seed=4) + 0.5}
     found = {name: mass / mass.sum() for name, mass in found.items()}
     if model == "unbalanced":
         found["p"] = found["p"] * 1.3
@@ -78,9 +75,9 @@ def arguments(kind: str, model: str) -> dict[str, Tensor]:
     else:
         found |= {"X": X, "Y": Y}
     if kind == "points":
-        found |= {"FX": random(N, 4, seed=5), "FY": random(K, 4, seed=6), "alpha": torch.tensor(0.6).double()}
+        found |= {"FX": uniform(N, 4, seed=5), "FY": uniform(K, 4, seed=6), "alpha": torch.tensor(0.6).double()}
     if kind == "matrices":
-        found |= {"M": random(N, K, seed=7)}
+        found |= {"M": uniform(N, K, seed=7)}
     return found
 
 
@@ -149,7 +146,7 @@ def gradients(kind: str, model: str, mode: str) -> dict[str, tuple[Tensor, Tenso
 
 def direction(name: str, model: str, of: tuple[Tensor, Tensor]) -> Tensor:
     """Along both gradients and a random vector, within what the argument may be."""
-    found = sum((side / side.norm() for side in of), (random(*of[0].shape, seed=11) - 0.5) / of[0].numel() ** 0.5)
+    found = sum((side / side.norm() for side in of), (uniform(*of[0].shape, seed=11) - 0.5) / of[0].numel() ** 0.5)
     if name in ("DX", "DY"):
         found = (found + found.T).fill_diagonal_(0.0)
     if name in ("p", "q") and MODELS[model].balanced:
@@ -191,7 +188,7 @@ def test_streaming_gradients_are_the_dense_ones(model: str) -> None:
         given = {name: value.clone().requires_grad_() for name, value in arguments("points", model).items()}
         result = solve("squared", model, given, Implicit(tol=1e-12), strategy=strategy)
         assert result.strategy == strategy
-        carried = (result.push(random(N, 2, seed=12)) * random(K, 2, seed=13)).sum()
+        carried = (result.push(uniform(N, 2, seed=12)) * uniform(K, 2, seed=13)).sum()
         carried = carried + (result.pull(given["Y"]) ** 2).sum()
         leaves = list(given.values())
         parts = (torch.autograd.grad(output, leaves, retain_graph=True) for output in (result.loss, carried))
@@ -203,8 +200,8 @@ def test_streaming_gradients_are_the_dense_ones(model: str) -> None:
 @pytest.mark.parametrize("what", ["X", "p", "alpha"])
 def test_gradcheck(what: str) -> None:
     """Of all entries, by torch's own finite differences."""
-    given = {"X": random(6, 2, seed=1), "p": torch.zeros(6).double(), "alpha": torch.tensor(0.4).double()}
-    Y, F = random(7, 3, seed=2), (random(6, 2, seed=3), random(7, 2, seed=4))
+    given = {"X": uniform(6, 2, seed=1), "p": torch.zeros(6).double(), "alpha": torch.tensor(0.4).double()}
+    Y, F = uniform(7, 3, seed=2), (uniform(6, 2, seed=3), uniform(7, 2, seed=4))
 
     def outputs_of(value: Tensor) -> tuple[Tensor, Tensor]:
         X, p, alpha = (value if name == what else given[name] for name in given)
@@ -234,7 +231,7 @@ def test_a_loss_is_the_value_and_its_entropy() -> None:
 
 
 def test_steps_along_the_gradient_lower_the_loss() -> None:
-    X, Y = random(40, 2, seed=1), random(50, 2, seed=2)
+    X, Y = uniform(40, 2, seed=1), uniform(50, 2, seed=2)
     losses, plan = [], torch.eye(40, 50) + 0.1
     options = GWOptions(spaces=SpaceOptions(scale=2.0))
     for _ in range(10):
@@ -256,7 +253,7 @@ def test_gradients_on_a_gpu_are_those_on_the_cpu(model: str, strategy: str) -> N
     for device in ("cpu", "cuda"):
         given = {name: side.to(device).requires_grad_() for name, side in arguments("points", model).items()}
         result = solve("squared", model, given, Implicit(tol=1e-11), strategy=strategy, device=device)
-        carried = (result.push(random(N, 2, seed=12).to(device)) * random(K, 2, seed=13).to(device)).sum()
+        carried = (result.push(uniform(N, 2, seed=12).to(device)) * uniform(K, 2, seed=13).to(device)).sum()
         leaves = list(given.values())
         parts = (torch.autograd.grad(output, leaves, retain_graph=True) for output in (result.loss, carried))
         found.append([side.cpu() for part in parts for side in part])

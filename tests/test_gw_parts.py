@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.problems import (
+    all_rows,
     dense_coupling,
+    generator,
     gw_by_enumeration,
     linearised_cost,
     random_distances,
@@ -28,10 +30,6 @@ from torchgw.objective.sampled import Anchors, refresh, sample_anchors, sampled_
 from torchgw.objective.value import affordable, exact_objective, sampled_objective
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.sampled import Plateau, observe, stopping_status
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def dense(cost: FactoredCost) -> torch.Tensor:
@@ -82,7 +80,7 @@ def test_the_sampled_cost_is_unbiased() -> None:
     draws = torch.stack(
         [dense(sampled_cost(X, Y, sample_anchors(coupling, torch.from_numpy(p), 30, gen))) for _ in range(600)]
     )
-    exact = linearised_cost(X.rows(torch.arange(12)).numpy(), Y.rows(torch.arange(15)).numpy(), T)
+    exact = linearised_cost(all_rows(X).numpy(), all_rows(Y).numpy(), T)
     error = draws.std(0) / 600**0.5
     assert float(((draws.mean(0) - torch.from_numpy(exact)).abs() / error).max()) < 4.0
 
@@ -136,7 +134,7 @@ def test_the_objective_equals_the_four_index_sum(kind: str, monkeypatch: pytest.
     T = random_plan(p, q, rng)
     X, Y = SPACES[kind](x, y)
     plan, masses = torch.from_numpy(T), (torch.from_numpy(p), torch.from_numpy(q))
-    expected = gw_by_enumeration(X.rows(torch.arange(12)).numpy(), Y.rows(torch.arange(14)).numpy(), T)
+    expected = gw_by_enumeration(all_rows(X).numpy(), all_rows(Y).numpy(), T)
     assert exact_value(plan, *masses, X, Y) == pytest.approx(expected, rel=1e-10)
     assert exact_objective(DenseCoupling(plan), X, Y, *masses).value == pytest.approx(expected, rel=1e-10)
 
@@ -158,7 +156,7 @@ def test_the_sampled_objective_is_within_four_of_its_standard_errors() -> None:
     p, q = random_masses(30, rng), random_masses(40, rng)
     T = random_plan(p, q, rng)
     X, Y = (PrecomputedDistances(random_distances(n, rng)) for n in (30, 40))
-    exact = gw_by_enumeration(X.rows(torch.arange(30)).numpy(), Y.rows(torch.arange(40)).numpy(), T)
+    exact = gw_by_enumeration(all_rows(X).numpy(), all_rows(Y).numpy(), T)
     coupling, mass = DenseCoupling(torch.from_numpy(T)), torch.from_numpy(p)
     gen = generator(6)
     found = [sampled_objective(coupling, mass, X, Y, gen) for _ in range(60)]
@@ -217,7 +215,7 @@ def test_a_plan_that_stands_still_is_settled() -> None:
 def test_the_objective_leaves_a_providers_own_storage_alone() -> None:
     rng = np.random.default_rng(7)
     inner = [PrecomputedDistances(random_distances(n, rng)) for n in (9, 11)]
-    stored = [one.rows(torch.arange(one.size)) for one in inner]
+    stored = [all_rows(one) for one in inner]
     for one, kept in zip(inner, stored, strict=True):
         one.rows = lambda index, kept=kept: kept if len(index) == len(kept) else kept[index]  # type: ignore[method-assign, misc]
     before = [kept.clone() for kept in stored]

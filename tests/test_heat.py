@@ -13,6 +13,7 @@ from scipy.sparse.csgraph import dijkstra
 from torch import Tensor
 
 import torchgw
+from tests.problems import all_rows
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces import heat
 from torchgw.spaces.graph import neighbour_graph
@@ -44,15 +45,11 @@ def relative(found: Tensor, truth: Tensor) -> float:
     return float((found - truth).norm() / truth.norm())
 
 
-def everything(space: HeatDistances) -> Tensor:
-    return space.rows(torch.arange(space.size))
-
-
 def test_it_is_a_provider_of_symmetric_scaled_distances(roll: HeatDistances) -> None:
     assert isinstance(roll, DistanceProvider)
     assert roll.size == 300
     assert roll.stored
-    D = everything(roll)
+    D = all_rows(roll)
     assert float(D.diagonal().abs().max()) == 0
     assert float((D - D.T).abs().max()) < 1e-12
     assert float(D.max()) == pytest.approx(1)
@@ -70,7 +67,7 @@ def test_distances_are_near_shortest_paths(make: object, n: int) -> None:
     """Within 7 % overall, and 4 % in the mean beyond a third of the diameter; close pairs are blurred."""
     points = make(n)[0]  # type: ignore[operator]
     space, paths = HeatDistances(points), torch.from_numpy(dijkstra(neighbour_graph(points)))
-    found = everything(space) * space.scale
+    found = all_rows(space) * space.scale
     assert relative(found, paths) < 0.07
     far = paths > paths.max() / 3
     ratio = found[far] / paths[far]
@@ -90,7 +87,7 @@ def test_density_does_not_distort(densest: float) -> None:
         space = HeatDistances(points, k=k)
         truth = torch.cdist(torch.from_numpy(points), torch.from_numpy(points))
         far = truth > truth.max() / 4
-        ratio = (everything(space) * space.scale)[far] / truth[far]
+        ratio = (all_rows(space) * space.scale)[far] / truth[far]
         assert float(ratio.std() / ratio.mean()) < spread
         assert space.dimension == pytest.approx(dimension, rel=0.1)
 
@@ -103,7 +100,7 @@ def test_lengths_scale_and_order_does_not_matter(roll: HeatDistances) -> None:
     assert other.scale == pytest.approx(7 * roll.scale, rel=0.02)
     assert other.time == pytest.approx(49 * roll.time, rel=0.05)
     fixed = HeatDistances(GRAPH * 7.0, time=49 * roll.time)
-    torch.testing.assert_close(everything(fixed), everything(roll), atol=1e-7, rtol=0)
+    torch.testing.assert_close(all_rows(fixed), all_rows(roll), atol=1e-7, rtol=0)
 
 
 def test_lanczos_rows_equal_the_dense_kernel() -> None:
@@ -146,7 +143,7 @@ def test_factors_are_those_of_the_stored_distances(factored: HeatDistances) -> N
     assert len(factored.landmarks) == 80
     torch.testing.assert_close((F[:5] * signs) @ F.T, factored.rows(torch.arange(5)))
     exact = HeatDistances(make_swiss_roll(1200)[0], time=factored.time)
-    assert relative(everything(factored) * factored.scale, everything(exact) * exact.scale) < 0.01
+    assert relative(all_rows(factored) * factored.scale, all_rows(exact) * exact.scale) < 0.01
     moved = factored.to(CPU, torch.float32)
     assert moved.factors()[0].dtype == torch.float32  # type: ignore[index]
     torch.testing.assert_close(
@@ -158,7 +155,7 @@ def test_pairs_beyond_the_reach_are_set_to_it_and_said(roll: HeatDistances) -> N
     with pytest.warns(PrecisionWarning, match=r"points: .* of the distances exceed the reach .* raise time"):
         short = HeatDistances(ROLL, time=roll.time / 10)
     assert short.reach == pytest.approx(roll.reach / 10**0.5)
-    found = everything(short) * short.scale
+    found = all_rows(short) * short.scale
     assert float(found.max()) == pytest.approx(short.reach)
     paths = torch.from_numpy(dijkstra(GRAPH))
     assert bool((found[paths > 2 * short.reach] == found.max()).all())
@@ -174,7 +171,7 @@ def test_parts_without_a_path() -> None:
     graph = csr_matrix(block_diag((GRAPH, GRAPH)))
     with pytest.warns(GraphWarning, match="graph is not connected"):
         space = HeatDistances(graph)
-    D = everything(space)
+    D = all_rows(space)
     torch.testing.assert_close(D[:300, 300:], torch.full((300, 300), 1.5, dtype=DOUBLE), rtol=1e-15, atol=0)
     assert float(D[D < 1.4].max()) == 1
     torch.testing.assert_close(D[:300, :300], D[300:, 300:], atol=1e-6, rtol=0)
@@ -191,7 +188,7 @@ def test_duplicated_points_and_two_points() -> None:
     space = HeatDistances(twice)
     assert float(space.rows(torch.tensor([0]))[0, 1]) < 0.05
     two = HeatDistances(np.array([[0.0], [3.0]]), k=1)
-    torch.testing.assert_close(everything(two), 1 - torch.eye(2, dtype=DOUBLE))
+    torch.testing.assert_close(all_rows(two), 1 - torch.eye(2, dtype=DOUBLE))
     assert two.scale > 1
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.problems import normal
 from torchgw import FactoredDistances
 from torchgw.kernels import LOG2E
 from torchgw.objective.model import Model
@@ -16,7 +17,7 @@ from torchgw.spaces.hierarchy import Cells, bisect
 
 
 def cloud(n: int, d: int = 3, seed: int = 0) -> torch.Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return normal(n, d, seed=seed)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.problems import ROLL, SPIRAL
-from tests.test_checkpoint import CASES, assert_same
-from torchgw import GWOptions, GWResult, Implicit, LadderOptions, Progress, Status, StoppingOptions, gw_align
+from tests.test_checkpoint import CASES, align, assert_same
+from torchgw import GWOptions, Implicit, LadderOptions, Progress, Status, StoppingOptions
 from torchgw.diagnostics.status import History
 from torchgw.persist.codec import STORABLE, decode, encode
 from torchgw.persist.watch import Watch
@@ -130,13 +128,6 @@ LOOPS: dict[str, dict[str, Any]] = {
 }
 
 
-def align(name: str) -> GWResult:
-    given = {"X": SPIRAL, "Y": ROLL, "random_state": 0} | LOOPS[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return gw_align(given.pop("X"), given.pop("Y"), **given)
-
-
 def same(one: Any, other: Any) -> bool:
     """Whether two encoded states agree in every bit."""
     if isinstance(one, torch.Tensor):
@@ -174,7 +165,7 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
     monkeypatch.setattr(request, "make_generator", making)
     monkeypatch.setattr(Watch, "restored", counting)
     monkeypatch.setattr(Watch, "pause", keeping)
-    whole = align(name)
+    whole = align(LOOPS[name])
     monkeypatch.setattr(Watch, "pause", pause)
     assert states
     for kind, (number, kept, random) in states.items():
@@ -192,7 +183,7 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
             return decode(kept)
 
         monkeypatch.setattr(Watch, "restored", going_on)
-        assert_same(align(name), whole)
+        assert_same(align(LOOPS[name]), whole)
         assert again == [number]
 
 

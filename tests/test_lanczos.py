@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.problems import normal
 from torchgw.linalg.lanczos import recurrence
 from torchgw.linalg.matrix_functions import Exponential, ScalarFunction, matrix_function
 
@@ -46,10 +47,6 @@ def random_graph(n: int, extra: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     chords = torch.randint(0, n, (2, extra), generator=generator)
     ends = torch.cat((torch.stack((here, (here + 1) % n)), chords[:, chords[0] != chords[1]]), 1)
     return ends, 0.1 + torch.rand(ends.shape[1], dtype=torch.float64, generator=generator)
-
-
-def normal(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def dense(product: Callable[[tuple[Tensor, ...], Tensor], Tensor], weights: Tensor, n: int) -> Tensor:

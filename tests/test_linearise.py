@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests import oracle
+from tests import oracle, problems
+from tests.problems import INF
 from torchgw import PrecomputedDistances
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.gradients.lagrangian import quadratic
 from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.losses import LOSSES
-from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
+from torchgw.marginals import Partial
 from torchgw.objective import divergence
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import ModelGradient, energy, linearise, moments_of, weights_of
@@ -26,15 +27,7 @@ from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import Traced
 
-INF = math.inf
-MODELS: dict[str, tuple[Marginals, dict[str, Any]]] = {
-    "balanced": (Balanced(), {}),
-    "semi-relaxed y": (SemiRelaxed(0.05, "y"), {"model": "relaxed", "rho": (INF, 0.05)}),
-    "semi-relaxed x": (SemiRelaxed(0.05, "x"), {"model": "relaxed", "rho": (0.05, INF)}),
-    "free y": (SemiRelaxed(0.0, "y"), {"model": "relaxed", "rho": (INF, 0.0)}),
-    "unbalanced": (Unbalanced(0.1, 0.2), {"model": "relaxed", "rho": (0.1, 0.2)}),
-    "partial": (Partial(1.0), {"model": "partial", "mass": 1.0}),
-}
+MODELS = problems.MODELS | {"partial": (Partial(1.0), {"model": "partial", "mass": 1.0})}
 COSTS = ("pure", "fused", "supervised", "linear alone")
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.problems import gw_by_enumeration, linearised_cost, random_masses
+from tests.problems import all_rows, generator, gw_by_enumeration, linearised_cost, random_masses
 from torchgw import GWOptions, gw_align
 from torchgw.couplings import blocks
 from torchgw.couplings.low_rank import LowRankCoupling
@@ -50,10 +50,6 @@ class FactoredSpace:
         return self.F, self.signs
 
 
-def gen(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def uniform(n: int) -> Tensor:
     return torch.full((n,), 1 / n, dtype=torch.float64)
 
@@ -64,8 +60,8 @@ def masses(n: int, seed: int) -> Tensor:
 
 def random_factors(n: int, k: int, r: int, seed: int, sharpness: float = 1.0) -> LowRankFactors:
     """Positive factors of total mass about one that meet no constraint."""
-    shapes, generator = ((n, r), (k, r), (r,)), gen(seed)
-    noise = [sharpness * torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    shapes, gen = ((n, r), (k, r), (r,)), generator(seed)
+    noise = [sharpness * torch.randn(shape, dtype=torch.float64, generator=gen) for shape in shapes]
     return LowRankFactors(*(torch.softmax(side.flatten(), 0).reshape(side.shape) for side in noise))
 
 
@@ -85,7 +81,7 @@ def squared_spaces(n: int, k: int, seed: int) -> tuple[EuclideanDistances, Eucli
 
 
 def matrix(space: EuclideanDistances | FactoredSpace) -> np.ndarray:
-    found: np.ndarray = space.rows(torch.arange(space.size)).numpy()
+    found: np.ndarray = all_rows(space).numpy()
     return found
 
 
@@ -95,7 +91,7 @@ def spread_start(
     """Points shared out among landmarks of their space, one for each component; in the order of their mean if even."""
     sides = []
     for space, mass in zip(spaces, (p, q), strict=True):
-        rows = choose_landmarks(space, mass, "spread", rank, gen(seed)).rows.clamp_min(0.0)
+        rows = choose_landmarks(space, mass, "spread", rank, generator(seed)).rows.clamp_min(0.0)
         rows = rows[(rows.square() @ mass).argsort()] if seed % 2 == 0 else rows
         beyond = rows - rows.amin(0)
         sides.append(mass[:, None] * torch.softmax(-8 * beyond.T / (beyond @ mass).mean(), dim=1))
@@ -114,7 +110,7 @@ def solve(
     chosen = LowRankOptions(rank=rank, **options)  # type: ignore[arg-type]
     starts = (spread_start(spaces, p, q, rank, seed) for seed in range(n_starts))
     return min(
-        (solve_low_rank(*spaces, p, q, epsilon, chosen, gen(), start=start) for start in starts),
+        (solve_low_rank(*spaces, p, q, epsilon, chosen, generator(), start=start) for start in starts),
         key=lambda done: done.energy,
     )
 
@@ -145,7 +141,7 @@ def test_it_is_a_coupling_of_its_rank(coupling: LowRankCoupling) -> None:
 @pytest.mark.parametrize("axis", [0, 1])
 def test_products_marginals_and_largest_entries_are_those_of_the_plan(coupling: LowRankCoupling, axis: int) -> None:
     plan = by_hand(coupling) if axis == 1 else by_hand(coupling).T
-    V = torch.randn(plan.shape[1], 3, dtype=torch.float64, generator=gen())
+    V = torch.randn(plan.shape[1], 3, dtype=torch.float64, generator=generator())
     torch.testing.assert_close(coupling.apply(V, axis), plan @ V)
     torch.testing.assert_close(coupling.apply(V[:, 0], axis), plan @ V[:, 0])
     torch.testing.assert_close(coupling.marginal(axis), plan.sum(1))
@@ -166,7 +162,7 @@ def test_rows_and_largest_entries_of_rows_are_those_of_the_plan(coupling: LowRan
 
 def test_columns_are_sampled_through_the_components_as_from_the_rows(coupling: LowRankCoupling) -> None:
     rows = torch.full((40_000,), 5)
-    share = torch.bincount(coupling.sample_columns(rows, gen()), minlength=31) / len(rows)
+    share = torch.bincount(coupling.sample_columns(rows, generator()), minlength=31) / len(rows)
     expected = by_hand(coupling)[5]
     expected = expected / expected.sum()
     error = (expected * (1 - expected) / len(rows)).sqrt()
@@ -201,7 +197,7 @@ def test_the_projection_is_the_nearest_point_of_the_set(sharpness: float, floor:
 
     least = divergence(found, given)
     for seed in range(20):
-        g = floor + (1 - 4 * floor) * torch.softmax(torch.randn(4, dtype=torch.float64, generator=gen(seed)), 0)
+        g = floor + (1 - 4 * floor) * torch.softmax(torch.randn(4, dtype=torch.float64, generator=generator(seed)), 0)
         other = round_factors(random_factors(11, 8, 4, seed)._replace(g=g), p, q)
         assert divergence(other, given) >= (divergence(other, found) + least) * (1 - 1e-6)
 
@@ -354,8 +350,8 @@ def test_points_without_mass_get_zero_rows_and_change_nothing_else() -> None:
     without = EuclideanDistances(x[:30], squared=True)
     options, q = LowRankOptions(rank=4), uniform(25)
     start = spread_start((source, target), p, q, 4)
-    done = solve_low_rank(source, target, p, q, 0.0, options, gen(), start=start)
-    same = solve_low_rank(without, target, p[:30], q, 0.0, options, gen(), start=start._replace(Q=start.Q[:30]))
+    done = solve_low_rank(source, target, p, q, 0.0, options, generator(), start=start)
+    same = solve_low_rank(without, target, p[:30], q, 0.0, options, generator(), start=start._replace(Q=start.Q[:30]))
     assert float(done.coupling.rows(torch.arange(30, 34)).abs().max()) == 0.0
     torch.testing.assert_close(done.coupling.marginal(1), p, rtol=0.0, atol=1e-14)
     torch.testing.assert_close(done.energy, same.energy, rtol=1e-6, atol=0.0)
@@ -376,7 +372,7 @@ def test_equal_components_are_left_behind() -> None:
     p = uniform(40)
     alike = LowRankFactors(p[:, None].repeat(1, 5) / 5, p[:, None].repeat(1, 5) / 5, uniform(5))
     product = Factored.of(*spaces, p, p, 0.0).at(alike).value
-    done = solve_low_rank(*spaces, p, p, 0.0, LowRankOptions(rank=5), gen(), start=alike)
+    done = solve_low_rank(*spaces, p, p, 0.0, LowRankOptions(rank=5), generator(), start=alike)
     assert done.energy < 0.3 * product
 
 
@@ -394,11 +390,11 @@ def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
     plan = torch.zeros(6, 6, dtype=torch.float64)
     plan[torch.arange(2, 6), torch.tensor(match) + 2] = 0.25
     p, q, options = uniform(32), uniform(48), LowRankOptions(rank=4)
-    start = warm_factors(source, (cells[0], cells[1]), plan, p, q, options, gen())
+    start = warm_factors(source, (cells[0], cells[1]), plan, p, q, options, generator())
     for c in range(4):
         (cell,) = cells[0][start.Q[:, c] > 0.5 / 32].unique().tolist()
         assert cells[1][start.R[:, c] > 0.5 / 48].unique().tolist() == [match[cell - 2] + 2]
-    done = solve_low_rank(source, target, p, q, 0.0, options, gen(), start=start)
+    done = solve_low_rank(source, target, p, q, 0.0, options, generator(), start=start)
     assert best * (1 - 1e-9) <= done.energy <= 1.01 * best
 
 
@@ -407,7 +403,7 @@ def test_cells_are_grouped_with_their_neighbours_into_any_number_of_groups(rank:
     """Seven cells in three clumps on a line, one cell without mass."""
     at = torch.tensor([0.0, 0.1, 0.2, 5.0, 5.1, 9.0, 9.1], dtype=torch.float64)
     mass = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.2, 0.3, 0.0], dtype=torch.float64)
-    shares = group_cells((at[:, None] - at).abs(), mass, rank, gen())
+    shares = group_cells((at[:, None] - at).abs(), mass, rank, generator())
     assert shares.shape == (7, rank)
     torch.testing.assert_close(shares.sum(1), torch.ones(7, dtype=torch.float64))
     assert (shares.sum(0) > 0).all()
@@ -436,7 +432,8 @@ def test_options_are_checked() -> None:
 LARGE = """
 import re, torch
 from pathlib import Path
-from tests.test_lowrank import gen, spread_start
+from tests.problems import generator
+from tests.test_lowrank import spread_start
 from torchgw.solvers.low_rank import solve_low_rank
 from torchgw.options import LowRankOptions
 from torchgw.spaces import EuclideanDistances
@@ -444,7 +441,7 @@ x = torch.randn(20000, 3, generator=torch.Generator().manual_seed(0)) * torch.te
 spaces = [EuclideanDistances(side, squared=True) for side in (x, x.flip(0, 1))]
 p = torch.full((20000,), 1 / 20000, dtype=torch.float64)
 options = LowRankOptions(rank=20, max_iter=100)
-done = solve_low_rank(*spaces, p, p, 0.0, options, gen(), start=spread_start(spaces, p, p, 20))
+done = solve_low_rank(*spaces, p, p, 0.0, options, generator(), start=spread_start(spaces, p, p, 20))
 error = max(float((done.coupling.marginal(axis) - p).abs().sum()) for axis in (0, 1))
 memory = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
 print(memory, error, done.energy)

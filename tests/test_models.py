@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,32 +9,9 @@ import numpy as np
 import pytest
 
 from tests import oracle
-from tests.problems import daily, in_turn
-from torchgw import (
-    Balanced,
-    FeatureCost,
-    GWOptions,
-    GWResult,
-    LadderOptions,
-    Partial,
-    SemiRelaxed,
-    SinkhornOptions,
-    StoppingOptions,
-    Unbalanced,
-    gw_align,
-)
-from torchgw.marginals import Marginals
+from tests.problems import MODELS, daily, in_turn
+from torchgw import FeatureCost, GWOptions, GWResult, LadderOptions, SinkhornOptions, StoppingOptions, gw_align
 
-INF = math.inf
-MODELS: dict[str, tuple[Marginals, dict[str, Any]]] = {
-    "balanced": (Balanced(), {}),
-    "semi-relaxed y": (SemiRelaxed(0.05, "y"), {"model": "relaxed", "rho": (INF, 0.05)}),
-    "semi-relaxed x": (SemiRelaxed(0.05, "x"), {"model": "relaxed", "rho": (0.05, INF)}),
-    "free y": (SemiRelaxed(0.0, "y"), {"model": "relaxed", "rho": (INF, 0.0)}),
-    "unbalanced": (Unbalanced(0.1, 0.2), {"model": "relaxed", "rho": (0.1, 0.2)}),
-    "unbalanced x": (Unbalanced(0.1, INF), {"model": "relaxed", "rho": (0.1, INF)}),
-    "partial": (Partial(0.6), {"model": "partial", "mass": 0.6}),
-}
 OPTIONS = GWOptions(
     coarse=None,
     mixed_precision=False,

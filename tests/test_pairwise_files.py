@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.problems import ROLL, SPIRAL
+from tests.problems import ROLL, SPIRAL, files_of_at_most
 from torchgw import cli, datasets, gw_pairwise
 from torchgw.cli.output import write_whole
 from torchgw.cli.pairwise import save_table
@@ -135,17 +135,6 @@ def test_a_call_tells_of_a_damaged_store_and_leaves_it_alone(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"pairs.sqlite is not .* is damaged: the pair \(0, 2\) is not as it was"):
         gw_pairwise(SPACES, store=path, random_state=0)
     assert path.read_bytes() == before
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.problems import all_rows
 from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, estimate, gw_align
 from torchgw.datasets import make_spiral
 from torchgw.runtime.caller import out_of_memory
@@ -194,7 +195,7 @@ def test_a_low_rank_result_is_a_result() -> None:
     result = gw_align(X, Y, epsilon=0, options=options, random_state=0)
     assert result.marginal_error < 1e-9
     assert int(torch.linalg.matrix_rank(result.plan)) == 8
-    D, E = (known.space.rows(torch.arange(known.space.size)) for known in result.known or ())
+    D, E = (all_rows(known.space) for known in result.known or ())
     T = result.plan
     value = T.sum(1) @ D.square() @ T.sum(1) + T.sum(0) @ E.square() @ T.sum(0) - 2 * ((D @ T @ E) * T).sum()
     assert result.value == pytest.approx(float(value), rel=1e-5)

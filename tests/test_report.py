@@ -16,8 +16,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, generator
-from tests.test_pairwise_files import files_of_at_most
+from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, files_of_at_most, generator
 from torchgw import ConvergenceWarning, GWOptions, GWResult, LowRankOptions, Partial, Status, cli, gw_align, plot
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.problems import quietly
 from torchgw import CoarseOptions, GWOptions, GWResult, LowRankOptions, SpaceOptions, gw_align
 from torchgw.report import sentences
 
@@ -21,9 +21,7 @@ LINE = np.cumsum([0.0, 2.0, 3.0, 4.0, 4.0, 3.0, 2.0])[:, None]
 def solved(X: np.ndarray, Y: np.ndarray, scale: str | float, **options: Any) -> GWResult:
     spaces, distances = SpaceOptions(scale=scale), options.pop("distances", "euclidean")
     chosen = GWOptions(spaces=spaces, coarse=FEW, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return gw_align(X, Y, epsilon=0, distances=distances, options=chosen, random_state=0)
+    return quietly(gw_align, X, Y, epsilon=0, distances=distances, options=chosen, random_state=0)
 
 
 @cache

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.problems import daily, generator, path_graph, random_distances
+from tests.problems import Own, daily, path_graph, quietly, random_distances, uniform
 from torchgw import (
     AmbiguityWarning,
     CoarseOptions,
@@ -103,9 +103,7 @@ def test_a_plan_given_as_start_decides_the_basin() -> None:
     forward = np.exp(-((angle_x[:, None] - angle_y) ** 2) / 0.1)
     backward = np.exp(-((9 - angle_x[:, None] - angle_y) ** 2) / 0.1)
     options = GWOptions(spaces=SpaceOptions(k=8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        runs = [gw_align(X, Y, init=plan, options=options, random_state=0) for plan in (forward, backward)]
+    runs = [quietly(gw_align, X, Y, init=plan, options=options, random_state=0) for plan in (forward, backward)]
     assert runs[0].value < 0.3 * runs[1].value
     slopes = [np.corrcoef(angle_x, angle_y[run.argmax()])[0, 1] for run in runs]
     assert slopes[0] > 0.99
@@ -125,9 +123,7 @@ def test_a_plan_given_as_start_decides_the_basin() -> None:
 def test_changing_a_search_option_changes_the_result(options: GWOptions) -> None:
     x = LandmarkDistances(path_graph(list(np.linspace(0.5, 1.5, 79)))[0], 80)
     y = LandmarkDistances(path_graph(list(np.linspace(0.4, 1.6, 89)))[0], 90)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        base, changed = (gw_align(x, y, options=o, random_state=0) for o in (GWOptions(), options))
+    base, changed = (quietly(gw_align, x, y, options=o, random_state=0) for o in (GWOptions(), options))
     assert not torch.equal(base.plan, changed.plan)
 
 
@@ -168,10 +164,8 @@ def test_the_exact_gradient_is_passed_over_where_it_costs_too_much(monkeypatch: 
     monkeypatch.setattr("torchgw.request.limits.EXACT_WORK", {"cpu": 1e5})
     rng = np.random.default_rng(10)
     x, y = rng.normal(size=(60, 2)), rng.normal(size=(70, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = gw_align(x, y, distances="euclidean", random_state=0)
-        asked = gw_align(x, y, distances="euclidean", options=GWOptions(gradient="exact"), random_state=0)
+    result = quietly(gw_align, x, y, distances="euclidean", random_state=0)
+    asked = quietly(gw_align, x, y, distances="euclidean", options=GWOptions(gradient="exact"), random_state=0)
     assert result.gradient == "sampled"
     assert "too slow" in result.gradient_passed_over
     assert asked.gradient == "exact"
@@ -196,9 +190,7 @@ def test_the_smallest_spaces_go_through_the_search(size: tuple[int, int], epsilo
 
 
 def quiet(*spaces: Any, **keywords: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return gw_align(*spaces, **({"random_state": 0} | keywords))
+    return quietly(gw_align, *spaces, **({"random_state": 0} | keywords))
 
 
 def test_points_that_coincide_or_carry_no_mass_go_through_the_search() -> None:
@@ -276,20 +268,9 @@ def test_the_best_basin_is_that_of_the_plan_at_the_sharp_end() -> None:
 
 
 def test_a_user_provider_that_is_not_symmetric_is_refused() -> None:
-    class Provider:
-        size, scale, stored = 30, 1.0, True
-
-        def to(self, device: torch.device, dtype: torch.dtype) -> Provider:
-            return self
-
-        def rows(self, index: torch.Tensor) -> torch.Tensor:
-            return torch.rand(30, 30, dtype=F64, generator=generator())[index]
-
-        def factors(self) -> None:
-            return None
-
+    space = Own(uniform(30, 30))
     with pytest.raises(ValueError, match="symmetric distances"):
-        gw_align(Provider(), Provider(), random_state=0)
+        gw_align(space, space, random_state=0)
 
 
 def test_near_isometric_spaces_converge() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment, linprog
 
-from tests.problems import gw_by_enumeration, random_distances, random_masses, random_plan
+from tests.problems import gw_by_enumeration, quietly, random_distances, random_masses, random_plan
 from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
@@ -31,9 +31,7 @@ def descended(
 
 
 def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return gw_align(*spaces, epsilon=0, random_state=0, **keywords)  # type: ignore[arg-type]
+    return quietly(gw_align, *spaces, epsilon=0, random_state=0, **keywords)  # type: ignore[arg-type]
 
 
 def exhaustive(DX: np.ndarray, DY: np.ndarray) -> float:

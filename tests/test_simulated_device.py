@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tests import gradient_mode_cases as cases
+from tests.problems import quietly
 from tests.simulated_device import Simulation, simulated_gpu
 from torchgw import (
     Checkpoint,
@@ -94,9 +95,7 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def align(source: Any = X, target: Any = Y, device: str = "cuda", **given: Any) -> GWResult:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return gw_align(source, target, device=device, backend="eager", random_state=0, **given)
+    return quietly(gw_align, source, target, device=device, backend="eager", random_state=0, **given)
 
 
 def array(found: Any) -> np.ndarray:

@@ -14,6 +14,7 @@ import torch
 from scipy.sparse.csgraph import dijkstra
 from torch import Tensor
 
+from tests.problems import Own, all_rows, normal
 from torchgw import (
     DijkstraDistances,
     EuclideanDistances,
@@ -41,7 +42,7 @@ N, K = 30, 20
 
 
 def cloud(n: int, seed: int = 0, size: float = 1.0) -> Tensor:
-    return size * torch.randn(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return size * normal(n, 2, seed=seed)
 
 
 def given_as(kind: str, points: Tensor) -> Tensor:
@@ -61,10 +62,6 @@ def providers(leaves: tuple[Tensor, Tensor], kind: str, options: SpaceOptions) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphWarning)
         return make_providers(spaces, options)[0]
-
-
-def rows(space: Any) -> Tensor:
-    return space.rows(torch.arange(space.size))
 
 
 def dense(found: Traced) -> Tensor:
@@ -101,7 +98,7 @@ def test_values_are_the_providers_and_gradients_the_central_differences(kind: st
     made = providers(leaves, kind, options)
     found = traced(made, leaves, options, torch.float64, CPU)
     for space, one in zip(made, found, strict=True):
-        torch.testing.assert_close(dense(one).detach(), rows(space), rtol=0, atol=1e-12)
+        torch.testing.assert_close(dense(one).detach(), all_rows(space), rtol=0, atol=1e-12)
         assert (one.matrix is None) == (space.factors() is not None)
     gradients = torch.autograd.grad(loss(*map(dense, found)), leaves)
 
@@ -109,7 +106,7 @@ def test_values_are_the_providers_and_gradients_the_central_differences(kind: st
 
         def value(moved: Tensor, side: int = side) -> float:
             both = (moved, leaves[1]) if side == 0 else (leaves[0], moved)
-            return float(loss(*map(rows, providers(both, kind, options))))
+            return float(loss(*map(all_rows, providers(both, kind, options))))
 
         along = direction(kind, leaves[side])
         size_of = float(gradients[side].norm() * along.norm())
@@ -126,7 +123,7 @@ def test_single_precision_and_single_leaves(kind: str) -> None:
     found = traced(made, leaves, options, torch.float32, CPU)
     assert all(dense(one).dtype == torch.float32 for one in found)
     for space, one in zip(made, found, strict=True):
-        torch.testing.assert_close(dense(one).detach().double(), rows(space), rtol=0, atol=5e-6)
+        torch.testing.assert_close(dense(one).detach().double(), all_rows(space), rtol=0, atol=5e-6)
     gradients = torch.autograd.grad(loss(*(dense(one).double() for one in found)), leaves)
     assert all(g.dtype == torch.float32 and bool(torch.isfinite(g).all()) for g in gradients)
 
@@ -166,12 +163,12 @@ def test_a_matrix_with_missing_paths_is_filled_in_proportion() -> None:
         made = providers((D, D), "matrix", options)
         found, _ = traced(made, (D, D), options, torch.float64, CPU)
         assert torch.equal(found.matrix[0, 4:].isfinite(), torch.ones(6, dtype=torch.bool))  # type: ignore[index]
-        torch.testing.assert_close(dense(found).detach(), rows(made[0]))
+        torch.testing.assert_close(dense(found).detach(), all_rows(made[0]))
         (gradient,) = torch.autograd.grad(loss(dense(found), dense(found)), D)
         along = direction("matrix", D)
 
         def value(moved: Tensor, options: SpaceOptions = options) -> float:
-            same = rows(providers((moved, moved), "matrix", options)[0])
+            same = all_rows(providers((moved, moved), "matrix", options)[0])
             return float(loss(same, same))
 
         assert slope(value, D, along) == pytest.approx(float((gradient * along).sum()), rel=1e-6)
@@ -196,7 +193,7 @@ def test_the_pair_found_by_sweeps_carries_the_scale(monkeypatch: pytest.MonkeyPa
     )
     (gradient,) = torch.autograd.grad(dense(found).sum(), leaf)
     along = direction("euclidean", leaf)
-    expected = slope(lambda moved: float(rows(EuclideanDistances(moved)).sum()), leaf, along)
+    expected = slope(lambda moved: float(all_rows(EuclideanDistances(moved)).sum()), leaf, along)
     assert float((gradient * along).sum()) == pytest.approx(expected, rel=1e-6)
 
 
@@ -204,11 +201,11 @@ def test_a_largest_distance_short_of_the_diameter_carries_the_scale(monkeypatch:
     monkeypatch.setattr("torchgw.spaces.dijkstra.sweep", lambda graph: shortest_paths.sweep(graph, n_sweeps=1))
     leaf, options = cloud(N, 2).requires_grad_(), SpaceOptions(k=4)
     made = providers((leaf, leaf), "dijkstra", options)
-    assert float(rows(made[0]).max()) > 1.01
+    assert float(all_rows(made[0]).max()) > 1.01
     found, _ = traced(made, (leaf, None), options, leaf.dtype, CPU)
     (gradient,) = torch.autograd.grad(dense(found).sum(), leaf)
     along = direction("dijkstra", leaf)
-    expected = slope(lambda moved: float(rows(providers((moved, leaf), "dijkstra", options)[0]).sum()), leaf, along)
+    expected = slope(lambda moved: float(all_rows(providers((moved, leaf), "dijkstra", options)[0]).sum()), leaf, along)
     assert (gradient * along).sum().item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -218,7 +215,7 @@ def test_spaces_without_a_leaf_are_constants_that_a_common_scale_still_moves() -
     for constant in (LandmarkDistances(graph, 9), DijkstraDistances(graph), EuclideanDistances(cloud(K, 2))):
         alone = traced((constant, constant), (leaf.detach(), None), SpaceOptions(), torch.float64, CPU)
         assert not any(dense(one).requires_grad for one in alone)
-        torch.testing.assert_close(dense(alone[0]), rows(constant), rtol=0, atol=1e-13)
+        torch.testing.assert_close(dense(alone[0]), all_rows(constant), rtol=0, atol=1e-13)
         for scale in (None, "common"):
             options = SpaceOptions(scale=scale)
             spaces = [Space("X", leaf.detach().numpy(), "euclidean"), Space("Y", constant, "provider")]
@@ -245,8 +242,8 @@ def test_providers_made_by_the_user_remember_a_tensor_that_requires_gradients() 
         moved = space.to(CPU, torch.float64)
         assert moved.leaf is leaf
         found, again = traced((space, moved.with_scale(2.0)), (None, space), SpaceOptions(), torch.float64, CPU)
-        torch.testing.assert_close(dense(found).detach(), rows(space))
-        torch.testing.assert_close(dense(again).detach(), rows(space) * space.scale / 2)
+        torch.testing.assert_close(dense(found).detach(), all_rows(space))
+        torch.testing.assert_close(dense(again).detach(), all_rows(space) * space.scale / 2)
         (own,), (fixed,) = (torch.autograd.grad(dense(one).sum(), leaf) for one in (found, again))
         assert not torch.allclose(own * space.scale / 2, fixed) or space.leaf is F
     assert EuclideanDistances(x.detach()).leaf is None
@@ -350,7 +347,7 @@ def test_new_points_are_placed_in_the_scale_of_the_solve() -> None:
     whole = [aligned(SPIRAL, ARC, distances=kind, scale=4.0).known for kind in ("euclidean", "precomputed")]
     for known in whole:
         found = known[0].distances(SPIRAL[:5], torch.arange(60))  # type: ignore[index]
-        np.testing.assert_allclose(found, rows(known[0].space)[:5], atol=1e-9)  # type: ignore[index]
+        np.testing.assert_allclose(found, all_rows(known[0].space)[:5], atol=1e-9)  # type: ignore[index]
 
 
 def test_points_without_a_path_are_as_far_as_without_a_scale() -> None:
@@ -360,7 +357,7 @@ def test_points_without_a_path_are_as_far_as_without_a_scale() -> None:
     graph.eliminate_zeros()
     with pytest.warns(GraphWarning):
         space, other = DijkstraDistances(graph), DijkstraDistances(graph).with_scale(2.0)
-    torch.testing.assert_close(rows(other) * 2, rows(space) * space.scale)
+    torch.testing.assert_close(all_rows(other) * 2, all_rows(space) * space.scale)
 
 
 def test_a_saved_result_remembers_its_scales(tmp_path: Path) -> None:
@@ -369,26 +366,12 @@ def test_a_saved_result_remembers_its_scales(tmp_path: Path) -> None:
     assert GWResult.load(tmp_path / "result.npz").options == result.options
 
 
-class Rows:
-    """The least that a provider must have."""
-
-    size, scale, stored = 30, 1.0, True
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Rows:
-        return self
-
-    def rows(self, index: Tensor) -> Tensor:
-        return rows(EuclideanDistances(ARC))[index]
-
-    def factors(self) -> None:
-        return None
-
-
 def test_a_provider_of_the_users_own_needs_a_method_for_another_scale_only() -> None:
-    assert aligned(SPIRAL, Rows()).scales[1] == 1.0
+    own = Own(all_rows(EuclideanDistances(ARC)))
+    assert aligned(SPIRAL, own).scales[1] == 1.0
     for scale in ("common", 2.0):
-        with pytest.raises(TypeError, match=r"Y must have a method with_scale\(scale\) .* got Rows without one"):
-            aligned(SPIRAL, Rows(), scale=scale)
+        with pytest.raises(TypeError, match=r"Y must have a method with_scale\(scale\) .* got Own without one"):
+            aligned(SPIRAL, own, scale=scale)
 
 
 @pytest.mark.parametrize("value", ["own", 0.0, -1.0, float("nan"), float("inf"), (1.0, 0.0)])
