@@ -1,8 +1,7 @@
-"""Cells in AnnData objects: what is carried over, where it is written, and that files survive it."""
+"""Cells in AnnData objects: what is carried over, and where it is written."""
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable
@@ -14,78 +13,23 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
+from tests.cells import QUICK, TYPES, accuracy, assert_equal, carried, reopened, tissue, tissues
 from tests.test_examples import run_blocks
-from torchgw import GWOptions, GWResult, SpaceOptions, Supervision, __version__, cli
+from torchgw import GWOptions, GWResult, SpaceOptions, Supervision, __version__
 from torchgw import anndata as cells
 
 anndata = pytest.importorskip("anndata")
-h5py = pytest.importorskip("h5py")
-
-ENDS = np.array([[1.0, 0.0, 0.0], [-0.3, 0.6, 0.2], [-0.3, -0.4, 0.1]])
-SPANS = np.array([(0, 0.0, 0.35), (0, 0.35, 0.7), (0, 0.7, 1.0), (1, 0.0, 0.6), (1, 0.6, 1.0), (2, 0.0, 1.0)])
-SHARES = np.array([0.2, 0.2, 0.2, 0.16, 0.12, 0.12])
-TYPES = np.array(["progenitor", "erythroid", "platelet", "granulocyte", "macrophage", "lymphoid"])
-QUICK: dict[str, Any] = {"epsilon": 5e-3, "random_state": 0}
-
-
-def tissue(n: int, seed: int, hidden: int, genes: int) -> Any:
-    """Cells of six types along three branches of a curve, seen through a random nonlinear map of their own."""
-    rng = np.random.default_rng(seed)
-    counts = np.diff(np.round(n * np.cumsum([0.0, *SHARES])).astype(int))
-    kind = rng.permutation(np.repeat(np.arange(6), counts))
-    branch, start, end = SPANS[kind].T
-    along = start + (end - start) * rng.beta(1.5, 1.5, size=n)
-    place = along[:, None] * ENDS[branch.astype(int)] + 0.02 * rng.normal(size=(n, 3))
-    layer = np.tanh(1.2 * place @ rng.normal(size=(3, hidden)) + 0.5 * rng.normal(size=hidden))
-    X = layer @ rng.normal(size=(hidden, genes)) / np.sqrt(hidden) + 0.02 * rng.normal(size=(n, genes))
-    obs = pd.DataFrame({"cell_type": pd.Categorical(TYPES[kind], categories=TYPES), "time": along})
-    obs.index = [f"cell{i}" for i in range(n)]
-    return anndata.AnnData(
-        sparse.random(n, 40, 0.1, "csr", np.float32, rng),
-        obs=obs,
-        obsm={"X_pca": X.astype(np.float32), "wide": np.repeat(X, 2, axis=1)},
-    )
-
-
-def accuracy(a: Any, name: str = "cell_type") -> float:
-    return float((a.obs[f"torchgw_{name}"].astype(str) == a.obs[name].astype(str)).mean())
-
-
-def reopened(a: Any, folder: Path) -> Any:
-    a.write_h5ad(folder / "written.h5ad")
-    return anndata.read_h5ad(folder / "written.h5ad")
-
-
-def assert_equal(found: Any, wanted: Any) -> None:
-    """Equal values, whatever containers a file turns them into."""
-    if isinstance(wanted, dict):
-        assert set(found) == set(wanted)
-        for key, value in wanted.items():
-            assert_equal(found[key], value)
-    elif sparse.issparse(wanted):
-        np.testing.assert_array_equal(found.toarray(), wanted.toarray())
-    else:
-        np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted))
 
 
 @pytest.fixture(scope="module")
 def given() -> tuple[Any, Any]:
     """A source and a reference; not to be written to."""
-    a, b = tissue(60, 0, 40, 8), tissue(70, 1, 50, 6)
-    b.obs["batch"] = np.where(np.arange(70) % 2, "left", "right")
-    b.obs["alive"] = np.arange(70) % 3 > 0
-    b.obs["count"] = np.arange(70)
-    b.obs["dose"] = np.where(np.arange(70) < 60, b.obs["time"], np.nan)
-    b.obs["part"] = b.obs["cell_type"].where(b.obs["cell_type"] != "lymphoid").cat.add_categories("unseen")
-    b.uns["cell_type_colors"] = ["#111111", "#222222", "#333333", "#444444", "#555555", "#666666"]
-    return a, b
+    return tissues()
 
 
 @pytest.fixture(scope="module")
 def aligned(given: tuple[Any, Any]) -> tuple[Any, Any, GWResult]:
-    a, b = given[0].copy(), given[1]
-    labels = ["cell_type", "batch", "alive", "count", "dose", "part"]
-    return a, b, cells.align(a, b, labels=labels, plan=0.9, **QUICK)
+    return carried(given)
 
 
 def check_acceptance(n: int, k: int, folder: Path) -> None:
@@ -419,68 +363,6 @@ def test_a_plan_that_cannot_be_kept_loses_nothing_else(given: tuple[Any, Any], m
     assert {"torchgw_match", "torchgw_cell_type"} <= set(a.obs)
 
 
-class Watch:
-    """The names of the datasets that were read from files."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.read: set[str] = set()
-        for method in ("__getitem__", "read_direct", "__array__"):
-            monkeypatch.setattr(h5py.Dataset, method, self.watched(getattr(h5py.Dataset, method)))
-
-    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(dataset: Any, *args: Any, **more: Any) -> Any:
-            self.read.add(dataset.name)
-            return method(dataset, *args, **more)
-
-        return call
-
-
-@pytest.mark.parametrize("dense", [False, True])
-def test_backed_cells_are_aligned_without_reading_x(
-    dense: bool, aligned: tuple[Any, Any, GWResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, given = aligned[0], aligned[:2]
-    for name, cell in zip("ab", given, strict=True):
-        copy = cell.copy()
-        copy.X = copy.X.toarray() if dense else copy.X
-        copy.write_h5ad(tmp_path / f"{name}.h5ad")
-    watch = Watch(monkeypatch)
-    a, b = (anndata.read_h5ad(tmp_path / f"{name}.h5ad", backed="r") for name in "ab")
-    cells.align(a, b, labels=["cell_type", "dose"], key_added="again", **QUICK)
-    x = {"/X"} if dense else {"/X/data", "/X/indices"}
-    assert "/obsm/X_pca" in watch.read
-    assert not x & watch.read
-    assert a.isbacked
-
-    written = a.copy(tmp_path / "copy.h5ad")
-    a.file.close()
-    back = anndata.read_h5ad(tmp_path / "copy.h5ad")
-    np.testing.assert_allclose(back.obsm["X_again"], loaded.obsm["X_torchgw"], rtol=1e-12)
-    for column in ("match", "cell_type"):
-        assert list(back.obs[f"again_{column}"]) == list(loaded.obs[f"torchgw_{column}"])
-    np.testing.assert_allclose(back.obs["again_dose"], loaded.obs["torchgw_dose"], rtol=1e-9)
-    assert_equal(back.X.toarray() if sparse.issparse(back.X) else back.X, given[0].X.toarray())
-
-    watch.read.clear()
-    with pytest.raises(ValueError, match="k must be smaller"):
-        cells.align(written, b, use_rep="X", options=GWOptions(spaces=SpaceOptions(k=99)))
-    assert x <= watch.read  # the watch sees what is read
-    written.file.close()
-    b.file.close()
-
-
-def test_a_backed_x_over_the_limit_is_not_read(
-    given: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given[0].write_h5ad(tmp_path / "a.h5ad")
-    watch = Watch(monkeypatch)
-    a = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
-    with pytest.raises(MemoryError, match="use_rep='X_pca'"):
-        cells.align(a, given[1], use_rep="X", options=GWOptions(max_memory=19_000))
-    assert not {"/X/data", "/X/indices"} & watch.read
-    a.file.close()
-
-
 def test_a_view_becomes_cells_of_its_own(given: tuple[Any, Any], tmp_path: Path) -> None:
     whole, reference = given[0].copy(), given[1][:65]
     a = whole[10:50]
@@ -491,15 +373,6 @@ def test_a_view_becomes_cells_of_its_own(given: tuple[Any, Any], tmp_path: Path)
     assert reference.is_view
     assert set(whole.obs) == set(given[0].obs)
     assert reopened(a, tmp_path).obs["torchgw_cell_type"].notna().all()
-
-
-def test_a_view_of_a_backed_file_is_refused(given: tuple[Any, Any], tmp_path: Path) -> None:
-    given[0].write_h5ad(tmp_path / "a.h5ad")
-    a = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
-    with pytest.raises(ValueError, match=r"view of a backed file, on which nothing can be written; pass a.to_memory"):
-        cells.align(a[:50], given[1])
-    assert cells.align(given[0].copy(), a[:50], **QUICK).shape == (60, 50)
-    a.file.close()
 
 
 def test_joint_cells_have_the_plan_as_their_graph(aligned: tuple[Any, Any, GWResult], tmp_path: Path) -> None:
@@ -544,103 +417,6 @@ def test_joint_cells_need_an_alignment_of_these_cells(
         cells.joint(a, b, result, mass=0.0)
 
 
-@pytest.mark.parametrize("backed", [False, True])
-def test_honest_files_of_cells_are_read(backed: bool, given: tuple[Any, Any], tmp_path: Path) -> None:
-    given[1].write_h5ad(tmp_path / "b.h5ad", compression="gzip")
-    found = cells.read("target", tmp_path / "b.h5ad", backed=backed)
-    pd.testing.assert_frame_equal(found.obs, given[1].obs, check_categorical=False)
-    assert found.isbacked == backed
-    if backed:
-        found.file.close()
-
-
-def test_the_limit_leaves_out_what_stays_in_the_file(tmp_path: Path) -> None:
-    cell = anndata.AnnData(np.zeros((100, 1000)), obsm={"X_pca": np.zeros((100, 2))})
-    cell.write_h5ad(tmp_path / "a.h5ad", compression="gzip")
-    with pytest.raises(
-        ValueError, match=r"source: .*a.h5ad cannot be read: what it holds would take .* over the limit"
-    ):
-        cells.read("source", tmp_path / "a.h5ad", 100_000)
-    cells.read("source", tmp_path / "a.h5ad", 100_000, backed=True).file.close()
-    with pytest.raises(ValueError, match="what it holds would take"):
-        cells.read("source", tmp_path / "a.h5ad", 1_000, backed=True)
-
-
-def damage(path: Path, how: str) -> None:
-    if how == "cut":
-        path.write_bytes(path.read_bytes()[:5000])
-    elif how == "folder":
-        path.unlink()
-        path.mkdir()
-    elif how == "text":
-        path.write_text("no HDF5")
-    else:
-        with h5py.File(path, "a") as file:
-            if how == "link":
-                del file["obsm"]
-                file["obsm"] = h5py.ExternalLink("other.h5ad", "/obsm")
-            elif how == "outside":
-                file.create_dataset("layers/secret", (60, 2), "u1", external=[("/etc/passwd", 0, 120)])
-            elif how == "huge":
-                file.create_dataset("uns/zeros", (10**10,), "f8", chunks=(10**6,))
-            elif how == "loop":
-                file["uns/again"] = file["uns"]
-            else:
-                del file["obs"]
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ("cut", "truncated"),
-        ("folder", "must be a file that is there, no folder"),
-        ("text", "signature"),
-        ("link", "'obsm' is a link to another place or file"),
-        ("outside", "lies in other files"),
-        ("huge", "what it holds would take"),
-        ("loop", "."),
-        ("nothing", "."),
-    ],
-)
-def test_hostile_files_of_cells_are_refused(how: str, reason: str, given: tuple[Any, Any], tmp_path: Path) -> None:
-    given[0].write_h5ad(tmp_path / "bad.h5ad")
-    damage(tmp_path / "bad.h5ad", how)
-    for backed in (False, True):
-        with pytest.raises(ValueError, match="source") as caught:
-            cells.read("source", tmp_path / "bad.h5ad", backed=backed)
-        assert caught.match(reason)
-        assert str(caught.value).isprintable()
-        assert "bad.h5ad" in str(caught.value)
-
-
-def test_the_command_writes_the_sources_cells_with_what_was_carried(
-    given: tuple[Any, Any], aligned: tuple[Any, Any, GWResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, cell in zip("ab", given, strict=True):
-        cell.write_h5ad(tmp_path / f"{name}.h5ad")
-    source, target, out = (str(tmp_path / f"{name}.h5ad") for name in ("a", "b", "out"))
-    page = tmp_path / "page.html"
-    flags = ["--labels", "cell_type", "dose", "--keep-plan", "0.9", "--epsilon", "5e-3", "--report", str(page)]
-    assert cli.main(["align", source, target, "-o", out, *flags]) == 0
-    assert capsys.readouterr().err == ""
-    shown = json.loads(page.read_text().split('type="application/json">', 1)[1].split("</script>", 1)[0])
-    assert set(shown["colourings"][0]["names"]) <= set(given[1].obs["cell_type"].dropna())
-    back = anndata.read_h5ad(out)
-    assert list(back.obs["torchgw_cell_type"]) == list(aligned[0].obs["torchgw_cell_type"])
-    assert_equal(back.obsm["torchgw_plan"], aligned[0].obsm["torchgw_plan"])
-    assert_equal(back.X, given[0].X)
-
-    damage(tmp_path / "a.h5ad", "link")
-    Path(out).unlink()
-    for pair in ((source, target), (target, source)):
-        assert cli.main(["align", *pair, "-o", out]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("torchgw: error: ")
-        assert "a.h5ad cannot be read: its 'obsm' is a link to another place or file" in error
-        assert error.count("\n") == 1
-    assert not Path(out).exists()
-
-
 def test_the_page_about_cells_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     left = run_blocks(Path(__file__).parent.parent / "docs" / "anndata.md")
@@ -662,35 +438,3 @@ def test_labels_that_would_share_a_column_are_refused(given: tuple[Any, Any]) ->
     assert set(a.obs) == set(given[0].obs)
     with pytest.raises(ValueError, match="k must be smaller"):  # numbers have no confidence
         cells.align(a, b, labels=["time", "time_confidence"], options=GWOptions(spaces=SpaceOptions(k=99)))
-
-
-@pytest.mark.parametrize("kind", ["none", "dense", "sparse"])
-def test_the_command_takes_an_x_over_the_limit(
-    kind: str, given: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a = anndata.AnnData(
-        {"none": None, "dense": np.ones((60, 5000)), "sparse": sparse.random(60, 5000, 0.9, "csc", rng=0)}[kind],
-        obs=given[0].obs,
-        obsm={"X_pca": given[0].obsm["X_pca"]},
-        uns={"about": {"year": 2024}},
-    )
-    a.obsp["near"] = sparse.eye(60, format="csr")
-    source, target, out = (tmp_path / f"{name}.h5ad" for name in ("a", "b", "out"))
-    a.write_h5ad(source)
-    given[1].write_h5ad(target)
-    before, watch = source.read_bytes(), Watch(monkeypatch)
-    flags = ["--labels", "cell_type", "--epsilon", "5e-3", "--max-memory", "0.001"]
-    assert cli.main(["align", str(source), str(target), "-o", str(out), *flags]) == 0
-    assert not {"/X", "/X/data"} & watch.read
-    assert source.read_bytes() == before
-    back = anndata.read_h5ad(out)
-    assert accuracy(back) > 0.5
-    assert list(back.obs_names) == list(a.obs_names)
-    assert back.uns["about"]["year"] == 2024
-    assert back.uns["torchgw"]["value"] > 0
-    assert {"X_pca", "X_torchgw"} <= set(back.obsm)
-    assert_equal(back.obsp["near"], a.obsp["near"])
-    if kind == "none":
-        assert back.X is None
-    else:
-        assert_equal(back.X, a.X)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from tests.checkpoint_cases import assert_same
 from tests.problems import ROLL, SPIRAL, dense_coupling, files_of_at_most, quietly, tiled_coupling
 from torchgw import Checkpoint, GWOptions, GWResult, LadderOptions, StoppingOptions, gw_align, resume
 from torchgw.persist.files import MARK
@@ -67,12 +67,6 @@ def flips(content: bytes, count: int) -> Iterator[bytes]:
         damaged = bytearray(content)
         damaged[place] ^= 1 << bit
         yield bytes(damaged)
-
-
-def assert_same(one: GWResult, other: GWResult) -> None:
-    for name, tensor in one.coupling.tensors().items():  # type: ignore[attr-defined]
-        assert torch.equal(tensor, other.coupling.tensors()[name]), name  # type: ignore[attr-defined]
-    assert (one.value, one.status, one.n_iter) == (other.value, other.status, other.n_iter)
 
 
 def check_refused(folder: Path, file: Path) -> None:

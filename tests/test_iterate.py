@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_checkpoint import CASES, align, assert_same
+from tests.checkpoint_cases import CASES, align, assert_same
 from torchgw import GWOptions, Implicit, LadderOptions, Progress, Status, StoppingOptions
 from torchgw.diagnostics.status import History
 from torchgw.persist.codec import STORABLE, decode, encode
