@@ -22,8 +22,8 @@ TESTS = Path(__file__).parent
 @pytest.mark.parametrize("kind", NARROWER)
 def test_bits_are_equal_with_narrower_registers(kind: str) -> None:
     files = [str(file) for file in sorted(TESTS.glob("test_*.py")) if "pytest.mark.bits" in file.read_text("utf-8")]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "bits", "-p", "no:xdist", "-p", "no:cacheprovider", *files]
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": kind}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "bits", "-p", "no:cacheprovider", *files]
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": kind, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
