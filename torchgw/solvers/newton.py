@@ -42,23 +42,6 @@ STALLED = 1e-6
 SETTLED = 10.0
 
 
-def refined(
-    quadratic: ExactGradient,
-    start: Start,
-    model: Model,
-    inner: Inner,
-    options: GWOptions,
-    watch: Watch,
-    history: History | None = None,
-) -> Solution:
-    """The fixed point near float64 potentials of the model's own epsilon, with options from `with_tolerance`."""
-    stored = options.strategy != "streaming"
-    if model.marginals.free_mass and not stored:  # its cost is no linear function of a plan that is not stored
-        gradient = gradient_of(model, quadratic)
-        return descend(gradient, start, model, model.epsilon, inner, options, watch, history=history)
-    return _newton(quadratic, start, model, inner, options, watch, history, stored)
-
-
 @storable
 @dataclass(frozen=True, kw_only=True)
 class NewtonState(PlanState):
@@ -76,19 +59,20 @@ class NewtonState(PlanState):
     halved: bool = False
 
 
-def _newton(
+def refined(
     quadratic: ExactGradient,
     start: Start,
     model: Model,
     inner: Inner,
     options: GWOptions,
     watch: Watch,
-    history: History | None,
-    stored: bool,
+    history: History,
 ) -> Solution:
-    history = History() if history is None else history
+    """The fixed point near float64 potentials of the model's own epsilon, with options from `with_tolerance`."""
+    gradient, tol, whole = gradient_of(model, quadratic), options.sinkhorn.tol, model.marginals.free_mass
+    if whole and options.strategy == "streaming":  # its cost is no linear function of a plan that is not stored
+        return descend(gradient, start, model, model.epsilon, inner, options, watch, history=history)
     value = history.cost[-1] if history.cost else float("nan")
-    gradient, tol, whole = gradient_of(model, quadratic), options.sinkhorn.tol, stored and model.marginals.free_mass
 
     def around(cost: FactoredCost) -> Curvature:
         return Curvature(quadratic, model, level_of(cost, model), whole)
@@ -149,8 +133,11 @@ def _cost(curvature: Curvature, gradient: object, y: Tensor) -> FactoredCost:
     return linearise(model, raw, model.linear(y.dtype))
 
 
-def with_tolerance(options: GWOptions, tol: float, relaxation: float) -> GWOptions:
-    """Options whose every problem is solved to ``tol``."""
+def with_tolerance(options: GWOptions, tol: float, plan: BlockCoupling, model: Model) -> GWOptions:
+    """Options whose every problem is solved to ``tol``, over-relaxed as half-steps converge fastest near this plan; see
+    `torchgw.sinkhorn.implicit`."""
+    stiffness, total = marginal_stiffness(plan.marginal(1), plan.marginal(0), model)
+    relaxation = Response(plan, stiffness, model.epsilon, total, n_lanczos=LANCZOS_STEPS).relaxation
     sinkhorn: SinkhornOptions = replace(
         options.sinkhorn,
         tol=tol,
@@ -159,12 +146,6 @@ def with_tolerance(options: GWOptions, tol: float, relaxation: float) -> GWOptio
         relaxation=min(max(relaxation, LEAST_RELAXATION), MOST_RELAXATION),
     )
     return replace(options, sinkhorn=sinkhorn, stopping=replace(options.stopping, plan_tol=0.0))
-
-
-def relaxation_for(plan: BlockCoupling, model: Model) -> float:
-    """The over-relaxation with which half-steps converge fastest near this plan; see `torchgw.sinkhorn.implicit`."""
-    stiffness, total = marginal_stiffness(plan.marginal(1), plan.marginal(0), model)
-    return Response(plan, stiffness, model.epsilon, total, n_lanczos=LANCZOS_STEPS).relaxation
 
 
 def marginal_stiffness(

@@ -19,13 +19,13 @@ from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.full_starts import product_starts, sharp_starts
-from torchgw.search.problem import Candidate, Problem, StoredProblem, make_gradient
+from torchgw.search.problem import Candidate, Problem, StoredProblem, descended, make_gradient
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import finish
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.solvers.inner import StoredInner
-from torchgw.solvers.newton import refined, relaxation_for, with_tolerance
+from torchgw.solvers.newton import refined, with_tolerance
 from torchgw.solvers.sampled import solve_sampled
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
@@ -132,8 +132,7 @@ def _start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
     else:
         start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.model)
     if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
-        model, inner, watch = problem.model, problem.inner, problem.watch.aside()
-        solved = descend(problem.gradient, start, model, problem.epsilon, inner, problem.options, watch, max_iter=1)
+        solved = descended(problem, start, problem.epsilon, 1)
         assert solved.end is not None
         start = solved.end
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
@@ -179,8 +178,7 @@ def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[So
     assert solution.end is not None
     assert problem.wide is not None
     start = solution.end.to(torch.float64)
-    relaxation = relaxation_for(DenseCoupling(start.coupling().to_dense()), problem.model)
-    options = with_tolerance(problem.options, tol, relaxation)
+    options = with_tolerance(problem.options, tol, DenseCoupling(start.coupling().to_dense()), problem.model)
     inner = StoredInner(problem.kernels.stored, problem.model, options.sinkhorn)
     found = refined(problem.wide, start, problem.model, inner, options, problem.watch, solution.history)
     return replace(found.after(solution), coupling=None), options

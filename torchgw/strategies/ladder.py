@@ -79,14 +79,6 @@ class SolvedRung:
     g: Tensor
     n_iter: int
 
-    @property
-    def A(self) -> Tensor:
-        return self.linear.A
-
-    @property
-    def B(self) -> Tensor:
-        return self.linear.B
-
     def sides(self, model: Model) -> tuple[Side, Side]:
         """Sides of all points, in the gauge of the score."""
         (a, b), score = self.cost.offsets(self.score.epsilon), self.score
@@ -136,7 +128,8 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
         f, g = lifted(problem, solved)
         residual, error = marginal_residual(problem, solved, f, g)
-        if not problem.model.fixed and not _complete(problem, solved):
+        whole = _complete(problem, solved.x, solved.y)
+        if not problem.model.fixed and not whole:
             residual = max(residual, math.inf if last is None else _changed(problem, last, solved.score, f, g))
         told = Rung(
             cells=(solved.x.cells.count, solved.y.cells.count),
@@ -148,7 +141,6 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
         )
         logger.info("ladder: %s", told)
         rungs = (told,) if last is None else (*last.rungs, told)
-        complete = last is not None and done is not None and _complete(problem, solved)
         return Climb(
             n_iter=sum(rung.n_iter for rung in rungs),
             n_iter_sinkhorn=sum(rung.n_iter_sinkhorn for rung in rungs),
@@ -156,7 +148,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
             f=f,
             g=g,
             rungs=rungs,
-            exact=problem.factored or complete or (last is not None and last.exact),
+            exact=problem.factored or (last is not None and (last.exact or (whole and done is not None))),
             descent=first.status if last is None else last.descent if done is None else done.status,
         )
 
@@ -168,7 +160,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
     def step(state: Climb) -> tuple[Climb, None, Status | None]:
         last = state.rungs[-1]
         reached = last.residual + SURE * last.residual_error <= problem.options.ladder.marginal_tol
-        if reached or _complete(problem, state.solved):
+        if reached or _complete(problem, state.solved.x, state.solved.y):
             return state, None, state.descent
         began = time.perf_counter()
         solved, done = _next(problem, state.solved, history, len(state.rungs))
@@ -180,12 +172,12 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
 
 def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor]:
     """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells."""
-    if _complete(problem, step):
+    if _complete(problem, step.x, step.y):
         return step.f[step.x.cells.label].double(), step.g[step.y.cells.label].double()
     score, kernel = step.score, problem.kernels.streamed
     row, column = step.sides(problem.model)
-    f = row.potential(kernel.on(score.A, step.B).softmin(step.g, 1).double())
-    g = column.potential(kernel.on(step.A, score.B).softmin(step.f, 0).double())
+    f = row.potential(kernel.on(score.A, step.linear.B).softmin(step.g, 1).double())
+    g = column.potential(kernel.on(step.linear.A, score.B).softmin(step.f, 0).double())
     return f, g
 
 
@@ -238,16 +230,15 @@ def _next(
     y = cells_of(problem, problem.y, 1, old.B, GROWTH * step.y.cells.count)
     model = problem.model.on_cells(x.cells, y.cells)
     last, kernel = _linear(problem, step.cost, old, x, y), problem.kernels.streamed
-    f = last.row.potential(kernel.on(last.A, step.B).softmin(step.g, 1))
-    g = last.column.potential(kernel.on(step.A, last.B).softmin(step.f, 0))
+    f = last.row.potential(kernel.on(last.A, step.linear.B).softmin(step.g, 1))
+    g = last.column.potential(kernel.on(step.linear.A, last.B).softmin(step.f, 0))
     f = f - x.cells.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
     g = g - y.cells.means(old.column[:, None], problem.q)[:, 0].to(g.dtype)
-    complete = x.cells.count == len(problem.p) and y.cells.count == len(problem.q)
-    exact, stored = problem.factored, _stored(problem, x, y)
+    complete, stored = _complete(problem, x, y), _stored(problem, x, y)
     loose = problem.options.ladder.marginal_tol >= LOOSE
     # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
     # they are exact, or where all points are few.
-    if x.space is None or y.space is None or not (stored or (not loose and (exact or complete))):
+    if x.space is None or y.space is None or not (stored or (not loose and (problem.factored or complete))):
         return _solved(problem, step.cost, x, y, g), None
     cost = problem.model.between(step.cost, x.cells, y.cells)
     assert cost is not None
@@ -259,13 +250,12 @@ def _next(
     arguments = gradient, start, model, epsilon, inner, problem.options, problem.watch
     done = problem.watch.stage(f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
     history.go_on_from(done.history)
+    assert done.coupling is not None
+    assert done.end is not None
     if complete:
-        assert done.coupling is not None
         cost = gradient(done.coupling, p).taken(x.cells.label, y.cells.label)
     else:
-        assert done.coupling is not None
         cost = cost_on_points(problem, done.coupling, x, y)
-    assert done.end is not None
     return _solved(problem, cost, x, y, done.end.g), done
 
 
@@ -281,11 +271,8 @@ def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellS
     f = linear.row.potential(problem.kernels.streamed.on(A, B).softmin(g, 1))
     inner = problem.options.sinkhorn
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
-    tol = (
-        tolerance(problem)
-        if _stored(problem, x, y)
-        else max(tolerance(problem), LEFT * problem.options.ladder.marginal_tol)
-    )
+    left = 0.0 if _stored(problem, x, y) else LEFT * problem.options.ladder.marginal_tol
+    tol = max(tolerance(problem), left)
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
     with threads_for(x.cells.count * y.cells.count):
         state = _inner(problem, x, y, last).potentials(linear, f, g)
@@ -308,15 +295,14 @@ def tolerance(problem: StreamedProblem) -> float:
     return min(problem.options.sinkhorn.tol, problem.options.ladder.marginal_tol / 10)
 
 
-def _complete(problem: StreamedProblem, step: SolvedRung) -> bool:
-    """Whether the rung had all points."""
-    return step.x.cells.count == len(problem.p) and step.y.cells.count == len(problem.q)
+def _complete(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
+    """Whether these cells are all points."""
+    return x.cells.count == len(problem.p) and y.cells.count == len(problem.q)
 
 
 def _stored(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
     """Whether plans between these cells are stored; those between all points never are."""
-    complete = x.cells.count == len(problem.p) and y.cells.count == len(problem.q)
-    return x.cells.count * y.cells.count <= STORED_CELLS**2 and not complete
+    return x.cells.count * y.cells.count <= STORED_CELLS**2 and not _complete(problem, x, y)
 
 
 def _inner(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:

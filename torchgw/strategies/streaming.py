@@ -26,7 +26,7 @@ from torchgw.search.coarsen import ControlledSpace
 from torchgw.search.problem import Problem
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.inner import StreamedInner
-from torchgw.solvers.newton import refined, relaxation_for, with_tolerance
+from torchgw.solvers.newton import refined, with_tolerance
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.hierarchy import bisect
 from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed
@@ -68,7 +68,7 @@ def _refined(asked: Problem, climbed: Climb, solution: Solution, tol: float) -> 
     """The fixed point between all points, near where the climb ended."""
     (p, q), kernels, end = asked.model.masses, asked.kernels, climbed.end
     x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
-    options = with_tolerance(asked.options, tol, relaxation_for(end.coupling(), asked.model))
+    options = with_tolerance(asked.options, tol, end.coupling(), asked.model)
     inner = StreamedInner(kernels.streamed, kernels.tiled, asked.model, options.sinkhorn, 0.0)
     done = refined(ExactGradient(x, y, p, q), end, asked.model, inner, options, asked.watch, solution.history)
     end = done.end or end
