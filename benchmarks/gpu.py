@@ -31,7 +31,7 @@ from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import Side
 
 ITERATIONS = 100
-NEVER = SinkhornOptions(tol=1e-300, check_every=ITERATIONS + 1, relaxation=1.0)  # is the residual read before the end
+UNREAD = SinkhornOptions(tol=1e-300, check_every=ITERATIONS + 1, relaxation=1.0)  # residuals, before the end
 Row = dict[str, Any]
 
 
@@ -93,7 +93,7 @@ def hundred(scope: Scope, dtype: torch.dtype) -> list[Row]:
 
         def scaled() -> None:
             sides = Side(log_p), Side(log_q)
-            scaling(best.on(score), *sides, log_p, log_q, out, options=NEVER, max_iter=ITERATIONS)
+            scaling(best.on(score), *sides, log_p, log_q, out, options=UNREAD, max_iter=ITERATIONS)
 
         floor = 2 * n * k * score.element_size() * rates.byte * ITERATIONS
         calls: dict[str, Callable[[], object]] = {

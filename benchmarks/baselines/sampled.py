@@ -86,17 +86,7 @@ class Found:
         kernel = choose("eager", Workload(score.device, torch.float64, tuple(score.shape))).function
         plan = torch.empty_like(score)
         sides, last = (Side(p.log2()), Side(q.log2())), SinkhornOptions()
-        scaling(
-            kernel.on(score),
-            *sides,
-            f,
-            g,
-            plan,
-            max_iter=last.final_max_iter,
-            tol=last.tol,
-            check_every=last.check_every,
-            relaxation=last.relaxation,
-        )
+        scaling(kernel.on(score), *sides, f, g, plan, options=last, max_iter=last.final_max_iter)
         return feasible(plan, p, q)
 
 
