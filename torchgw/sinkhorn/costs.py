@@ -127,6 +127,10 @@ class FactoredCost:
         found: Tensor = torch.linalg.vecdot(self.a, row) + torch.linalg.vecdot(self.b, column)
         return found - 2 * cross
 
+    def scored(self, overlap: Tensor, epsilon: float, row: Tensor, column: Tensor) -> Tensor:
+        """<C, T> (...) likewise, from <score, T> at ``epsilon`` of the stored score."""
+        return self.expectation(overlap * (epsilon * LN2 / 2), row, column)
+
 
 def _times(weight: float | Tensor, part: Tensor, dims: int) -> Tensor:
     """Weights (...) times a part of costs with that many dimensions beyond the batch."""

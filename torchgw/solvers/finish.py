@@ -33,9 +33,8 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     end = solution.end
     assert end is not None
     assert end.cost is not None
-    cost, f, g = end.cost, end.f, end.g
-    (p, q), (centred, row, column) = model.masses, cost.centred(epsilon)
-    start = PotentialCoupling(*centred.balanced_score(epsilon), f + row, g + column).to(torch.float64)
+    cost, (p, q), (centred, row, column, f, g) = end.cost, model.masses, end.at(end.cost, epsilon, model)
+    start = PotentialCoupling(*centred.balanced_score(epsilon), f, g).to(torch.float64)
     low_rank = cost.extra is None and start.A.shape[1] < min(len(p), len(q)) // 2
     score = start.A @ start.B.T if low_rank else centred.stored_score(epsilon).to(torch.float64)
     plan = torch.empty_like(score)

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.kernels import LN2
 from torchgw.kernels.sums import inner as inner_product
 from torchgw.losses import SQUARE
 from torchgw.objective.linearise import Gradient, ModelGradient
@@ -139,7 +138,7 @@ def descend(
                 marginals = model.marginals_of(at)
                 change = _distance(state.marginals, marginals)
         else:
-            energy = centred.expectation(overlap * (now * LN2 / 2), row, column)
+            energy = centred.scored(overlap, now, row, column)
         # All that the host is to know of the iteration, in one wait.
         known = energy, terms, change, largest_potential(found.f, found.g), found.residual, found.warm_residual
         value, cancelling, changed, largest, residual, warm_residual = torch.stack(known).tolist()

@@ -23,7 +23,7 @@ from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import SinkhornState, rescale, sinkhorn
+from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
 from torchgw.solvers.warm_start import Start
@@ -89,11 +89,8 @@ def solved(
 
     The marginals ``sums`` (N,), (K,) of the last plan, where they may give way, can tell potentials better.
     """
-    assert warm.epsilon is not None
-    centred, row, column = cost.centred(epsilon)
-    linear, ratio = Linear.of(centred, epsilon, model), warm.epsilon / epsilon
-    f, g = (rescale(side, log, ratio) for side, log in zip((warm.f, warm.g), model.logs, strict=True))
-    f, g = f + row, g + column
+    centred, row, column, f, g = warm.at(cost, epsilon, model)
+    linear = Linear.of(centred, epsilon, model)
     found = inner(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
     return found, Start(cost, found[0].f - row, found[0].g - column, epsilon), centred
 

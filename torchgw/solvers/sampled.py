@@ -17,7 +17,6 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.kernels import LN2
 from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.objective.linearise import Gradient
@@ -26,7 +25,7 @@ from torchgw.objective.sampled import Memory, memory_of, recall
 from torchgw.options import GWOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.loop import SinkhornState, annealed, epsilon_at, rescale, sinkhorn
+from torchgw.sinkhorn.loop import SinkhornState, annealed, epsilon_at, sinkhorn
 from torchgw.solvers.iterate import Check, iterate
 from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start, coupling_of
@@ -81,29 +80,25 @@ def solve_sampled(
     inner = replace(options.sinkhorn, tol=LOOP_TOLERANCE * options.sinkhorn.tol, relaxation=1.0)
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
     row = model.p.to(start.f.dtype)
-    log_p, log_q = (side.to(row.dtype) for side in model.logs)
     score = row.new_empty(len(model.p), len(model.q))
 
     def begin() -> SampledState:
-        first = start.with_rows(log_p) if model.fixed else start
+        first = start.with_rows(model.logs[0].to(row.dtype)) if model.fixed else start
         end = replace(first, epsilon=first.epsilon or epsilon_at(0, epsilon, annealing))
         return SampledState(end=end, coupling=first.coupling(), sampler=memory_of(gradient))
 
     def step(state: SampledState) -> tuple[SampledState, Check | None, Status | None]:
         end, now = state.end, annealed(state.n_iter, epsilon, start.epsilon, annealing)
-        assert end.epsilon is not None
         recall(gradient, state.sampler)
         raw = gradient(state.coupling, row)
-        cost, row_term, column_term = raw.centred(now)
+        cost, row_term, column_term, f, g = end.at(raw, now, model)
         cost.stored_score(now, out=score)
         row_side, column_side = model.sides(now, cost, row.dtype)
-        f, g = rescale(end.f, log_p, end.epsilon / now) + row_term, None
         if not model.fixed:
             sums = [side.to(row.dtype) for side in model.marginals_of(state.coupling)]
-            f = row_side.settled(sums[0], f)
-            if column_side.relaxed:
-                g = column_side.settled(sums[1], rescale(end.g, log_q, end.epsilon / now) + column_term)
-        found = sinkhorn(kernel.on(score), row_side, column_side, f, g, options=inner, max_iter=inner.max_iter)
+            f, g = row_side.settled(sums[0], f), column_side.settled(sums[1], g)
+        warm = f, g if column_side.relaxed else None
+        found = sinkhorn(kernel.on(score), row_side, column_side, *warm, options=inner, max_iter=inner.max_iter)
         state = replace(
             state,
             n_iter=state.n_iter + 1,
@@ -116,7 +111,7 @@ def solve_sampled(
             return state, None, None
         last = torch.zeros_like(score) if state.checked is None else state.checked
         change, overlap, rows, columns = compared(last, score, found)
-        expected = cost.expectation(overlap * (now * LN2 / 2), rows, columns)
+        expected = cost.scored(overlap, now, rows, columns)
         value, changed, residual = torch.stack((expected, change, found.residual)).tolist()
         plateau, status = state.plateau, None
         if now == epsilon and (start.epsilon is not None or state.n_iter > annealing.n_iter):

@@ -15,6 +15,7 @@ from torchgw.objective.model import Model
 from torchgw.objective.sampled import Anchors, sampled_cost
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.loop import rescale
 from torchgw.types import DistanceProvider
 
 
@@ -39,6 +40,17 @@ class Start:
         """The same in another precision."""
         cost = None if self.cost is None else self.cost.to(dtype)
         return replace(self, cost=cost, f=self.f.to(dtype), g=self.g.to(dtype))
+
+    def at(
+        self, cost: FactoredCost, epsilon: float, model: Model
+    ) -> tuple[FactoredCost, Tensor, Tensor, Tensor, Tensor]:
+        """A cost centred, the row (N,) and column (K,) terms that this takes off its score, and the potentials (N,),
+        (K,) as warm ones of it at ``epsilon``."""
+        assert self.epsilon is not None
+        centred, row, column = cost.centred(epsilon)
+        ends, ratio = zip((self.f, self.g), model.logs, strict=True), self.epsilon / epsilon
+        f, g = (rescale(side, log, ratio) for side, log in ends)
+        return centred, row, column, f + row, g + column
 
     def coupling(self) -> PotentialCoupling | DenseCoupling:
         """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""
