@@ -50,7 +50,7 @@ class Marginals:
 
     def damping(self, epsilon: float) -> tuple[float, float]:
         """Factors tau of the row and the column half-step at ``epsilon``; 1 is a hard marginal."""
-        one, other = (1.0 if rho == math.inf else rho / (rho + epsilon) for rho in self.weights)
+        one, other = (damping(rho, epsilon) for rho in self.weights)
         return one, other
 
 
@@ -135,6 +135,11 @@ class Partial(Marginals):
     @property
     def total(self) -> float | None:
         return self.mass
+
+
+def damping(rho: float, epsilon: float) -> float:
+    """tau = rho / (rho + epsilon), the factor of a half-step whose marginal a divergence of weight rho holds."""
+    return 1.0 if rho == math.inf else rho / (rho + epsilon)
 
 
 MARGINALS = {kind.__name__: storable(kind) for kind in (Balanced, SemiRelaxed, Unbalanced, Partial)}

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.plan_moments import PlanMoments
-from torchgw.kernels import LOG2E
 from torchgw.objective.bounds import partial_prices
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
@@ -60,9 +59,9 @@ def solution_of(
     outcome: CertifiedSolution, model: Model, spaces: tuple[DistanceProvider, DistanceProvider], dtype: torch.dtype
 ) -> StationaryPlan:
     """Of an outcome that kept its last cost and potentials; the plan is stored where the outcome's is."""
-    assert outcome.end is not None
-    assert outcome.end.cost is not None
     end, device = outcome.end, model.p.device
+    assert end is not None
+    assert end.cost is not None
     plan: BlockCoupling = outcome.coupling
     if outcome.ladder:  # the kept tiles are only what the rounding needs
         coupling = end.coupling()
@@ -71,7 +70,7 @@ def solution_of(
     else:
         plan = DenseCoupling(plan.to_dense())
     rows, columns = plan.marginal(1), plan.marginal(0)
-    duals = _duals(end, outcome.end.cost, model)
+    duals = _duals(end, end.cost, model)
     stiffness, total = marginal_stiffness(rows, columns, model, duals)
     weight = float(model.weight(rows.sum()))
     hard = (rho == torch.inf for rho in model.marginals.weights)
@@ -82,11 +81,11 @@ def solution_of(
     x, y = (space.to(device, dtype) for space in spaces)
     p, q = (side.to(dtype) for side in model.masses)
     quadratic = ExactGradient(x, y, p, q, model.loss)
-    level = level_of(outcome.end.cost.to(dtype), model)
+    level = level_of(end.cost.to(dtype), model)
     one, other = (side.to(dtype) for side in multipliers)
     h, k = (side.to(dtype) for side in stiffness)
     curvature = Curvature(quadratic, model, level)
-    g = (end.g + outcome.end.cost.b * (LOG2E / model.epsilon)).to(dtype)
+    g = (end.g + end.cost.offsets(model.epsilon)[1]).to(dtype)
     residual, converged = max(outcome.marginal_residual, outcome.last_change), outcome.status.converged
     return StationaryPlan(_in(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
 

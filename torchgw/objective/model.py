@@ -24,7 +24,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sums import inner
 from torchgw.losses import SQUARE, SeparableLoss
-from torchgw.marginals import Balanced, Marginals
+from torchgw.marginals import Balanced, Marginals, damping
 from torchgw.objective.divergence import kl, squared
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import Side
@@ -248,7 +248,7 @@ def _side(log_mass: Tensor, rho: float, epsilon: float | Tensor, offset: Tensor,
     if isinstance(epsilon, Tensor):
         weak = (epsilon / rho)[..., None]
         return Side(log_mass, 1 / (1 + weak), offset, total, weak)
-    return Side(log_mass, rho / (rho + epsilon), offset, total)
+    return Side(log_mass, damping(rho, epsilon), offset, total)
 
 
 def largest_loss(loss: SeparableLoss) -> float:

@@ -154,9 +154,7 @@ class Side:
     @property
     def _slack(self) -> float | Tensor:
         """1 - tau."""
-        if isinstance(self.ratio, Tensor):
-            return torch.where(torch.isinf(self.ratio), 1.0, self.ratio / (1 + self.ratio))
-        return 1.0 if self.ratio == torch.inf else self.ratio / (1 + self.ratio)
+        return 1 - self.tau if self.weak is None else self.weak * self.tau
 
     def _offset(self, like: Tensor) -> Tensor:
         return like.new_zeros(()) if self.offset is None else self.offset
@@ -214,15 +212,14 @@ def water_level(x: Tensor, mass: Tensor, total: float) -> Tensor:
     mass = mass.gather(-1, order)
     below = running(mass, -1)
     # log2 of what lies above each point, at level zero.
-    logs = torch.where(mass > 0, mass.log2() - x, -torch.inf) * LN2
-    above = running(logs.flip(-1), -1, torch.logcumsumexp).flip(-1) / LN2
+    bits = torch.where(mass > 0, mass.log2() - x, -torch.inf)
+    above = running((bits * LN2).flip(-1), -1, torch.logcumsumexp).flip(-1) / LN2
     above = torch.cat((above[..., 1:], torch.full_like(above[..., :1], -torch.inf)), dim=-1)
     reached = below + torch.where(torch.isneginf(above), 0.0, (x + above).exp2())
     full = ((reached <= total) & (mass > 0)).sum(-1, keepdim=True)
     last = (full - 1).clamp_min(0)
     filled = torch.where(full > 0, below.gather(-1, last), 0.0)
-    first = torch.logsumexp(logs, -1, keepdim=True) / LN2
-    rest = torch.where(full > 0, above.gather(-1, last), first)
+    rest = torch.where(full > 0, above.gather(-1, last), logsumexp2(bits, -1, keepdim=True))
     level = (total - filled).clamp_min(torch.finfo(x.dtype).tiny).log2() - rest
     return torch.where(torch.isneginf(rest), x.gather(-1, last), level)
 
