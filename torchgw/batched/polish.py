@@ -31,7 +31,7 @@ class PairPlan:
     plan : T (N, K), with exact marginals.
     value : the objective, in squared units of the scaled distances.
     gap : a bound on the Frank-Wolfe gap, over the value.
-    marginal_error : L1 distance of both marginals from the masses together.
+    marginal_error : L1 distances of both marginals from the masses, added; that of a `GWResult` is the larger one.
     """
 
     plan: Tensor

@@ -48,7 +48,7 @@ class SolvedPair:
     pair : (i, j), places in the list of spaces.
     value : the objective at the plan found, in squared units of the scaled distances; NaN where it failed.
     gap : a bound on its Frank-Wolfe gap, over the value.
-    marginal_error : L1 distance of both marginals from the masses together.
+    marginal_error : L1 distances of both marginals from the masses, added; that of a `GWResult` is the larger one.
     status : how the solve ended.
     matching : where asked for, for each point of either space the one of the other that it sends most mass to, (N_i,)
         and (N_j,); -1 for points without mass.
@@ -85,7 +85,7 @@ class PairwiseResult:
     values : (m,) objectives sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j' at the plans found, in squared units of the data
         (of scaled distances with ``scale="own"``): what POT's ``gromov_wasserstein2`` returns. Each belongs to a plan
         with exact marginals, so it is an upper bound on the minimum.
-    marginal_errors : (m,) L1 distances of both marginals from the masses together.
+    marginal_errors : (m,) L1 distances of both marginals from the masses, added; of a `GWResult` it is the larger one.
     gaps : (m,) first-order bounds on how far plans nearby could lower a value, over the value.
     status : (m,) codes, see `PairStatus`.
     n_spaces : n.
