@@ -78,21 +78,28 @@ def sweep_kernel(
     tl.store(partial + program.to(tl.int64) * k + column, columns, mask=inside)
 
 
+@triton.jit
+def store_plan(score, f, g, out, row, column, n, k, out_n, out_k):
+    """out = 2^max(S + f + g, -120) on a tile, zero where f or g is -inf."""
+    left = tl.load(f + row, mask=row < n, other=0.0)
+    right = tl.load(g + column, mask=column < k, other=0.0)
+    plan = tl.exp2(tl.maximum(score.to(left.dtype) + left[:, None] + right[None, :], LOWEST_EXPONENT))
+    massless = (left == float("-inf"))[:, None] | (right == float("-inf"))[None, :]
+    inside = (row[:, None] < n) & (column[None, :] < k)
+    where = out + row[:, None].to(tl.int64) * out_n + column[None, :].to(tl.int64) * out_k
+    tl.store(where, tl.where(massless, 0.0, plan), mask=inside)
+
+
 @triton.jit(do_not_specialize=["n", "k"])
 def absorb_kernel(
     S, f, g, out, n, k, stride_n, stride_k, out_n, out_k,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out = 2^max(S + f + g, -120), zero where f or g is -inf, in one read and one write."""
+    """`store_plan` of all of S, in one read and one write."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row[:, None] < n) & (column[None, :] < k)
     score = tl.load(
         S + row[:, None].to(tl.int64) * stride_n + column[None, :].to(tl.int64) * stride_k, mask=inside, other=0.0
     )
-    left = tl.load(f + row, mask=row < n, other=0.0)
-    right = tl.load(g + column, mask=column < k, other=0.0)
-    plan = tl.exp2(tl.maximum(score.to(left.dtype) + left[:, None] + right[None, :], LOWEST_EXPONENT))
-    massless = (left == float("-inf"))[:, None] | (right == float("-inf"))[None, :]
-    plan = tl.where(massless, 0.0, plan)
-    tl.store(out + row[:, None].to(tl.int64) * out_n + column[None, :].to(tl.int64) * out_k, plan, mask=inside)
+    store_plan(score, f, g, out, row, column, n, k, out_n, out_k)

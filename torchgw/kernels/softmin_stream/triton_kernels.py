@@ -7,7 +7,7 @@ A tile of the product is made by `scores`, in chunks of CHUNK columns of A and B
 import triton
 import triton.language as tl
 
-from torchgw.kernels.softmin_dense.triton_kernels import FLOOR, LOWEST_EXPONENT, merge
+from torchgw.kernels.softmin_dense.triton_kernels import FLOOR, merge, store_plan
 
 
 @triton.jit
@@ -50,14 +50,8 @@ def absorb_kernel(
     A, B, f, g, out, n, k, width, out_n, out_k,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """out = 2^max(S + f + g, -120), zero where f or g is -inf."""
+    """`store_plan` of all of S."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    left = tl.load(f + row, mask=row < n, other=0.0)
-    right = tl.load(g + column, mask=column < k, other=0.0)
     tile = scores(A, B, row, column, n, k, width, CHUNK, DOT, out.dtype.element_ty)
-    plan = tl.exp2(tl.maximum(tile + left[:, None] + right[None, :], LOWEST_EXPONENT))
-    massless = (left == float("-inf"))[:, None] | (right == float("-inf"))[None, :]
-    inside = (row[:, None] < n) & (column[None, :] < k)
-    where = out + row[:, None].to(tl.int64) * out_n + column[None, :].to(tl.int64) * out_k
-    tl.store(where, tl.where(massless, 0.0, plan), mask=inside)
+    store_plan(tile, f, g, out, row, column, n, k, out_n, out_k)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
-from torchgw.kernels.kernel import two_softmins
+from torchgw.kernels.kernel import Softmin, two_softmins
 from torchgw.kernels.tiles import Tiles
 
 
@@ -42,27 +43,18 @@ class TileKernel:
 
     def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:
         """The score of A (N, r), B (K, r) on the kept tiles."""
-        if self.prepare is not None:
-            A, B = self.prepare(A, B)
-        return TiledScore(self, A, B, tiles)
+        factors = (A, B) if self.prepare is None else self.prepare(A, B)
+        return TiledScore(partial(self.softmin, *factors, tiles))
 
 
 @dataclass(frozen=True)
 class TiledScore:
     """A `torchgw.types.Softmins` of which only the kept tiles are evaluated.
 
-    kernel : the implementation.
-    A, B : factors (N, r), (K, r) of the score, as it prepares them.
-    tiles : those that are kept.
+    softmin : of the score, takes (bias, axis).
     """
 
-    kernel: TileKernel
-    A: Tensor
-    B: Tensor
-    tiles: Tiles
-
-    def softmin(self, bias: Tensor, axis: int) -> Tensor:
-        return self.kernel.softmin(self.A, self.B, self.tiles, bias, axis)
+    softmin: Softmin
 
     def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         return two_softmins(self.softmin, g, log_p, f, weight)
