@@ -88,6 +88,14 @@ def as_numpy(tensor: Tensor) -> Array:
     return array
 
 
+def shape_of(space: Any) -> tuple[int, ...]:
+    """The shape of an array-like; () for what has none, which validation then names."""
+    try:
+        return tuple(space.shape if hasattr(space, "shape") else np.shape(space))
+    except ValueError:
+        return ()
+
+
 def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True) -> Array:
     """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
     if np.ma.is_masked(value):

@@ -153,20 +153,12 @@ def check_data_set(name: str, space: Any, k: int | None) -> Any:
     """A space that can be used: a symmetric CSR graph, a square distance matrix, or points (N, D), as float64."""
     if hasattr(space, "tocsr"):
         return validate.graph(name, space)
-    shape = _shape(space)
+    shape = validate.shape_of(space)
     square = len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1
     found = _matrix(name, space) if square else validate.points(name, space)
     if k is not None:
         validate.neighbours(name, k, len(found))
     return found
-
-
-def _shape(space: Any) -> tuple[int, ...]:
-    """The shape of an array-like; () for what has none, which validation then names."""
-    try:
-        return tuple(space.shape if hasattr(space, "shape") else np.shape(space))
-    except ValueError:
-        return ()
 
 
 def _matrix(name: str, space: Any) -> Array:

@@ -15,7 +15,7 @@ from torchgw import validate
 from torchgw.marginals import Balanced
 from torchgw.options import GWOptions
 from torchgw.request.combinations import excluded, facts_of
-from torchgw.request.spaces import DISTANCES, check_space, shape_of
+from torchgw.request.spaces import DISTANCES, check_space
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
 from torchgw.types import Array, DistanceProvider, is_graph, is_provider
@@ -128,7 +128,7 @@ def as_list(name: str, value: object, least: int, exactly: int | None = None) ->
 
 def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space:
     """The validated space and the kind of its distances; "point" where there is only one."""
-    shape = shape_of(space)
+    shape = validate.shape_of(space)
     if getattr(space, "size", None) == 1 and is_provider(space):
         return Space(name, np.zeros((1, 1)), "point")
     if shape[:1] == (1,) and not is_provider(space):

@@ -79,7 +79,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         graph = validate.graph(name, space)
         return Space(name, graph, distances if distances != "auto" else _geodesic(graph.shape[0]))
     matrix_asked = distances in ("auto", "precomputed")
-    shape = shape_of(space)
+    shape = validate.shape_of(space)
     if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
         matrix = validate.distance_matrix(name, space)
         if distances == "auto":
@@ -107,14 +107,6 @@ def _warn_if_adjacency(name: str, matrix: Array) -> None:
         )
 
 
-def shape_of(space: Any) -> tuple[int, ...]:
-    """The shape of an array-like; () for what has none, which validation then names."""
-    try:
-        return tuple(space.shape if hasattr(space, "shape") else np.shape(space))
-    except ValueError:
-        return ()
-
-
 def _geodesic(n: int) -> str:
     """All pairs while they are cheap; landmarks beyond, where they turn out to be accurate or nothing else fits."""
     return "precomputed" if n <= AUTO_ALL_PAIRS else "landmark" if n > MOST_CHECKED else "checked"
@@ -129,7 +121,7 @@ def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | N
         return None
     if isinstance(init, Readable):
         init = init.plan
-    shape = shape_of(init.detach() if isinstance(init, Tensor) else init)
+    shape = validate.shape_of(init.detach() if isinstance(init, Tensor) else init)
     values = np.asarray(init.detach().cpu() if isinstance(init, Tensor) else init if shape else 0)
     if shape == (n,) and values.dtype.kind in "iu":
         values = np.stack((np.arange(n), values), 1)
@@ -152,7 +144,7 @@ def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
 def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, FactoredDistances]:
     """Spaces of the right sizes whose points all coincide, for a problem that has no use for distances."""
     sides = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
-    shape = shape_of(cost) if sides is None else tuple((*shape_of(side), 0)[0] for side in sides)
+    shape = validate.shape_of(cost) if sides is None else tuple((*validate.shape_of(side), 0)[0] for side in sides)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")
     sizes = []
@@ -174,7 +166,7 @@ def _length(name: str, space: Any) -> int:
     """Number of points of a space whose distances are not looked at."""
     if is_provider(space):
         return validate.integer(f"{name}.size", getattr(space, "size", None), least=2)
-    shape = shape_of(space)
+    shape = validate.shape_of(space)
     if len(shape) == 0:
         raise TypeError(f"{name} must be points, a matrix, a graph or None with alpha=0, got {type(space).__name__}")
     return int(shape[0])
