@@ -89,7 +89,7 @@ def sums_of_nothing(kernel: TileKernel, device: str, dtype: torch.dtype) -> None
     close(rows, softmin_oracle(score, wide(g)[0], 1), dtype)
     close(columns, softmin_oracle(score, wide(f)[0], 0), dtype)
     moved, back, largest, at = kernel.read(
-        A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device) - 300, bound.B, bound.A, True
+        A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device) - 300, B.to(device), A.to(device), True
     )
     assert (moved[32:64] == 0).all()
     assert (back[64:] == 0).all()
