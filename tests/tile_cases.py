@@ -89,7 +89,14 @@ def sums_of_nothing(kernel: TileKernel, device: str, dtype: torch.dtype) -> None
     close(rows, softmin_oracle(score, wide(g)[0], 1), dtype)
     close(columns, softmin_oracle(score, wide(f)[0], 0), dtype)
     moved, back, largest, at = kernel.read(
-        A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device) - 300, B.to(device), A.to(device), True
+        A.to(device),
+        B.to(device),
+        on(tiles, device),
+        f.to(device),
+        g.to(device) - 300,
+        B.to(device),
+        A.to(device),
+        True,
     )
     assert (moved[32:64] == 0).all()
     assert (back[64:] == 0).all()
@@ -159,14 +166,13 @@ def wide_potentials_keep_large_scores(kernel: TileKernel, device: str) -> None:
     score = masked(A, B, mask)
     assert np.abs(score[mask]).max() > 2000
     g = potential(k, F64, 1)
-    bound = kernel.on(A.to(device), B.to(device), on(tiles, device))
-    softmin = bound.softmin(g.to(device), 1)
+    operands = (A.to(device), B.to(device), on(tiles, device))
+    softmin = kernel.on(*operands).softmin(g.to(device), 1)
     expected = softmin_oracle(score, wide(g)[0], 1)
     np.testing.assert_allclose(wide(softmin)[0], expected, rtol=0, atol=3e-5)
     f = -torch.from_numpy(expected)
     one = torch.ones(k, 1, dtype=F64, device=device)
-    given = (bound.A, bound.B, bound.tiles, f.to(device), g.to(device))
-    read = kernel.read(*given, one, bound.A[:, :0], False)
+    read = kernel.read(*operands, f.to(device), g.to(device), one, operands[0][:, :0], False)
     np.testing.assert_allclose(wide(read.TV)[0], 1.0, atol=3e-5)
 
 
