@@ -47,7 +47,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {  # functions of each part, by 
         (request, "facts_of pick_device refuse settled tensors_of tolerances_for with_factors"),
         (validate, "choice instance integer masses memory real"),
     ),
-    "planning": ((request, "check_memory choose_strategy sharp_fits"), (align, "estimate followed")),
+    "planning": ((request, "check_memory choose_strategy sharp_fits"), (align, "forecast followed")),
     "choice of kernels": ((request, "choose_kernels"),),
     "masses, model and generator": ((request, "make_generator make_model"),),
     "result object and warnings": ((GWResult, "of"), (align, "warn")),

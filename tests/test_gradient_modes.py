@@ -6,6 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ from torchgw import (
 from torchgw.align import Arguments
 from torchgw.gradients.modes import GradientMode
 from torchgw.marginals import Marginals
+from torchgw.request.combinations import KINDS, facts_of
+from torchgw.request.request import Asked
 
 
 @pytest.mark.parametrize(
@@ -171,8 +174,12 @@ def test_a_training_loop_that_begins_at_its_last_result_is_one_over_plans() -> N
     assert losses[2] < losses[0]
 
 
-def test_a_loss_takes_what_an_alignment_takes() -> None:
+def test_a_loss_takes_what_an_alignment_takes_and_a_request_has_what_was_asked() -> None:
     told = {name: each.annotation for name, each in inspect.signature(gw_align).parameters.items()}
+    assert [field.name for field in fields(Asked)] == list(told)
+    kinds = set(inspect.signature(facts_of).parameters) - {"options", "epsilon"}
+    assert kinds < set(told)
+    assert kinds | {"epsilon", "X", "Y"} == {name for name in KINDS if "." not in name}
     assert {name: each.__forward_arg__ for name, each in Arguments.__annotations__.items()} == {
         name: kind for name, kind in told.items() if name not in ("X", "Y", "gradient_mode")
     }

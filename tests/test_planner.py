@@ -163,12 +163,35 @@ def test_what_is_no_allocation_is_not(said: str) -> None:
     ("options", "epsilon", "message"),
     [
         (GWOptions(strategy="streaming"), 0.0, "epsilon must be > 0"),
+        (GWOptions(gradient="sampled"), 0.0, "epsilon must be > 0"),
+        (GWOptions(), 1e300, r"epsilon must be .* <= 1e\+30"),
+        (GWOptions(strategy="streaming", loss="kl"), 1e-3, r"options.strategy must be .*, got 'streaming'"),
+        (GWOptions(strategy="low-rank", loss="kl"), 1e-3, r"options.loss must be .*, got 'kl'"),
         (GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=101)), 1e-3, "rank must be"),
     ],
 )
 def test_an_estimate_refuses_what_the_solve_would(options: GWOptions, epsilon: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         estimate(100, 100, epsilon=epsilon, options=options)
+    with pytest.raises(ValueError, match=message):
+        gw_align(X, Y, epsilon=epsilon, options=options)
+
+
+def test_an_estimate_takes_the_strategy_that_options_leave() -> None:
+    stored = GWOptions(loss="kl")
+    found = estimate(10**5, 10**5, options=stored, device="cpu")
+    assert found.chosen == ""
+    assert "max_memory" in found["dense"].against
+    assert estimate(10**4, 10**4, options=stored, device="cpu").chosen == "dense"
+    assert estimate(10**4, 10**4, device="cpu").chosen == "streaming"
+
+
+def test_what_only_the_solve_knows_is_no_reason_for_its_log_to_refuse(caplog: pytest.LogCaptureFixture) -> None:
+    options = GWOptions(strategy="streaming", loss="kl", ladder=LadderOptions(marginal_tol=0.5))
+    with caplog.at_level("INFO", logger="torchgw"):
+        result = gw_align(None, None, cost=(X, Y), alpha=0.0, epsilon=1e-2, options=options, random_state=0)
+    assert result.strategy == "streaming"
+    assert "* streaming" in caplog.text
 
 
 def test_other_errors_are_not_taken_for_missing_memory(monkeypatch: pytest.MonkeyPatch) -> None:

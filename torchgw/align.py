@@ -24,7 +24,7 @@ from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint, Continued, fingerprint, followed, reopened
 from torchgw.persist.watch import Watch, stopped_by_interrupt
-from torchgw.planner import estimate
+from torchgw.planner import forecast
 from torchgw.request.objective import check_distances_resolved
 from torchgw.request.request import Asked, Cost, Request
 from torchgw.results.result import GWResult
@@ -172,14 +172,10 @@ def gw_align(
     >>> result.argmax().shape
     (300,)
     """
-    asked = Asked(
-        *(X, Y, distances, p, q, cost, alpha, supervision, init, epsilon, marginals, options, gradient_mode),
-        *(device, backend, random_state, callback, checkpoint),
-    )
-    request = Request.of(asked)
+    request = Request.of(Asked(**locals()))  # of the arguments alone: no other name is made yet
     n, k = request.shape
     if logger.isEnabledFor(logging.INFO):
-        logger.info("strategy %s", estimate(n, k, epsilon=epsilon, options=request.options, device=request.device))
+        logger.info("strategy %s", forecast(n, k, epsilon, request.options, request.device))
     with followed(callback, checkpoint, request.call, request.generator) as watch, threads_for(n * k):
         began = time.perf_counter()
         spaces, graphs = _prepared(request, watch)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from torchgw import validate
+from torchgw import ranges, validate
 from torchgw.entry import check_options
 from torchgw.options import GWOptions
-from torchgw.request.combinations import Fact, fact_of_epsilon, refuse
+from torchgw.request.combinations import facts_of, refuse, settled
 from torchgw.request.limits import against_dense, check_rank, choose_strategy, dense_bytes
 
 STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders
@@ -94,7 +94,7 @@ def estimate(
     ----------
     N, K : numbers of points.
     epsilon : entropy; 0 needs the dense strategy.
-    options : ``strategy``, ``max_memory`` and the rank of ``low_rank`` count here.
+    options : ``strategy``, ``gradient``, ``loss``, ``max_memory`` and the rank of ``low_rank`` count here.
     device : where it would run; by default a GPU if there is one.
 
     Raises
@@ -112,12 +112,17 @@ def estimate(
     if shape:
         raise TypeError(f"N must be a number of points, got an array of shape {shape}; pass len(X), len(Y)")
     n, k = validate.integer("N", N, least=2), validate.integer("K", K, least=2)
-    validate.real("epsilon", epsilon, least=0.0)
+    validate.real("epsilon", epsilon, least=0.0, most=ranges.LARGEST_EPSILON)
     check_options(options)
+    refuse(facts := facts_of(options, epsilon))
+    check_rank(options, min(n, k))
     # The device need not be there: one may plan for another machine.
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    refuse({"options.strategy": Fact(options.strategy, ""), "epsilon": fact_of_epsilon(epsilon)})
-    check_rank(options, min(n, k))
+    return forecast(n, k, epsilon, settled(options, facts), where)
+
+
+def forecast(n: int, k: int, epsilon: float, options: GWOptions, where: torch.device) -> Estimate:
+    """`estimate` for options that are settled."""
     against = {name: why_not(name, n, k, epsilon, options, where) for name in ("dense", "streaming", "low-rank")}
     chosen = choose_strategy(n, k, epsilon, options, where)
     if chosen == "dense" and against["dense"] is not None:
@@ -137,14 +142,12 @@ def estimate(
 def why_not(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
     """What speaks against a strategy, or None."""
     if options.strategy not in ("auto", strategy):
-        return f"options.strategy is {options.strategy!r}"
+        return f"the {options.strategy} strategy is asked for or needed"
     if strategy == "low-rank":
         return None if options.strategy == strategy else "looks for a plan of small rank only: taken when asked for"
     dense = against_dense(n, k, epsilon, options, device)
     if strategy == "dense":
         return dense
-    if epsilon == 0:
-        return "epsilon = 0 needs the dense strategy"
     return None if dense else "the dense strategy is cheap here"
 
 

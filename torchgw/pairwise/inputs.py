@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from torchgw import validate
-from torchgw.marginals import Balanced
 from torchgw.options import GWOptions
 from torchgw.request.combinations import excluded, facts_of
 from torchgw.request.spaces import DISTANCES, check_space
@@ -98,7 +97,7 @@ def read_spaces(
 
 def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None:
     """Refuse options that `gw_align` excludes without entropy, where it aligns a space."""
-    facts = facts_of(options, 0.0, 1.0, None, Balanced(), None, None, None)
+    facts = facts_of(options, 0.0)
     row = excluded(facts)
     for name, size in zip(names, sizes, strict=True):
         if size > LARGEST and row is not None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchgw.gradients.modes import GradientMode
 from torchgw.losses import SeparableLoss
-from torchgw.marginals import Marginals
+from torchgw.marginals import Balanced, Marginals
 from torchgw.objective.features import FeatureCost
 from torchgw.objective.supervision import Supervision
 from torchgw.options import AnnealingOptions, GWOptions
@@ -192,14 +192,15 @@ SETTLED = (
 def facts_of(
     options: GWOptions,
     epsilon: float,
-    alpha: object,
-    cost: object,
-    marginals: Marginals,
-    supervision: Supervision | None,
-    mode: GradientMode | None,
-    checkpoint: object,
+    *,
+    alpha: object = 1.0,
+    cost: object = None,
+    marginals: Marginals = Balanced(),  # noqa: B008 - frozen
+    supervision: Supervision | None = None,
+    gradient_mode: GradientMode | None = None,
+    checkpoint: object = None,
 ) -> dict[str, Fact]:
-    """The kinds of all arguments but the spaces; ``alpha`` is a number or a tensor ()."""
+    """The kinds of all arguments but the spaces, under their names; ``alpha`` is a number or a tensor ()."""
     weight = float(alpha.detach()) if isinstance(alpha, Tensor) else float(alpha)  # type: ignore[arg-type]
     tracked = isinstance(alpha, Tensor) and alpha.requires_grad
     zero = "tracked zero" if tracked else "zero"
@@ -209,21 +210,16 @@ def facts_of(
     named = f"SeparableLoss named {loss.name!r}" if isinstance(loss, SeparableLoss) else repr(loss)
     return {
         "options.strategy": Fact(options.strategy, repr(options.strategy)),
-        "epsilon": fact_of_epsilon(epsilon),
+        "epsilon": Fact("positive" if epsilon > 0 else "zero", f"{epsilon:g}"),
         "options.gradient": Fact(options.gradient, repr(options.gradient)),
         "marginals": Fact("Balanced" if marginals.balanced else type(marginals).__name__, repr(marginals)),
         "cost": Fact("none" if cost is None else "features" if features else "matrix", type(cost).__name__),
         "alpha": Fact("one" if weight == 1 else zero if weight == 0 else "between", f"{weight:g}"),
         "options.loss": Fact("own" if isinstance(loss, SeparableLoss) else loss, named),
         "supervision": Fact(rules or "none", type(supervision).__name__),
-        "gradient_mode": Fact("none" if mode is None else type(mode).__name__, repr(mode)),
+        "gradient_mode": Fact("none" if gradient_mode is None else type(gradient_mode).__name__, repr(gradient_mode)),
         "checkpoint": Fact("none" if checkpoint is None else "folder", repr(checkpoint)),
     }
-
-
-def fact_of_epsilon(epsilon: float) -> Fact:
-    """Whether there is entropy."""
-    return Fact("positive" if epsilon > 0 else "zero", f"{epsilon:g}")
 
 
 def fact_of_space(space: Space) -> Fact:

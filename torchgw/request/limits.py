@@ -35,7 +35,7 @@ def choose_strategy(n: int, k: int, epsilon: float, options: GWOptions, device: 
     """The strategy that the options name, else dense where it fits and is fast, else streaming."""
     if options.strategy != "auto":
         return options.strategy
-    return "dense" if epsilon == 0 or against_dense(n, k, epsilon, options, device) is None else "streaming"
+    return "dense" if against_dense(n, k, epsilon, options, device) is None else "streaming"
 
 
 def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
@@ -44,7 +44,7 @@ def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: to
     if needed > options.max_memory:
         limit = options.max_memory / 2**30
         return f"score and plan take {needed / 2**30:.1f} GiB, over options.max_memory = {limit:.1f} GiB"
-    if epsilon > 0 and options.strategy == "auto" and n * k > DENSE_PAIRS.get(device.type, 2.5e7):
+    if options.strategy == "auto" and n * k > DENSE_PAIRS.get(device.type, 2.5e7):
         return "streaming is faster"
     return None
 

@@ -146,7 +146,16 @@ class Request:
         cost = as_pair(asked.cost)
         weight = check_alpha(asked.alpha, cost)
         alpha = asked.alpha if isinstance(asked.alpha, Tensor) else weight
-        facts = facts_of(asked.options, epsilon, alpha, cost, marginals, supervision, mode, asked.checkpoint)
+        facts = facts_of(
+            asked.options,
+            epsilon,
+            alpha=alpha,
+            cost=cost,
+            marginals=marginals,
+            supervision=supervision,
+            gradient_mode=mode,
+            checkpoint=asked.checkpoint,
+        )
         refuse(facts)
         options = tolerances_for(settled(asked.options, facts), epsilon, marginals)
         device = pick_device(asked.device, (asked.X, asked.Y, *tensors_of(cost)))
