@@ -38,8 +38,9 @@ def test_the_kernels_compute_it_at_larger_sizes_too() -> None:
     run("interpret.py", "slow", TRITON_INTERPRET="1")
 
 
-def test_the_kernels_compile_for_every_target() -> None:
-    run("ahead_of_time.py", "not slow")
+@pytest.mark.parametrize("keyword", ["gfx", "not gfx"])
+def test_the_kernels_compile_for_every_target(keyword: str) -> None:
+    run("ahead_of_time.py", "not slow", keyword)
 
 
 @pytest.mark.slow
