@@ -69,6 +69,13 @@ class TiledCoupling(BlockCoupling):
         self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column, bool(kept))
         self._row_rank, self._column_rank = inverse_permutation(row_order), inverse_permutation(column_order)
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**self._ordered, "matching": self._matching, "_level": self._level}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        level = state.pop("_level")
+        vars(self).update(vars(TiledCoupling(**state)) | {"_level": level})
+
     def tensors(self) -> dict[str, Tensor]:
         return dict(self._ordered)
 

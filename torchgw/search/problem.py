@@ -110,6 +110,10 @@ class Problem:
         """The epsilon asked for; without entropy, that from which annealing to zero begins."""
         return self.model.epsilon or SHARP_START * self.unit
 
+    def stage(self, name: str, compute: Callable[[], Result]) -> Result:
+        """The result of a stage, see `torchgw.persist.watch`."""
+        return self.watch.stage(name, compute)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoredProblem(Problem):
@@ -123,8 +127,8 @@ class StoredProblem(Problem):
     wide: ExactGradient | None = None
 
     def stage(self, name: str, compute: Callable[[], Result]) -> Result:
-        """The result of a stage, see `torchgw.persist.watch`; the state of a sampled gradient is kept with it."""
-        result, memory = self.watch.stage(name, lambda: (compute(), memory_of(self.gradient)))
+        """The result of a stage; the state of a sampled gradient is kept with it."""
+        result, memory = super().stage(name, lambda: (compute(), memory_of(self.gradient)))
         recall(self.gradient, memory)
         return result
 

@@ -171,7 +171,7 @@ def descend(
         )
         return state, Check(value, residual, now), Status.SETTLED if settled else None
 
-    state, status = iterate(step, begin, watch, history, max_iter, options.stopping.max_iter)
+    state, status = iterate(FixedPoint, step, begin, watch, history, max_iter, options.stopping.max_iter)
     return Solution.of(state, status, history)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -117,15 +118,19 @@ def frank_wolfe(
         stalled = fall <= STALLED * tol * value
         if state.stalled:
             bound, dual = consistent_bound(cost, p, q, dual)
-            least_gap = min(state.gap, float(gap(value, bound)))
+            known = (float(gap(value, bound)), dual), (state.gap, state.duals[0])
+            least_gap, tightest = min(known, key=itemgetter(0))
             if stalled or max(least_gap, fall) <= tol * value:
                 status = Status.STATIONARY if least_gap <= tol * value else Status.SETTLED
-                return replace(state, n_iter=n_iter, duals=(dual,), gap=least_gap), check, status
+                return replace(state, n_iter=n_iter, duals=(tightest,), gap=least_gap), check, status
         if fall > 0:
             plan, cost = plan + length * direction, cost + length * change
         return stands(plan, cost, (state.duals[0], dual), n_iter, stalled), check, None
 
-    return iterate(step, lambda: stands(plan, linearise(plan), (dual,), 0, False), watch, history, max_iter)
+    def begin() -> FrankWolfe:
+        return stands(plan, linearise(plan), (dual,), 0, False)
+
+    return iterate(FrankWolfe, step, begin, watch, history, max_iter)
 
 
 def _linear_oracle(p: Tensor, q: Tensor) -> Callable[[Tensor, tuple[Tensor, ...], bool], tuple[Tensor, Tensor]]:

@@ -4,14 +4,15 @@
 
 A loop is a state, a frozen dataclass of tensors and numbers that a checkpoint stores as it is, and a step from one
 state to the next. A step reads nothing that it has changed in an earlier call: what it needs of them is in the state,
-random draws of the solve's own generator excepted, which checkpoints keep as well. It may write into the tensors of the
-state that it was given, whose memory is donated to the next one; what a solver keeps besides is scratch memory.
+random draws of the solve's own generator excepted, which checkpoints keep as well. A sampled gradient, whose calls
+change it, is put back into the state's memory of it first. A step may write into the tensors of the state that it was
+given, whose memory is donated to the next one; what a solver keeps besides is scratch memory.
 
 To put a loop on it: derive its state from `State`, mark it with `torchgw.persist.codec.storable`, let ``begin`` make
 the first one (it is not called where a checkpoint has a later one), and return from ``step`` the next state with
 ``n_iter`` one higher, the `Check` that the history and the callback get (None between checks), and the `Status` with
 which the loop ends, or None. `History` and `torchgw.persist.watch.Watch` stay out of steps, but of those that run other
-loops.
+loops. A stage of the watch has one loop, whose state it keeps.
 """
 
 from __future__ import annotations
@@ -60,22 +61,29 @@ S = TypeVar("S", bound=State)
 
 
 def iterate(
+    kind: type[S],
     step: Callable[[S], tuple[S, Check | None, Status | None]],
     begin: Callable[[], S],
     watch: Watch,
     history: History,
-    max_iter: float,
-    limit: int | None = None,
+    max_iter: int | None,
+    limit: int = 0,
 ) -> tuple[S, Status]:
     """The last state, and why the loop ended.
 
     Parameters
     ----------
+    kind : class of its states.
     step, begin : the loop, see above.
     watch : hears of every check, cancels, and has the state to resume from.
     history : gets the checks; where it has entries of earlier loops, iterations are counted on from them.
-    max_iter : outer iterations of this loop.
-    limit : the iteration limit that the callback is told, by default that of this loop on top of earlier ones.
+    max_iter : most outer iterations of this loop, None for no limit.
+    limit : those of the whole solve; the callback is told it, or this loop's on top of earlier ones where that is more.
+
+    Raises
+    ------
+    TypeError
+        When the state to resume from is that of another loop.
     """
     earlier = history.iteration[-1] if history.iteration else 0
     restored = watch.restored()
@@ -83,16 +91,18 @@ def iterate(
         state = begin()
     else:
         state, entries = restored
+        if type(state) is not kind:
+            raise TypeError(f"a stage has one loop, but a {kind.__name__} found a {type(state).__name__} in it")
         history.go_on_from(entries)
     began = time.perf_counter() - history.seconds
-    while state.n_iter < max_iter:
+    while max_iter is None or state.n_iter < max_iter:
         if state.complete and watch.pause((state, history)):
             return state, Status.CANCELLED
         state, check, status = step(state)
         if check is not None:
             progress = Progress(
                 iteration=earlier + state.n_iter,
-                max_iter=int(earlier + max_iter) if limit is None else limit,
+                max_iter=max(limit, earlier + (max_iter or state.n_iter)),
                 cost=check.cost,
                 marginal_error=check.marginal_error,
                 epsilon=check.epsilon,

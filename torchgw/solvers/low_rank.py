@@ -128,7 +128,7 @@ def solve_low_rank(
         status = Status.SETTLED if change <= options.tol else None
         return state, Check(point.value, residual, epsilon), status
 
-    state, status = iterate(step, begin, watch, history, options.max_iter)
+    state, status = iterate(MirrorState, step, begin, watch, history, options.max_iter)
     rounded = round_factors(state.point.factors, problem.p, problem.q)
     Q, R = p.new_zeros(len(p), options.rank), q.new_zeros(len(q), options.rank)
     Q[p > 0], R[q > 0] = rounded.Q, rounded.R

@@ -116,8 +116,9 @@ def refined(
         settled = change <= SETTLED * tol or (change <= STALLED and not halved)
         return state, Check(value, change, model.epsilon), Status.SETTLED if settled else None
 
-    max_iter = options.stopping.max_iter
-    state, status = iterate(step, lambda: NewtonState(end=start), watch, history, max_iter, max_iter)
+    state, status = iterate(
+        NewtonState, step, lambda: NewtonState(end=start), watch, history, options.stopping.max_iter
+    )
     return Solution.of(state, status, history)
 
 

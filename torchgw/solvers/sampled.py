@@ -119,7 +119,7 @@ def solve_sampled(
             status = stopping_status(state.n_iter, plateau, changed / stopping.check_every, stopping)
         return replace(state, plateau=plateau, checked=last), Check(value, residual, now), status
 
-    state, status = iterate(step, begin, watch, history, stopping.max_iter)
+    state, status = iterate(SampledState, step, begin, watch, history, stopping.max_iter)
     return Solution.of(state, status, history)
 
 

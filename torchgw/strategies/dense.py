@@ -180,7 +180,8 @@ def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[So
     start = solution.end.to(torch.float64)
     options = with_tolerance(problem.options, tol, DenseCoupling(start.coupling().to_dense()), problem.model)
     inner = StoredInner(problem.kernels.stored, problem.model, options.sinkhorn)
-    found = refined(problem.wide, start, problem.model, inner, options, problem.watch, solution.history)
+    arguments = problem.wide, start, problem.model, inner, options, problem.watch, solution.history
+    found = problem.stage("fixed-point", partial(refined, *arguments))
     return replace(found.after(solution), coupling=None), options
 
 
@@ -246,4 +247,4 @@ def _annealed(
     steps = min(steps, problem.options.stopping.max_iter - len(history.iteration))
     arguments = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch
     whole = partial(descend, *arguments, max_iter=steps, history=history)
-    return problem.watch.stage(f"anneal-{step}", whole)
+    return problem.stage(f"anneal-{step}", whole)

@@ -166,7 +166,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
         solved, done = _next(problem, state.solved, history, len(state.rungs))
         return lift(solved, done, state, began), None, None
 
-    state, status = iterate(step, begin, problem.watch, history, math.inf)
+    state, status = iterate(Climb, step, begin, problem.watch, history, None)
     return state, status, history
 
 
@@ -248,7 +248,7 @@ def _next(
     inner = _inner(problem, x, y, replace(problem.options.sinkhorn, tol=tolerance(problem)))
     start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
     arguments = gradient, start, model, epsilon, inner, problem.options, problem.watch
-    done = problem.watch.stage(f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
+    done = problem.stage(f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
     history.go_on_from(done.history)
     assert done.coupling is not None
     assert done.end is not None

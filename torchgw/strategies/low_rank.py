@@ -32,7 +32,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     chosen = replace(options.low_rank, step=options.low_rank.step * asked.unit)
     start = warm_factors(wide[0], (x, y), first.plan, p, q, chosen, generator)
     arguments = wide[0], wide[1], p, q, model.epsilon, chosen, generator
-    solution = watch.stage("descent", lambda: solve_low_rank(*arguments, start=start, watch=watch))
+    solution = asked.stage("descent", lambda: solve_low_rank(*arguments, start=start, watch=watch))
     solved = time.perf_counter()
     coupling = solution.coupling
     assert isinstance(coupling, LowRankCoupling)
