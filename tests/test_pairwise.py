@@ -40,6 +40,7 @@ from torchgw.objective.distributions import lower_bounds, signature
 from torchgw.pairwise import PairStatus, inputs, schedule
 from torchgw.pairwise.result import position
 from torchgw.pairwise.schedule import tiles
+from torchgw.solvers import transport_lp
 from torchgw.spaces.graph import neighbour_graph
 
 CPU = torch.device("cpu")
@@ -282,6 +283,17 @@ def test_polishing_steps_do_not_overshoot(seed: int) -> None:
     found = polish(x, y, plan, torch.zeros(8, dtype=torch.float64), 1e-3)
     assert found.value < x.squared + y.squared - 2 * float((moved * plan).sum())
     assert found.gap <= 1e-3
+
+
+def test_pairs_are_the_same_without_bindings_of_linear_programs(
+    found: PairwiseResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    by_linprog = transport_lp._by_linprog
+    monkeypatch.setattr(transport_lp, "_bindings", lambda: None)
+    monkeypatch.setattr(transport_lp, "_by_linprog", lambda *given: (seen.append(len(given[0])), by_linprog(*given))[1])
+    np.testing.assert_allclose(pairwise(CLOUDS).values, found.values, rtol=0.02)
+    assert seen
 
 
 def test_units_are_those_of_the_data_and_own_scales_leave_shapes() -> None:

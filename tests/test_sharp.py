@@ -14,8 +14,10 @@ from tests.problems import gw_by_enumeration, quietly, random_distances, random_
 from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
+from torchgw.objective.bounds import consistent_bound, gap
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
+from torchgw.solvers import frank_wolfe as solver
 from torchgw.solvers import transport_lp
 from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.transport_lp import TransportError, transport
@@ -112,6 +114,23 @@ def test_transport_that_is_not_priced_out_says_so(monkeypatch: pytest.MonkeyPatc
     C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
     with pytest.raises(TransportError, match=r"30 x 41.*not priced out in 1 rounds"):
         transport(C, p, q, [50 * rng.normal(size=41)])
+
+
+def test_the_gap_is_that_of_the_dual_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    DX, DY = random_distances(12, rng), random_distances(15, rng)
+    p, q = (torch.from_numpy(random_masses(n, rng)) for n in (12, 15))
+    make = solver._linear_oracle
+
+    def forgetful(*masses: torch.Tensor) -> object:
+        """Of exact problems the plan alone, so that their duals are looser than those before."""
+        solve = make(*masses)
+        return lambda C, duals, priced: (solve(C, duals, priced)[0], 0 * q) if priced else solve(C, duals, True)
+
+    monkeypatch.setattr(solver, "_linear_oracle", forgetful)
+    found, _ = descended(DX, DY, torch.from_numpy(random_plan(p.numpy(), q.numpy(), rng)), p, q, History())
+    bound, _ = consistent_bound(found.cost, p, q, found.duals[0])
+    assert float(gap(found.value, bound)) == pytest.approx(found.gap, abs=1e-9)
 
 
 def test_conditional_gradients_descend_to_a_stationary_plan() -> None:
