@@ -18,7 +18,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 from tests.checkpoint_cases import CASES, Killed, align, assert_same, left_alone
-from tests.problems import ROLL, SPIRAL, files_of_at_most, quietly
+from tests.problems import ROLL, SPIRAL, files_of_at_most, quietly, tiled_coupling
 from torchgw import (
     Checkpoint,
     CheckpointWarning,
@@ -33,7 +33,7 @@ from torchgw import (
 )
 from torchgw.persist import checkpoint
 from torchgw.persist.checkpoint import FORMAT, write
-from torchgw.persist.codec import decode, encode
+from torchgw.persist.codec import STORABLE, decode, encode
 from torchgw.persist.files import written
 
 
@@ -312,3 +312,22 @@ def test_the_codec_gives_back_what_it_was_given() -> None:
     assert found["options"] == value["options"]
     with pytest.raises(TypeError, match="Path cannot be kept"):
         encode(Path("x"))
+
+
+def test_files_of_one_format_know_classes_by_the_same_names() -> None:
+    names = sorted(name for name in STORABLE if name.startswith("torchgw."))
+    stored = Path(__file__).parent / "files" / f"stored_{FORMAT}.txt"
+    assert stored.exists(), f"write the names of `STORABLE` to {stored.name}, in place of those of the format before"
+    assert names == stored.read_text().split(), (
+        "a class whose objects checkpoints hold was moved, renamed, added or taken away: raise `FORMAT`, "
+        "which refuses folders of before as such, and write the new names to the list of that format"
+    )
+
+
+def test_a_tiled_plan_that_was_read_before_is_stored_whole() -> None:
+    plan = tiled_coupling(9, 11, 2, 0).times(4.0)
+    expected = plan.to_dense()
+    found = decode(encode(plan))
+    assert torch.equal(found.to_dense(), expected)
+    assert found._level == plan._level
+    assert torch.equal(found.argmax(1), plan.argmax(1))
