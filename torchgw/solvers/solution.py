@@ -12,7 +12,6 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Basin, Certificate, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.model import Values
-from torchgw.objective.value import Objective
 from torchgw.persist.codec import storable
 from torchgw.solvers.iterate import State
 from torchgw.solvers.warm_start import Start
@@ -102,8 +101,8 @@ class CertifiedSolution(Solution):
     coupling : the plan (N, K), on the marginals.
     marginals : its row and column sums (N,), (K,).
     gradient : "exact" or "sampled", that of the last cost.
-    objective : the quadratic part, and its standard error where it is sampled.
     values : all parts of the objective.
+    value_exact, value_error : whether the quadratic part is exact, and its standard error where it is sampled.
     certificate : stationarity gap and lower bound.
     basins : local optima that the search found, the best first.
     ladder : the rungs of a streaming solve.
@@ -115,8 +114,9 @@ class CertifiedSolution(Solution):
     coupling: BlockCoupling
     marginals: tuple[Tensor, Tensor]
     gradient: str
-    objective: Objective
     values: Values
+    value_exact: bool
+    value_error: float
     certificate: Certificate
     basins: tuple[Basin, ...] = ()
     ladder: tuple[Rung, ...] = ()
