@@ -10,6 +10,7 @@ Sinkhorn iteration", 2017, algorithm 2.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -171,14 +172,14 @@ def round_tiles(
     p: Tensor,
     q: Tensor,
     marginals: Marginals = Balanced(),  # noqa: B008
-    V: Tensor | None = None,
-    W: Tensor | None = None,
+    V: Sequence[Tensor] = (),
+    W: Sequence[Tensor] = (),
     find: bool = False,
 ) -> RoundedTiles:
     """`rounding` of the plan 2^(A B^T + f + g) on kept tiles, in two reads.
 
-    V (K, d) and W (N, e) are read in the second, and the largest entries if ``find``. Rows and columns are scaled down
-    by the sums of the same plan, so that one read gives both: what is added may be a little more than with columns
+    All V (K, .) and W (N, .) are read in the second, and the largest entries if ``find``. Rows and columns are scaled
+    down by the sums of the same plan, so that one read gives both: what is added may be a little more than with columns
     scaled after the rows, at most the sum of both residuals.
     """
     one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
@@ -190,9 +191,10 @@ def round_tiles(
         _shrink if bounded else _ratio if weight == math.inf else _kept for weight in marginals.weights
     )
     f, g = f + for_rows(p, rows).log2(), g + for_columns(q, columns).log2()
-    V = one_q if V is None else torch.cat((one_q, V.to(q.dtype)), 1)
-    W = one_p if W is None else torch.cat((one_p, W.to(p.dtype)), 1)
-    after = kernel.read(A, B, tiles, f, g, V, W, find)
+    right, left = (
+        torch.cat([one, *(part.to(one.dtype) for part in parts)], 1) for one, parts in ((one_q, V), (one_p, W))
+    )
+    after = kernel.read(A, B, tiles, f, g, right, left, find)
     if not bounded:
         return RoundedTiles(A, B, f, g, torch.zeros_like(p), torch.zeros_like(q), tiles, after, residual)
     # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.

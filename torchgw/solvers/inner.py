@@ -138,7 +138,7 @@ class StreamedInner:
         state = self.potentials(linear, f, g)
         tiles = self.tiles(A, B, state.f, state.g)
         rounded = round_tiles(
-            self.tiled, A, B, tiles, state.f.double(), state.g.double(), *self.model.masses, self.model.marginals, V=B
+            self.tiled, A, B, tiles, state.f.double(), state.g.double(), *self.model.masses, self.model.marginals, [B]
         )
         TB = rounded.read.TV[:, 1:] + rounded.x[:, None] * (rounded.y @ B.double())
         return state, rounded.coupling(), (A * TB).sum().to(A.dtype)

@@ -92,49 +92,38 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
     if len(A) * len(B) <= EVERY_PAIR:
         A, B = A.double(), B.double()
     tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], problem.options.ladder.omitted)
-    exact, model = problem.factored, problem.model
-    narrow = problem.x.control.F.shape[1] <= problem.y.control.F.shape[1]
-    F, G = _centred(problem.x, rows), _centred(problem.y, columns)
-    V, W = (G if exact and not narrow else None), (F if exact and narrow else None)
+    model = problem.model
+    (F, _), (G, _) = centred = _centred(problem.x, rows), _centred(problem.y, columns)
+    narrow = F.shape[1] <= G.shape[1]
     costs = [cost for cost in (model.cost, model.penalty) if cost is not None]
-    if costs:
-        V = torch.cat([*([] if V is None else [V]), *(cost.V[columns].to(G.dtype) for cost in costs)], 1)
+    V = [*([G] if problem.factored and not narrow else []), *(cost.V[columns].to(G.dtype) for cost in costs)]
+    W = [F] if problem.factored and narrow else []
     rounded = round_tiles(
         problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], model.marginals, V, W, find=True
     )
-    TV, TtW, x, y = rounded.read.TV, rounded.read.TtW, rounded.x, rounded.y
-    sums = TV[:, 0] + x * y.sum(), TtW[:, 0] + y * x.sum()
-    product, used = None, 1
-    if exact:
-        used += 0 if narrow else G.shape[1]
-        product = inner_product(TtW[:, 1:], G) if narrow else inner_product(F, TV[:, 1:used])
-        product += torch.outer(inner_product(F, x[:, None])[:, 0], inner_product(G, y[:, None])[:, 0])
-        # Of the centred factors; the means belong to the plan's own marginals.
-        means = [
-            inner_product(side.mass[:, None], side.control.F)[0] / side.mass.sum() for side in (problem.x, problem.y)
-        ]
-        ends = inner_product(F, sums[0][:, None])[:, 0], inner_product(G, sums[1][:, None])[:, 0]
-        product += torch.outer(means[0], ends[1]) + torch.outer(ends[0], means[1])
-        product += sums[0].sum() * torch.outer(*means)
+    x, y, TV = rounded.x, rounded.y, list(torch.split(rounded.read.TV, [1, *(part.shape[1] for part in V)], 1))
+    sums = TV.pop(0)[:, 0] + x * y.sum(), rounded.read.TtW[:, 0] + y * x.sum()
+    product = None
+    if problem.factored:
+        core = inner_product(rounded.read.TtW[:, 1:], G) if narrow else inner_product(F, TV.pop(0))
+        product = _inner_products(core, *centred, (x, y), sums)
     values = []
-    for cost in costs:
+    for cost, TU in zip(costs, TV, strict=True):
         taken = cost.taken(rows, columns)
-        U, W = taken.U, taken.V
-        cross = (U * TV[:, used : used + U.shape[1]]).sum() + (U.T @ x) @ (W.T @ y)
+        cross = (taken.U * TU).sum() + (taken.U.T @ x) @ (taken.V.T @ y)
         values.append(float(taken.expectation(cross, *sums)))
-        used += U.shape[1]
     linear = values.pop(0) if model.cost is not None else 0.0
     marginals = torch.empty_like(p), torch.empty_like(q)
     marginals[0][rows], marginals[1][columns] = sums
-    # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
-    exact = model.fixed or model.marginals.total is not None
     matching = None
     if bool((x * y.max() <= NEGLIGIBLE * rounded.read.largest)[p[rows] > 0].all()):
         matching = torch.empty_like(rows)
         matching[rows] = columns[rounded.read.argmax]
         matching.masked_fill_(p <= 0, 0)
     coupling = rounded.coupling(rows, columns, matching)
-    residual = rounded.residual if exact else max(rounded.residual, climbed.rungs[-1].residual)
+    # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
+    held = model.fixed or model.marginals.total is not None
+    residual = rounded.residual if held else max(rounded.residual, climbed.rungs[-1].residual)
     dual = climbed.solved.cost.column_dual(climbed.end.g, q, problem.epsilon)
     found = read_streamed(
         coupling,
@@ -165,6 +154,23 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
         omitted=omitted,
         evaluated=tiles.pairs / (len(p) * len(q)),
     )
+
+
+def _inner_products(
+    core: Tensor,
+    left: tuple[Tensor, Tensor],
+    right: tuple[Tensor, Tensor],
+    correction: tuple[Tensor, Tensor],
+    sums: tuple[Tensor, Tensor],
+) -> Tensor:
+    """F^T (T + x y^T) G (r, r') of a rounded plan with these marginals, from ``core`` = F'^T T G' and the centred
+    factors F', G' with what was taken off, F = F' + 1 m^T."""
+    (F, mean_x), (G, mean_y), (x, y) = left, right, correction
+    core = core + torch.outer(inner_product(F, x[:, None])[:, 0], inner_product(G, y[:, None])[:, 0])
+    ends = inner_product(F, sums[0][:, None])[:, 0], inner_product(G, sums[1][:, None])[:, 0]
+    core += torch.outer(mean_x, ends[1]) + torch.outer(ends[0], mean_y)
+    core += sums[0].sum() * torch.outer(mean_x, mean_y)
+    return core
 
 
 def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, share: float) -> tuple[Tiles, float]:
@@ -205,8 +211,9 @@ def _precision_warning(score: FactoredScore, options: GWOptions) -> str | None:
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
-def _centred(side: ControlledSpace, order: Tensor) -> Tensor:
-    """The factors (N, r) minus their mean, in this order: what is read of a plan in float32 is then small."""
-    F = side.control.F
-    centred: Tensor = F[order] - (inner_product(side.mass[:, None], F)[0] / side.mass.sum()).to(F.dtype)
-    return centred
+def _centred(side: ControlledSpace, order: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors (N, r) minus their mean, in this order, and that mean (r,), which belongs to the plan's own
+    marginals: what is read of a plan in float32 is then small."""
+    F, mass = side.control.F, side.mass
+    mean = inner_product(mass[:, None], F)[0] / mass.sum()
+    return F[order] - mean.to(F.dtype), mean
