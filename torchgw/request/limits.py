@@ -20,7 +20,7 @@ from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded
-from torchgw.search.problem import Kernels
+from torchgw.solvers.problem import Kernels
 from torchgw.spaces.prepare import Space
 
 DENSE_BYTES, SHARP_BYTES = 16, 60

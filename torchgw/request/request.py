@@ -32,7 +32,7 @@ from torchgw.request.limits import check_memory, check_rank, choose_kernels, cho
 from torchgw.request.objective import as_pair, check_alpha, check_cost, check_resolved, make_model, tensors_of
 from torchgw.request.spaces import check_distances, check_init, check_spaces, pick_device, with_factors
 from torchgw.runtime.threads import threads_for
-from torchgw.search.problem import Kernels, Problem
+from torchgw.solvers.problem import Kernels, Problem
 from torchgw.spaces.prepare import Space
 from torchgw.spaces.scale import unit_of
 from torchgw.types import Array, Callback, DistanceProvider, RandomState

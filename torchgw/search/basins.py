@@ -27,7 +27,8 @@ from torchgw.options import CoarseOptions
 from torchgw.search.anneal import CoarseBasin, Solved, coarse_basins
 from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_hops, by_product, entropy_rules
 from torchgw.search.lift import lift
-from torchgw.search.problem import Candidate, StoredProblem, descended
+from torchgw.search.problem import Candidate
+from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import Landmarks, choose_landmarks, coverage, unlikeness

@@ -1,146 +1,14 @@
-"""What is asked of a solve, the same with stored plans, and a basin on its way through the search."""
+"""A basin on its way through the search; checkpoints know it by its place in this file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from torchgw.kernels.kernel import Kernel
-from torchgw.kernels.precision import loop_dtype
-from torchgw.kernels.softmin_tiles import TileKernel
-from torchgw.objective.exact import ExactGradient
-from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
-from torchgw.objective.model import Model
-from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, recall
-from torchgw.options import GWOptions
 from torchgw.persist.codec import storable
-from torchgw.persist.watch import Watch
-from torchgw.runtime.threads import threads_for
 from torchgw.search.anneal import CoarseBasin
-from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.inner import StoredInner
-from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
-from torchgw.types import DistanceProvider
-
-Result = TypeVar("Result")
-ProblemT = TypeVar("ProblemT", bound="Problem")
-
-SHARP_START = 2.5e-4  # of the largest squared distance, where annealing to zero begins
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """The implementations that a solve uses.
-
-    stored : of scores (N, K) that are stored.
-    streamed : of scores that are products, which are not.
-    tiled : of products on kept tiles.
-    """
-
-    stored: Kernel
-    streamed: Kernel
-    tiled: TileKernel
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What is asked for.
-
-    spaces : distances between the N source points and between the K target points.
-    model : masses p (N,), q (K,), epsilon, marginal model and linear cost, on the device to use.
-    exact : whether gradients are exact where a plan is stored, and all distances of a space may be computed where it
-        has no factors.
-    unit : the largest squared distance.
-    kernels, options, generator : how to solve.
-    watch : follows the solve.
-    init : where to start instead of the search: a plan (N, K), matching pairs (m, 2) of integers, or None.
-    tol : relative change in the last iteration that the fixed point is solved to in the end, None for no fixed point.
-    """
-
-    spaces: tuple[DistanceProvider, DistanceProvider]
-    model: Model
-    exact: bool
-    unit: float
-    kernels: Kernels
-    options: GWOptions
-    generator: torch.Generator
-    watch: Watch
-    init: Tensor | None = None
-    tol: float | None = None
-
-    @classmethod
-    def of(cls: type[ProblemT], problem: Problem, **more: Any) -> ProblemT:
-        """The same problem with what else this kind has, or with other members."""
-        return cls(**{entry.name: getattr(problem, entry.name) for entry in fields(Problem)} | more)
-
-    @property
-    def source(self) -> DistanceProvider:
-        return self.spaces[0]
-
-    @property
-    def target(self) -> DistanceProvider:
-        return self.spaces[1]
-
-    @property
-    def p(self) -> Tensor:
-        return self.model.p
-
-    @property
-    def q(self) -> Tensor:
-        return self.model.q
-
-    @property
-    def masses(self) -> tuple[Tensor, Tensor]:
-        """The masses in the loop's dtype."""
-        dtype = loop_dtype(self.options.mixed_precision)
-        return self.p.to(dtype), self.q.to(dtype)
-
-    @property
-    def sharp(self) -> bool:
-        """Whether the optimum without entropy is asked for."""
-        return self.model.epsilon == 0
-
-    @property
-    def epsilon(self) -> float:
-        """The epsilon asked for; without entropy, that from which annealing to zero begins."""
-        return self.model.epsilon or SHARP_START * self.unit
-
-    def stage(self, name: str, compute: Callable[[], Result]) -> Result:
-        """The result of a stage, see `torchgw.persist.watch`."""
-        return self.watch.stage(name, compute)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredProblem(Problem):
-    """A problem whose plans (N, K) are stored; its spaces serve the loop's dtype.
-
-    gradient : of the whole objective; a sampled one has a state.
-    wide : that of the quadratic part in float64, for fixed points and optima without entropy.
-    """
-
-    gradient: Gradient
-    wide: ExactGradient | None = None
-
-    def stage(self, name: str, compute: Callable[[], Result]) -> Result:
-        """The result of a stage; the state of a sampled gradient is kept with it."""
-        result, memory = super().stage(name, lambda: (compute(), memory_of(self.gradient)))
-        recall(self.gradient, memory)
-        return result
-
-    @property
-    def quadratic(self) -> Gradient:
-        """The gradient of the quadratic part alone."""
-        return self.gradient.quadratic if isinstance(self.gradient, ModelGradient) else self.gradient
-
-    @property
-    def inner(self) -> StoredInner:
-        """A solver of this problem's linearisations, with buffers of its own."""
-        return StoredInner(self.kernels.stored, self.model, self.options.sinkhorn)
 
 
 @storable
@@ -165,25 +33,3 @@ class Candidate:
     near: bool
     leading: bool = False
     basin: CoarseBasin | None = None
-
-
-def descended(problem: StoredProblem, start: Start, epsilon: float, steps: int) -> Solution:
-    """The solution after at most ``steps`` fixed-point iterations from ``start``, without callback and journal."""
-    given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
-    with threads_for(len(problem.p) * len(problem.q)):
-        return descend(*given, max_iter=steps)
-
-
-def make_gradient(problem: Problem) -> Gradient:
-    """The exact gradient, or the sampled one with landmark control variates, of the model's objective."""
-    model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
-    if problem.exact:
-        return gradient_of(model, ExactGradient(*problem.spaces, p, q, model.loss))
-    controls = None
-    if sampling.n_control > 0:
-        x, y = (
-            landmark_control(space, mass / mass.sum(), sampling.n_control, generator)
-            for space, mass in zip(problem.spaces, (p, q), strict=True)
-        )
-        controls = x, y
-    return gradient_of(model, SampledGradient(*problem.spaces, sampling, generator, controls))

@@ -21,8 +21,8 @@ from torchgw.objective.sampled import Control
 from torchgw.runtime.threads import threads_for
 from torchgw.search.basins import listed
 from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_product, sampled_cost_of_cells, under
-from torchgw.search.problem import Problem, StoredProblem
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.spaces.hierarchy import Cells, bisect
 from torchgw.strategies.dense import solve_contenders, where_to_start

@@ -11,8 +11,8 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.objective.certify import certify, read_streamed
 from torchgw.objective.exact import inner_product
 from torchgw.objective.value import Objective
-from torchgw.search.problem import Problem
 from torchgw.solvers.low_rank import solve_low_rank, warm_factors
+from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.cells import solve_on_cells, streamed
 

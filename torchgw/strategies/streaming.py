@@ -24,10 +24,10 @@ from torchgw.objective.certify import certify, read_streamed
 from torchgw.objective.exact import ExactGradient, inner_product
 from torchgw.options import GWOptions
 from torchgw.search.coarsen import ControlledSpace
-from torchgw.search.problem import Problem
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.inner import StreamedInner
 from torchgw.solvers.newton import refined, with_tolerance
+from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.hierarchy import bisect
 from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed

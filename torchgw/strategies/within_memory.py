@@ -9,7 +9,7 @@ import torch
 
 from torchgw.diagnostics.status import Status
 from torchgw.runtime.caller import out_of_memory, warn_caller
-from torchgw.search.problem import Problem
+from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
 from torchgw.strategies.low_rank import solve_with_rank
