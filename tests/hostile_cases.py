@@ -164,8 +164,8 @@ contents("members.npz", "2000 members", zipped({f"{i}.npy": b"" for i in range(2
 contents("several.npz", "one array, or one called 'X' or 'points', got .'a', 'b'.", savez(a=ROLL, b=ROLL))
 contents("ambiguous.npz", "one array", savez(X=ROLL, points=ROLL))
 contents("nothing.npz", "one array", savez())
-contents("cut.npz", "not a zip file", savez(X=ROLL)[:-30])
-contents("garbage.npz", "not a zip file", b"PK\x03\x04 broken")
+contents("cut.npz", "may have been shortened", savez(X=ROLL)[:-30])
+contents("garbage.npz", "may have been shortened", b"PK\x03\x04 broken")
 contents("empty.npz", "not a zip file", b"")
 contents("words.npz", "must hold real numbers, got text", savez(X=np.array([["a", "b"]])))
 
@@ -287,7 +287,8 @@ contents("quote.csv", "line 2 is no line of cells", b'x,y\n"1,2\n' + b"3,4\n" * 
 contents("after_quote.csv", "line 2 is no line of cells", b'x,y\n"1"2,2\n')
 contents("long_cell.csv", "line 1 is no line of cells", b"1" * 200_000 + b",2\n3,4\n")
 contents("long_line.csv", "line 1 has more than 16777216 characters", b"1," * 9_000_000)
-contents("spaces.tsv", "line 2 .* column 1", b"x y\n1 2\n3 4\n")
+contents("spaces.tsv", "line 2 is separated by spaces; write it with tabs", b"x y\n1 2\n3 4\n")
+contents("spaces.csv", "line 1 is separated by spaces; write it with commas", b"1.0 2e0\n3 4\n")
 contents("archive.csv", "utf-8", savez(X=ROLL))
 
 

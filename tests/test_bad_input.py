@@ -125,7 +125,13 @@ BAD: list[tuple[str, Any, str]] = [
     ("networkx graph", align(networkx_like(), Y), "X must be a SciPy sparse graph .*to_scipy_sparse_array"),
     ("graph with a one-way edge", align(ONE_WAY, Y), "X must be a symmetric graph, got edges without their reverse"),
     ("points of astronomic size", align(X * 1e200, Y), "X must stay below"),
-    ("sparse tensor", align(torch.eye(5).to_sparse(), Y, distances="landmark"), "X must be an array"),
+    (
+        "sparse tensor",
+        align(torch.eye(5).to_sparse(), Y, distances="landmark"),
+        "X must be .* a sparse tensor; .*coo_array",
+    ),
+    ("distances of pdist", align(X[:28, 0], Y), r"X must have shape .*column, .*pdist as .*distance\.squareform\(x\)"),
+    ("one number for each of 30", align(X[:, 0], Y), r"X must have shape .* as a column, x\[:, None\]$"),
     ("matrix taken for points", align(D, Y, distances="landmark"), "X is a distance matrix"),
     (
         "provider without all members",
@@ -166,7 +172,7 @@ BAD: list[tuple[str, Any, str]] = [
     (
         "unequal sums",
         align(p=np.ones(30), q=np.ones(40)),
-        r"p and q must sum alike, got sum\(p\) = 30 and .* = 40; or use",
+        r"p and q must sum alike, got sum\(p\) = 30 and .* = 40; take p / p.sum\(\) and .*, or use",
     ),
     ("sampled zero epsilon", align(epsilon=0, options=GWOptions(gradient="sampled")), "epsilon must be > 0 with"),
     ("negative epsilon", align(epsilon=-1e-3), "epsilon must be .*>= 0"),
@@ -175,7 +181,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("one landmark", lambda: CoarseOptions(n_landmarks=1), "n_landmarks must be >= 2"),
     ("no starts", lambda: CoarseOptions(n_starts=0), "n_starts must be >= 1"),
     ("no basins", lambda: CoarseOptions(n_basins=0), "n_basins must be >= 1"),
-    ("pairs outside", align(init=np.array([[0, 40]])), "init must hold pairs of indices below"),
+    ("pairs outside", align(init=np.array([[0, 40]])), r"init must hold pairs of indices below .*, got \(0, 40\)$"),
     ("negative pairs", align(init=np.array([[-1, 0]])), "init must hold pairs of indices below"),
     ("no pairs", align(init=np.empty((0, 2), dtype=int)), "init must hold at least one"),
     ("init of another shape", align(init=np.ones((40, 30))), "init must be a plan of shape"),

@@ -190,7 +190,12 @@ def test_a_column_that_counts_the_rows_is_warned_of(
 
 @pytest.mark.parametrize(
     ("table", "reason"),
-    [("0\n1\n", "two columns"), ("0.5,1\n", "row numbers"), ("inf,1\n", "row numbers"), ("0,400\n", "below (90, 110)")],
+    [
+        ("0\n1\n", "two columns"),
+        ("0.5,1\n", "row numbers"),
+        ("inf,1\n", "row numbers"),
+        ("0,400\n", "error: --pairs must hold pairs of indices below (90, 110), got (0, 400)"),
+    ],
 )
 def test_pairs_that_are_none_are_refused(
     table: str, reason: str, files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -18,7 +18,6 @@ from torchgw.types import Array
 
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
-HALF_PRECISION = torch.finfo(torch.bfloat16).eps
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -112,8 +111,16 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
         raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")
     if array.ndim != n_dim:
         hint = "; one number for each row goes as a column, x[:, None]" if (array.ndim, n_dim) == (1, 2) else ""
+        if hint and shape == "(N, D)" and _is_condensed(len(array)):
+            hint += ", and distances of pdist as a matrix, scipy.spatial.distance.squareform(x)"
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}{hint}")
     return array.astype(np.float64, copy=copy)
+
+
+def _is_condensed(length: int) -> bool:
+    """Whether there are n (n - 1) / 2 numbers, for some n > 3, as many as pairs of n points."""
+    n = (1 + math.isqrt(1 + 8 * length)) // 2
+    return n > 3 and n * (n - 1) // 2 == length
 
 
 def count_bad(array: Array) -> str:
@@ -248,10 +255,9 @@ def masses(name: str, value: object, n: int, letter: str) -> Array:
 
 def same_mass(a: float, b: float) -> None:
     """Sums of p and q that agree, as the balanced problem needs."""
-    if (gap := abs(a - b) / max(a, b)) > MASS_TOLERANCE:
-        remedy = "take p / p.sum() and q / q.sum() in float64, or" if gap < HALF_PRECISION else "or"
-        found = f"sum(p) = {a:.9g} and sum(q) = {b:.9g}"
-        raise ValueError(f"p and q must sum alike, got {found}; {remedy} use other marginals=")
+    if abs(a - b) / max(a, b) > MASS_TOLERANCE:
+        found, remedy = f"sum(p) = {a:.9g} and sum(q) = {b:.9g}", "take p / p.sum() and q / q.sum() in float64"
+        raise ValueError(f"p and q must sum alike, got {found}; {remedy}, or use other marginals=")
 
 
 def pairs(name: str, value: object, n: int, k: int) -> Tensor:
@@ -260,7 +266,7 @@ def pairs(name: str, value: object, n: int, k: int) -> Tensor:
     if len(array) == 0:
         raise ValueError(f"{name} must hold at least one matching pair, got shape {array.shape}")
     if array.shape[1] != 2 or ((wrong := (array % 1 != 0) | (array < 0) | (array >= (n, k))).any()):
-        found = f"shape {array.shape}" if array.shape[1] != 2 else array[wrong.any(1)][0].tolist()
+        found = f"shape {array.shape}" if array.shape[1] != 2 else "({:.16g}, {:.16g})".format(*array[wrong.any(1)][0])
         raise ValueError(f"{name} must hold pairs of indices below ({n}, {k}), got {found}")
     return torch.from_numpy(array.astype(np.int64))
 

@@ -96,4 +96,4 @@ def _outcome(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, st
         raise
     except REFUSALS as error:
         ran_out = isinstance(error, MemoryError) and error.__cause__ is not None  # rather than refused before any work
-        return 1 if ran_out else 2, "", f"error: {' '.join(str(error).split())}"
+        return 1 if ran_out else 2, "", f"error: {' '.join(str(error).split()).replace('supervision.pairs', '--pairs')}"

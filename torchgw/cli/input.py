@@ -149,6 +149,8 @@ def _check_separator(at: int, cell: str, suffix: str) -> None:
         raise ValueError(f"line {at} is separated by tabs; call the file .tsv")
     if "," in cell and suffix == ".tsv":
         raise ValueError(f"line {at} is separated by commas; call the file .csv")
+    if len(parts := cell.split()) > 1 and None not in map(_number, parts):
+        raise ValueError(f"line {at} is separated by spaces; write it with {'commas' if suffix == '.csv' else 'tabs'}")
 
 
 def _number(cell: str) -> float | None:

@@ -54,7 +54,8 @@ def place_of(given: object, suffix: str) -> Path:
     """
     path = path_of("path", given)
     if path.suffix.lower() not in ("", suffix):
-        raise ValueError(f"path must be a {suffix} file, got {path}; take {path}{suffix}")
+        other = path.with_suffix(suffix) if path.suffix[1:].isalpha() else f"{path}{suffix}"  # not of r_0.5
+        raise ValueError(f"path must be a {suffix} file, got {path}; take {other}")
     if path.is_dir() or not path.parent.is_dir():
         wrong = "is a folder" if path.is_dir() else f"lies in a folder that is not there; make {path.parent} first"
         raise ValueError(f"path must name a file to write, {path} {wrong}")

@@ -156,10 +156,17 @@ class BoundedReader(io.BufferedReader):
         return super().read(size)
 
 
+def _archive(raw: BoundedReader) -> zipfile.ZipFile:
+    """The archive in a file; the end of one says where its members are."""
+    if raw.peek(2)[:2] == b"PK" and not zipfile.is_zipfile(raw):
+        raise ValueError("it may have been shortened: it begins as a zip file does and has no end of one")
+    return zipfile.ZipFile(raw)
+
+
 @contextmanager
 def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """An archive of a few members with names of their own, none of which is encrypted."""
-    with BoundedReader(io.FileIO(path)) as raw, zipfile.ZipFile(raw) as archive:
+    with BoundedReader(io.FileIO(path)) as raw, _archive(raw) as archive:
         names = archive.namelist()
         if len(names) > MOST_MEMBERS:
             raise ValueError(f"it holds {len(names)} members, over the limit of {MOST_MEMBERS}")

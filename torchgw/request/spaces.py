@@ -58,11 +58,13 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             f"{name} must be an array, a sparse graph or a provider, got {type(space).__name__}; "
             f"torchgw.anndata.align(a, b) aligns cells, or take {name}.obsm['X_pca']"
         )
-    if hasattr(space, "edges"):
-        raise TypeError(
-            f"{name} must be a SciPy sparse graph of edge lengths, got {type(space).__name__}; "
-            f"networkx.to_scipy_sparse_array makes one"
-        )
+    sparse_tensor = isinstance(space, Tensor) and space.layout != torch.strided
+    if sparse_tensor or hasattr(space, "edges"):
+        found, maker = type(space).__name__, "networkx.to_scipy_sparse_array"
+        if sparse_tensor:
+            found, maker = "a sparse tensor", "scipy.sparse.coo_array((c.values(), c.indices()), c.shape)"
+            maker = f"with c = {name}.to_sparse_coo().coalesce(), {maker}"
+        raise TypeError(f"{name} must be a SciPy sparse graph of edge lengths, got {found}; {maker} makes one")
     if is_provider(space):
         validate.provider(name, space)
         if distances != "auto":
