@@ -105,6 +105,7 @@ def test_marginals_are_exact_and_the_value_is_that_of_the_plan(distances: str, m
 
 
 @pytest.mark.peer
+@pytest.mark.filterwarnings("ignore::torchgw.types.AmbiguityWarning")  # the spiral read backwards is 4 % worse
 @pytest.mark.parametrize("distances", ["landmark", "dijkstra", "precomputed", "euclidean"])
 def test_the_value_agrees_with_pot(distances: str) -> None:
     gromov = pytest.importorskip("ot.gromov")
