@@ -25,9 +25,9 @@ from torchgw.objective.model import Model
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.search.anneal import CoarseBasin, Solved, coarse_basins
+from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_hops, by_product, entropy_rules
 from torchgw.search.lift import lift
-from torchgw.search.problem import Candidate
 from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances

@@ -18,7 +18,7 @@ from torchgw.couplings.rounding import feasible
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.model import mean_cost
-from torchgw.search.problem import Candidate
+from torchgw.search.candidate import Candidate
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.solvers.proximal import COLD, product_energy, proximal_plan

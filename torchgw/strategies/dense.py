@@ -18,8 +18,8 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
+from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import product_starts, sharp_starts
-from torchgw.search.problem import Candidate
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import finish
 from torchgw.solvers.fixed_point import descend

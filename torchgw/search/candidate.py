@@ -1,4 +1,4 @@
-"""A basin on its way through the search; checkpoints know it by its place in this file."""
+"""What the steps of the search hand on to each other."""
 
 from __future__ import annotations
 
