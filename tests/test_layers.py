@@ -31,7 +31,10 @@ FLOORS = (
     ("__main__",),
 )
 WITHIN_A_FLOOR = {"validate": 1.2, "ranges": 1.1, "options": 2.1, "marginals": 2.1}
-HEAVY = ("triton", "sklearn", "matplotlib", "joblib", "anndata", "pandas", "h5py", "plotly", "scipy.optimize")
+HEAVY = (
+    *("triton", "sklearn", "matplotlib", "joblib", "anndata", "pandas", "h5py", "plotly"),
+    *("scipy.optimize", "scipy.spatial", "scipy.special", "scipy.linalg", "scipy.cluster"),
+)
 
 
 def modules(root: Path) -> dict[str, Path]:

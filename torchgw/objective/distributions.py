@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from torchgw.types import Array
@@ -83,5 +82,7 @@ def lower_bounds(rows: Sequence[Signature], columns: Sequence[Signature]) -> Arr
 def _apart(rows: Sequence[Signature], columns: Sequence[Signature], part: str) -> Array:
     """Squared distances between one part of all signatures."""
     x, y = (np.stack([getattr(one, part) for one in side]) for side in (rows, columns))
+    from scipy.spatial.distance import cdist  # late: it takes half the import of this package
+
     found: Array = cdist(x, y, "sqeuclidean")
     return found
