@@ -287,8 +287,14 @@ contents("quote.csv", "line 2 is no line of cells", b'x,y\n"1,2\n' + b"3,4\n" * 
 contents("after_quote.csv", "line 2 is no line of cells", b'x,y\n"1"2,2\n')
 contents("long_cell.csv", "line 1 is no line of cells", b"1" * 200_000 + b",2\n3,4\n")
 contents("long_line.csv", "line 1 has more than 16777216 characters", b"1," * 9_000_000)
-contents("spaces.tsv", "line 2 is separated by spaces; write it with tabs", b"x y\n1 2\n3 4\n")
-contents("spaces.csv", "line 1 is separated by spaces; write it with commas", b"1.0 2e0\n3 4\n")
+contents(
+    "spaces.tsv", "line 2 has 2 numbers in a cell; put tabs between columns, no spaces into numbers", b"x y\n1 2\n3 4\n"
+)
+contents(
+    "spaces.csv",
+    "line 1 has 2 numbers in a cell; put commas between columns, no spaces into numbers",
+    b"1.0 2e0\n3 4\n",
+)
 contents("archive.csv", "utf-8", savez(X=ROLL))
 
 

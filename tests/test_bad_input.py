@@ -130,7 +130,7 @@ BAD: list[tuple[str, Any, str]] = [
         align(torch.eye(5).to_sparse(), Y, distances="landmark"),
         "X must be .* a sparse tensor; .*coo_array",
     ),
-    ("distances of pdist", align(X[:28, 0], Y), r"X must have shape .*column, .*pdist as .*distance\.squareform\(x\)"),
+    ("distances of pdist", align(X[:28, 0], Y), r"X must have shape .*column, .*pdist as .*distance\.squareform\(X\)"),
     ("one number for each of 30", align(X[:, 0], Y), r"X must have shape .* as a column, x\[:, None\]$"),
     ("matrix taken for points", align(D, Y, distances="landmark"), "X is a distance matrix"),
     (

@@ -197,13 +197,13 @@ def begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
 def test_every_combination_of_the_table_is_refused_in_its_words(begins: Any, strategy: str) -> None:
     refused = [point for point in points(**FACTORED | {"options.strategy": strategy}) if row_of(point)]
     assert not any(map(begins, refused))
-    assert len(refused) > 0.85 * math.prod(map(len, AXES.values())) / 4
+    assert len(refused) > 0.85 * math.prod(map(len, AXES.values())) / len(AXES["options.strategy"])
 
 
 @pytest.mark.parametrize("part", daily({(0,)}, range(5)))
 def test_every_other_combination_begins(begins: Any, part: int) -> None:
     assert all(map(begins, allowed()[part::5]))
-    assert len(allowed()) > 5000
+    assert 5000 < len(allowed()) < math.prod(map(len, AXES.values())) / 10
 
 
 @pytest.mark.parametrize("which", "XY")

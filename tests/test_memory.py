@@ -72,10 +72,13 @@ def peak(script: str, *arguments: str) -> int:
     return int(done.stdout.split()[-1])
 
 
-@pytest.mark.parametrize("script", [STREAMED, LOW_RANK], ids=["streamed", "low rank"])
-def test_nothing_stores_all_pairs(script: str, tmp_path: Path) -> None:
+def test_nothing_stores_all_pairs(tmp_path: Path) -> None:
     """A float32 matrix of all pairs alone would take 1.02e9 bytes."""
-    assert peak(script, str(tmp_path / "result.npz")) < 0.95e9
+    assert peak(STREAMED, str(tmp_path / "result.npz")) < 0.95e9
+
+
+def test_nothing_of_low_rank_stores_all_pairs() -> None:
+    assert peak(LOW_RANK) < 0.95e9
 
 
 @pytest.mark.slow

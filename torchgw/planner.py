@@ -93,7 +93,7 @@ def estimate(
     Parameters
     ----------
     N, K : numbers of points.
-    epsilon : entropy; 0 needs the dense strategy.
+    epsilon : entropy; without any nothing streams.
     options : ``strategy``, ``gradient``, ``loss``, ``max_memory`` and the rank of ``low_rank`` count here.
     device : where it would run; by default a GPU if there is one.
 
@@ -141,10 +141,10 @@ def forecast(n: int, k: int, epsilon: float, options: GWOptions, where: torch.de
 
 def why_not(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
     """What speaks against a strategy, or None."""
-    if options.strategy not in ("auto", strategy):
-        return f"the {options.strategy} strategy is asked for or needed"
     if strategy == "low-rank":
         return None if options.strategy == strategy else "looks for a plan of small rank only: taken when asked for"
+    if options.strategy not in ("auto", strategy):
+        return f"the {options.strategy} strategy is asked for, or the only one for this epsilon and loss"
     dense = against_dense(n, k, epsilon, options, device)
     if strategy == "dense":
         return dense

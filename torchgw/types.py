@@ -163,7 +163,7 @@ class Progress:
 
     Attributes
     ----------
-    iteration, max_iter : outer iterations so far, and the most that there may be; a later loop may add its own.
+    iteration, max_iter : outer iterations so far, and their limit, which grows where a later loop has its own.
     cost : the scaled objective that steers the loop, see `History`.
     marginal_error : L1 residual of the last inner solve.
     epsilon : of this iteration; larger than the one asked for while it is annealed.

@@ -111,13 +111,11 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
         raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")
     if array.ndim != n_dim:
         hint = "; one number for each row goes as a column, x[:, None]" if (array.ndim, n_dim) == (1, 2) else ""
-        if hint and shape == "(N, D)" and _is_condensed(len(array)):
-            hint += ", and distances of pdist as a matrix, scipy.spatial.distance.squareform(x)"
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}{hint}")
     return array.astype(np.float64, copy=copy)
 
 
-def _is_condensed(length: int) -> bool:
+def is_condensed(length: int) -> bool:
     """Whether there are n (n - 1) / 2 numbers, for some n > 3, as many as pairs of n points."""
     n = (1 + math.isqrt(1 + 8 * length)) // 2
     return n > 3 and n * (n - 1) // 2 == length

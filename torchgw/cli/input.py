@@ -150,7 +150,10 @@ def _check_separator(at: int, cell: str, suffix: str) -> None:
     if "," in cell and suffix == ".tsv":
         raise ValueError(f"line {at} is separated by commas; call the file .csv")
     if len(parts := cell.split()) > 1 and None not in map(_number, parts):
-        raise ValueError(f"line {at} is separated by spaces; write it with {'commas' if suffix == '.csv' else 'tabs'}")
+        mark = "commas" if suffix == ".csv" else "tabs"
+        raise ValueError(
+            f"line {at} has {len(parts)} numbers in a cell; put {mark} between columns, no spaces into numbers"
+        )
 
 
 def _number(cell: str) -> float | None:

@@ -33,7 +33,7 @@ def rows(workload: Workload) -> dict[str, int]:
 
 
 def parts(index: Tensor, k: int, elements: int = 2**22) -> tuple[Tensor, ...]:
-    """Indices (m,) in parts whose rows of k entries have so many ``elements`` together; a row at least."""
+    """Indices (m,) in parts of at most so many ``elements``, with rows of k entries; a row at least."""
     return torch.split(index, max(1, elements // k))
 
 

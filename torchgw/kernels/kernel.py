@@ -32,6 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgw.types import Score
+
 HIGHEST_EXPONENT = 100.0
 
 Softmin = Callable[..., Tensor]
@@ -44,7 +46,7 @@ Operands = tuple[Any, ...]
 class Kernel:
     """One implementation of a family, or, with the operands in place, a `torchgw.types.Score`.
 
-    softmin, sweep, absorb : see the head of this file; they take the operands of the score first.
+    softmin, sweep, absorb : see the head of this file; they take the operands of the score first, unless in place.
     prepare : brings the operands into the form that these take, once a score; None where they take any.
     """
 
@@ -53,7 +55,7 @@ class Kernel:
     absorb: Absorb
     prepare: Callable[..., Operands] | None = None
 
-    def on(self, *operands: Tensor) -> Kernel:
+    def on(self, *operands: Tensor) -> Score:
         """The score with these operands."""
         given = operands if self.prepare is None else self.prepare(*operands)
         return Kernel(partial(self.softmin, *given), partial(self.sweep, *given), partial(self.absorb, *given))

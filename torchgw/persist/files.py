@@ -54,7 +54,7 @@ def place_of(given: object, suffix: str) -> Path:
     """
     path = path_of("path", given)
     if path.suffix.lower() not in ("", suffix):
-        other = path.with_suffix(suffix) if path.suffix[1:].isalpha() else f"{path}{suffix}"  # not of r_0.5
+        other = f"{path}{suffix}" if path.suffix[1:].isdigit() else path.with_suffix(suffix)  # not of r_0.5
         raise ValueError(f"path must be a {suffix} file, got {path}; take {other}")
     if path.is_dir() or not path.parent.is_dir():
         wrong = "is a folder" if path.is_dir() else f"lies in a folder that is not there; make {path.parent} first"

@@ -158,8 +158,8 @@ class BoundedReader(io.BufferedReader):
 
 def _archive(raw: BoundedReader) -> zipfile.ZipFile:
     """The archive in a file; the end of one says where its members are."""
-    if raw.peek(2)[:2] == b"PK" and not zipfile.is_zipfile(raw):
-        raise ValueError("it may have been shortened: it begins as a zip file does and has no end of one")
+    if raw.peek(4)[:4] == b"PK\x03\x04" and not zipfile.is_zipfile(raw):
+        raise ValueError("it may have been shortened: it begins like a zip archive, but the end is missing")
     return zipfile.ZipFile(raw)
 
 

@@ -73,7 +73,7 @@ class Watch:
         return Watch(None, self.journal, self.signal)
 
     def stop(self) -> None:
-        """Ask for the best so far: every loop ends after its iteration, or after its first check."""
+        """Ask for the best so far: every loop ends after its iteration, the sampled one not before its first check."""
         self.signal.stopped = True
 
     def aside(self) -> Watch:

@@ -58,13 +58,14 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             f"{name} must be an array, a sparse graph or a provider, got {type(space).__name__}; "
             f"torchgw.anndata.align(a, b) aligns cells, or take {name}.obsm['X_pca']"
         )
-    sparse_tensor = isinstance(space, Tensor) and space.layout != torch.strided
+    sparse_tensor = isinstance(space, Tensor) and str(space.layout).startswith("torch.sparse")
     if sparse_tensor or hasattr(space, "edges"):
         found, maker = type(space).__name__, "networkx.to_scipy_sparse_array"
         if sparse_tensor:
             found, maker = "a sparse tensor", "scipy.sparse.coo_array((c.values(), c.indices()), c.shape)"
-            maker = f"with c = {name}.to_sparse_coo().coalesce(), {maker}"
-        raise TypeError(f"{name} must be a SciPy sparse graph of edge lengths, got {found}; {maker} makes one")
+            maker = f"with c = {name}.detach().cpu().to_sparse_coo().coalesce(), {maker}"
+        remedy = f"; {maker} makes one" + (f", and {name}.to_dense() points" if sparse_tensor else "")
+        raise TypeError(f"{name} must be a SciPy sparse graph of edge lengths, got {found}{remedy}")
     if is_provider(space):
         validate.provider(name, space)
         if distances != "auto":
@@ -87,6 +88,11 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         if distances == "auto":
             _warn_if_adjacency(name, matrix)
         return Space(name, matrix, "matrix")
+    if matrix_asked and len(shape) == 1 and validate.is_condensed(shape[0]):
+        raise ValueError(
+            f"{name} must have shape (N, D), got {shape}; one number for each row goes as a column, {name}[:, None], "
+            f"and distances of pdist as a matrix, scipy.spatial.distance.squareform({name})"
+        )
     points = validate.points(name, space)
     if validate.looks_like_distances(points):
         raise ValueError(

@@ -29,6 +29,7 @@ from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
 from torchgw.solvers.warm_start import Start
 from torchgw.types import Softmins
 
+# Where a linear problem ended, its plan T (N, K) rounded onto the marginals, and <score, T> ().
 Transported: TypeAlias = "tuple[SinkhornState, BlockCoupling, Tensor]"
 
 SKIPPED_FROM = 4096
@@ -71,7 +72,7 @@ class Inner(Protocol):
     """Solves linear problems of a model from warm potentials f (N,), g (K,)."""
 
     def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
-        """Solved for its score, the plan (N, K) rounded onto the marginals, and <score, T> () of that."""
+        """Its potentials and its plan."""
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         """Only its potentials."""

@@ -4,9 +4,9 @@
 
 A loop is a state, a frozen dataclass of tensors and numbers that a checkpoint stores as it is, and a step from one
 state to the next. A step reads nothing that it has changed in an earlier call: what it needs of them is in the state,
-random draws of the solve's own generator excepted, which checkpoints keep as well. A sampled gradient, whose calls
-change it, is put back into the state's memory of it first. A step may write into the tensors of the state that it was
-given, whose memory is donated to the next one; what a solver keeps besides is scratch memory.
+random draws of the solve's own generator excepted, which checkpoints keep as well. A sampled gradient changes with each
+call, so a step first gives it the memory that the state holds. A step may write into the tensors of the state that it
+was given, whose memory is donated to the next one; what a solver keeps besides is scratch memory.
 
 To put a loop on it: derive its state from `State`, mark it with `torchgw.persist.codec.storable`, let ``begin`` make
 the first one (it is not called where a checkpoint has a later one), and return from ``step`` the next state with
@@ -78,7 +78,7 @@ def iterate(
     watch : hears of every check, cancels, and has the state to resume from.
     history : gets the checks; where it has entries of earlier loops, iterations are counted on from them.
     max_iter : most outer iterations of this loop, None for no limit.
-    limit : those of the whole solve; the callback is told it, or this loop's on top of earlier ones where that is more.
+    limit : those of the whole solve. The callback is told it, or earlier ones and ``max_iter`` where that is more.
 
     Raises
     ------

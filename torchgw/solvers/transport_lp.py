@@ -55,7 +55,8 @@ class TransportError(ArithmeticError):
 
 
 def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool = True) -> Vertex:
-    """A vertex of little cost C (N, K): the optimum, or without ``priced`` that among the candidates alone.
+    """A vertex of little cost C (N, K), which is not written to: the optimum, or without ``priced`` that among the
+    candidates alone.
 
     Parameters
     ----------

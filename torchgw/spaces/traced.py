@@ -40,8 +40,8 @@ class Traced:
     ----------
     matrix : D (N, N), or None.
     F, signs : (N, r) and (r,) with D = F diag(signs) F^T, or None.
-    growth : of the largest known distance while the scale is a constant, relative: the number 1 () with a derivative;
-        None for a distance that has none, and once distances follow their scale.
+    growth : the largest known distance over the scale, a constant: the number 1 (), for its derivative. None where it
+        has none, and once it is divided out.
     """
 
     matrix: Tensor | None = None
@@ -52,9 +52,9 @@ class Traced:
     def divided(self, growth: Tensor) -> Traced:
         """The distances over ``growth`` (a number)."""
         if self.matrix is not None:
-            return replace(self, matrix=self.matrix / growth)
+            return replace(self, matrix=self.matrix / growth, growth=None)
         assert self.F is not None
-        return replace(self, F=self.F / growth.sqrt())
+        return replace(self, F=self.F / growth.sqrt(), growth=None)
 
     def to(self, dtype: torch.dtype) -> Traced:
         """The same in another precision."""
