@@ -184,7 +184,8 @@ def gw_align(
         with stopped_by_interrupt(watch), _advised(request):
             strategy, solution = solve_within_memory(request.problem(spaces, watch), request.strategy)
         if marginals.free_mass:
-            ranges.kept(float(solution.marginals[0].sum()), request.mass, n * k, marginals)
+            mass = float(solution.marginals[0].sum())
+            ranges.kept(mass, solution.values.total, request.mass, n * k, marginals)
         derived = None
         if gradient_mode is not None:
             derived = differentiable(solution, request.model, spaces, request.given, gradient_mode)

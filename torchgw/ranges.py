@@ -70,18 +70,18 @@ def reference(sums: tuple[float, float]) -> None:
         )
 
 
-def kept(mass: float, scale: float, pairs: int, marginals: object) -> None:
-    """The mass that a plan has where it is free, over the ``scale`` that was divided out: kernels take entries of
-    2^-120 and of nothing for the same, and values have its square."""
+def kept(mass: float, value: float, scale: float, pairs: int, marginals: object) -> None:
+    """What is left of a mass of one where it is free, and the value of its plan times the square of ``scale``, the mass
+    that was divided out. Kernels take entries of 2^-120 and of nothing for the same."""
     if mass < pairs * LEAST_ENTRY:
         raise FloatingPointError(
             f"marginals = {marginals!r} must leave a plan of some mass, got {mass:.1e} of that of p and q: any match "
             f"costs more than its mass is worth; raise rho_x, rho_y or epsilon"
         )
-    if mass * scale > LARGEST:
+    if math.isfinite(value) and not math.isfinite(value * scale**2):
         raise FloatingPointError(
-            f"p and q must have sums that leave a plan of mass {LARGEST:g} at most, got {mass:.1e} times {scale:.1e}, "
-            f"towards the product of both sums, with which the entropy compares it; rescale them"
+            f"p and q must have sums that leave a plan with a finite value, got a mass of {mass * scale:.1e}, towards "
+            f"the product of both sums, with which the entropy compares it; rescale them"
         )
 
 
