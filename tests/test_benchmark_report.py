@@ -392,6 +392,11 @@ def test_each_kind_of_regression_is_found(
     assert re.search(r"[1-9]\d* for the worse", capsys.readouterr().out)
 
 
+def test_seconds_are_a_time_of_whatever_they_are() -> None:
+    for column in ("seconds", "runs seconds", "default seconds", "epsilon 0 seconds", "shared seconds"):
+        assert next(kind.name for kind in compare.KINDS if kind.pattern.search(column)) == "time"
+
+
 def test_the_table_names_row_column_and_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(tmp_path, "peers", first(seconds=0.2)) == 1
     line = next(line for line in capsys.readouterr().out.splitlines() if line.endswith("worse") and "seconds" in line)
