@@ -113,6 +113,7 @@ def test_tolerances_follow_the_strongest_finite_divergence() -> None:
     usual = GWOptions().sinkhorn.tol, LadderOptions().marginal_tol
     assert tolerances(Unbalanced(0.1, 0.1), 5e-3) == usual
     assert tolerances(SemiRelaxed(0.0), 1e-3) == usual
+    assert tolerances(SemiRelaxed(1e-300), np.float32(0.05)) == usual  # type: ignore[arg-type]
     assert tolerances(Unbalanced(np.inf, np.inf), 1e-3) == usual
     assert tolerances(Unbalanced(1e4, 0.1), 1e-5) == pytest.approx((1e-5, 1e-5))
 

@@ -264,7 +264,7 @@ def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> 
     stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
     if stiffest == 0 or epsilon == 0:
         return options
-    most = max(math.sqrt(STRAY_SHARE * epsilon / stiffest), sys.float_info.min)
+    most = max(math.sqrt(STRAY_SHARE * float(epsilon) / stiffest), sys.float_info.min)
     sinkhorn = replace(options.sinkhorn, tol=min(options.sinkhorn.tol, most))
     ladder = replace(options.ladder, marginal_tol=min(options.ladder.marginal_tol, most))
     return replace(options, sinkhorn=sinkhorn, ladder=ladder)
