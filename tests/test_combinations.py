@@ -19,6 +19,7 @@ import torch
 
 from tests.problems import daily, own_loss, quietly
 from torchgw import (
+    AdjacencyDistances,
     Balanced,
     Envelope,
     EuclideanDistances,
@@ -70,6 +71,7 @@ X, Y = (RNG.normal(size=(n, 2)) for n in (6, 7))
 SPACES = {
     "factored": [EuclideanDistances(points, squared=True) for points in (X, Y)],
     "others": [EuclideanDistances(points) for points in (X, Y)],
+    "asymmetric": [AdjacencyDistances(RNG.normal(size=(n, n))) for n in (6, 7)],
 }
 FEW = {
     "coarse": None,
@@ -164,7 +166,7 @@ def test_rows_name_kinds_that_there_are() -> None:
         assert row.message("this").startswith(f"{row.argument} must {row.must} with ")
         for name, kinds in {row.argument: row.kinds, **row.beside}.items():
             assert set(kinds) <= set(KINDS[name])
-        assert row.argument in "XY" or id(row) in reached
+        assert {row.argument, *row.beside} & set("XY") or id(row) in reached
     for settled in SETTLED:
         assert hasattr(GWOptions(), settled.option)
         assert all(set(kinds) <= set(KINDS[name]) for name, kinds in settled.given.items())
@@ -206,10 +208,33 @@ def test_every_other_combination_begins(begins: Any, part: int) -> None:
     assert 5000 < len(allowed()) < math.prod(map(len, AXES.values())) / 10
 
 
+PLAIN = {"marginals": "Balanced", "cost": "none", "alpha": "one", "supervision": "none", "checkpoint": "none"}
+
+
+@pytest.mark.parametrize("kind", ["others", "asymmetric"])
 @pytest.mark.parametrize("which", "XY")
-def test_spaces_without_factors_are_refused_as_the_table_says(begins: Any, which: str) -> None:
-    plain = {"marginals": "Balanced", "cost": "none", "alpha": "one", "supervision": "none", "checkpoint": "none"}
-    assert 30 < sum(map(begins, points(**FACTORED | plain | {which: "others"}))) < 144
+def test_spaces_without_factors_are_refused_as_the_table_says(begins: Any, which: str, kind: str) -> None:
+    assert 30 < sum(map(begins, points(**FACTORED | PLAIN | {which: kind}))) < 144
+
+
+@pytest.mark.parametrize("kinds", [("asymmetric", "asymmetric"), ("asymmetric", "others"), ("factored", "asymmetric")])
+def test_asymmetric_spaces_are_solved_with_every_model_that_the_table_has(kinds: tuple[str, str]) -> None:
+    found = [
+        point
+        for point in points(**dict(zip("XY", kinds, strict=True)), supervision="none", checkpoint="none")
+        if row_of(point) is None and point["options.strategy"] == "auto" and point["options.gradient"] == "auto"
+    ]
+    assert len(found) > 50
+    for point in found:
+        given = arguments(point, Path())
+        result = quietly(gw_align, given.pop("X"), given.pop("Y"), random_state=0, **given)
+        assert result.strategy == "dense"
+        assert point["alpha"].endswith("zero") or (result.options.strategy, result.options.gradient) == (
+            "dense",
+            "exact",
+        )
+        assert math.isfinite(result.value), point
+        assert bool(torch.isfinite(result.plan).all()), point
 
 
 def chosen() -> list[dict[str, str]]:

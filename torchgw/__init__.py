@@ -33,6 +33,7 @@ from torchgw.planner import Estimate, Forecast, estimate
 from torchgw.progress import ProgressBar, ProgressLog
 from torchgw.results.result import GWResult
 from torchgw.spaces import (
+    AdjacencyDistances,
     DijkstraDistances,
     EuclideanDistances,
     FactoredDistances,
@@ -70,6 +71,7 @@ LATER = {
 }
 
 __all__ = [
+    "AdjacencyDistances",
     "AmbiguityWarning",
     "AnnealingOptions",
     "Balanced",

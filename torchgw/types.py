@@ -72,7 +72,16 @@ ProviderT = TypeVar("ProviderT", bound="DistanceProvider")
 
 @runtime_checkable
 class DistanceProvider(Protocol):
-    """Distances of ONE space of N points, divided by one scale that is fixed at construction."""
+    """Distances D of ONE space of N points, divided by one scale that is fixed at construction.
+
+    Beside these members a provider may have
+
+    - ``apply(V, axis=1)``: D V for V (N, d), D^T V for axis 0, where that takes no matrix (N, N), and ``squared()``,
+      a provider of the squared entries with such an ``apply``;
+    - ``symmetric``: False where D^T is another matrix, see `is_symmetric`;
+    - ``metric``: False where small entries do not mean nearness, so that no point stands for those around it, see
+      `is_metric`.
+    """
 
     @property
     def size(self) -> int:
@@ -150,6 +159,21 @@ class Coupling(Carrier, Protocol):
 def is_provider(space: Any) -> bool:
     """Whether a space brings its own distances; SciPy's matrices of lists have ``rows`` too."""
     return hasattr(space, "rows") and not hasattr(space, "nnz")
+
+
+def is_symmetric(space: Any) -> bool:
+    """Whether the distances of a provider are the same in both directions."""
+    return bool(getattr(space, "symmetric", True))
+
+
+def is_metric(space: Any) -> bool:
+    """Whether the distances of a provider say which points are near each other."""
+    return is_symmetric(space) and bool(getattr(space, "metric", True))
+
+
+def multiplies(space: Any) -> bool:
+    """Whether a provider has products of its own, without a matrix (N, N)."""
+    return hasattr(space, "apply")
 
 
 def is_graph(space: Any) -> bool:

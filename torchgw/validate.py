@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
+from scipy.sparse import coo_array, issparse
 from torch import Tensor
 
 from torchgw import ranges
@@ -18,6 +18,7 @@ from torchgw.types import Array
 
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
+ROUNDINGS = 16
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -157,22 +158,31 @@ def distance_matrix(name: str, value: object) -> Array:
     if (array < 0).any():
         raise ValueError(
             f"{name} is square, so it must be a non-negative distance matrix, got a smallest entry of {array.min():g}; "
-            f"if its rows are points, pass distances='landmark' or 'euclidean'"
+            f"{_otherwise(name)}"
         )
     finite = np.where(np.isinf(array), -1.0, array)
     largest = max(float(finite.max()), 0.0)
     ranges.sizes(name, largest, most=math.inf)
     if (gap := float(np.abs(finite - finite.T).max())) > tolerance * largest:
         raise ValueError(
-            f"{name} must be a symmetric distance matrix, got entries that differ by {gap:g}; "
-            f"if its rows are points, pass distances='landmark' or 'euclidean'"
+            f"{name} must be a symmetric distance matrix, got entries that differ by {gap:g}; {_otherwise(name)}"
         )
     if (worst := float(np.abs(array.diagonal()).max())) > tolerance * largest:
-        raise ValueError(f"{name} must have a zero diagonal (distances, not similarities), got {worst:g} on it")
+        raise ValueError(
+            f"{name} must have a zero diagonal (distances, not similarities), got {worst:g} on it; {_otherwise(name)}"
+        )
     array /= 2  # first: the sum of two large ones would not be finite
     array = array + array.T
     np.fill_diagonal(array, 0.0)
     return array
+
+
+def _otherwise(name: str) -> str:
+    """What a square array may be instead of distances."""
+    return (
+        f"distances='adjacency' (AdjacencyDistances) takes {name} as it is, directed edges and similarities included; "
+        f"if its rows are points, pass distances='landmark' or 'euclidean'"
+    )
 
 
 def graph(name: str, value: Any) -> Any:
@@ -184,16 +194,7 @@ def graph(name: str, value: Any) -> Any:
         raise TypeError(f"{name} must be a SciPy sparse graph, such as csr_array(D), got {type(value).__name__}")
     if value.ndim != 2 or value.shape[0] != value.shape[1] or value.shape[0] < 2:
         raise ValueError(f"{name} must be a square sparse graph (N, N), N >= 2, got shape {tuple(value.shape)}")
-    if value.dtype.kind not in "fiub":
-        raise TypeError(f"{name} must hold real edge lengths, got dtype {value.dtype}")
-    try:
-        found = _fitting(value)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a sparse graph whose indices fit its shape, got: {error}") from None
-    csr = found.tocsr().astype(np.float64, copy=False)
-    if not csr.has_canonical_format:
-        csr = csr.copy()
-        csr.sum_duplicates()
+    csr = _csr(name, value, "edge lengths")
     if not np.isfinite(csr.data).all():
         raise ValueError(f"{name} must have finite edge lengths, got {count_bad(csr.data)}")
     if (csr.data < 0).any():
@@ -204,6 +205,72 @@ def graph(name: str, value: Any) -> Any:
     if not mutual or (np.abs(csr.data - turned.data) > SYMMETRY_TOLERANCE * turned.data).any():
         what = "edge lengths that differ between the two directions" if mutual else "edges without their reverse"
         raise ValueError(f"{name} must be a symmetric graph, got {what}; {name}.maximum({name}.T) makes edges mutual")
+    return csr
+
+
+def adjacency(name: str, value: Any) -> Any:
+    """A square matrix (N, N) of finite real numbers, N >= 2, not all of them zero, with any diagonal, signs and
+    directions: float64, a CSR matrix of SciPy's sparse ones and of networkx's graphs, an array of all else.
+
+    Differences between the two directions that are as small as the input's dtype rounds are mended.
+    """
+    if is_networkx(value):
+        value = _of_networkx(name, value)
+    found = _csr(name, value, "numbers") if issparse(value) else _numbers(name, value, 2, "(N, N)", copy=False)
+    if found.shape[0] != found.shape[1]:
+        raise ValueError(f"{name} must be a square adjacency matrix (N, N), got shape {tuple(found.shape)}")
+    if found.shape[0] < 2:
+        raise ValueError(f"{name} must hold at least 2 points, got shape {tuple(found.shape)}")
+    entries: Array = np.asarray(found.data) if issparse(found) else found
+    if not np.isfinite(entries).all():
+        raise ValueError(f"{name} must be finite, got {count_bad(entries)}")
+    largest = float(np.abs(entries).max(initial=0.0))
+    if largest == 0:
+        raise ValueError(f"{name} must have an entry that is not zero, got a graph without edges: all plans are alike")
+    ranges.sizes(name, largest)
+    gap = float(abs(found - found.T).max())
+    return (found / 2 + found.T / 2) if 0 < gap <= ROUNDINGS * _resolution(value) * largest else found
+
+
+def is_networkx(value: Any) -> bool:
+    """Whether this object is a graph of networkx, which is not imported for it."""
+    return all(hasattr(value, member) for member in ("edges", "is_directed", "is_multigraph"))
+
+
+def _of_networkx(name: str, graph: Any) -> Any:
+    """The adjacency of a networkx graph as SciPy CSR: nodes in their order, the attribute ``weight`` of edges where
+    they have it, 1 elsewhere, parallel edges added up."""
+    place = {node: i for i, node in enumerate(graph)}
+    edges = [(place[u], place[v], weight) for u, v, weight in graph.edges(data="weight", default=1)]
+    if not edges:
+        raise ValueError(f"{name} must have edges, got a networkx graph of {len(place)} nodes without any")
+    row, column, given = zip(*edges, strict=True)
+    weights = np.asarray(given)
+    if weights.dtype.kind not in "fiub":
+        what = f"{type(given[0]).__name__} of dtype {weights.dtype}"
+        raise TypeError(f"{name} must have real numbers as the attribute 'weight' of its edges, got {what}")
+    i, j = np.array(row), np.array(column)
+    if not graph.is_directed():
+        other = i != j
+        i, j, weights = (np.concatenate((one, two[other])) for one, two in ((i, j), (j, i), (weights, weights)))
+    return coo_array((weights.astype(np.float64), (i, j)), shape=(len(place), len(place))).tocsr()
+
+
+def _csr(name: str, value: Any, entries: str) -> Any:
+    """A SciPy sparse matrix as float64 CSR without repeated entries; such a one comes back as it is, not to be written
+    to."""
+    if value.ndim != 2:
+        raise ValueError(f"{name} must be a square sparse graph (N, N), got shape {tuple(value.shape)}")
+    if value.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must hold real {entries}, got dtype {value.dtype}")
+    try:
+        found = _fitting(value)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a sparse graph whose indices fit its shape, got: {error}") from None
+    csr = found.tocsr().astype(np.float64, copy=False)
+    if not csr.has_canonical_format:
+        csr = csr.copy()
+        csr.sum_duplicates()
     return csr
 
 

@@ -5,7 +5,15 @@ For marginals p and q of the plan T, the gradient of the quadratic part is 2 C w
     C = (D_X o D_X) p 1^T + 1 ((D_Y o D_Y) q)^T - 2 D_X T D_Y,
 
 whose last term needs one product of T with the factors of a space that has them, D = F diag(s) F^T, so that the rank of
-C is the smaller of the two; where neither has any, D_X T is stored.
+C is the smaller of the two; where neither has any, D_X T is stored. Where a space multiplies by itself, as a sparse
+adjacency does, D_X T D_Y (N, K) is, and no matrix of distances.
+
+The value of asymmetric D, <(D_X o D_X) p, p> + <(D_Y o D_Y) q, q> - 2 <D_X T D_Y^T, T>, is a quadratic form of T all
+the same, whose symmetric bilinear form is C with the mean of D o D and its transpose, and with
+
+    (D_X T D_Y^T + D_X^T T D_Y) / 2    in place of D_X T D_Y,
+
+which is D_X T (D_Y + D_Y^T) / 2 where D_X alone is symmetric.
 
 Sources: G. Peyre, M. Cuturi, J. Solomon, "Gromov-Wasserstein averaging of kernel and distance matrices", 2016;
 M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distances using low rank couplings and costs", 2022
@@ -14,6 +22,8 @@ M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distances using
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -22,7 +32,7 @@ from torch import Tensor
 from torchgw.losses import SQUARE, SeparableLoss, loss_factors
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
-from torchgw.types import Coupling, DistanceProvider
+from torchgw.types import Coupling, DistanceProvider, is_symmetric, multiplies
 
 BLOCK_POINTS, BLOCK_ROWS = 2**16, 256
 
@@ -33,8 +43,8 @@ Factors: TypeAlias = tuple[Tensor, Tensor]
 class ExactGradient:
     """The gradient itself, for couplings with marginals p (N,) and q (K,) unless it is told others.
 
-    Spaces without factors are stored as matrices, so construction may take all graph searches. Losses other than the
-    square need the matrices of both spaces.
+    Spaces that have neither factors nor products of their own are stored as matrices, so construction may take all
+    graph searches. Losses other than the square need the matrices of both spaces.
     """
 
     def __init__(
@@ -42,15 +52,12 @@ class ExactGradient:
     ) -> None:
         self.loss, self.sides = loss, (source, target)
         if loss is SQUARE:
-            self.source, self.target = (
-                space if space.factors() is not None else PrecomputedDistances.of(space, p.device)
-                for space in (source, target)
-            )
+            self.source, self.target = (multiplied(space, p.device) for space in (source, target))
         else:
             self.sides = x, y = PrecomputedDistances.of(source, p.device), PrecomputedDistances.of(target, p.device)
             h1, h2 = loss_factors(loss, x.matrix, y.matrix)
-            self.source = PrecomputedDistances.stored_matrix(h1, x.scale)
-            self.target = PrecomputedDistances.stored_matrix(h2, y.scale)
+            self.source = PrecomputedDistances.stored_matrix(h1, x.scale, x.symmetric)
+            self.target = PrecomputedDistances.stored_matrix(h2, y.scale, y.symmetric)
         self.a, self.b = self.means(p, q)
 
     def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +65,8 @@ class ExactGradient:
         if self.loss is SQUARE:
             return mean_squares(self.source, p), mean_squares(self.target, q)
         x, y = self.sides
-        return self.loss.f1(dense(x)) @ p, self.loss.f2(dense(y)) @ q
+        f1, f2 = self.loss.f1(dense(x)), self.loss.f2(dense(y))
+        return mean_of(f1, p, is_symmetric(x)), mean_of(f2, q, is_symmetric(y))
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
         a, b = (self.a, self.b) if q is None else self.means(p, q)
@@ -67,16 +75,30 @@ class ExactGradient:
             return cost_of_core(left, right, left[0].T @ coupling.apply(right[0], 1), a, b)
         if left is not None:
             F, s = left
-            U, V = F * s, product(self.target, coupling.apply(F, 0))
+            U, V = F * s, symmetric_product(self.target, coupling.apply(F, 0))
         elif right is not None:
             G, t = right
-            U, V = product(self.source, coupling.apply(G, 1)), G * t
+            U, V = symmetric_product(self.source, coupling.apply(G, 1)), G * t
+        elif self.stores_product:
+            return FactoredCost.of_product(a, b, self.cross(coupling.to_dense().to(p.dtype)))
         else:
             # The cheaper order of D_X T D_Y: the product that is left has the smaller inner dimension.
             plan = coupling.to_dense().to(p.dtype)
             D, E = dense(self.source), dense(self.target)
             U, V = (D, E @ plan.T) if plan.shape[0] <= plan.shape[1] else (D @ plan, E)
         return FactoredCost(a, b, U, V)
+
+    @property
+    def stores_product(self) -> bool:
+        """Whether D_X T D_Y is stored, of spaces without factors."""
+        spaces = (self.source, self.target)
+        return any(multiplies(space) for space in spaces) or not all(map(is_symmetric, spaces))
+
+    def cross(self, T: Tensor) -> Tensor:
+        """(D_X T D_Y^T + D_X^T T D_Y) / 2 (N, K) of a plan."""
+        if is_symmetric(self.source) or is_symmetric(self.target):
+            return symmetric_product(self.source, symmetric_product(self.target, T.T).T)
+        return directed_product(partial(product, self.source), partial(product, self.target), T)
 
     def of_core(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
         """The cost from F^T T G, where both spaces have factors F and G, and from the marginals of T."""
@@ -100,21 +122,26 @@ class PairLoss(NamedTuple):
 
     f1, h1 : (N, N).
     f2, h2 : (K, K). Their first sizes may be of other points than those of the plan.
+    symmetric : whether all of them are, of the points of the plan.
     """
 
     f1: Tensor
     f2: Tensor
     h1: Tensor
     h2: Tensor
+    symmetric: bool = True
 
     @classmethod
-    def of(cls, loss: SeparableLoss, D: Tensor, E: Tensor) -> PairLoss:
+    def of(cls, loss: SeparableLoss, D: Tensor, E: Tensor, symmetric: bool = True) -> PairLoss:
         """Of scaled distances D, E."""
-        return cls(loss.f1(D), loss.f2(E), *loss_factors(loss, D, E))
+        return cls(loss.f1(D), loss.f2(E), *loss_factors(loss, D, E), symmetric)
 
     def cost(self, plan: Tensor, rows: Tensor, columns: Tensor) -> FactoredCost:
-        """C(T) of plans (..., N, K) with these marginals (..., N), (..., K)."""
-        return FactoredCost(rows @ self.f1.mT, columns @ self.f2.mT, self.h1 @ plan, self.h2)
+        """C(T) of plans (..., N, K) with these marginals (..., N), (..., K); of one plan where they are asymmetric."""
+        if self.symmetric:
+            return FactoredCost(rows @ self.f1.mT, columns @ self.f2.mT, self.h1 @ plan, self.h2)
+        cross = directed_product(partial(matrix_product, self.h1), partial(matrix_product, self.h2), plan)
+        return FactoredCost.of_product(mean_of(self.f1, rows, False), mean_of(self.f2, columns, False), cross)
 
 
 def cost_of_core(left: Factors, right: Factors, product: Tensor, a: Tensor, b: Tensor) -> FactoredCost:
@@ -146,32 +173,75 @@ def dense(space: DistanceProvider) -> Tensor:
     return space.matrix
 
 
-def product(space: DistanceProvider, V: Tensor) -> Tensor:
-    """D V (N, d) by the factors, the stored matrix, or blocks of rows."""
+def multiplied(space: DistanceProvider, device: torch.device) -> DistanceProvider:
+    """The space where it has factors or products of its own, else its distances stored as a matrix."""
+    by_itself = space.factors() is not None or multiplies(space)
+    return space if by_itself else PrecomputedDistances.of(space, device)
+
+
+def product(space: DistanceProvider, V: Tensor, axis: int = 1) -> Tensor:
+    """D V (N, d), for axis 0 D^T V, by the factors, the space itself, the stored matrix, or blocks of rows."""
     factors = space.factors()
     if factors is not None:
         F, signs = (part.to(V.dtype) for part in factors)
         return (F * signs) @ (F.T @ V)
+    if multiplies(space):
+        found: Tensor = space.apply(V, axis)  # type: ignore[attr-defined]
+        return found
     if isinstance(space, PrecomputedDistances):
-        return space.matrix.to(V.dtype) @ V
-    out = V.new_empty(space.size, V.shape[1])
+        return matrix_product(space.matrix.to(V.dtype), V, axis)
+    out = V.new_zeros(space.size, V.shape[1])
     for part in torch.split(torch.arange(space.size, device=V.device), BLOCK_ROWS):
-        out[part] = space.rows(part).to(V.dtype) @ V
+        rows = space.rows(part).to(V.dtype)
+        if axis == 1:
+            out[part] = rows @ V
+        else:
+            out += rows.T @ V[part]
     return out
 
 
+def matrix_product(D: Tensor, V: Tensor, axis: int) -> Tensor:
+    """D V for axis 1, D^T V for axis 0."""
+    return (D if axis == 1 else D.mT) @ V
+
+
+def symmetric_product(space: DistanceProvider, V: Tensor) -> Tensor:
+    """(D + D^T) V / 2 (N, d)."""
+    found = product(space, V)
+    return found if is_symmetric(space) else (found + product(space, V, 0)) / 2
+
+
+def directed_product(
+    source: Callable[[Tensor, int], Tensor], target: Callable[[Tensor, int], Tensor], T: Tensor
+) -> Tensor:
+    """(D_X T D_Y^T + D_X^T T D_Y) / 2 (..., N, K) from the products with each space, over both axes."""
+    one, other = (source(target(T.mT, axis).mT, axis) for axis in (1, 0))
+    return (one + other) / 2
+
+
 def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
-    """(D o D) mass (N,), the squared eccentricities."""
+    """(D o D) mass (N,), the squared eccentricities; of asymmetric D their mean over both directions."""
     factors = space.factors()
     if factors is not None:
         F, signs = (part.to(mass.dtype) for part in factors)
         return factored_mean_squares(F, signs, mass)
+    if hasattr(space, "squared"):
+        return symmetric_product(space.squared(), mass[:, None])[:, 0]
     if isinstance(space, PrecomputedDistances):
-        return space.matrix.to(mass.dtype).square() @ mass
-    out = mass.new_empty(space.size)
+        return mean_of(space.matrix.to(mass.dtype).square(), mass, space.symmetric)
+    out = mass.new_zeros(space.size)
     for part in torch.split(torch.arange(space.size, device=mass.device), BLOCK_ROWS):
-        out[part] = space.rows(part).to(mass.dtype).square() @ mass
-    return out
+        squares = space.rows(part).to(mass.dtype).square()
+        out[part] += squares @ mass
+        if not is_symmetric(space):
+            out += mass[part] @ squares
+    return out if is_symmetric(space) else out / 2
+
+
+def mean_of(f: Tensor, mass: Tensor, symmetric: bool) -> Tensor:
+    """f mass (N,), of asymmetric f (N, N) the mean with f^T mass."""
+    found = f @ mass
+    return found if symmetric else (found + f.T @ mass) / 2
 
 
 def factored_mean_squares(F: Tensor, signs: Tensor, mass: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw.objective.exact import BLOCK_ROWS, factored_cross, mean_squares, product
 from torchgw.objective.sampled import sample_anchors
-from torchgw.types import Coupling, DistanceProvider
+from torchgw.types import Coupling, DistanceProvider, multiplies
 
 SEARCHED_ROWS = 5000
 SAMPLED_PAIRS = 1000
@@ -39,7 +39,7 @@ def affordable(source: DistanceProvider, target: DistanceProvider, max_memory: i
     plain = [space for space in (source, target) if space.factors() is None]
     if any(not space.stored and space.size > SEARCHED_ROWS for space in plain):
         return False
-    if any(8 * space.size**2 > max_memory for space in plain):
+    if any(8 * space.size**2 > max_memory for space in plain if not multiplies(space)):
         return False
     dense = 8 * 3 * source.size * target.size if len(plain) == 2 else 0
     return dense <= max_memory

@@ -48,8 +48,16 @@ KINDS: dict[str, dict[str, str]] = {
     "gradient_mode": {"none": "no gradient mode"}
     | {name: f"gradient_mode={name}()" for name in ("Envelope", "Implicit", "Unrolled")},
     "checkpoint": {"none": "no checkpoint", "folder": "a checkpoint"},
-    "X": {"factored": "factored distances of X", "others": "distances of X without factors"},
-    "Y": {"factored": "factored distances of Y", "others": "distances of Y without factors"},
+    "X": {
+        "factored": "factored distances of X",
+        "others": "distances of X without factors",
+        "asymmetric": "an asymmetric X",
+    },
+    "Y": {
+        "factored": "factored distances of Y",
+        "others": "distances of Y without factors",
+        "asymmetric": "an asymmetric Y",
+    },
 }
 RULES = ("rules", "mask")
 RELAXED = ("SemiRelaxed", "Unbalanced", "Partial")
@@ -128,6 +136,7 @@ class Settled:
 
 STORED = "it is a matrix (N, K), and so is the plan of the dense strategy alone"
 BY_SQUARES = "the descent is that of squared distances alone"
+ONE_WAY = "factors, landmarks and anchors know one distance for each pair of points"
 LANDMARKS = "use distances='landmark', or EuclideanDistances(points, squared=True) as {}"
 PLAIN = (  # of what is solved for squared distances alone
     ("marginals", RELAXED, "be Balanced()"),
@@ -168,6 +177,10 @@ EXCLUDED = (
              "0 has no use for distances", "take 1e-6"),
     Excluded("options.loss", ("own",), {"checkpoint": ("folder",)}, "be 'square' or 'kl'",
              "files hold no functions", "leave one of them out", TypeError),
+    *(Excluded("options.strategy", ("streaming", "low-rank"), {name: ("asymmetric",)}, "be 'auto' or 'dense'",
+               ONE_WAY, "use strategy='dense', or (A + A.T) / 2") for name in "XY"),
+    *(Excluded("options.gradient", ("sampled",), {name: ("asymmetric",)}, "be 'auto' or 'exact'",
+               ONE_WAY, "use gradient='auto', or (A + A.T) / 2") for name in "XY"),
     *(Excluded(name, ("others",), {"options.strategy": ("low-rank",)}, "have factored distances",
                "the descent multiplies by factors", LANDMARKS.format(name)) for name in "XY"),
     *(Excluded(name, ("others",), {"options.strategy": ("streaming",), "gradient_mode": MODES},
@@ -186,6 +199,11 @@ SETTLED = (
     Settled({"alpha": ZERO}, "annealing", AnnealingOptions(n_iter=0), "the problem is convex"),
     Settled({"gradient_mode": MODES}, "gradient", "exact", "a plan of sampled costs is no fixed point"),
     Settled({"gradient_mode": ("Unrolled",)}, "strategy", "dense", "it records stored plans"),
+    *(
+        Settled({name: ("asymmetric",)}, option, value, ONE_WAY)
+        for name in "XY"
+        for option, value in (("strategy", "dense"), ("gradient", "exact"))
+    ),
 )
 
 
@@ -223,9 +241,9 @@ def facts_of(
 
 
 def fact_of_space(space: Space) -> Fact:
-    """Whether the distances of a space have factors."""
+    """Whether the distances of a space have factors, and two directions."""
     kind = type(space.data).__name__ if space.kind == "provider" else space.kind
-    return Fact("factored" if space.factored else "others", repr(kind))
+    return Fact("asymmetric" if not space.symmetric else "factored" if space.factored else "others", repr(kind))
 
 
 def excluded(facts: Mapping[str, Fact]) -> Excluded | None:
@@ -248,9 +266,10 @@ def refuse(facts: Mapping[str, Fact]) -> None:
 
 
 def settled(options: GWOptions, facts: Mapping[str, Fact]) -> GWOptions:
-    """The options with those that other arguments decide; later rows go before earlier ones."""
+    """The options with those that other arguments, as far as they are known, decide; later rows go before earlier."""
+    known = {name: fact.kind for name, fact in facts.items()}
     changes = {
-        row.option: row.value for row in SETTLED if all(facts[name].kind in kinds for name, kinds in row.given.items())
+        row.option: row.value for row in SETTLED if all(known.get(name) in kinds for name, kinds in row.given.items())
     }
     return replace(options, **changes)
 

@@ -75,10 +75,11 @@ def check_rank(options: GWOptions, most: int) -> None:
 def against_exact(spaces: Sequence[Space], device: torch.device, options: GWOptions) -> str | None:
     """Why the exact gradient cannot or should not run, or None.
 
-    With factors on one side at least it always pays. Asked for by name, or for epsilon = 0, only memory can stand
-    against it.
+    With factors or products of its own on one side at least it always pays. Asked for by name, or for epsilon = 0, only
+    memory can stand against it.
     """
-    plain = [space for space in spaces if space.kind != "checked" and not space.factored]
+    by_itself = [space.kind == "checked" or space.factored or _multiplies(space, options) for space in spaces]
+    plain = [space for space, well in zip(spaces, by_itself, strict=True) if not well]
     for space in plain:
         if 8 * space.size**2 > options.max_memory:
             advice = without_matrix(space.kind)
@@ -90,6 +91,11 @@ def against_exact(spaces: Sequence[Space], device: torch.device, options: GWOpti
     if len(plain) == 2 and n * k * (n + k) > EXACT_WORK.get(device.type, 4e10) and options.gradient == "auto":
         return f"dense products at {n} x {k} are too slow, and neither space has factors"
     return None
+
+
+def _multiplies(space: Space, options: GWOptions) -> bool:
+    """Whether a space needs no matrix, as others than the square of its entries do."""
+    return space.multiplies and options.loss == "square"
 
 
 def without_matrix(kind: str) -> str:
@@ -121,7 +127,7 @@ def check_memory(
         validate.memory(what, needed, options.max_memory, advice)
     if strategy == "dense":
         sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
-        streams = "use fewer points" if _dense_only(model, mode) else "use GWOptions(strategy='streaming')"
+        streams = "use fewer points" if _dense_only(spaces, model, mode) else "use GWOptions(strategy='streaming')"
         advice = sharp if epsilon == 0 else streams
         validate.memory(f"score and plan ({n} x {k})", dense_bytes(n, k, epsilon), options.max_memory, advice)
     for space in spaces:
@@ -141,7 +147,9 @@ def sharp_fits(facts: Mapping[str, Fact], shape: tuple[int, int], against: str |
     return excluded({**facts, "epsilon": Fact("zero", "0")}) is None and stored and against is None
 
 
-def _dense_only(model: Model, mode: GradientMode | None) -> bool:
+def _dense_only(spaces: Sequence[Space], model: Model, mode: GradientMode | None) -> bool:
     """Whether no other strategy than the dense one has the objective, or the gradient, that was asked for."""
     stored = any(side is not None and side.extra is not None for side in (model.cost, model.penalty))
-    return stored or model.loss is not SQUARE or isinstance(mode, Unrolled)
+    return (
+        stored or not all(space.symmetric for space in spaces) or model.loss is not SQUARE or isinstance(mode, Unrolled)
+    )

@@ -163,6 +163,9 @@ class Request:
 
         kinds = check_distances(asked.distances)
         spaces = check_spaces(asked.X, asked.Y, kinds, weight, cost, options.spaces)
+        one_way = {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
+        refuse(facts | one_way)
+        options = settled(options, facts | one_way)
         n, k = (space.size for space in spaces)
         p, q = validate.masses("p", asked.p, n, "N"), validate.masses("q", asked.q, k, "K")
         masses = torch.from_numpy(p), torch.from_numpy(q)

@@ -15,11 +15,11 @@ from torchgw.couplings.reader import Readable
 from torchgw.objective.features import FeatureCost
 from torchgw.options import SpaceOptions
 from torchgw.runtime.caller import warn_caller
-from torchgw.spaces import FactoredDistances
+from torchgw.spaces import AdjacencyDistances, FactoredDistances
 from torchgw.spaces.prepare import Space
 from torchgw.types import Array, GraphWarning, is_graph, is_provider
 
-DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
+DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean", "adjacency")
 AUTO_ALL_PAIRS = 500
 MOST_CHECKED = 2500
 
@@ -58,14 +58,19 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             f"{name} must be an array, a sparse graph or a provider, got {type(space).__name__}; "
             f"torchgw.anndata.align(a, b) aligns cells, or take {name}.obsm['X_pca']"
         )
-    sparse_tensor = isinstance(space, Tensor) and str(space.layout).startswith("torch.sparse")
-    if sparse_tensor or hasattr(space, "edges"):
-        found, maker = type(space).__name__, "networkx.to_scipy_sparse_array"
-        if sparse_tensor:
-            found, maker = "a sparse tensor", "scipy.sparse.coo_array((c.values(), c.indices()), c.shape)"
-            maker = f"with c = {name}.detach().cpu().to_sparse_coo().coalesce(), {maker}"
-        remedy = f"; {maker} makes one" + (f", and {name}.to_dense() points" if sparse_tensor else "")
-        raise TypeError(f"{name} must be a SciPy sparse graph of edge lengths, got {found}{remedy}")
+    if isinstance(space, Tensor) and str(space.layout).startswith("torch.sparse"):
+        raise TypeError(
+            f"{name} must be a SciPy sparse graph of edge lengths, got a sparse tensor; with c = "
+            f"{name}.detach().cpu().to_sparse_coo().coalesce(), scipy.sparse.coo_array((c.values(), c.indices()), "
+            f"c.shape) makes one, and {name}.to_dense() points"
+        )
+    if distances == "adjacency" and not is_provider(space):
+        return Space(name, AdjacencyDistances(space, name=name), "adjacency")
+    if hasattr(space, "edges"):
+        raise TypeError(
+            f"{name} must be a SciPy sparse graph of edge lengths, got {type(space).__name__}; "
+            f"networkx.to_scipy_sparse_array makes one, and distances='adjacency' takes weights of edges as they are"
+        )
     if is_provider(space):
         validate.provider(name, space)
         if distances != "auto":
@@ -109,8 +114,9 @@ def _warn_if_adjacency(name: str, matrix: Array) -> None:
     if 0 < ones < matrix.size - len(matrix) and ones == np.count_nonzero(matrix):
         warn_caller(
             f"{name} holds only zeros and ones, like an adjacency matrix, and is taken for distances: points without "
-            f"an edge are at distance 0; scipy.sparse.csr_matrix({name}) is a graph with edges of length 1, whose "
-            f"shortest paths count; distances='precomputed' says that zeros and ones are meant",
+            f"an edge are at distance 0; distances='adjacency' takes it for a graph's edges, "
+            f"scipy.sparse.csr_matrix({name}) for edges of length 1, whose shortest paths count, and "
+            f"distances='precomputed' for distances",
             GraphWarning,
         )
 

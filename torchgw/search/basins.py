@@ -26,12 +26,13 @@ from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.search.anneal import CoarseBasin, Solved, coarse_basins
 from torchgw.search.candidate import Candidate
-from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_hops, by_product, entropy_rules
+from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_hops, by_product, entropy_rules, from_product
 from torchgw.search.lift import lift
 from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import Landmarks, choose_landmarks, coverage, unlikeness
+from torchgw.types import is_metric
 
 logger = logging.getLogger("torchgw")
 
@@ -52,6 +53,8 @@ MOST_QUANTILE_PAIRS = 2.5e7
 def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
     """Every basin that was found, the best first, and landmarks of the target to compare matchings by, their rows
     relative to the largest distance."""
+    if not all(map(is_metric, problem.spaces)):
+        return _without_landmarks(problem)
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
@@ -90,6 +93,21 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
     logger.info("coarse stage: %s", ", ".join(f"{c.energy:.3g} ({c.level}, {c.count} starts)" for c in ordered))
     return ordered, reference
+
+
+def _without_landmarks(problem: StoredProblem) -> tuple[list[Candidate], Landmarks]:
+    """Starts on all points alone, and one landmark that is equally far from all, by which matchings differ by the mass
+    that they match otherwise."""
+    q = problem.masses[1]
+    apart = Landmarks(
+        torch.zeros(1, dtype=torch.int64, device=q.device), torch.ones_like(q)[None], q.new_zeros(1, 1), q.sum()[None]
+    )
+    if problem.exact and not entropy_rules(problem):
+        found = [by_product(problem), *by_hops(problem)]
+    else:
+        found = [from_product(problem)]
+    compared = [_compared(problem, candidate, problem.epsilon) for candidate in found]
+    return _distinct(compared, apart, problem.masses[0]), apart
 
 
 def listed(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> tuple[Basin, ...]:

@@ -22,7 +22,7 @@ from torchgw.search.candidate import Candidate
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.solvers.proximal import COLD, product_energy, proximal_plan
-from torchgw.solvers.warm_start import Start, plan_start
+from torchgw.solvers.warm_start import Start, plan_start, product_start
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.shortest_paths import hop_distances
 
@@ -67,6 +67,13 @@ def by_hops(problem: StoredProblem) -> list[Candidate]:
         return []
     first = proximal_plan(hops, *problem.masses, watch)
     return [_guessed(problem, proximal_plan(problem.gradient, *problem.masses, watch, first))]
+
+
+def from_product(problem: StoredProblem) -> Candidate:
+    """The product plan."""
+    p, q = problem.masses
+    nowhere = torch.zeros(len(p), dtype=torch.int64, device=p.device)
+    return Candidate(product_start(p.log2(), q.log2()), nowhere, math.inf, 1, "full", True)
 
 
 def product_starts(problem: StoredProblem) -> list[Candidate]:

@@ -50,6 +50,15 @@ class FactoredCost:
         return cls(matrix.new_zeros(n), matrix.new_zeros(k), matrix.new_zeros(n, 0), matrix.new_zeros(k, 0), matrix)
 
     @classmethod
+    def of_product(cls, a: Tensor, b: Tensor, product: Tensor) -> FactoredCost:
+        """a 1^T + 1 b^T - 2 P for a stored P (..., N, K), which is centred, as `centred` does factors."""
+        row = product.mean(-1)
+        column = product.mean(-2) - row.mean(-1, keepdim=True)
+        extra = (product - row[..., None] - column[..., None, :]) * -2
+        U, V = (side.new_zeros(*side.shape, 0) for side in (row, column))
+        return cls(a - 2 * row, b - 2 * column, U, V, extra)
+
+    @classmethod
     def weighted_sum(cls, costs: Sequence[FactoredCost], weights: Sequence[float | Tensor]) -> FactoredCost:
         """The sum of weights (...) times costs; their ranks add up."""
         parts = list(zip(costs, weights, strict=True))

@@ -1,5 +1,6 @@
 """Distance providers: one object for each space, serving scaled rows and, where they exist, signed factors."""
 
+from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.factored import FactoredDistances
@@ -8,6 +9,7 @@ from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 
 __all__ = [
+    "AdjacencyDistances",
     "DijkstraDistances",
     "EuclideanDistances",
     "FactoredDistances",

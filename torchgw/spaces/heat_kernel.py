@@ -16,7 +16,6 @@ Sources: S. Varadhan, "On the behavior of the fundamental solution of the heat e
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,7 @@ from torchgw.kernels.sums import add_by_label
 from torchgw.linalg.lanczos import bare_recurrence, random_like, ritz
 from torchgw.linalg.matrix_functions import Exponential, matrix_function
 from torchgw.runtime.autograd import refuse_double_backward
+from torchgw.spaces.adjacency import sparse_tensor
 from torchgw.types import Array
 
 SHORTEST = 0.1
@@ -137,16 +137,7 @@ def _laplacian(n: int, row: Any, column: Any) -> Tensor:
     adjacency = csr_matrix((np.ones(len(row)), (row, column)), shape=(n, n))
     matrix = (diags(np.bincount(row, minlength=n).astype(np.float64)) - adjacency).tocsr()
     matrix.sort_indices()
-    with warnings.catch_warnings():
-        about = "Sparse (CSR tensor support is in beta|invariant checks are implicitly disabled)"
-        warnings.filterwarnings("ignore", about, UserWarning)
-        return torch.sparse_csr_tensor(
-            torch.from_numpy(matrix.indptr.astype(np.int64)),
-            torch.from_numpy(matrix.indices.astype(np.int64)),
-            torch.from_numpy(matrix.data),
-            size=(n, n),
-            check_invariants=False,
-        )
+    return sparse_tensor(matrix)
 
 
 def largest_rate(edges: EdgeSet, roots: Tensor) -> float:

@@ -13,7 +13,7 @@ from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.shortest_paths import shortest_paths
-from torchgw.types import Array, DistanceProvider
+from torchgw.types import Array, DistanceProvider, is_metric, is_symmetric
 
 SYMMETRY_TOLERANCE = 1e-4
 
@@ -61,18 +61,18 @@ class PrecomputedDistances(ScaledDistances):
         if isinstance(space, cls):
             return space
         D = space.rows(torch.arange(space.size, device=device))
-        gap = float((D - D.T).abs().max())
+        gap = float((D - D.T).abs().max()) if is_symmetric(space) else 0.0
         if not gap <= SYMMETRY_TOLERANCE:  # NaN as well
             raise ValueError(
                 f"{type(space).__name__}.rows must give finite, symmetric distances, got entries that differ by {gap:g}"
             )
-        return cls.stored_matrix(D, space.scale)
+        return cls.stored_matrix(D, space.scale, is_symmetric(space))._with(metric=is_metric(space))
 
     @classmethod
-    def stored_matrix(cls, D: Tensor, scale: float) -> PrecomputedDistances:
+    def stored_matrix(cls, D: Tensor, scale: float, symmetric: bool = True) -> PrecomputedDistances:
         """Scaled distances that are known to be good, taken as they are, without a copy."""
         other = object.__new__(cls)
-        other.scale, other.largest, other._D = scale, scale, D
+        other.scale, other.largest, other._D, other.symmetric = scale, scale, D, symmetric
         return other
 
     @property

@@ -23,7 +23,7 @@ from torchgw.spaces.landmark import LandmarkDistances, storage
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import fill_unreachable, largest_of
 from torchgw.spaces.shortest_paths import shortest_paths
-from torchgw.types import DistanceProvider, is_graph, is_provider
+from torchgw.types import DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
 
 logger = logging.getLogger("torchgw")
 
@@ -40,8 +40,8 @@ class Space(NamedTuple):
 
     name : the argument, for messages.
     data : float64 points (N, D), a distance matrix (N, N), a CSR graph (N, N) of edge lengths, or a provider.
-    kind : "matrix", "provider", "euclidean", or of shortest paths "landmark", "dijkstra", "precomputed", "checked":
-        landmarks where they are accurate, all pairs elsewhere.
+    kind : "matrix", "provider", "adjacency" (a provider of the library's), "euclidean", or of shortest paths
+        "landmark", "dijkstra", "precomputed", "checked": landmarks where they are accurate, all pairs elsewhere.
     """
 
     name: str
@@ -52,6 +52,21 @@ class Space(NamedTuple):
     def size(self) -> int:
         """N."""
         return int(self.data.size if is_provider(self.data) else self.data.shape[0])
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether distances are the same in both directions."""
+        return is_symmetric(self.data)
+
+    @property
+    def metric(self) -> bool:
+        """Whether distances say which points are near each other."""
+        return is_metric(self.data)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether products with the distances take no matrix (N, N), without factors."""
+        return is_provider(self.data) and multiplies(self.data)
 
     @property
     def factored(self) -> bool:

@@ -30,9 +30,10 @@ class ScaledDistances(ABC):
     largest : the largest known distance, before scaling.
     fixed : whether the scale was set by `with_scale`.
     leaf : the tensor that the distances came from, where it requires gradients.
+    metric, symmetric : see `torchgw.types.DistanceProvider`.
     """
 
-    stored = True
+    stored = metric = symmetric = True
     fixed = False
     leaf: Tensor | None = None
     scale: float

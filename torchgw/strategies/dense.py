@@ -14,7 +14,7 @@ from torchgw.diagnostics.evidence import NEAR_TIE, TINY
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype, reach, unsafe
 from torchgw.objective.certify import certify, read_stored
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.exact import ExactGradient, multiplied
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
@@ -30,7 +30,6 @@ from torchgw.solvers.problem import Problem, StoredProblem, descended, make_grad
 from torchgw.solvers.sampled import solve_sampled
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
-from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import Landmarks
 
 ROUNDING_SLACK = 2.0
@@ -51,7 +50,7 @@ def solve_dense(asked: Problem) -> CertifiedSolution:
     (p, q), options = asked.model.masses, asked.options
     wide = [space.to(p.device, torch.float64) for space in asked.spaces]
     if asked.exact:  # graph searches once, for both precisions
-        wide = [s if s.factors() is not None else PrecomputedDistances.of(s, p.device) for s in wide]
+        wide = [multiplied(space, p.device) for space in wide]
     source, target = (space.to(p.device, loop_dtype(options.mixed_precision)) for space in wide)
     narrow = Problem.of(asked, spaces=(source, target))
     problem = StoredProblem.of(narrow, gradient=make_gradient(narrow))

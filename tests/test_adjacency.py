@@ -1,0 +1,246 @@
+"""Adjacencies taken as they are: weights, diagonal, signs and directions, dense and sparse, against four-index sums."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from tests.problems import normal, quietly, uniform
+from torchgw import AdjacencyDistances, EuclideanDistances, PrecomputedDistances, gw_align
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.losses import KULLBACK_LEIBLER, SQUARE, SeparableLoss
+from torchgw.objective.exact import ExactGradient, PairLoss, mean_squares, product
+from torchgw.objective.model import mean_cost
+from torchgw.objective.value import exact_objective
+from torchgw.persist.codec import decode, encode
+from torchgw.spaces.scale import unit_of
+
+N, K = 9, 7
+RNG = np.random.default_rng(0)
+
+
+def graph(n: int, seed: int, directed: bool = True, density: float = 0.4, negative: bool = True) -> np.ndarray:
+    """A weighted adjacency with a diagonal, none of whose rows need to have an entry."""
+    rng = np.random.default_rng(seed)
+    A = (rng.uniform(size=(n, n)) < density) * (rng.normal(size=(n, n)) if negative else rng.uniform(size=(n, n)))
+    return A if directed else A + A.T
+
+
+def masses(n: int, seed: int) -> np.ndarray:
+    """Different masses of sum one, one of them zero."""
+    found = np.random.default_rng(seed).uniform(size=n)
+    found[1] = 0.0
+    return found / found.sum()
+
+
+def plan_of(p: np.ndarray, q: np.ndarray, seed: int = 0) -> np.ndarray:
+    """A plan with nearly these marginals, far from their product."""
+    plan = np.random.default_rng(seed).uniform(size=(len(p), len(q))) ** 3 * p[:, None] * q
+    for _ in range(200):
+        plan *= np.divide(p, plan.sum(1), out=np.zeros_like(p), where=p > 0)[:, None]
+        plan *= np.divide(q, plan.sum(0), out=np.zeros_like(q), where=q > 0)
+    return plan
+
+
+def four_index(D: np.ndarray, E: np.ndarray, T: np.ndarray, S: np.ndarray, loss: Any = np.square) -> float:
+    """sum L(D_ii', E_jj') T_ij S_i'j'."""
+    table = D[:, None, :, None] - E[None, :, None, :] if loss is np.square else None
+    kernel = np.square(table) if table is not None else loss(D[:, None, :, None], E[None, :, None, :])
+    return float(np.einsum("ijkl,ij,kl->", kernel, T, S))
+
+
+def scaled(A: np.ndarray) -> np.ndarray:
+    return A / np.abs(A).max()
+
+
+KINDS: dict[str, Callable[[np.ndarray], Any]] = {
+    "dense": AdjacencyDistances,
+    "sparse": lambda A: AdjacencyDistances(sparse.csr_array(A)),
+    "matrix": lambda A: Served(A, apply=False),
+    "served": lambda A: Served(A, apply=True),
+}
+DIRECTIONS = list(itertools.product((True, False), (True, False)))
+
+
+class Served:
+    """A provider of a user's, with its own products or without."""
+
+    stored, scale, metric = True, 1.0, False
+
+    def __init__(self, A: np.ndarray, apply: bool) -> None:
+        self.D, self.symmetric = torch.from_numpy(scaled(A)), bool((A == A.T).all())
+        if apply:
+            self.apply = lambda V, axis=1: (self.D if axis else self.D.T).to(V.dtype) @ V
+
+    @property
+    def size(self) -> int:
+        return len(self.D)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Served:
+        return self
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self.D[index]
+
+    def factors(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("directed", [True, False])
+def test_rows_products_and_squares_are_those_of_the_scaled_matrix(kind: str, directed: bool) -> None:
+    A = graph(N, 0, directed)
+    space, D = KINDS[kind](A), torch.from_numpy(scaled(A))
+    assert space.scale == space.largest == np.abs(A).max()
+    assert space.symmetric is not directed
+    assert not space.metric
+    assert space.factors() is None
+    index = torch.tensor([3, 0, 3, 8])
+    torch.testing.assert_close(space.rows(index), D[index], rtol=0, atol=0)
+    V = normal(N, 4)
+    for axis, matrix in ((1, D), (0, D.T)):
+        torch.testing.assert_close(space.apply(V, axis), matrix @ V)
+        torch.testing.assert_close(space.squared().apply(V, axis), matrix.square() @ V)
+        torch.testing.assert_close(product(space, V, axis), matrix @ V)
+    half = space.with_scale(2 * space.scale).to(torch.device("cpu"), torch.float32)
+    assert half.scale == 2 * space.scale
+    torch.testing.assert_close(half.rows(index), D[index].float() / 2)
+    torch.testing.assert_close(half.apply(V.float(), 0), (D.T @ V).float() / 2)
+
+
+@pytest.mark.parametrize("kinds", list(itertools.product(KINDS, KINDS)))
+@pytest.mark.parametrize("directed", DIRECTIONS)
+def test_the_cost_is_the_bilinear_form_of_the_objective(kinds: tuple[str, str], directed: tuple[bool, bool]) -> None:
+    A, B = graph(N, 1, directed[0]), graph(K, 2, directed[1])
+    p, q = masses(N, 3), masses(K, 4)
+    T, S = plan_of(p, q, 5), plan_of(p, q, 6)
+    x, y = KINDS[kinds[0]](A), KINDS[kinds[1]](B)
+    D, E = scaled(A), scaled(B)
+    gradient = ExactGradient(x, y, torch.from_numpy(p), torch.from_numpy(q))
+    cost = gradient(DenseCoupling(torch.from_numpy(T)), torch.from_numpy(p)).rows(slice(None)).numpy()
+    value = four_index(D, E, T, T)
+    assert float((cost * T).sum()) == pytest.approx(value, rel=1e-12)
+    both = (four_index(D, E, T, S) + four_index(D, E, S, T)) / 2
+    assert float((cost * S).sum()) == pytest.approx(both, rel=1e-12)
+    coupling, marginals = DenseCoupling(torch.from_numpy(T)), (torch.from_numpy(T.sum(1)), torch.from_numpy(T.sum(0)))
+    found = exact_objective(coupling, x, y, *marginals)
+    assert found.value == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("directed", DIRECTIONS)
+def test_the_cost_is_half_the_derivative_by_finite_differences(directed: tuple[bool, bool]) -> None:
+    D, E = (scaled(graph(n, n, way)) for n, way in zip((N, K), directed, strict=True))
+    T, rng = RNG.uniform(size=(N, K)), np.random.default_rng(7)
+    x, y = AdjacencyDistances(sparse.csr_array(D)), AdjacencyDistances(E)
+    rows, columns = torch.from_numpy(T.sum(1)), torch.from_numpy(T.sum(0))
+    cost = ExactGradient(x, y, rows, columns)(DenseCoupling(torch.from_numpy(T)), rows).rows(slice(None)).numpy()
+    for _ in range(5):
+        W, step = rng.normal(size=T.shape), 1e-6
+        slope = (four_index(D, E, T + step * W, T + step * W) - four_index(D, E, T - step * W, T - step * W)) / step / 2
+        assert 2 * float((cost * W).sum()) == pytest.approx(slope, rel=1e-7)
+
+
+@pytest.mark.parametrize("directed", DIRECTIONS)
+@pytest.mark.parametrize("loss", [SQUARE, KULLBACK_LEIBLER], ids=lambda loss: loss.name)
+def test_other_losses_have_the_bilinear_form_too(loss: SeparableLoss, directed: tuple[bool, bool]) -> None:
+    A, B = (graph(n, n, way, 1.0, negative=False) + 0.1 for n, way in zip((N, K), directed, strict=True))
+    D, E = scaled(A), scaled(B)
+    p, q = masses(N, 1), masses(K, 2)
+    T, S = plan_of(p, q, 3), plan_of(p, q, 4)
+
+    def table(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return loss(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+
+    expected = (four_index(D, E, T, S, table) + four_index(D, E, S, T, table)) / 2
+    spaces = AdjacencyDistances(A), AdjacencyDistances(sparse.csr_array(B))
+    gradient = ExactGradient(*spaces, torch.from_numpy(p), torch.from_numpy(q), loss)
+    cost = gradient(DenseCoupling(torch.from_numpy(T)), torch.from_numpy(p)).rows(slice(None)).numpy()
+    assert float((cost * S).sum()) == pytest.approx(expected, rel=1e-12)
+    pair = PairLoss.of(loss, *map(torch.from_numpy, (D, E)), not any(directed))
+    cost = pair.cost(*map(torch.from_numpy, (T, T.sum(1), T.sum(0)))).rows(slice(None)).numpy()
+    assert float((cost * S).sum()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_mean_squares_of_a_provider_in_blocks_are_those_of_its_matrix() -> None:
+    A, mass = graph(N, 0), torch.from_numpy(masses(N, 1))
+    expected = (torch.from_numpy(scaled(A)).square() @ mass + mass @ torch.from_numpy(scaled(A)).square()) / 2
+    for kind in KINDS:
+        torch.testing.assert_close(mean_squares(KINDS[kind](A), mass), expected)
+
+
+def test_symmetric_adjacencies_have_the_cost_of_a_distance_matrix() -> None:
+    D, E = (np.triu(graph(n, n, False, negative=False), 1) for n in (N, K))
+    D, E = D + D.T, E + E.T
+    p, q = (torch.from_numpy(masses(n, n)) for n in (N, K))
+    coupling = DenseCoupling(torch.from_numpy(plan_of(p.numpy(), q.numpy())))
+    one = ExactGradient(PrecomputedDistances(D), PrecomputedDistances(E), p, q)(coupling, p)
+    for make in (AdjacencyDistances, lambda A: AdjacencyDistances(sparse.csr_array(A))):
+        other = ExactGradient(make(D), make(E), p, q)(coupling, p)
+        assert other.U.shape[1] == 0
+        torch.testing.assert_close(one.rows(slice(None)), other.rows(slice(None)), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(mean_cost(one, coupling, p, q), mean_cost(other, coupling, p, q))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
+@pytest.mark.parametrize("directed", DIRECTIONS)
+def test_a_call_has_the_value_of_its_plan_and_true_bounds(epsilon: float, directed: tuple[bool, bool]) -> None:
+    A, B = graph(14, 1, directed[0]), graph(11, 2, directed[1])
+    p, q = masses(14, 3), masses(11, 4)
+    asked = {"p": p, "q": q, "epsilon": epsilon, "distances": "adjacency", "random_state": 0}
+    found = [quietly(gw_align, *spaces, **asked) for spaces in ((A, B), (sparse.coo_array(A), sparse.csc_array(B)))]
+    for result in found:
+        T = result.plan.numpy()
+        np.testing.assert_allclose(T.sum(1), p, atol=1e-9)
+        np.testing.assert_allclose(T.sum(0), q, atol=1e-9)
+        assert result.value == pytest.approx(four_index(scaled(A), scaled(B), T, T), rel=1e-9)
+        assert (result.strategy, result.gradient, result.value_exact) == ("dense", "exact", True)
+        assert 0 < result.certificate.lower_bound <= result.value
+        S = np.outer(p, q)
+        cost_gap = 2 * (
+            result.value - (four_index(scaled(A), scaled(B), T, S) + four_index(scaled(A), scaled(B), S, T)) / 2
+        )
+        assert result.certificate.stationarity >= cost_gap - 1e-9
+    assert found[0].value == pytest.approx(found[1].value, rel=1e-5)
+    assert unit_of((AdjacencyDistances(A), AdjacencyDistances(B))) == 1
+
+
+@pytest.mark.parametrize("directed", [True, False])
+def test_a_relabelled_graph_is_found(directed: bool) -> None:
+    A = graph(40, 5, directed, 0.15)
+    order = np.random.default_rng(6).permutation(40)
+    for X, Y in ((A, A[order][:, order]), (sparse.csr_array(A), sparse.csr_array(A)[order][:, order])):
+        result = gw_align(X, Y, distances="adjacency", epsilon=0, random_state=0)
+        assert result.value <= 1e-12
+        assert (order[result.argmax()] == np.arange(40)).all()
+
+
+def test_points_and_a_graph_go_together() -> None:
+    points = normal(12, 2).numpy()
+    A = graph(10, 3)
+    result = quietly(gw_align, points, A, distances=("euclidean", "adjacency"), epsilon=1e-2, random_state=0)
+    D = EuclideanDistances(points).rows(torch.arange(12)).numpy()
+    assert result.value == pytest.approx(four_index(D, scaled(A), result.plan.numpy(), result.plan.numpy()), rel=1e-9)
+
+
+def test_files_keep_an_adjacency_and_guard_its_indices() -> None:
+    for A in (graph(N, 0), graph(N, 0, False)):
+        for made in (AdjacencyDistances(A), AdjacencyDistances(sparse.csr_array(A)).with_scale(3.0)):
+            again = decode(encode(made))
+            assert vars(again).keys() | {"leaf"} == vars(made).keys() | {"leaf"}
+            assert (again.scale, again.symmetric, again.fixed) == (made.scale, made.symmetric, made.fixed)
+            V = uniform(N, 2)
+            for axis in (0, 1):
+                assert torch.equal(again.apply(V, axis), made.apply(V, axis))
+    plain = encode(AdjacencyDistances(sparse.csr_array(graph(N, 0))))
+    plain["members"]["matrix"]["indices"][0] = 10**6
+    with pytest.raises(ValueError, match="indices"):
+        decode(plain)
+    assert pickle.loads(pickle.dumps(AdjacencyDistances(sparse.csr_array(graph(N, 0))))).size == N

@@ -1,0 +1,157 @@
+"""A graph's adjacency, a similarity, or any other square matrix of costs, taken as it is.
+
+D = A / max |A|: weights, a diagonal, negative entries and directions count as they stand. Entries say nothing of
+nearness: most points of a graph are at 0 from each other. A sparse A stays sparse; absent entries are zeros.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array, issparse
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.options import SpaceOptions
+from torchgw.persist.codec import storable
+from torchgw.spaces.scale import ScaledDistances
+from torchgw.spaces.traced import Traced, growth_of
+from torchgw.types import Array
+
+
+@storable
+class AdjacencyDistances(ScaledDistances):
+    """The entries of a square matrix A in place of distances, divided by the largest absolute one.
+
+    Parameters
+    ----------
+    A : (N, N), real and finite, not all zero: an array or tensor; or a SciPy sparse matrix or a networkx graph, which
+        stay sparse. Of a graph of networkx: nodes in their order, the attribute ``weight`` of edges, 1 where there is
+        none, and parallel edges added up.
+    name : what the argument is called in error messages.
+
+    Attributes
+    ----------
+    largest : the largest absolute entry, before scaling.
+    fixed : whether the scale was set by `with_scale`.
+    leaf : A, where it is a tensor that requires gradients.
+    symmetric : whether A is its own transpose; without that (directed graphs) solves are dense, with exact gradients.
+    metric : False: the search goes by no landmarks.
+
+    Raises
+    ------
+    ValueError, TypeError
+        When A is not such a matrix.
+
+    Notes
+    -----
+    O(nnz) memory of a sparse A, twice that of an asymmetric one, and O(nnz d) for a product with d columns.
+    """
+
+    metric = False
+
+    def __init__(self, A: Any, *, name: str = "A") -> None:
+        matrix = validate.adjacency(name, A)
+        entries = matrix.data if issparse(matrix) else matrix
+        self.scale = self.largest = float(np.abs(entries).max())
+        self.leaf = A if isinstance(A, Tensor) and A.requires_grad else None
+        if issparse(matrix):  # SciPy would multiply by the inverse
+            self._set(csr_array((matrix.data / self.scale, matrix.indices, matrix.indptr), shape=matrix.shape))
+        else:
+            self._set(matrix / self.scale)
+
+    def _set(self, matrix: Any) -> None:
+        """Keep a scaled matrix, and its transpose where that is another sparse one."""
+        turned = matrix.T.tocsr() if issparse(matrix) else matrix.T
+        self.symmetric = not bool((matrix != turned).sum())
+        if not issparse(matrix):
+            self._D = torch.from_numpy(matrix)
+            self._turned = self._D if self.symmetric else self._D.T
+            return
+        self._D = sparse_tensor(matrix)
+        self._turned = self._D if self.symmetric else sparse_tensor(turned)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name not in ("_D", "_turned", "symmetric", "leaf")}
+        return kept | {"matrix": _of_sparse(self._D) if self.sparse else self._D.cpu().numpy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        matrix = state.pop("matrix")
+        vars(self).update(state)
+        self._set(matrix)
+
+    @property
+    def size(self) -> int:
+        return int(self._D.shape[0])
+
+    @property
+    def sparse(self) -> bool:
+        """Whether only the entries that are not zero are stored."""
+        return self._D.layout == torch.sparse_csr
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> AdjacencyDistances:
+        return self._mapped(lambda matrix: matrix.to(device, dtype))
+
+    def _times(self, ratio: float) -> AdjacencyDistances:
+        return self if ratio == 1.0 else self._mapped(lambda matrix: _entrywise(matrix, lambda values: values * ratio))
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> AdjacencyDistances:
+        """A copy of the matrix and its transpose, changed alike."""
+        D = change(self._D)
+        return self._with(_D=D, _turned=D if self.symmetric else change(self._turned) if self.sparse else D.T)
+
+    def rows(self, index: Tensor) -> Tensor:
+        if not self.sparse:
+            return self._D[index]
+        # A row at a time would be a kernel each; a product with unit vectors takes the columns of the transpose.
+        units = torch.zeros(self.size, len(index), dtype=self._D.dtype, device=self._D.device)
+        units[index, torch.arange(len(index), device=index.device)] = 1.0
+        return self.apply(units, 0).T
+
+    def apply(self, V: Tensor, axis: int = 1) -> Tensor:
+        """D V for V (N, d), D^T V for axis 0."""
+        matrix = self._D if axis == 1 else self._turned
+        # Sparse products want rows of V side by side.
+        return matrix.to(V.dtype) @ (V.contiguous() if self.sparse else V)
+
+    def squared(self) -> AdjacencyDistances:
+        """The squares of all scaled entries."""
+        return self._mapped(lambda matrix: _entrywise(matrix, Tensor.square))
+
+    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Traced:
+        """The scaled entries as an expression of those that were given."""
+        unit = leaf.to(device, torch.float64) / self.scale
+        unit = (unit + unit.T) / 2 if self.symmetric else unit
+        sizes = unit.abs().flatten()
+        return Traced(unit, growth=growth_of(sizes[sizes.argmax()]))
+
+
+def _entrywise(D: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """The matrix with its entries changed, zeros to zeros."""
+    if D.layout != torch.sparse_csr:
+        return change(D)
+    return _sparse(D.crow_indices(), D.col_indices(), change(D.values()), D.shape)
+
+
+def sparse_tensor(matrix: Any) -> Tensor:
+    """A SciPy CSR matrix as a sparse tensor of the same layout and dtype, on the CPU."""
+    index = torch.int32 if matrix.nnz < 2**31 else torch.int64  # the smaller one is multiplied by without a copy
+    pointers, columns = (torch.from_numpy(np.array(part)).to(index) for part in (matrix.indptr, matrix.indices))
+    return _sparse(pointers, columns, torch.from_numpy(np.array(matrix.data)), matrix.shape)
+
+
+def _sparse(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    with warnings.catch_warnings():
+        about = "Sparse (CSR tensor support is in beta|invariant checks are implicitly disabled)"
+        warnings.filterwarnings("ignore", about, UserWarning)
+        return torch.sparse_csr_tensor(pointers, columns, values, size=shape, check_invariants=False)
+
+
+def _of_sparse(D: Tensor) -> Any:
+    """A sparse tensor as a SciPy CSR matrix."""
+    parts: tuple[Array, ...] = tuple(part.cpu().numpy() for part in (D.values(), D.col_indices(), D.crow_indices()))
+    return csr_array(parts, shape=tuple(D.shape))
