@@ -15,6 +15,7 @@ SUITES = {
     "kernels": "every kernel implementation against its floor, plain torch and other libraries",
     "relaxation": "iterations of the last solve with and without over-relaxation",
     "quality": "the right optimum on every kind of problem, against POT, SCOT's recipe and the published solver",
+    "kinds": "the right optimum by default on graphs, clouds, cosines, hops and large matrices, against POT",
     "models": "marginal models and fused costs against POT, and a space of which a part is missing",
     "pairwise": "all pairs of many small spaces against a loop of POT's, and what lower bounds save",
     "beside": "what a busy program on the same cores costs, with the threads that are chosen and with all",
@@ -26,12 +27,14 @@ SUITES = {
 }
 GROUPS = {
     "quality": "speed sharp spiral gauss words shapes hops views tiny",
+    "kinds": "matrix sparse graphs directed clouds cosine splits hops",
     "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
     "peers": "sizes such as 400x500",
     "gpu": "kernels dense stream tiles rows sharp large phases",
 }
 QUICK = ("phases", "peers", "overhead")
+HAVE_QUICK = (*QUICK, "kinds")  # which `all --quick` leaves out: it needs POT in this environment
 ALL = tuple(name for name in SUITES if name != "gpu")
 
 
@@ -46,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         if name == "gpu":
             text = "run every line of it once on the CPU, at toy sizes; nothing is stored"
             command.add_argument("--cpu-check", action="store_true", help=text)
-        if name in QUICK:
+        if name in HAVE_QUICK:
             command.add_argument("--quick", action="store_true", help="small sizes, minutes; stored apart")
     command = commands.add_parser("all", help="run the tests, then every suite that needs no GPU")
     command.add_argument(

@@ -12,7 +12,9 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -171,6 +173,39 @@ def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, partial
         content["environment_of_kept_rows"] = before.get("environment_of_kept_rows", before["environment"])
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+def run_groups(
+    name: str,
+    made: Mapping[str, Callable[[], list[dict[str, Any]]]],
+    groups: Sequence[str] | None = None,
+    *,
+    quick: bool = False,
+) -> None:
+    """Measure the named groups of a suite (all by default), print the table, and store it after each of them.
+
+    Lines have a "detail", what each rests on, which is stored by group and not shown. The stored rows of the other
+    groups are kept, but for a ``quick`` run.
+    """
+    warnings.simplefilter("ignore")
+    path = RESULTS / f"{name}.json"
+    keep = groups is not None and not quick and path.exists()
+    found: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["groups"] if keep else {}
+    rows: list[dict[str, Any]] = []
+    for key in groups or made:
+        began = time.perf_counter()
+        found[key] = made[key]()
+        print(f"# {key}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        show([without_detail(line) for line in found[key]])
+        rows = [without_detail(line) for each in made for line in found.get(each, [])]
+        write(name, rows, quick=quick, partial=keep, groups=found)
+    print()
+    show(rows)
+
+
+def without_detail(line: dict[str, Any]) -> dict[str, Any]:
+    """A line as it is shown."""
+    return {key: value for key, value in line.items() if key != "detail"}
 
 
 def show(rows: list[dict[str, Any]]) -> None:

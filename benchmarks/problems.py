@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from scipy.sparse.csgraph import dijkstra
+from scipy.spatial.distance import cdist
 from sklearn.neighbors import kneighbors_graph
 
 
@@ -128,12 +129,23 @@ def feature_views() -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 def foscttm(moved: np.ndarray, target: np.ndarray) -> float:
     """Fraction of samples closer than the true match, averaged over both directions; row i matches row i."""
-    D = np.linalg.norm(moved[:, None] - target[None], axis=-1) if len(moved) < 700 else _distances(moved, target)
+    D = np.linalg.norm(moved[:, None] - target[None], axis=-1) if len(moved) < 700 else distances(moved, target)
     own = np.diag(D)
     return float(((own[:, None] > D).mean() + (own[None] > D).mean()) / 2)
 
 
-def _distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    from scipy.spatial.distance import cdist
+def pixel_splits(most: int | None = None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Two views of the first ``most`` digits: the fields of a checkerboard of pixels, or alternate columns of them."""
+    from sklearn.datasets import load_digits
 
-    return cdist(x, y)
+    images = np.asarray(load_digits().images, dtype=np.float64)[:most]
+    black = np.indices(images.shape[1:]).sum(0) % 2 == 0
+    return {
+        "checkerboard": (images[:, black], images[:, ~black]),
+        "alternate columns": tuple(images[:, :, i::2].reshape(len(images), -1) for i in (0, 1)),
+    }
+
+
+def distances(x: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
+    """Euclidean distances between two clouds of points, or within one."""
+    return cdist(x, x if y is None else y)

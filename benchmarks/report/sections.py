@@ -194,6 +194,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "The right optimum on every kind of problem, against POT, SCOT's recipe and the published solver.",
         partial(of_rows, name="quality"),
     ),
+    "kinds": (
+        "Kinds of spaces",
+        "The right optimum by default on graphs by adjacency, clouds, cosines, splits, hops and large matrices.",
+        partial(of_rows, name="kinds"),
+    ),
     "models": (
         "Marginal models and fused costs",
         "Partial, semi-relaxed, unbalanced and fused problems against POT, and a space of which a part is missing.",
