@@ -135,10 +135,10 @@ def peak():
 """
 
 
-def isolated(script: str, *arguments: object) -> Row:
-    """What the last line of a script says, run by itself."""
+def isolated(script: str, *arguments: object, limit: float | None = None) -> Row:
+    """What the last line of a script says, run by itself; `subprocess.TimeoutExpired` after ``limit`` seconds."""
     command = [sys.executable, "-W", "ignore", "-c", PEAK + script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
     if done.returncode:
         raise RuntimeError(done.stderr)
     found: Row = json.loads(done.stdout.splitlines()[-1])
