@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.problems import quietly
 from torchgw import SemiRelaxed, gw_align
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
@@ -50,7 +51,7 @@ def test_an_adjacency_ends_at_the_value_of_the_true_matching(kind: str) -> None:
     A = nx.to_numpy_array(GRAPHS[kind](3), weight=None)
     B, match = shuffled(A, 0.05, 4)
     truth = energy(A, B, np.eye(len(A))[match] / len(A))
-    result = gw_align(A, B, distances="precomputed", epsilon=0, random_state=0)
+    result = quietly(gw_align, A, B, distances="precomputed", epsilon=0, random_state=0)  # a grid may stay symmetric
     assert result.value <= 1.01 * truth
     assert energy(A, B, result.plan.numpy()) == pytest.approx(result.value, rel=1e-6)
 

@@ -26,12 +26,14 @@ from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.search.anneal import CoarseBasin, Solved, coarse_basins
 from torchgw.search.candidate import Candidate
-from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_hops, by_product, entropy_rules, from_product
+from torchgw.search.contest import contest
+from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_product, entropy_rules, from_product
 from torchgw.search.lift import lift
+from torchgw.search.views import Graph
 from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.quantisation import Landmarks, choose_landmarks, coverage, unlikeness
+from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, unlikeness
 from torchgw.types import is_metric
 
 logger = logging.getLogger("torchgw")
@@ -48,13 +50,15 @@ APART = 0.1  # of the largest distance
 SAME_ENERGY = 1.01
 POOR_COVERAGE = 0.02
 MOST_QUANTILE_PAIRS = 2.5e7
+MOST_CONTEST_PAIRS = 2_250_000
 
 
 def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
     """Every basin that was found, the best first, and landmarks of the target to compare matchings by, their rows
     relative to the largest distance."""
-    if not all(map(is_metric, problem.spaces)):
-        return _without_landmarks(problem)
+    graphs = _graphs(problem)
+    if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.similarity for graph in graphs)):
+        return _without_landmarks(problem, graphs)
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
@@ -63,13 +67,25 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = []
-    for basins in kinds:
+    for name, basins in zip(_named(kinds), kinds, strict=True):
         if not math.isfinite(basins[0].energy):
             raise FloatingPointError("no start has a finite objective")
         for rank, basin in enumerate(basins):
             near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
             start, matching = _lifted(problem, basin)
-            found.append(Candidate(start, matching, basin.energy, basin.count, "landmarks", near, rank == 0, basin))
+            found.append(
+                Candidate(
+                    start,
+                    matching,
+                    basin.energy,
+                    basin.count,
+                    "landmarks",
+                    near,
+                    rank == 0,
+                    basin,
+                    f"landmarks: {name}",
+                )
+            )
     found = _distinct(found, reference, p)
     if rung is not None:
         found = _distinct([_raised(problem, c, rung) if c.near else c for c in found], reference, p)
@@ -82,12 +98,11 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
         finalists += by_distributions(problem)
     alone = poor or len(p) * len(q) <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
     if problem.exact and alone and not entropy_rules(problem):
-        finalists += by_hops(problem) if len(kinds) == 1 else [by_product(problem), *by_hops(problem)]
+        finalists += [by_product(problem)] if graphs is None else contest(problem, *graphs)
     if len(finalists) > 1:
         rest = [c for c in found if all(c is not f for f in finalists)]
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
-        same = (SAME_ENERGY, TINY * problem.unit) if problem.sharp else (math.inf, 0.0)
-        finalists = _distinct([_compared(problem, c, warmest) for c in finalists], reference, p, *same)
+        finalists = _settled(problem, finalists, warmest, reference)
         found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
@@ -95,19 +110,41 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     return ordered, reference
 
 
-def _without_landmarks(problem: StoredProblem) -> tuple[list[Candidate], Landmarks]:
-    """Starts on all points alone, and one landmark that is equally far from all, by which matchings differ by the mass
-    that they match otherwise."""
+def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | None) -> tuple[list[Candidate], Landmarks]:
+    """What comes of a contest between views; where there is none, starts on all points alone, and one landmark that is
+    equally far from all, by which matchings differ by the mass that they match otherwise."""
     q = problem.masses[1]
-    apart = Landmarks(
-        torch.zeros(1, dtype=torch.int64, device=q.device), torch.ones_like(q)[None], q.new_zeros(1, 1), q.sum()[None]
-    )
-    if problem.exact and not entropy_rules(problem):
-        found = [by_product(problem), *by_hops(problem)]
-    else:
-        found = [from_product(problem)]
-    compared = [_compared(problem, candidate, problem.epsilon) for candidate in found]
-    return _distinct(compared, apart, problem.masses[0]), apart
+    if graphs is not None:
+        reference = Landmarks.every(graphs[1].hops, q)
+        return _settled(problem, contest(problem, *graphs), problem.epsilon, reference), reference
+    none = torch.zeros(1, dtype=torch.int64, device=q.device)
+    apart = Landmarks(none, torch.ones_like(q)[None], q.new_zeros(1, 1), q.sum()[None])
+    found = by_product(problem) if problem.exact and not entropy_rules(problem) else from_product(problem)
+    return _settled(problem, [found], problem.epsilon, apart), apart
+
+
+def _settled(
+    problem: StoredProblem, candidates: list[Candidate], epsilon: float, reference: Landmarks
+) -> list[Candidate]:
+    """Candidates compared on all points, the distinct ones, the lowest first."""
+    same = (SAME_ENERGY, TINY * problem.unit) if problem.sharp else (math.inf, 0.0)
+    compared = [_compared(problem, candidate, epsilon) for candidate in candidates]
+    return _distinct(compared, reference, problem.masses[0], *same)
+
+
+def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
+    """Both spaces as graphs, where they are graphs, few enough to compete on, and gradients exact."""
+    pairs = problem.source.size * problem.target.size
+    stored = all(space.factors() is None and space.stored for space in problem.spaces)
+    if not (problem.exact and stored and pairs <= MOST_CONTEST_PAIRS) or entropy_rules(problem):
+        return None
+    x, y = (Graph.of(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
+    return (x, y) if (x.sparse and y.sparse) or not all(map(is_metric, problem.spaces)) else None
+
+
+def _named(kinds: list[list[CoarseBasin]]) -> tuple[str, ...]:
+    """What landmarks were of each kind; of few points all are."""
+    return KINDS if len(kinds) == len(KINDS) else ("all points",)
 
 
 def listed(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> tuple[Basin, ...]:

@@ -23,6 +23,8 @@ class Candidate:
     level : "landmarks", "subset", "full", or "given" by the user.
     near, leading : whether it is among the lowest of its kind of landmarks, and whether it is the lowest.
     basin : the basin between landmarks that it came from.
+    origin : what the search began from there.
+    ended : whether it is the end of a descent without entropy, with its energy.
     """
 
     start: Start
@@ -33,3 +35,5 @@ class Candidate:
     near: bool
     leading: bool = False
     basin: CoarseBasin | None = None
+    origin: str = "given"
+    ended: bool = False

@@ -1,8 +1,9 @@
 """Starts on all points that owe nothing to landmarks: for spaces of which landmarks say little.
 
 - the distributions of each point's distances, where landmarks are far from the points they stand for;
-- where proximal steps take the product plan;
-- on two adjacencies, proximal steps by hops, and from there by the adjacencies themselves.
+- where proximal steps take the product plan, and the product plan itself.
+
+Graphs have a contest of their own: `torchgw.search.contest`.
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.objective.distributions import quantiles
-from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.model import mean_cost
 from torchgw.search.candidate import Candidate
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.solvers.proximal import COLD, product_energy, proximal_plan
 from torchgw.solvers.warm_start import Start, plan_start, product_start
-from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.shortest_paths import hop_distances
 
 FULL_QUANTILES = 32
 QUANTILE_SHARPNESS = 32.0
 LEAST_QUANTILE_COST = 1e-7  # of the largest squared distance
 FEW_PAIRS = 40_000
+PRODUCT = "product plan"
 
 
 def by_distributions(problem: StoredProblem) -> list[Candidate]:
@@ -46,7 +45,11 @@ def by_distributions(problem: StoredProblem) -> list[Candidate]:
     done = descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
     linearised = problem.gradient(DenseCoupling(done.plan), p)
     start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
-    return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True)]
+    return [
+        Candidate(
+            start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True, origin="distributions of distances"
+        )
+    ]
 
 
 def entropy_rules(problem: StoredProblem) -> bool:
@@ -60,29 +63,20 @@ def by_product(problem: StoredProblem) -> Candidate:
     return _guessed(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.aside()))
 
 
-def by_hops(problem: StoredProblem) -> list[Candidate]:
-    """Where proximal steps go from a matching by hops, if both spaces are adjacencies."""
-    hops, watch = _hop_gradient(problem), problem.watch.aside()
-    if hops is None:
-        return []
-    first = proximal_plan(hops, *problem.masses, watch)
-    return [_guessed(problem, proximal_plan(problem.gradient, *problem.masses, watch, first))]
-
-
 def from_product(problem: StoredProblem) -> Candidate:
     """The product plan."""
     p, q = problem.masses
     nowhere = torch.zeros(len(p), dtype=torch.int64, device=p.device)
-    return Candidate(product_start(p.log2(), q.log2()), nowhere, math.inf, 1, "full", True)
+    return Candidate(product_start(p.log2(), q.log2()), nowhere, math.inf, 1, "full", True, origin=PRODUCT)
 
 
 def product_starts(problem: StoredProblem) -> list[Candidate]:
     """The product plan, for a problem without entropy."""
     p, q = problem.masses
-    return sharp_starts(problem, p[:, None] * q, "full")
+    return sharp_starts(problem, p[:, None] * q, "full", PRODUCT)
 
 
-def sharp_starts(problem: StoredProblem, plan: Tensor, level: str) -> list[Candidate]:
+def sharp_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) -> list[Candidate]:
     """Both ways from a plan to an optimum without entropy: by annealing, which forgets what is rough in it, and between
     few points by conditional gradients from the plan itself, which only go down, by many linear programs."""
     p, q = problem.masses
@@ -90,19 +84,7 @@ def sharp_starts(problem: StoredProblem, plan: Tensor, level: str) -> list[Candi
     starts = [start]
     if len(p) * len(q) <= FEW_PAIRS:
         starts.append(replace(start, plan=feasible(plan / plan.sum(), p, q)))
-    return [Candidate(each, plan.argmax(1), math.inf, 1, level, True) for each in starts]
-
-
-def _hop_gradient(problem: StoredProblem) -> ExactGradient | None:
-    """The quadratic part with hops in place of distances, where both spaces are adjacencies."""
-    spaces = (problem.source, problem.target)
-    if not all(isinstance(space, PrecomputedDistances) for space in spaces):
-        return None
-    hops = [hop_distances(dense(space)) for space in spaces]
-    if any(D is None for D in hops):
-        return None
-    x, y = (PrecomputedDistances.stored_matrix(D, 1.0) for D in hops if D is not None)
-    return ExactGradient(x, y, *problem.masses)
+    return [Candidate(each, plan.argmax(1), math.inf, 1, level, True, origin=origin) for each in starts]
 
 
 def _guessed(problem: StoredProblem, plan: Tensor) -> Candidate:
@@ -111,7 +93,7 @@ def _guessed(problem: StoredProblem, plan: Tensor) -> Candidate:
     cost = problem.gradient(DenseCoupling(plan), p)
     start = Start(cost, p.log2(), q.log2(), problem.epsilon)
     if not problem.sharp:
-        return Candidate(start, plan.argmax(1), math.inf, 1, "full", True)
+        return Candidate(start, plan.argmax(1), math.inf, 1, "full", True, origin=PRODUCT)
     plan = feasible(plan, p, q)
     energy = float(mean_cost(cost, DenseCoupling(plan), p, q))
-    return Candidate(replace(start, plan=plan), plan.argmax(1), energy, 1, "full", True)
+    return Candidate(replace(start, plan=plan), plan.argmax(1), energy, 1, "full", True, origin=PRODUCT)

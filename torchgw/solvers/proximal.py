@@ -13,6 +13,9 @@ Y. Xie, X. Wang, R. Wang, H. Zha, "A fast proximal point method for computing ex
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -25,39 +28,53 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled
 from torchgw.sinkhorn.sides import Side
 
+Score: TypeAlias = Callable[[Tensor, float], Tensor]
+"""-C(T) log2(e) / epsilon (..., N, K) of plans T (..., N, K), up to row and column terms."""
+
 HOT, COLD = 0.1, 0.03
 STEPS = 40
 ITERATIONS = 5
 MIXED = 0.01
 
 
-def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch, first: Tensor | None = None) -> Tensor:
-    """A plan (N, K) of mass one, its marginals nearly those of the masses p (N,), q (K,) over their sums.
-
-    From the product plan, or from ``first``, a plan of mass one. O(N K) memory; 40 gradients, and O(N K) work for each.
-    """
+def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch) -> Tensor:
+    """Where steps go from the product plan: a plan (N, K) of mass one, its marginals nearly those of the masses p (N,),
+    q (K,) over their sums. O(N K) memory; 40 gradients, and O(N K) work for each."""
     p, q = p / p.sum(), q / q.sum()
+    unit, _ = product_energy(gradient, p, q)
+    return proximal_steps(score_of(gradient, p), (p[:, None] * q).log2(), p, q, levels(unit), watch).exp2_()
+
+
+def levels(unit: float, hot: float = HOT, cold: float = COLD, steps: int = STEPS) -> list[float]:
+    """Epsilons that fall from ``hot`` to ``cold`` times ``unit``, the product plan's energy."""
+    return [unit * cooled(hot, cold, step / (steps - 1)) for step in range(steps)]
+
+
+def score_of(gradient: Gradient, p: Tensor) -> Score:
+    """That of one plan (N, K) at a time, with row sums p (N,)."""
+    return lambda plan, epsilon: gradient(DenseCoupling(plan), p).centred(epsilon)[0].stored_score(epsilon)
+
+
+def proximal_steps(
+    score: Score, exponent: Tensor, p: Tensor, q: Tensor, epsilons: Iterable[float], watch: Watch
+) -> Tensor:
+    """A step at each of ``epsilons`` from plans 2^``exponent`` (..., N, K), which is written over by the exponents of
+    the plans that they end in; masses p (N,), q (K,) of sum one."""
     row, column = Side(p.log2()), Side(q.log2())
-    plan = p[:, None] * q
-    unit, cost = product_energy(gradient, p, q)
-    if first is not None:
-        plan = torch.lerp(first, plan, MIXED)
-        cost = gradient(DenseCoupling(plan), p)
-    exponent, u, v = plan.log2(), torch.ones_like(p), torch.ones_like(q)
-    for step in range(STEPS):
-        epsilon = unit * cooled(HOT, COLD, step / (STEPS - 1))
+    plan = exponent.exp2()
+    v = torch.ones_like(exponent[..., 0, :])
+    for epsilon in epsilons:
         if watch.cut() or epsilon <= 0:
             break
-        exponent += cost.centred(epsilon)[0].stored_score(epsilon, out=plan)
-        exponent -= exponent.amax(1, keepdim=True).clamp_min(torch.finfo(p.dtype).min)
+        exponent += score(plan, epsilon)
+        exponent -= exponent.amax(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).min)
         torch.clamp(exponent, min=LOWEST_EXPONENT, out=plan).exp2_()
         for _ in range(ITERATIONS):
-            u = row.scaled(row.log_mass, plan @ v)
-            v = column.scaled(column.log_mass, u @ plan)
-        exponent.add_(u.log2()[:, None]).add_(v.log2())
-        plan.mul_(u[:, None]).mul_(v)
-        cost = gradient(DenseCoupling(plan), p)
-    return plan
+            u = row.scaled(row.log_mass, torch.matmul(plan, v[..., None])[..., 0])
+            v = column.scaled(column.log_mass, torch.matmul(u[..., None, :], plan)[..., 0, :])
+        exponent.add_(u.log2()[..., None]).add_(v.log2()[..., None, :])
+        plan.mul_(u[..., None]).mul_(v[..., None, :])
+    return exponent
 
 
 def product_energy(gradient: Gradient, p: Tensor, q: Tensor) -> tuple[float, FactoredCost]:

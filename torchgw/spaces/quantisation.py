@@ -41,6 +41,11 @@ class Landmarks:
     distances: Tensor
     mass: Tensor
 
+    @classmethod
+    def every(cls, D: Tensor, mass: Tensor) -> Landmarks:
+        """All points of a space with these distances (N, N) and masses (N,)."""
+        return cls(torch.arange(len(D), device=D.device), D, D, mass)
+
     def seen_by(self, index: Tensor) -> Landmarks:
         """The same landmarks, with distances to the points ``index`` only."""
         return Landmarks(self.index, self.rows[:, index], self.distances, self.mass)

@@ -92,7 +92,9 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     pairs = len(problem.p) * len(problem.q)
     small = problem.sharp and pairs <= SHARP_BASINS_PAIRS
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
-    if problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
+    if best.ended:  # by a descent that the others had as well
+        contenders = [best, *(c for c in tied[:most] if not c.ended)]
+    elif problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
         contenders += product_starts(problem)
     ends: list[Solution] = []
     quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
@@ -127,7 +129,7 @@ def _start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
     if init is None:
         start = product_start(log_p, log_q)
     elif init.is_floating_point() and problem.sharp:
-        return sharp_starts(problem, init.to(log_p.dtype), "given"), None
+        return sharp_starts(problem, init.to(log_p.dtype), "given", "given"), None
     elif init.is_floating_point():
         start = plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)
     else:

@@ -1,0 +1,224 @@
+"""Views of a space: what it looks like as a graph, from which first plans come where landmarks mean nothing.
+
+A view is a name and a function from both spaces to a plan between them. Some match points by features of theirs, some
+by other distances of the same graph, whose own problem is easier: proximal steps on those end in the plan. All plans go
+on by the matrices that were asked for, so that a view may be rough.
+
+Edges are the entries off the diagonal that differ from what most others are, and weigh as much as they do; so a graph
+and its complement look alike. Where no value is the one of most entries, an entry is its own weight.
+
+Sources: N. Shervashidze et al., "Weisfeiler-Lehman graph kernels", 2011 (statistics of neighbours); S. Chowdhury, T.
+Needham, "Generalized spectral clustering via Gromov-Wasserstein learning", 2021 (heat kernels); J. Sun, M. Ovsjanikov,
+L. Guibas, "A concise and provably informative multi-scale signature based on heat diffusion", 2009; Z. Fan, C. Mao, Y.
+Wu, J. Xu, "Spectral graph matching and regularized quadratic relaxations", 2020 (spectra, without signs to choose).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels import LOG2E
+from torchgw.objective.distributions import quantiles
+from torchgw.objective.exact import PairLoss
+from torchgw.persist.watch import Watch
+from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
+from torchgw.sinkhorn.scaling import balance
+from torchgw.sinkhorn.sides import Side
+from torchgw.solvers.proximal import levels, proximal_steps
+from torchgw.spaces.shortest_paths import hop_distances
+from torchgw.types import DistanceProvider
+
+ROUNDS = 4  # of means over neighbours
+ITERATIONS = 20
+FEW_PAIRS = 90_000  # up to which every view is taken
+SMALLEST_EXPONENT = -80.0
+TIMES = (1.0, 3.0, 10.0)
+WIDTHS = (0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A space as a graph.
+
+    D : its entries (N, N), scaled, float32.
+    mass : (N,), of sum one.
+    """
+
+    D: Tensor
+    mass: Tensor
+
+    @classmethod
+    def of(cls, space: DistanceProvider, mass: Tensor) -> Graph:
+        """All rows of a space, and its masses (N,)."""
+        D = space.rows(torch.arange(space.size, device=mass.device))
+        return cls(D.to(mass.dtype), mass / mass.sum())
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """Whether entries are the same in both directions."""
+        return torch.equal(self.D, self.D.T)
+
+    @cached_property
+    def common(self) -> float:
+        """The value that most entries have, zero where none has."""
+        middle = self.D.median()
+        return float(middle) if 2 * int((middle == self.D).sum()) > self.D.numel() else 0.0
+
+    @cached_property
+    def sparse(self) -> bool:
+        """Whether it is a graph of some pairs: at most half of the entries off the diagonal differ from the others."""
+        edges = int(self.D.ne(self.common).sum()) - int(self.D.diagonal().ne(self.common).sum())
+        return 0 < 2 * edges <= len(self.D) * (len(self.D) - 1)
+
+    @property
+    def similarity(self) -> bool:
+        """Whether pairs without an edge are at zero, which is no distance."""
+        return self.common == 0.0
+
+    @cached_property
+    def contrast(self) -> Tensor:
+        """The entries (N, N) beside the common value, without a diagonal where all of it is alike: between equal
+        masses a sharp plan has the same value under these, and a blurred one is not drawn to the diagonal."""
+        W = self.D - self.common
+        return W.fill_diagonal_(0.0) if bool((self.D.diagonal() == self.D[0, 0]).all()) else W
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Of the edges in either direction (N, N), the largest 1, without a diagonal; zero where there is no edge."""
+        W = (self.D - self.common).abs()
+        W = (W + W.T).fill_diagonal_(0.0)
+        return W / W.max().clamp_min(torch.finfo(W.dtype).tiny)
+
+    @cached_property
+    def degrees(self) -> Tensor:
+        """Sums of the weights (N,)."""
+        return self.weights.sum(1)
+
+    @cached_property
+    def hops(self) -> Tensor:
+        """Hops (N, N) over the largest, and 1 between all points of a complete graph."""
+        found = hop_distances(self.weights)
+        return (self.weights > 0).to(self.weights) if found is None else found
+
+    @cached_property
+    def diffusion(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (N,) and eigenvectors (N, N) of the normalised Laplacian."""
+        root = torch.where(self.degrees > 0, self.degrees, torch.inf).rsqrt()
+        L = -root[:, None] * self.weights * root
+        L.diagonal().add_((self.degrees > 0).to(L))
+        values, vectors = torch.linalg.eigh(L)
+        return values, vectors
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (N,) over their root mean square, and eigenvectors (N, N), of the weights."""
+        values, vectors = torch.linalg.eigh(self.weights)
+        return values / values.square().mean().sqrt().clamp_min(torch.finfo(values.dtype).tiny), vectors
+
+    def heat(self, time: float) -> Tensor:
+        """What is left and where it went (N, N) of unit heat at each node."""
+        values, vectors = self.diffusion
+        return (vectors * torch.exp(-time * values)) @ vectors.T
+
+    def statistics(self) -> Tensor:
+        """Features (N, .): strength, degree, triangles, the entries' sums in both directions and their diagonal, and
+        the same of neighbours in the mean, and of theirs."""
+        W, D = self.weights, self.D
+        own = [self.degrees, (W > 0).to(W).sum(1), ((W @ W) * W).sum(1), D.sum(0), D.sum(1), D.diagonal()]
+        found = [torch.stack(own, 1)]
+        step = W / self.degrees.clamp_min(torch.finfo(W.dtype).tiny)[:, None]
+        for _ in range(ROUNDS):
+            found.append(step @ found[-1])
+        return torch.cat(found, 1)
+
+
+View: TypeAlias = Callable[[Graph, Graph, Watch], Tensor]
+"""A plan (N, K) of mass one between two graphs."""
+
+
+def product_plan(x: Graph, y: Graph, watch: Watch) -> Tensor:
+    """All matches alike."""
+    return x.mass[:, None] * y.mass
+
+
+def by_features(
+    x: Graph, y: Graph, watch: Watch, features: Callable[[Graph], Tensor], relative: bool = False
+) -> Tensor:
+    """Points of near features (., d) matched; ``relative`` ones count by their spread, each for itself."""
+    u, v = features(x), features(y)
+    if relative:
+        both = torch.cat((u, v))
+        spread = both.std(0)
+        kept = spread > torch.finfo(u.dtype).eps * both.abs().amax(0)
+        u, v = u[:, kept] / spread[kept], v[:, kept] / spread[kept]
+    return plan_of(relative_cost(u, v, product_plan(x, y, watch)), x.mass, y.mass)
+
+
+def by_matrices(x: Graph, y: Graph, watch: Watch, matrix: Callable[[Graph], Tensor]) -> Tensor:
+    """Where proximal steps take the product plan on other distances of the same points."""
+    X, Y, p, q = matrix(x), matrix(y), x.mass, y.mass
+    loss, product = PairLoss(X.square(), Y.square(), X, Y), p[:, None] * q
+    first = loss.cost(product, p, q)
+    unit = float(first.expectation((first.U * (product @ first.V)).sum(), p, q))
+    score = lambda plan, epsilon: loss.cost(plan, p, q).centred(epsilon)[0].stored_score(epsilon)  # noqa: E731
+    return proximal_steps(score, product.log2(), p, q, levels(unit), watch).exp2_()
+
+
+def by_spectra(x: Graph, y: Graph, watch: Watch, width: float) -> Tensor:
+    """Points matched by sum_kl <u_k, 1> <v_l, 1> u_k v_l^T / ((a_k - b_l)^2 + width^2) of both spectra (a, u), (b, v),
+    in which no sign of an eigenvector matters."""
+    (a, U), (b, V) = x.spectrum, y.spectrum
+    weights = (U.sum(0)[:, None] * V.sum(0)) / ((a[:, None] - b).square() + width**2)
+    likeness = U @ weights @ V.T
+    cost = likeness.max() - likeness
+    return plan_of(cost / (cost * product_plan(x, y, watch)).sum().clamp_min(1e-30), x.mass, y.mass)
+
+
+def hop_quantiles(x: Graph) -> Tensor:
+    """The distribution of hops from each point (N, .)."""
+    return quantiles(x.hops, x.mass, N_QUANTILES)
+
+
+def heat_quantiles(x: Graph, time: float) -> Tensor:
+    """The distribution over all points of the heat from each (N, .)."""
+    return quantiles(x.heat(time), x.mass, N_QUANTILES)
+
+
+VIEWS: dict[str, View] = {
+    "product plan": product_plan,
+    "statistics": partial(by_features, features=Graph.statistics, relative=True),
+    "distributions of hops": partial(by_features, features=hop_quantiles),
+    **{
+        f"distributions of heat, time {t:g}": partial(by_features, features=partial(heat_quantiles, time=t))
+        for t in TIMES
+    },
+    **{f"spectra, width {width:g}": partial(by_spectra, width=width) for width in WIDTHS},
+    "hops": partial(by_matrices, matrix=lambda x: x.hops),
+    **{f"heat, time {time:g}": partial(by_matrices, matrix=partial(Graph.heat, time=time)) for time in TIMES},
+}
+# For few points: own steps by full matrices, and what differs little from others.
+COSTLY = frozenset(
+    (
+        *(f"heat, time {time:g}" for time in TIMES),
+        "hops",
+        "spectra, width 0.1",
+        "spectra, width 1",
+        "distributions of heat, time 10",
+    )
+)
+
+
+def plan_of(cost: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """The plan (N, K) of a cost whose mean is one, blurred, and of masses of sum one."""
+    row, column = Side(p.log2()), Side(q.log2())
+    score = cost * (-SHARPNESS * LOG2E)
+    score = score - score.amax(1, keepdim=True)
+    kernel = (score.clamp_min_(SMALLEST_EXPONENT) + row.log_mass[:, None] + column.log_mass).exp2_()
+    u, v = balance(kernel, row, column, row.log_mass, column.log_mass, ITERATIONS)
+    return kernel.mul_(u[:, None]).mul_(v)
