@@ -161,26 +161,36 @@ def test_lines_of_graphs_count_what_they_name():
 
 
 def test_seeds_are_judged_by_the_lowest_that_any_of_them_reaches(monkeypatch):
-    """Of twenty seeds on two draws one is above; the lowest of a draw counts for that draw alone."""
-    values = {0: 1.0, 1: 10.0}  # a draw each
+    """Of twenty seeds on two cases one is above; the lowest of a case counts for that case alone."""
+    values = [1.0, 10.0]  # a case each
+    bad = [7]
 
     class Result:
         def __init__(self, value):
             self.value = value
 
     def ours(DX, DY, *, random_state=0, **given):
-        worse = random_state == 7 and "epsilon" not in given
+        worse = random_state in bad and "epsilon" not in given
         return Result(values[int(DX[0, 1]) - 1] * (1.5 if worse else 1.0)), 2.0, []
 
     monkeypatch.setattr(suite, "ours", ours)
     monkeypatch.setattr(suite, "own", lambda A, B, result, seconds, right: Found(result.value, 0.5, seconds))
-    monkeypatch.setattr(suite, "peer", lambda A, B, call, right: Found(20.0, 0.5, 4.0))
-    data = [(np.full((3, 3), 1.0 + draw), np.full((3, 3), 1.0), None) for draw in (0, 1)]
-    found = suite.over_seeds("made", data, quick=False)
-    assert sorted(found["detail"]["ratios"]) == pytest.approx([*[1.0] * 19, 1.5])
-    assert found["met"]
-    assert found["measured"] == "19 of 20 (worst 1.500x), 2.0 s; POT conditional gradient 11x ours, 4.0 s"
-    assert {run["points"] for run in found["detail"]["runs"]} == {3}
+    monkeypatch.setattr(suite, "peer", lambda A, B, call, right: Found(30.0, 0.5, 4.0))
+    monkeypatch.setattr(suite, "objective", lambda A, B, T: 20.0)
+    cases = {name: (np.full((3, 3), at), np.full((3, 3), 1.0), np.arange(3)) for name, at in (("a", 1.0), ("b", 2.0))}
+    (line,) = suite.over_seeds("made", cases, quick=False)
+    assert line["detail"]["ratios"] == {
+        "a": pytest.approx([1.0] * 10),
+        "b": pytest.approx([*[1.0] * 3, 1.5, *[1.0] * 6]),
+    }
+    assert line["met"]
+    assert line["measured"] == (
+        "19 of 20: a 10 of 10 (worst 1.000x), b 9 of 10 (worst 1.500x); right 0.500; POT's value 16.5x ours; "
+        "ours 2 s, POT conditional gradient 4 s"
+    )
+    bad += [8]
+    assert not suite.over_seeds("made", cases, quick=False)[0]["met"]
+    assert len(suite.over_seeds("made", cases, quick=True)[0]["detail"]["contests"]) == 2
 
 
 def test_halves_of_the_digits_share_no_pixel():
