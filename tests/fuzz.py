@@ -154,7 +154,7 @@ class Draw:
         if self.sharp and self.spoiled != "epsilon":
             return "0"
         table = {kind: text for kind, text in kinds.EPSILON.items() if kind != "0"}
-        return self.entry("epsilon", table, kinds.BAD_EPSILON, usual=0.85, first=6)
+        return self.entry("epsilon", table, kinds.BAD_EPSILON, usual=0.85, first=7)
 
     def objective(self, keywords: dict[str, str], least: float) -> None:
         """Linear cost, its weight, supervision."""

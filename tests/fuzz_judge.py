@@ -150,7 +150,8 @@ def resolved(call: Any) -> bool:
         for kind in call.kinds
         if "cost" in kind or "scale" in kind or "own, large" in kind
     )
-    return not 0 < float(eval(call.keywords["epsilon"], {"np": np})) <= 3e-8 and not scaled
+    epsilon = eval(call.keywords["epsilon"], {"np": np})
+    return (epsilon == "auto" or not 0 < float(epsilon) <= 3e-8) and not scaled
 
 
 # Accepted calls

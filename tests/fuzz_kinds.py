@@ -208,7 +208,8 @@ BAD_MASSES: Table = {
     "a number": "1.0",
 }
 EPSILON: Table = {
-    "default": "1e-3",
+    "auto": "'auto'",
+    "1e-3": "1e-3",
     "0.01": "0.01",
     "0.1": "0.1",
     "0.3": "0.3",

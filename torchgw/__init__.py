@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchgw import datasets
 from torchgw._version import __version__
 from torchgw.align import gw_align, gw_loss, resume
-from torchgw.diagnostics.evidence import Basin, Certificate, Confidence, Rung
+from torchgw.diagnostics.evidence import Basin, Certificate, Confidence, EpsilonStep, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.gradients.adjoint import GradientReport
 from torchgw.gradients.modes import Envelope, Implicit, Unrolled
@@ -43,6 +43,7 @@ from torchgw.spaces import (
 )
 from torchgw.types import (
     AmbiguityWarning,
+    BlurWarning,
     CheckpointWarning,
     ConvergenceWarning,
     GradientWarning,
@@ -76,6 +77,7 @@ __all__ = [
     "AnnealingOptions",
     "Balanced",
     "Basin",
+    "BlurWarning",
     "Certificate",
     "Checkpoint",
     "CheckpointWarning",
@@ -85,6 +87,7 @@ __all__ = [
     "DijkstraDistances",
     "Envelope",
     "EpsilonPath",
+    "EpsilonStep",
     "Estimate",
     "EuclideanDistances",
     "FactoredDistances",

@@ -25,16 +25,14 @@ from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint, Continued, fingerprint, followed, reopened
 from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.planner import forecast
-from torchgw.request.objective import check_distances_resolved
 from torchgw.request.request import Asked, Cost, Request
 from torchgw.results.result import GWResult
 from torchgw.results.warnings import warn
 from torchgw.runtime.caller import is_theirs
 from torchgw.runtime.threads import threads_for
 from torchgw.spaces.prepare import Graphs, Pair, make_providers
-from torchgw.spaces.scale import unit_of
 from torchgw.strategies.within_memory import solve_within_memory
-from torchgw.types import Array, Callback, RandomState, is_provider
+from torchgw.types import Array, Callback, Epsilon, RandomState, is_provider
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in `typing` from Python 3.11 on
@@ -54,7 +52,7 @@ def gw_align(
     alpha: float | Tensor | None = None,
     supervision: Supervision | None = None,
     init: Array | Tensor | GWResult | None = None,
-    epsilon: float = 1e-3,
+    epsilon: Epsilon = 1e-3,
     marginals: Marginals = Balanced(),  # noqa: B008 - frozen, so one instance serves every call
     options: GWOptions = GWOptions(),  # noqa: B008
     gradient_mode: GradientMode | None = None,
@@ -144,6 +142,8 @@ def gw_align(
         When the result is not a converged one; its status says what to change.
     AmbiguityWarning
         When another matching is as good as the one returned.
+    BlurWarning
+        When a given epsilon blurs what a smaller one, which it names, would tell apart.
     SupervisionWarning
         When masses leave mass on pairs that supervision forbids.
 
@@ -175,10 +175,11 @@ def gw_align(
     request = Request.of(Asked(**locals()))  # of the arguments alone: no other name is made yet
     n, k = request.shape
     if logger.isEnabledFor(logging.INFO):
-        logger.info("strategy %s", forecast(n, k, epsilon, request.options, request.device))
+        logger.info("strategy %s", forecast(n, k, request.model.epsilon, request.options, request.device))
     with followed(callback, checkpoint, request.call, request.generator) as watch, threads_for(n * k):
         began = time.perf_counter()
         spaces, graphs = _prepared(request, watch)
+        request = request.resolved(spaces)
         prepared = time.perf_counter() - began
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in spaces), prepared)
         with stopped_by_interrupt(watch), _advised(request):
@@ -199,10 +200,7 @@ def _prepared(request: Request, watch: Watch) -> tuple[Pair, Graphs]:
     """The providers of both spaces, and how their neighbour graphs were made; a stage unless files cannot hold them."""
     prepare = partial(make_providers, request.spaces, request.options.spaces)
     given = any(is_provider(space.data) for space in request.spaces)
-    spaces, graphs = prepare() if given else watch.stage("prepare", prepare)
-    advice = f"{request.remedy}; or divide distances by a larger options.spaces.scale"
-    check_distances_resolved(request.model, unit_of(spaces) ** 0.5, advice)
-    return spaces, graphs
+    return prepare() if given else watch.stage("prepare", prepare)
 
 
 @contextmanager
@@ -226,7 +224,7 @@ class Arguments(TypedDict, total=False):
     alpha: float | Tensor | None
     supervision: Supervision | None
     init: Array | Tensor | GWResult | None
-    epsilon: float
+    epsilon: Epsilon
     marginals: Marginals
     options: GWOptions
     device: str | torch.device | None

@@ -30,7 +30,7 @@ from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.request.request import Cost
 from torchgw.request.spaces import check_distances
-from torchgw.types import Array, Callback, RandomState
+from torchgw.types import Array, Callback, Epsilon, RandomState
 
 try:
     from sklearn.utils.validation import validate_data
@@ -93,7 +93,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         *,
         distances: str | tuple[str, str] = "auto",
         alpha: float | None = None,
-        epsilon: float = 1e-3,
+        epsilon: Epsilon = 1e-3,
         marginals: Marginals | None = None,
         options: GWOptions | None = None,
         device: str | torch.device | None = None,

@@ -22,9 +22,10 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
 from torchgw.entry import OURS, entry
+from torchgw.kernels.sampling import spread_over
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
-from torchgw.types import AmbiguityWarning, Array, ConvergenceWarning, is_provider
+from torchgw.types import AmbiguityWarning, Array, BlurWarning, ConvergenceWarning, is_provider
 
 HIGHEST, SOFT, SHARP, LOWEST = 10.0, 3e-2, 3e-4, 1e-5
 TOLERANCE, MOST_SOLVES, STRIDE = 0.02, 8, 2.5
@@ -210,6 +211,7 @@ class _Solver:
         with warnings.catch_warnings():
             # Blur makes matchings look alike that a smaller epsilon tells apart; the path says what the search found.
             warnings.simplefilter("ignore", AmbiguityWarning)
+            warnings.simplefilter("ignore", BlurWarning)
             result = gw_align(self.X, self.Y, epsilon=epsilon, **self.arguments)
         coupling, known = result.coupling, result.known
         assert isinstance(coupling, BlockCoupling)
@@ -231,22 +233,13 @@ def _start(before: _Point) -> Tensor:
     result = before.result
     if result.strategy != "streaming" and 8 * math.prod(result.shape) <= result.max_memory:
         return result.coupling.to_dense()
-    index, _ = _spread(before.mass, PAIRS)
+    index, _ = spread_over(before.mass, PAIRS)
     return torch.stack((index, before.matching[index]), 1)
-
-
-def _spread(mass: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Points with mass, and weights: all where they are few, else one for each 1 / ``count`` of the mass."""
-    if len(mass) <= count:
-        index = mass.nonzero()[:, 0]
-        return index, mass[index]
-    levels = (torch.arange(count, dtype=mass.dtype) + 0.5) / count * mass.sum()
-    return torch.searchsorted(mass.cumsum(0), levels).clamp_max(len(mass) - 1), torch.ones_like(levels)
 
 
 def _shift(one: _Point, other: _Point) -> float:
     """Mean distance between the matches of two points of a path, see `EpsilonPath.shifts`."""
-    index, weight = _spread(torch.minimum(one.mass, other.mass), COMPARED)
+    index, weight = spread_over(torch.minimum(one.mass, other.mass), COMPARED)
     a, b = one.matching[index], other.matching[index]
     apart = (a != b).double()
     assert one.result.known is not None
@@ -254,7 +247,7 @@ def _shift(one: _Point, other: _Point) -> float:
         space = one.result.known[1].space
         for part in torch.split(apart.nonzero()[:, 0], max(1, BLOCK_ELEMENTS // space.size)):
             apart[part] = space.rows(a[part]).cpu().double()[torch.arange(len(part)), b[part]]
-    return float(weight @ apart / weight.sum())
+    return float(weight @ apart)
 
 
 def _recommend(points: list[_Point]) -> tuple[int, str]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from torchgw import ranges, validate
+from torchgw import validate
 from torchgw.entry import check_options
 from torchgw.options import GWOptions
 from torchgw.request.combinations import facts_of, refuse, settled
-from torchgw.request.limits import against_dense, check_rank, choose_strategy, dense_bytes
+from torchgw.request.limits import UNRESOLVED, against_dense, check_rank, choose_strategy, dense_bytes, ends_sharp
+from torchgw.types import AUTO, Epsilon
 
 STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders
 LOW_RANK_COPIES = 8
@@ -81,7 +82,7 @@ def estimate(
     N: int,
     K: int,
     *,
-    epsilon: float = 1e-3,
+    epsilon: Epsilon = 1e-3,
     options: GWOptions = GWOptions(),  # noqa: B008
     device: str | torch.device | None = None,
 ) -> Estimate:
@@ -93,7 +94,7 @@ def estimate(
     Parameters
     ----------
     N, K : numbers of points.
-    epsilon : entropy; without any nothing streams.
+    epsilon : entropy, or "auto", for masses that are equal; without any nothing streams.
     options : ``strategy``, ``gradient``, ``loss``, ``max_memory`` and the rank of ``low_rank`` count here.
     device : where it would run; by default a GPU if there is one.
 
@@ -112,9 +113,13 @@ def estimate(
     if shape:
         raise TypeError(f"N must be a number of points, got an array of shape {shape}; pass len(X), len(Y)")
     n, k = validate.integer("N", N, least=2), validate.integer("K", K, least=2)
-    validate.real("epsilon", epsilon, least=0.0, most=ranges.LARGEST_EPSILON)
+    validate.epsilon("epsilon", epsilon)
     check_options(options)
     refuse(facts := facts_of(options, epsilon))
+    if epsilon == AUTO:
+        alike = torch.ones(n), torch.ones(k)
+        epsilon = 0.0 if ends_sharp(facts, alike, None, options) else UNRESOLVED
+        facts = facts_of(options, epsilon)
     check_rank(options, min(n, k))
     # The device need not be there: one may plan for another machine.
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 RandomState: TypeAlias = "int | torch.Generator | np.random.Generator | None"
+Epsilon: TypeAlias = "float | Literal['auto']"
+AUTO: Literal["auto"] = "auto"
 
 
 class TorchGWWarning(UserWarning):
@@ -48,6 +50,10 @@ class GradientWarning(TorchGWWarning):
 
 class AmbiguityWarning(TorchGWWarning):
     """Another matching is as good as the returned one: the spaces have a symmetry that nothing breaks."""
+
+
+class BlurWarning(TorchGWWarning):
+    """The plan of a given epsilon is blurred where a smaller one would sharpen it."""
 
 
 class Softmins(Protocol):

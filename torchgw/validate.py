@@ -14,7 +14,7 @@ from scipy.sparse import coo_array, issparse
 from torch import Tensor
 
 from torchgw import ranges
-from torchgw.types import Array
+from torchgw.types import AUTO, Array
 
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
@@ -65,6 +65,15 @@ def real(
         kind = "a number" if infinite else "a finite number"
         raise ValueError(f"{name} must be {kind}{' ' if bounds else ''}{' and '.join(bounds)}, got {number!r}")
     return number
+
+
+def epsilon(name: str, value: object) -> None:
+    """An entropy weight, or "auto"."""
+    if isinstance(value, str):
+        if value != AUTO:
+            raise ValueError(f"{name} must be a number >= 0 or {AUTO!r}, got {value!r}")
+        return
+    real(name, value, least=0.0, most=ranges.LARGEST_EPSILON)
 
 
 def flag(name: str, value: object) -> bool:

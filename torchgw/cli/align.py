@@ -23,7 +23,7 @@ from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions, LadderOptions, LowRankOptions, SamplingOptions, SpaceOptions, StoppingOptions
 from torchgw.persist.checkpoint import is_taken
 from torchgw.progress import bar_on_terminal
-from torchgw.request.combinations import EXCLUDED
+from torchgw.request.combinations import EXCLUDED, fact_of_epsilon
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.types import TorchGWWarning
@@ -194,7 +194,7 @@ def _check_combination(arguments: argparse.Namespace, marginals: Marginals) -> N
     alpha = 1.0 if arguments.alpha is None and arguments.features is None else arguments.alpha
     ends = {0.0: "zero", 1.0: "one"}
     kinds = {
-        "epsilon": "zero" if arguments.epsilon == 0 else "positive",
+        "epsilon": fact_of_epsilon(arguments.epsilon).kind,
         "options.strategy": arguments.strategy,
         "marginals": "Balanced" if marginals.balanced else type(marginals).__name__,
         "supervision": "none" if arguments.pairs is None else "rules",

@@ -19,6 +19,7 @@ from torchgw.options import (
     StoppingOptions,
 )
 from torchgw.request.spaces import DISTANCES
+from torchgw.types import AUTO, Epsilon
 
 SHELLS = ("bash", "zsh", "tcsh")
 KINDS = ", ".join(READERS)
@@ -32,6 +33,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def epsilon(text: str) -> Epsilon:
+    """A number, or "auto"."""
+    return AUTO if text == AUTO else float(text)
 
 
 def build_parser() -> Parser:
@@ -53,7 +59,7 @@ def build_parser() -> Parser:
     estimate = _command(commands, "estimate", "memory and time of an alignment, and how it would be solved")
     estimate.add_argument("source", help=f"a number of points, or a file ({KINDS})")
     estimate.add_argument("target", help="the same for the other space")
-    estimate.add_argument("--epsilon", type=float, default=1e-3, help="default: %(default)s")
+    estimate.add_argument("--epsilon", type=epsilon, default=1e-3, help="default: %(default)s")
     estimate.add_argument("--rank", type=int, default=LowRankOptions().rank, help="default: %(default)s")
     _device(estimate, backend=False)
     _memory(estimate)
@@ -92,7 +98,9 @@ def _align(commands: Any) -> None:
     _output(align, f"{TABLES}; .h5ad, the source's cells with what was carried")
     _report(align)
     _distances(align)
-    align.add_argument("--epsilon", type=float, default=1e-3, help="entropy, 0 for none (default: %(default)s)")
+    align.add_argument(
+        "--epsilon", type=epsilon, default=1e-3, help="entropy, 0 for none, or auto (default: %(default)s)"
+    )
     models = align.add_mutually_exclusive_group()
     models.add_argument("--semi-relaxed", type=float, metavar="RHO", help="the target's masses may give way")
     models.add_argument("--unbalanced", type=float, metavar="RHO", help="masses of both may give way")

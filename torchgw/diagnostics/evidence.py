@@ -111,6 +111,28 @@ class Rung:
     seconds: float
 
 
+@storable
+@dataclass(frozen=True, kw_only=True)
+class EpsilonStep:
+    """One epsilon of a solve that lowers it by itself.
+
+    Attributes
+    ----------
+    epsilon : the entropy weight.
+    value : of its plan, without entropy.
+    moved : share of the mass whose largest match is another than at the epsilon before; NaN for the first.
+    n_iter, n_iter_sinkhorn : outer and inner iterations at this epsilon.
+    seconds : spent on it.
+    """
+
+    epsilon: float
+    value: float
+    moved: float
+    n_iter: int
+    n_iter_sinkhorn: int
+    seconds: float
+
+
 @dataclass(frozen=True, repr=False)
 class Confidence:
     """Three views of source points, each (N,), or (m,) for m points that were asked for.

@@ -65,6 +65,10 @@ class History:
         """Seconds at the last check, 0 before the first."""
         return self.elapsed[-1] if self.elapsed else 0.0
 
+    def copy(self) -> History:
+        """The same entries, to be gone on with."""
+        return History(**{entry.name: list(getattr(self, entry.name)) for entry in fields(self)})
+
     def go_on_from(self, other: History) -> None:
         """Take over the entries of another history."""
         for entry in fields(self):

@@ -29,6 +29,17 @@ def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return found.clamp_max(weights.shape[-1] - 1)
 
 
+def spread_over(mass: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Points with mass (N,), and weights of sum one: all where they are at most ``count``, else one for each
+    1 / ``count`` of the mass."""
+    if len(mass) <= count:
+        index = mass.nonzero()[:, 0]
+        return index, mass[index] / mass.sum()
+    levels = (torch.arange(count, dtype=mass.dtype, device=mass.device) + 0.5) / count * mass.sum()
+    index = torch.searchsorted(running(mass, 0), levels).clamp_max(len(mass) - 1)
+    return index, torch.full_like(levels, 1 / count)
+
+
 def make_generator(random_state: object, device: torch.device) -> torch.Generator:
     """A generator on ``device``; no global random state is read or changed.
 

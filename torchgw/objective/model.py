@@ -138,6 +138,14 @@ class Model:
         )
         return replace(found, points=(one, other), groups=None)
 
+    def at(self, epsilon: float) -> Model:
+        """The same objective with another entropy weight, and the penalty that stands for a constraint there."""
+        found = replace(self, epsilon=epsilon)
+        if self.penalty is None:
+            return found
+        price = min(found.hardness, self.strength)
+        return replace(found, price=price, penalty=FactoredCost.weighted_sum([self.penalty], [price / self.price]))
+
     def taken(self, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor) -> Model:
         """The restriction of the model to some points, given by their indices (n,), (k,), with masses of their own."""
         cost, penalty = (None if side is None else side.taken(rows, columns) for side in (self.cost, self.penalty))

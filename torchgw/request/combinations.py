@@ -7,8 +7,6 @@ page docs/combinations.md, and a test over all combinations. A row of `SETTLED` 
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,8 +20,7 @@ from torchgw.objective.features import FeatureCost
 from torchgw.objective.supervision import Supervision
 from torchgw.options import AnnealingOptions, GWOptions
 from torchgw.spaces.prepare import Space
-
-STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
+from torchgw.types import Epsilon
 
 # The kinds of each argument, and how they are called in sentences.
 KINDS: dict[str, dict[str, str]] = {
@@ -33,7 +30,7 @@ KINDS: dict[str, dict[str, str]] = {
         "streaming": "the streaming strategy",
         "low-rank": "the low-rank strategy",
     },
-    "epsilon": {"positive": "epsilon > 0", "zero": "epsilon=0"},
+    "epsilon": {"positive": "epsilon > 0", "zero": "epsilon=0", "auto": "epsilon='auto'"},
     "options.gradient": {name: f"options.gradient='{name}'" for name in ("auto", "exact", "sampled")},
     "marginals": {name: f"{name}()" for name in ("Balanced", "SemiRelaxed", "Unbalanced", "Partial")},
     "cost": {"none": "no linear cost", "matrix": "a cost matrix", "features": "a pair of feature arrays as cost"},
@@ -209,7 +206,7 @@ SETTLED = (
 
 def facts_of(
     options: GWOptions,
-    epsilon: float,
+    epsilon: Epsilon,
     *,
     alpha: object = 1.0,
     cost: object = None,
@@ -228,7 +225,7 @@ def facts_of(
     named = f"SeparableLoss named {loss.name!r}" if isinstance(loss, SeparableLoss) else repr(loss)
     return {
         "options.strategy": Fact(options.strategy, repr(options.strategy)),
-        "epsilon": Fact("positive" if epsilon > 0 else "zero", f"{epsilon:g}"),
+        "epsilon": fact_of_epsilon(epsilon),
         "options.gradient": Fact(options.gradient, repr(options.gradient)),
         "marginals": Fact("Balanced" if marginals.balanced else type(marginals).__name__, repr(marginals)),
         "cost": Fact("none" if cost is None else "features" if features else "matrix", type(cost).__name__),
@@ -238,6 +235,13 @@ def facts_of(
         "gradient_mode": Fact("none" if gradient_mode is None else type(gradient_mode).__name__, repr(gradient_mode)),
         "checkpoint": Fact("none" if checkpoint is None else "folder", repr(checkpoint)),
     }
+
+
+def fact_of_epsilon(epsilon: Epsilon) -> Fact:
+    """Whether there is entropy, or whether that is left to the solve."""
+    if isinstance(epsilon, str):
+        return Fact(epsilon, repr(epsilon))
+    return Fact("positive" if epsilon > 0 else "zero", f"{epsilon:g}")
 
 
 def fact_of_space(space: Space) -> Fact:
@@ -272,21 +276,6 @@ def settled(options: GWOptions, facts: Mapping[str, Fact]) -> GWOptions:
         row.option: row.value for row in SETTLED if all(known.get(name) in kinds for name, kinds in row.given.items())
     }
     return replace(options, **changes)
-
-
-def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> GWOptions:
-    """The options with tolerances at which a strong divergence adds at most a tenth of epsilon to the objective.
-
-    What is left of a residual r under a finite weight rho is no marginal that rounding could mend, but about rho r^2 of
-    the objective.
-    """
-    stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
-    if stiffest == 0 or epsilon == 0:
-        return options
-    most = max(math.sqrt(STRAY_SHARE * float(epsilon) / stiffest), sys.float_info.min)
-    sinkhorn = replace(options.sinkhorn, tol=min(options.sinkhorn.tol, most))
-    ladder = replace(options.ladder, marginal_tol=min(options.ladder.marginal_tol, most))
-    return replace(options, sinkhorn=sinkhorn, ladder=ladder)
 
 
 def called(name: str, kinds: tuple[str, ...]) -> str:

@@ -134,6 +134,15 @@ def check_distances_resolved(model: Model, largest: float, advice: str) -> None:
         ranges.resolved("squared distances" if model.loss is SQUARE else "losses", reach, model.epsilon, advice)
 
 
+def least_resolved(model: Model, largest: float) -> float:
+    """The least epsilon that `check_resolved` and `check_distances_resolved` take, with some room, for scaled distances
+    up to ``largest``."""
+    loss = largest**2 if model.loss is SQUARE else largest_loss(model.loss)
+    costs = _reach(model) * torch.finfo(torch.float64).eps
+    distances = model.alpha / float(model.weight(1.0)) * loss / ranges.LARGEST_RATIO
+    return 2 * max(costs, distances, ranges.LEAST_EPSILON)
+
+
 def _reach(model: Model, entry: float | None = None) -> float:
     """An entry of the linear cost, the largest unless given, in the units of squared distances."""
     if model.cost is None:

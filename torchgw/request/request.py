@@ -22,20 +22,39 @@ from torchgw.kernels.sampling import make_generator
 from torchgw.losses import LOSSES, SeparableLoss
 from torchgw.marginals import Marginals
 from torchgw.objective.features import FeatureCost
+from torchgw.objective.gain import gain_of
 from torchgw.objective.model import Model
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
-from torchgw.request.combinations import Fact, fact_of_space, facts_of, refuse, settled, tolerances_for
-from torchgw.request.limits import check_memory, check_rank, choose_kernels, choose_strategy, sharp_fits
-from torchgw.request.objective import as_pair, check_alpha, check_cost, check_resolved, make_model, tensors_of
+from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
+from torchgw.request.limits import (
+    UNRESOLVED,
+    against_exact,
+    check_memory,
+    check_rank,
+    choose_kernels,
+    choose_strategy,
+    ends_sharp,
+    sharp_fits,
+)
+from torchgw.request.objective import (
+    as_pair,
+    check_alpha,
+    check_cost,
+    check_distances_resolved,
+    check_resolved,
+    least_resolved,
+    make_model,
+    tensors_of,
+)
 from torchgw.request.spaces import check_distances, check_init, check_spaces, pick_device, with_factors
 from torchgw.runtime.threads import threads_for
-from torchgw.solvers.problem import Kernels, Problem
+from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
 from torchgw.spaces.scale import unit_of
-from torchgw.types import Array, Callback, DistanceProvider, RandomState
+from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
 logger = logging.getLogger("torchgw")
 
@@ -52,7 +71,7 @@ class Asked:
     p, q : masses (N,), (K,), or None.
     cost, alpha : linear cost (N, K) or features, and the weight of the quadratic part, a number or a tensor ().
     supervision, init : rules of pairs, and a plan (N, K), pairs (m, 2) or a matching (N,) to start from.
-    epsilon, marginals : entropy weight, in units of the scaled squared distance, and the marginal model.
+    epsilon, marginals : entropy weight, in units of the scaled squared distance, or "auto", and the marginal model.
     options, gradient_mode : how to solve, and how to differentiate.
     device, backend, random_state : where, by which kernels, from which seed.
     callback, checkpoint : progress, and the folder to resume from.
@@ -67,7 +86,7 @@ class Asked:
     alpha: float | Tensor | None
     supervision: Supervision | None
     init: Any
-    epsilon: float
+    epsilon: Epsilon
     marginals: Marginals
     options: GWOptions
     gradient_mode: GradientMode | None
@@ -83,7 +102,7 @@ class Asked:
         validate.instance(
             "marginals", self.marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()"
         )
-        validate.real("epsilon", self.epsilon, least=0.0, most=ranges.LARGEST_EPSILON)
+        validate.epsilon("epsilon", self.epsilon)
         validate.choice("backend", self.backend, BACKENDS)
         if self.supervision is not None:
             example = "; for example Supervision(pairs=[(0, 3), (10, 7)])"
@@ -104,7 +123,8 @@ class Request:
     options : the options with what other arguments decide.
     strategy : "dense", "streaming" or "low-rank": the one that runs.
     spaces : both spaces, validated, with the kinds of their distances.
-    model : masses of sum one and all that the objective weighs, on the device that solves.
+    model : masses of sum one and all that the objective weighs, on the device that solves; an epsilon that the spaces
+        decide is a number from `resolved` on.
     mass : the scale of the plan's mass, in units of p and q, which the model divides out.
     cost_scale : what feature costs were divided by.
     init : a plan (N, K) over its largest entry, or matching pairs (m, 2), to start at instead of the search; or None.
@@ -113,6 +133,7 @@ class Request:
     kernels : implementations of every family that the strategy uses.
     against_exact : why the exact gradient cannot or should not run; None where it runs.
     sharp : whether the same call with epsilon=0 would be accepted, which remedies then name.
+    gain : what there is to gain over the product plan, in units of epsilon; NaN until the spaces are known.
     """
 
     asked: Asked
@@ -131,6 +152,7 @@ class Request:
     kernels: Kernels
     against_exact: str | None
     sharp: bool
+    gain: float = math.nan
 
     @classmethod
     def of(cls, asked: Asked) -> Request:
@@ -142,13 +164,13 @@ class Request:
             As `gw_align` says, before any distance is computed.
         """
         asked.check()
-        mode, marginals, supervision, epsilon = asked.gradient_mode, asked.marginals, asked.supervision, asked.epsilon
+        mode, marginals, supervision = asked.gradient_mode, asked.marginals, asked.supervision
         cost = as_pair(asked.cost)
         weight = check_alpha(asked.alpha, cost)
         alpha = asked.alpha if isinstance(asked.alpha, Tensor) else weight
         facts = facts_of(
             asked.options,
-            epsilon,
+            asked.epsilon,
             alpha=alpha,
             cost=cost,
             marginals=marginals,
@@ -157,7 +179,7 @@ class Request:
             checkpoint=asked.checkpoint,
         )
         refuse(facts)
-        options = tolerances_for(settled(asked.options, facts), epsilon, marginals)
+        options = settled(asked.options, facts)
         device = pick_device(asked.device, (asked.X, asked.Y, *tensors_of(cost)))
         generator = make_generator(asked.random_state, device)
 
@@ -169,6 +191,12 @@ class Request:
         n, k = (space.size for space in spaces)
         p, q = validate.masses("p", asked.p, n, "N"), validate.masses("q", asked.q, k, "K")
         masses = torch.from_numpy(p), torch.from_numpy(q)
+        auto = asked.epsilon == AUTO
+        epsilon = float(UNRESOLVED if auto else asked.epsilon)
+        if auto and ends_sharp(facts, masses, against_exact(spaces, device, options), asked.options):
+            epsilon, facts = 0.0, facts | {"epsilon": fact_of_epsilon(0.0)}
+            options = settled(asked.options, facts)
+        options = options if auto else tolerances_for(options, epsilon, marginals)
         linear, cost_scale = check_cost(cost, n, k)
         init = check_init(asked.init, n, k, device)
         strategy = choose_strategy(n, k, epsilon, options, device)
@@ -186,10 +214,11 @@ class Request:
             options = replace(options, strategy="dense")  # no other strategy can take over what is stored
         strength = math.inf if supervision is None else supervision.strength
         loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]
-        model, mass = make_model(masses, marginals, weight, float(epsilon), linear, rules, strength, loss, device)
+        model, mass = make_model(masses, marginals, weight, epsilon, linear, rules, strength, loss, device)
         against = check_memory(strategy, spaces, model, device, options, mode)
         sharp = sharp_fits(facts, (n, k), against, asked.options)
-        check_resolved(model, spaces, options, remedy_of(sharp))
+        if not auto:
+            check_resolved(model, spaces, options, remedy_of(sharp))
         with threads_for(n * k):  # compiled code is for a number of threads
             backend, kernels = choose_kernels(strategy, asked.backend, device, (n, k), options)
         logger.info("backend %s, blocks %s; passed over: %s", backend.name, backend.blocks, backend.passed_over)
@@ -211,6 +240,27 @@ class Request:
             against_exact=against,
             sharp=sharp,
         )
+
+    def resolved(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> Request:
+        """The same request, with what there is to gain between these providers; an epsilon that is left to the solve as
+        the number that it begins with.
+
+        Raises
+        ------
+        ValueError, FloatingPointError
+            For costs, and for distances beside an epsilon, that float64 does not resolve.
+        """
+        unit = unit_of(spaces)
+        gain, largest, own = gain_of(self.model, spaces, unit), unit**0.5, self
+        if self.asked.epsilon == AUTO and self.model.epsilon > 0:
+            epsilon = max(AUTO_START * gain, least_resolved(self.model, largest))
+            options = tolerances_for(self.options, epsilon, self.asked.marginals)
+            own = replace(self, model=self.model.at(epsilon), options=options)
+        if self.asked.epsilon == AUTO:
+            check_resolved(own.model, own.spaces, own.options, own.remedy)
+        advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
+        check_distances_resolved(own.model, largest, advice)
+        return replace(own, gain=gain)
 
     @property
     def given(self) -> Given:
@@ -253,8 +303,9 @@ class Request:
         """The arguments that a checkpoint keeps."""
         left_out = ("gradient_mode", "random_state", "callback", "checkpoint")
         kept = {entry.name: getattr(self.asked, entry.name) for entry in fields(Asked) if entry.name not in left_out}
+        epsilon = self.asked.epsilon if self.asked.epsilon == AUTO else self.model.epsilon
         init = self.asked.init.plan if isinstance(self.asked.init, Readable) else self.asked.init
-        return kept | {"cost": self.cost, "init": init, "epsilon": self.model.epsilon, "device": self.device}
+        return kept | {"cost": self.cost, "init": init, "epsilon": epsilon, "device": self.device}
 
     def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
         """What is to be solved, between these providers."""
@@ -270,6 +321,8 @@ class Request:
             watch=watch,
             init=self.init,
             tol=None if mode is None else mode.tolerance(self.strategy),
+            gain=self.gain,
+            auto=self.asked.epsilon == AUTO,
         )
 
     def run_by(self, strategy: str) -> Request:

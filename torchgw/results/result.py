@@ -18,6 +18,7 @@ from torchgw.diagnostics.evidence import (
     Basin,
     Certificate,
     Confidence,
+    EpsilonStep,
     Rung,
     energy_ratio,
     entropy_and_margin,
@@ -80,8 +81,11 @@ class GWResult(Readable):
     providers : class names of the two distance providers.
     graphs : how the neighbour graphs were made (k, stitching, short cuts left out); None for spaces that needed none.
     timings : seconds spent in "prepare", "search", "solve" and "finish".
-    epsilon, alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it
-        had supervision, and that without a strength.
+    epsilon : of the plan: the one given, or where the solve ended that chose it; ``path`` says how, empty for a given
+        one. ``gain`` is what matching can gain over not matching, in units of epsilon: about 0.01 of it finds optima,
+        0.003 keeps soft labels and rankings good.
+    alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it had
+        supervision, and that without a strength.
     numpy_input : whether what is read of the plan comes as NumPy arrays, as the points did.
     known : the two spaces, for `unseen`; not saved.
     differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
@@ -124,6 +128,8 @@ class GWResult(Readable):
     constrained: bool
     options: GWOptions
     unit: float = 1.0
+    path: tuple[EpsilonStep, ...] = ()
+    gain: float = math.nan
     numpy_input: bool = True
     known: tuple[KnownPoints, KnownPoints] | None = None
     differentiated: Differentiated | None = None
@@ -182,13 +188,15 @@ class GWResult(Readable):
             providers=(type(spaces[0]).__name__, type(spaces[1]).__name__),
             graphs=graphs,
             timings={"prepare": prepared} | solution.seconds,
-            epsilon=model.epsilon,
+            epsilon=solution.path[-1].epsilon if solution.path else model.epsilon,
             alpha=model.alpha,
             marginals=asked.marginals,
             supervised=asked.supervision is not None,
             constrained=asked.supervision is not None and asked.supervision.strength == math.inf,
             options=request.options,
             unit=unit if model.alpha == 1 else max(unit, 1.0),
+            path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
+            gain=request.gain,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs),
             differentiated=differentiated,
@@ -197,8 +205,9 @@ class GWResult(Readable):
     def __repr__(self) -> str:
         n, k = self.shape
         value = f"{self.value:.6g}" if self.value_exact else f"{self.value:.6g} +- {self.value_error:.1g}"
+        chosen = f" at epsilon {self.epsilon:.3g} ({len(self.path)} tried)" if self.path else ""
         return (
-            f"GWResult({n} x {k}, value {value}, {self.status.name.lower()} after {self.n_iter} iterations, "
+            f"GWResult({n} x {k}, value {value}, {self.status.name.lower()} after {self.n_iter} iterations{chosen}, "
             f"marginal error {self.marginal_error:.1e}, backend {self.backend})"
         )
 

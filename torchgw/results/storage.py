@@ -17,7 +17,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
-from torchgw.diagnostics.evidence import Basin, Certificate, Rung
+from torchgw.diagnostics.evidence import Basin, Certificate, EpsilonStep, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.losses import SeparableLoss
@@ -66,6 +66,7 @@ def pack(members: dict[str, Any], coupling: BlockCoupling) -> dict[str, Array]:
         "history": asdict(members["history"]),
         "certificate": asdict(members["certificate"]),
         "ladder": [asdict(rung) for rung in members["ladder"]],
+        "path": [asdict(step) for step in members["path"]],
         "graphs": [_from_report(report) for report in members["graphs"]],
         "basins": [
             {"energy": b.energy, "count": b.count, "level": b.level, "difference": b.difference} for b in basins
@@ -116,6 +117,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
     return meta | {
         "coupling": coupling,
         "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
+        "path": tuple(EpsilonStep(**step) for step in meta.get("path", ())),
         "status": Status[meta["status"]],
         "options": GWOptions(**options | {"loss": _to_loss(options["loss"])}),
         "marginals": MARGINALS[meta["marginals"].pop("kind")](**meta["marginals"]),

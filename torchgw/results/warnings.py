@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
+from torchgw.kernels.sampling import spread_over
 from torchgw.request.request import SHARP, Request
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.types import AmbiguityWarning, ConvergenceWarning, PrecisionWarning, SupervisionWarning, TorchGWWarning
+from torchgw.types import (
+    AmbiguityWarning,
+    BlurWarning,
+    ConvergenceWarning,
+    PrecisionWarning,
+    SupervisionWarning,
+    TorchGWWarning,
+)
 
 BROKEN = 1e-3
+LOOKED_AT = 100  # points whose matches are counted
+MANY = 2.0  # matches of a point, from which on a plan is blurred
+MUCH = 0.02  # of what there is to gain: an epsilon above it blurs where there is anything to tell apart
+MISSED = 0.2  # of what there is to gain, that a plan may have left
+SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
 
 
 def warn(result: GWResult, solution: CertifiedSolution, request: Request) -> None:
@@ -68,9 +83,26 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
     )
 
 
+def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
+    """Which epsilon to take, where a given one blurs what a smaller one would tell apart."""
+    gain, left = result.gain, solution.certificate.gap / float(request.model.weight(1.0))
+    given = not result.path and result.strategy != "low-rank" and request.asked.gradient_mode is None
+    if not (given and result.epsilon > MUCH * gain and left > MISSED * gain):
+        return ""
+    points, weight = spread_over(solution.marginals[0], LOOKED_AT)
+    matches = math.exp(float(weight @ entropy_and_margin(solution.coupling, points)[0].to(weight)))
+    if matches < MANY:
+        return ""
+    return (
+        f"the plan is blurred: a point has {matches:.3g} matches on average, and epsilon = {result.epsilon:g} is "
+        f"{result.epsilon / gain:.2g} times what matching can gain; take epsilon='auto', or about {SOFT * gain:.1g}"
+    )
+
+
 WARNINGS: dict[type[TorchGWWarning], Callable[[GWResult, CertifiedSolution, Request], str]] = {
     PrecisionWarning: imprecise,
     ConvergenceWarning: unfinished,
     SupervisionWarning: broken,
     AmbiguityWarning: ambiguous,
+    BlurWarning: blurred,
 }

@@ -12,8 +12,10 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.rounding import round_to_marginals
 from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.precision import reach, unsafe
 from torchgw.objective.model import Model
-from torchgw.options import SinkhornOptions
+from torchgw.options import GWOptions, SinkhornOptions
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import scaling
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
@@ -57,6 +59,14 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
         marginal_residual=residual,
         n_iter_sinkhorn=solution.n_iter_sinkhorn + state.n_iter,
     )
+
+
+def precision_warning(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
+    """Why float32 could not carry the scores that the loop worked on, or None."""
+    if not options.mixed_precision:
+        return None
+    A, B = cost.centred(epsilon)[0].balanced_score(epsilon)
+    return unsafe(reach(A, B), A.shape[1])
 
 
 def largest_potential(f: Tensor, g: Tensor) -> Tensor:

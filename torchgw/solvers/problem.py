@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.softmin_tiles import TileKernel
+from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
 from torchgw.objective.model import Model
@@ -29,6 +32,8 @@ Result = TypeVar("Result")
 ProblemT = TypeVar("ProblemT", bound="Problem")
 
 SHARP_START = 2.5e-4  # of the largest squared distance, where annealing to zero begins
+AUTO_START = 0.01  # of what there is to gain, where an epsilon that is left to the solve begins
+STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class Problem:
     watch : follows the solve.
     init : where to start instead of the search: a plan (N, K), matching pairs (m, 2) of integers, or None.
     tol : relative change in the last iteration that the fixed point is solved to in the end, None for no fixed point.
+    gain : what there is to gain over the product plan, in units of epsilon.
+    auto : whether epsilon is left to the solve.
     """
 
     spaces: tuple[DistanceProvider, DistanceProvider]
@@ -70,6 +77,8 @@ class Problem:
     watch: Watch
     init: Tensor | None = None
     tol: float | None = None
+    gain: float = math.nan
+    auto: bool = False
 
     @classmethod
     def of(cls: type[ProblemT], problem: Problem, **more: Any) -> ProblemT:
@@ -106,7 +115,12 @@ class Problem:
     @property
     def epsilon(self) -> float:
         """The epsilon asked for; without entropy, that from which annealing to zero begins."""
-        return self.model.epsilon or SHARP_START * self.unit
+        return self.model.epsilon or (AUTO_START * self.gain if self.auto else SHARP_START * self.unit)
+
+    @property
+    def continued(self) -> bool:
+        """Whether epsilon falls on from where it begins, while that sharpens the plan."""
+        return self.auto and self.exact and not self.sharp and self.tol is None
 
     def stage(self, name: str, compute: Callable[[], Result]) -> Result:
         """The result of a stage, see `torchgw.persist.watch`."""
@@ -130,6 +144,11 @@ class StoredProblem(Problem):
         recall(self.gradient, memory)
         return result
 
+    def at(self, epsilon: float) -> StoredProblem:
+        """The same problem with another entropy weight, and the tolerances that this asks for."""
+        model, options = self.model.at(epsilon), tolerances_for(self.options, epsilon, self.model.marginals)
+        return replace(self, model=model, options=options, gradient=gradient_of(model, self.quadratic))
+
     @property
     def quadratic(self) -> Gradient:
         """The gradient of the quadratic part alone."""
@@ -146,6 +165,21 @@ def descended(problem: StoredProblem, start: Start, epsilon: float, steps: int) 
     given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
     with threads_for(len(problem.p) * len(problem.q)):
         return descend(*given, max_iter=steps)
+
+
+def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> GWOptions:
+    """The options with tolerances at which a strong divergence adds at most a tenth of epsilon to the objective.
+
+    What is left of a residual r under a finite weight rho is no marginal that rounding could mend, but about rho r^2 of
+    the objective.
+    """
+    stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
+    if stiffest == 0 or epsilon == 0:
+        return options
+    most = max(math.sqrt(STRAY_SHARE * float(epsilon) / stiffest), sys.float_info.min)
+    sinkhorn = replace(options.sinkhorn, tol=min(options.sinkhorn.tol, most))
+    ladder = replace(options.ladder, marginal_tol=min(options.ladder.marginal_tol, most))
+    return replace(options, sinkhorn=sinkhorn, ladder=ladder)
 
 
 def make_gradient(problem: Problem) -> Gradient:

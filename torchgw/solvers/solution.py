@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.diagnostics.evidence import Basin, Certificate, Rung
+from torchgw.diagnostics.evidence import Basin, Certificate, EpsilonStep, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.model import Values
 from torchgw.persist.codec import storable
@@ -48,6 +48,7 @@ class Solution:
     dual : column potentials (K,) of the linearised problem, in units of cost.
     precision_warning : why float32 could not carry the scores on the way, where it could not.
     stored : the plan once more, where ``coupling`` has it by its potentials alone.
+    path : the epsilons that a solve lowered by itself, ending with its own.
     """
 
     coupling: BlockCoupling | None
@@ -62,6 +63,7 @@ class Solution:
     dual: Tensor | None = None
     precision_warning: str | None = None
     stored: DenseCoupling | None = None
+    path: tuple[EpsilonStep, ...] = ()
 
     @classmethod
     def of(cls, state: PlanState, status: Status, history: History) -> Solution:

@@ -12,7 +12,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.evidence import NEAR_TIE, TINY
 from torchgw.diagnostics.status import History, Status
-from torchgw.kernels.precision import loop_dtype, reach, unsafe
+from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_stored
 from torchgw.objective.exact import ExactGradient, multiplied
 from torchgw.objective.sampled import NOTHING, recall
@@ -20,8 +20,7 @@ from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import product_starts, sharp_starts
-from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.finish import finish
+from torchgw.solvers.finish import finish, precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.solvers.inner import StoredInner
@@ -31,6 +30,7 @@ from torchgw.solvers.sampled import solve_sampled
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
+from torchgw.strategies.continuation import continued
 
 ROUNDING_SLACK = 2.0
 SHARP_FALL = 0.2  # and how far it falls
@@ -59,6 +59,8 @@ def solve_dense(asked: Problem) -> CertifiedSolution:
     if asked.sharp or asked.tol is not None:
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
     solution, candidates = solve_contenders(problem, candidates)
+    if asked.auto:
+        solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
     solved = time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
@@ -141,13 +143,14 @@ def _start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
 
 
-def solve_smoothly(problem: StoredProblem, start: Start) -> Solution:
-    """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given."""
+def solve_smoothly(problem: StoredProblem, start: Start, history: History | None = None) -> Solution:
+    """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given. A ``history`` is
+    gone on with."""
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernels.stored
     watch = problem.watch
     if problem.exact:
         arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
-        solution = replace(descend(*arguments, resolved=True), coupling=None, last_change=0.0)
+        solution = replace(descend(*arguments, history=history, resolved=True), coupling=None, last_change=0.0)
     else:
         solution = solve_sampled(problem.gradient, start, model, epsilon, kernel, options, watch)
     if problem.tol is not None:
@@ -186,14 +189,6 @@ def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[So
     arguments = problem.wide, start, problem.model, inner, options, problem.watch, solution.history
     found = problem.stage("fixed-point", partial(refined, *arguments))
     return replace(found.after(solution), coupling=None), options
-
-
-def precision_warning(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
-    """Why float32 could not carry the scores that the loop worked on, or None."""
-    if not options.mixed_precision:
-        return None
-    A, B = cost.centred(epsilon)[0].balanced_score(epsilon)
-    return unsafe(reach(A, B), A.shape[1])
 
 
 def solve_sharply(problem: StoredProblem, start: Start) -> Solution:

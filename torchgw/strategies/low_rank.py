@@ -15,6 +15,7 @@ from torchgw.solvers.low_rank import solve_low_rank, warm_factors
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.cells import solve_on_cells, streamed
+from torchgw.strategies.continuation import step_of
 
 SEARCH_EPSILON = 1e-3  # of the largest squared distance
 
@@ -52,5 +53,6 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
         values=values,
         certificate=certificate,
         basins=basins,
+        path=(step_of(asked, solution, solved - began),) if asked.auto else (),
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )

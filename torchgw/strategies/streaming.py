@@ -31,6 +31,7 @@ from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.hierarchy import bisect
 from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed
+from torchgw.strategies.continuation import step_of
 from torchgw.strategies.ladder import Climb, climb
 
 EVERY_PAIR = 2**22
@@ -62,7 +63,8 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
     solved = time.perf_counter()
     found = finish_tiles(problem, climbed, solution)
     seconds = {"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved}
-    return replace(found, basins=basins, seconds=seconds)
+    path = (replace(step_of(asked, found, sum(seconds.values())), value=found.values.total),) if asked.auto else ()
+    return replace(found, basins=basins, seconds=seconds, path=path)
 
 
 def _refined(asked: Problem, climbed: Climb, solution: Solution, tol: float) -> tuple[Climb, Solution]:

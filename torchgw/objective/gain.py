@@ -1,0 +1,79 @@
+"""What matching can gain over not matching at all: the spread of plans' values, and so the unit in which an entropy
+weight is small or large.
+
+Between plans with marginals p and q all but the cross term of the quadratic part is constant, and by Cauchy-Schwarz
+
+    |E_{T x T} h1(D_X) h2(D_Y) - E h1(D_X) E h2(D_Y)|   <=   sd h1(D_X) sd h2(D_Y),
+
+E and sd over pairs of points drawn by their masses: 2 sd(D_X) sd(D_Y) for squares. For spaces of one shape that is the
+energy of the product plan, E D_X^2 + E D_Y^2 - 2 E D_X E D_Y; of others it leaves out what no plan can change. A linear
+cost gains at most its mean minus the larger mean of row and of column minima, so that a constant in it is no gain.
+
+Both are weighed as in the linear problem, whose cost is Chat = (alpha C(T) + beta M / 2) / w.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels.sampling import spread_over
+from torchgw.losses import SQUARE, Function
+from torchgw.objective.bounds import c_transform
+from torchgw.objective.exact import factored_mean_square
+from torchgw.objective.model import Model
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.types import DistanceProvider
+
+LOOKED_AT, SEARCHED = 1000, 64  # points whose distances, or costs, stand for those of all
+NONE = 1e-9  # of the largest squared distance: below it a gain is rounding
+
+
+def gain_of(model: Model, spaces: tuple[DistanceProvider, DistanceProvider], unit: float) -> float:
+    """The most that a plan can lie below the product plan, in units of epsilon; ``unit``, the largest squared distance,
+    where nothing can be gained. O((N + K) r^2) of factored distances, of others 1000 rows of each space, 64 where each
+    row is a search; 1000 rows and columns of a linear cost."""
+    (p, q), loss = model.masses, model.loss
+    found = 0.0
+    if model.alpha > 0:
+        one, other = (
+            deviation(space, mass, None if loss is SQUARE else transformed)
+            for space, mass, transformed in zip(spaces, (p, q), (loss.h1, loss.h2), strict=True)
+        )
+        found += model.alpha * (2 if loss is SQUARE else 1) * one * other
+    if model.cost is not None and model.beta > 0:
+        found += model.beta / 2 * linear_gain(model.cost, p, q)
+    found /= float(model.weight(1.0))
+    return found if NONE * unit < found < math.inf else unit
+
+
+def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | None = None) -> float:
+    """Standard deviation of the distances of a space, or of a function of them, over pairs drawn by their ``mass``."""
+    mass, factors = mass / mass.sum(), space.factors()
+    if factors is not None and transformed is None:
+        F, signs = (part.to(mass) for part in factors)
+        mean = signs @ (F.T @ mass).square()
+        square = factored_mean_square(F, signs, mass)
+    else:
+        index, weight = spread_over(mass, LOOKED_AT if space.stored else SEARCHED)
+        rows = space.rows(index).to(mass)
+        rows = rows if transformed is None else transformed(rows)
+        mean, square = weight @ (rows @ mass), weight @ (rows.square() @ mass)
+    return math.sqrt(max(float(square - mean.square()), 0.0))
+
+
+def linear_gain(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
+    """<M, p q^T> minus the larger mean of row and of column minima, for masses of any sums: per unit of mass."""
+    return max(min(_above_least(side, *ends) for side, ends in ((cost, (p, q)), (cost.T, (q, p)))), 0.0)
+
+
+def _above_least(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
+    """How far the mean of a row of the cost lies above its smallest entry, over rows drawn by their masses p (N,)."""
+    index, weight = spread_over(p, LOOKED_AT)
+    some = cost.taken(index, slice(None))
+    share = q / q.sum()
+    mean = some.a + some.b @ share - 2 * (some.U @ (some.V.T @ share))
+    mean = mean if some.extra is None else mean + some.extra @ share
+    return float(weight @ (mean - c_transform(some, torch.zeros_like(q), q)))

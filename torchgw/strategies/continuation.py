@@ -1,0 +1,77 @@
+"""An epsilon that is left to the solve, lowered from its start while that sharpens the plan.
+
+    epsilon_0 = 0.01 gain,   epsilon_{k+1} = epsilon_k / 3, each solved from the plan before
+
+The start is large enough to find the basin and small beside what there is to gain. The plan then follows its optimum
+down while the value without entropy is far above zero and still falls, and matches still change: blur that costs
+nothing keeps potentials smooth and solves short. A step that does not converge, or whose scores float32 cannot carry,
+is not taken.
+
+Source: K. Rose, "Deterministic annealing for clustering, compression, classification, regression", 1998.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from torchgw.diagnostics.evidence import EpsilonStep
+from torchgw.diagnostics.status import History
+from torchgw.solvers.finish import precision_warning
+from torchgw.solvers.problem import Problem, StoredProblem
+from torchgw.solvers.solution import Solution
+from torchgw.solvers.warm_start import Start
+
+logger = logging.getLogger("torchgw")
+
+RATIO = 1 / 3
+MOST_STEPS = 4
+LEFT = 0.02  # of the gain: a value below has nothing left that is worth a step
+FALL = 0.05  # of the value, that a step must have brought to be followed by another
+MOVED = 0.01  # of the mass, whose match a step must have changed likewise
+
+Solve = Callable[[StoredProblem, Start, History], Solution]
+
+
+def continued(problem: StoredProblem, first: Solution, seconds: float, solve: Solve) -> Solution:
+    """The solution where epsilon stops falling, from ``first``, at the epsilon asked for, which took these seconds."""
+    p, solution = problem.p, first
+    path: tuple[EpsilonStep, ...] = (step_of(problem, first, seconds),)
+    for number in range(1, MOST_STEPS + 1):
+        epsilon, end = path[-1].epsilon * RATIO, solution.end
+        left = problem.continued and solution.status.converged and path[-1].value > LEFT * problem.gain
+        if not left or end is None or end.cost is None or problem.watch.cut():
+            break
+        reason = precision_warning(end.cost, epsilon, problem.options)
+        if reason is not None:
+            logger.info("epsilon %.3g is left out: %s", epsilon, reason)
+            break
+        began, start = time.perf_counter(), end.to(problem.masses[0].dtype)
+        whole = partial(solve, problem.at(epsilon), start, solution.history.copy())
+        found = problem.stage(f"epsilon-{number}", whole)
+        if not found.status.converged:
+            logger.info("epsilon %.3g is left out: %s", epsilon, found.status)
+            break
+        moved = float(p @ (found.plan.argmax(1) != solution.plan.argmax(1)).to(p) / p.sum())
+        path = (*path, replace(step_of(problem, found, time.perf_counter() - began), epsilon=epsilon, moved=moved))
+        logger.info("continuation: %s", path[-1])
+        solution = found.after(solution)
+        if path[-1].value > (1 - FALL) * path[-2].value or moved < MOVED:
+            break
+    return replace(solution, path=path)
+
+
+def step_of(problem: Problem, found: Solution, seconds: float) -> EpsilonStep:
+    """What is told of the epsilon asked for, which begins a path."""
+    return EpsilonStep(
+        epsilon=problem.model.epsilon,
+        value=max(found.energy, 0.0),
+        moved=math.nan,
+        n_iter=found.n_iter,
+        n_iter_sinkhorn=found.n_iter_sinkhorn,
+        seconds=seconds,
+    )
