@@ -198,7 +198,10 @@ def test_files_that_were_written_before_are_read_and_written_alike(name: str, tm
         assert sorted(before) == sorted(after)
         for array in set(before) - {"meta"}:
             np.testing.assert_array_equal(before[array], after[array])
-        assert json.loads(str(before["meta"])) == json.loads(str(after["meta"]))
+        later = dict.fromkeys(("gain", "path"), "none then")  # which the results of those versions did not have
+        metas = [json.loads(str(arrays["meta"])) | later for arrays in (before, after)]
+        assert metas[0] == metas[1]
+        assert result.path == ()
 
 
 def put(array: np.ndarray, value: float, place: int = 0) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torchgw.diagnostics.evidence import Basin, Certificate, Confidence, Rung
+from torchgw.diagnostics.evidence import Basin, Certificate, Confidence, EpsilonStep, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.marginals import Marginals
 from torchgw.options import GWOptions

@@ -135,12 +135,9 @@ def check_distances_resolved(model: Model, largest: float, advice: str) -> None:
 
 
 def least_resolved(model: Model, largest: float) -> float:
-    """The least epsilon that `check_resolved` and `check_distances_resolved` take, with some room, for scaled distances
-    up to ``largest``."""
+    """The least epsilon that is resolved beside scaled distances up to ``largest``, with some room."""
     loss = largest**2 if model.loss is SQUARE else largest_loss(model.loss)
-    costs = _reach(model) * torch.finfo(torch.float64).eps
-    distances = model.alpha / float(model.weight(1.0)) * loss / ranges.LARGEST_RATIO
-    return 2 * max(costs, distances, ranges.LEAST_EPSILON)
+    return 2 * max(model.alpha / float(model.weight(1.0)) * loss / ranges.LARGEST_RATIO, ranges.LEAST_EPSILON)
 
 
 def _reach(model: Model, entry: float | None = None) -> float:

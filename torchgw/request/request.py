@@ -133,7 +133,8 @@ class Request:
     kernels : implementations of every family that the strategy uses.
     against_exact : why the exact gradient cannot or should not run; None where it runs.
     sharp : whether the same call with epsilon=0 would be accepted, which remedies then name.
-    gain : what there is to gain over the product plan, in units of epsilon; NaN until the spaces are known.
+    gain : what there is to gain over the product plan, in units of epsilon, where it decides; NaN before, and beside a
+        given epsilon.
     """
 
     asked: Asked
@@ -242,25 +243,25 @@ class Request:
         )
 
     def resolved(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> Request:
-        """The same request, with what there is to gain between these providers; an epsilon that is left to the solve as
-        the number that it begins with.
+        """The same request; an epsilon that is left to the solve as the number that it begins with between these
+        providers.
 
         Raises
         ------
         ValueError, FloatingPointError
             For costs, and for distances beside an epsilon, that float64 does not resolve.
         """
-        unit = unit_of(spaces)
-        gain, largest, own = gain_of(self.model, spaces, unit), unit**0.5, self
-        if self.asked.epsilon == AUTO and self.model.epsilon > 0:
-            epsilon = max(AUTO_START * gain, least_resolved(self.model, largest))
-            options = tolerances_for(self.options, epsilon, self.asked.marginals)
-            own = replace(self, model=self.model.at(epsilon), options=options)
+        own, largest = self, unit_of(spaces) ** 0.5
         if self.asked.epsilon == AUTO:
+            own = replace(self, gain=gain_of(self.model, spaces, largest**2))
+            if self.model.epsilon > 0:
+                epsilon = max(AUTO_START * own.gain, least_resolved(self.model, largest))
+                options = tolerances_for(self.options, epsilon, self.asked.marginals)
+                own = replace(own, model=self.model.at(epsilon), options=options)
             check_resolved(own.model, own.spaces, own.options, own.remedy)
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
-        return replace(own, gain=gain)
+        return own
 
     @property
     def given(self) -> Given:

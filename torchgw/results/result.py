@@ -27,6 +27,7 @@ from torchgw.diagnostics.evidence import (
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
+from torchgw.objective.gain import gain_of
 from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
@@ -196,7 +197,7 @@ class GWResult(Readable):
             options=request.options,
             unit=unit if model.alpha == 1 else max(unit, 1.0),
             path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
-            gain=request.gain,
+            gain=gain_of(model, spaces, unit) if math.isnan(request.gain) else request.gain,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs),
             differentiated=differentiated,
