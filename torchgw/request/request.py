@@ -186,9 +186,8 @@ class Request:
 
         kinds = check_distances(asked.distances)
         spaces = check_spaces(asked.X, asked.Y, kinds, weight, cost, options.spaces)
-        one_way = {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
-        refuse(facts | one_way)
-        options = settled(options, facts | one_way)
+        facts |= {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
+        refuse(facts)
         n, k = (space.size for space in spaces)
         p, q = validate.masses("p", asked.p, n, "N"), validate.masses("q", asked.q, k, "K")
         masses = torch.from_numpy(p), torch.from_numpy(q)
@@ -196,7 +195,7 @@ class Request:
         epsilon = float(UNRESOLVED if auto else asked.epsilon)
         if auto and ends_sharp(facts, masses, against_exact(spaces, device, options), asked.options):
             epsilon, facts = 0.0, facts | {"epsilon": fact_of_epsilon(0.0)}
-            options = settled(asked.options, facts)
+        options = settled(options, facts)
         options = options if auto else tolerances_for(options, epsilon, marginals)
         linear, cost_scale = check_cost(cost, n, k)
         init = check_init(asked.init, n, k, device)
