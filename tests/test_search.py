@@ -160,18 +160,6 @@ def test_fewer_basins_are_carried_when_fewer_are_asked_for() -> None:
     assert many.value <= one.value * 1.001
 
 
-def test_the_exact_gradient_is_passed_over_where_it_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchgw.request.limits.EXACT_WORK", {"cpu": 1e5})
-    rng = np.random.default_rng(10)
-    x, y = rng.normal(size=(60, 2)), rng.normal(size=(70, 2))
-    result = quietly(gw_align, x, y, distances="euclidean", random_state=0)
-    asked = quietly(gw_align, x, y, distances="euclidean", options=GWOptions(gradient="exact"), random_state=0)
-    assert result.gradient == "sampled"
-    assert "too slow" in result.gradient_passed_over
-    assert asked.gradient == "exact"
-    assert asked.gradient_passed_over == ""
-
-
 @pytest.mark.parametrize(
     ("size", "epsilon"),
     daily(

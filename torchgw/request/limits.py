@@ -1,7 +1,7 @@
 """Which strategy and kernels a problem takes, and whether what it stores fits, before anything is built.
 
-A dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end); the exact gradient
-takes N K (N + K) multiplications at each iteration where neither space has factors.
+A dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end); where neither
+space has factors, some that lead make iterations of the exact gradient cheap (`torchgw.objective.leading`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend o
 DENSE_BYTES, SHARP_BYTES = 16, 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
 SEARCHED_SIZE = 5000
-EXACT_WORK = {"cpu": 4e10, "cuda": 4e12}
 EXPECTED_RANK = 32
 # Up to which an optimum without entropy is found in about the time of a blurred one (measured): where its linear
 # programs are assignments, and elsewhere.
@@ -92,9 +91,6 @@ def against_exact(spaces: Sequence[Space], device: torch.device, options: GWOpti
         searched = space.kind == "dijkstra" or (space.kind == "provider" and not space.data.stored)
         if searched and space.size > SEARCHED_SIZE and options.gradient == "auto":
             return f"all pairs of {space.size} points cost as many graph searches"
-    n, k = (space.size for space in spaces)
-    if len(plain) == 2 and n * k * (n + k) > EXACT_WORK.get(device.type, 4e10) and options.gradient == "auto":
-        return f"dense products at {n} x {k} are too slow, and neither space has factors"
     return None
 
 

@@ -16,6 +16,7 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
+from torchgw.objective.leading import LeadingGradient, leads
 from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, recall
@@ -183,10 +184,12 @@ def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> 
 
 
 def make_gradient(problem: Problem) -> Gradient:
-    """The exact gradient, or the sampled one with landmark control variates, of the model's objective."""
+    """The exact gradient, with leading factors where its products take long, or the sampled one with landmark control
+    variates; of the model's objective."""
     model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
     if problem.exact:
-        return gradient_of(model, ExactGradient(*problem.spaces, p, q, model.loss))
+        exact = ExactGradient(*problem.spaces, p, q, model.loss)
+        return gradient_of(model, LeadingGradient(exact, p, q, generator) if leads(exact) else exact)
     controls = None
     if sampling.n_control > 0:
         x, y = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
@@ -15,6 +17,8 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_stored
 from torchgw.objective.exact import ExactGradient, multiplied
+from torchgw.objective.leading import LeadingGradient
+from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
@@ -22,7 +26,7 @@ from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import product_starts, sharp_starts
 from torchgw.solvers.finish import finish, precision_warning
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import frank_wolfe
+from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.newton import refined, with_tolerance
 from torchgw.solvers.problem import Problem, StoredProblem, descended, make_gradient
@@ -32,7 +36,11 @@ from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_s
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
 
+logger = logging.getLogger("torchgw")
+
 ROUNDING_SLACK = 2.0
+CORRECTIONS = 3  # by the exact gradient, at most
+MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_FALL = 0.2  # and how far it falls
 SHARP_RATIO = 0.5
 SHARP_STEPS = 4
@@ -150,7 +158,10 @@ def solve_smoothly(problem: StoredProblem, start: Start, history: History | None
     watch = problem.watch
     if problem.exact:
         arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
-        solution = replace(descend(*arguments, history=history, resolved=True), coupling=None, last_change=0.0)
+        solution = descend(*arguments, history=history, resolved=True)
+        if isinstance(problem.quadratic, LeadingGradient):
+            solution = _corrected(problem, solution)
+        solution = replace(solution, coupling=None, last_change=0.0)
     else:
         solution = solve_sampled(problem.gradient, start, model, epsilon, kernel, options, watch)
     if problem.tol is not None:
@@ -177,6 +188,38 @@ def solve_smoothly(problem: StoredProblem, start: Start, history: History | None
         status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
         precision_warning=precision_warning(warm.cost, epsilon, options),
     )
+
+
+def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
+    """The fixed point of the exact gradient, near that of the factors which led there.
+
+    The factors' gradient is corrected to the exact one at the last plan until that hardly moves the plan, or a few
+    times; where it still does, the exact gradient itself goes on.
+    """
+    leading, model, watch = problem.quadratic, problem.model, problem.watch
+    assert isinstance(leading, LeadingGradient)
+
+    def gone_on(name: str, gradient: Gradient, start: Start) -> Solution:
+        arguments = gradient, start, model, problem.epsilon, problem.inner, problem.options, watch
+        whole = partial(descend, *arguments, history=solution.history, resolved=True)
+        return problem.stage(name, whole).after(solution)
+
+    for number in range(CORRECTIONS if model.fixed else 0):
+        if watch.cut():
+            return solution
+        last, end, value = DenseCoupling(solution.plan), solution.end, solution.history.cost[-1]
+        assert end is not None
+        gradient = gradient_of(model, leading.at(last, problem.masses[0]))
+        solution = gone_on(f"correct-{number}", gradient, replace(end, cost=gradient(last, problem.masses[0])))
+        moved = float((solution.plan - last.plan).abs().sum() / last.plan.sum())
+        logger.info("corrected by the exact gradient: the plan moved by %.3g", moved)
+        still = problem.options.stopping.plan_tol * abs(solution.history.cost[-1])
+        if moved <= MOVED or abs(solution.history.cost[-1] - value) <= still:
+            return solution
+    assert solution.end is not None
+    gradient = gradient_of(model, leading.exact)
+    cost = gradient(DenseCoupling(solution.plan), problem.masses[0])
+    return solution if watch.cut() else gone_on("exact", gradient, replace(solution.end, cost=cost))
 
 
 def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:
@@ -213,18 +256,16 @@ def solve_sharply(problem: StoredProblem, start: Start) -> Solution:
     plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
     dual = now.end.cost.column_dual(now.end.g.to(torch.float64), q, epsilon)
     least = torch.finfo(p.dtype).eps * problem.unit
-    sharp, status = frank_wolfe(
-        problem.wide,
-        plan,
-        dual,
-        p,
-        q,
-        tol=SHARP_TOLERANCE,
-        least=least,
-        max_iter=max(limit - now.n_iter, 1),
-        history=now.history,
-        watch=problem.watch,
-    )
+
+    def conditional_gradient(gradient: Gradient, plan: Tensor, dual: Tensor) -> tuple[FrankWolfe, Status]:
+        most = max(limit - now.n_iter, 1)
+        return frank_wolfe(gradient, plan, dual, p, q, SHARP_TOLERANCE, least, most, now.history, problem.watch)
+
+    if isinstance(problem.quadratic, LeadingGradient):
+        wide = problem.quadratic.to(torch.float64, problem.wide)
+        led, _ = problem.stage("led", partial(conditional_gradient, wide, plan, dual))
+        plan, dual = led.plan, led.duals[0]
+    sharp, status = conditional_gradient(problem.wide, plan, dual)
     return Solution(
         coupling=DenseCoupling(sharp.plan),
         dual=sharp.duals[0],

@@ -1,0 +1,169 @@
+"""Factors that lead: how near they are, and that solves which they lead end where exact products do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import torchgw
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.objective import leading
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.leading import LeadingGradient, leading_factors, stored_cost
+from torchgw.spaces import PrecomputedDistances
+
+
+def cloud(n: int, d: int, seed: int = 0) -> torch.Tensor:
+    """Scaled distances (n, n) of a Gaussian cloud in R^d."""
+    x = np.random.default_rng(seed).standard_normal((n, d))
+    D = np.linalg.norm(x[:, None] - x, axis=-1)
+    return torch.from_numpy(D / D.max())
+
+
+def noisy_pair(n: int, k: int, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scaled distances of a Gaussian cloud, uneven along its axes, and of a noisy part of it."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((n, d)) * np.linspace(2, 1, d) + 0.3 * rng.standard_exponential((n, d))
+    found = []
+    for points in (x, x[:k] + 0.05 * rng.standard_normal((k, d))):
+        D = np.linalg.norm(points[:, None] - points, axis=-1)
+        found.append(D / D.max())
+    return found[0], found[1]
+
+
+def masses(n: int, seed: int = 0) -> torch.Tensor:
+    """Uneven masses (n,) of sum one; the first has none."""
+    m = torch.from_numpy(np.random.default_rng(seed).random(n))
+    m[0] = 0.0
+    return m / m.sum()
+
+
+def centred(D: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    means = D @ m
+    return D - means[:, None] - means + m @ means
+
+
+def plan_of(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """An uneven plan with these marginals."""
+    T = torch.from_numpy(np.random.default_rng(5).random((len(p), len(q)))) ** 8
+    for _ in range(500):
+        T = T * (p / T.sum(1)).nan_to_num()[:, None]
+        T = T * (q / T.sum(0)).nan_to_num()
+    return T
+
+
+@pytest.fixture
+def led(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "DENSE_WORK", {"cpu": 0.0})
+
+
+@pytest.mark.parametrize(("n", "d"), [(63, 2), (301, 10)])
+def test_the_residual_is_the_relative_error_of_centred_distances(n: int, d: int) -> None:
+    D, m = cloud(n, d), masses(n)
+    found = leading_factors(D, m, torch.Generator().manual_seed(0), most=20)
+    error = centred(D, m) - centred((found.F * found.signs) @ found.F.T, m)
+    assert found.residual == pytest.approx(float(error.norm() / centred(D, m).norm()), rel=1e-6)
+
+
+def test_leading_factors_are_hardly_worse_than_the_best_of_their_rank() -> None:
+    D, m = cloud(301, 3), masses(301)
+    found = leading_factors(D, m, torch.Generator().manual_seed(0), most=30)
+    values = torch.linalg.eigvalsh(centred(D, m)).square().sort(descending=True)[0]
+    best = float(values[30:].sum() / values.sum()) ** 0.5
+    assert found.F.shape == (301, 32)
+    assert best <= found.residual <= 1.1 * best
+
+
+def test_a_residual_that_is_asked_for_is_met_with_few_factors() -> None:
+    D, m = cloud(301, 2), masses(301)
+    found = leading_factors(D, m, torch.Generator().manual_seed(0), residual=0.05, most=100)
+    fewer = leading_factors(D, m, torch.Generator().manual_seed(0), most=found.F.shape[1] - 4)
+    assert found.residual <= 0.05 < fewer.residual
+
+
+def test_factors_keep_eigenvalues_of_both_signs_and_are_exact_where_the_rank_is_small() -> None:
+    x = torch.linspace(0, 1, 90, dtype=torch.float64)
+    S = torch.outer(x, x) - torch.outer(x.square(), x.square()) + torch.outer(x.sin(), x.sin())
+    found = leading_factors(S, masses(90), torch.Generator().manual_seed(0), residual=1e-6)
+    assert {-1.0, 1.0} == set(found.signs[:-2].tolist())
+    torch.testing.assert_close((found.F * found.signs) @ found.F.T, S, rtol=0, atol=1e-7)
+
+
+def test_points_that_coincide_have_factors_without_error() -> None:
+    found = leading_factors(torch.zeros(9, 9), torch.ones(9), torch.Generator().manual_seed(0))
+    assert found.residual == 0.0
+    torch.testing.assert_close((found.F * found.signs) @ found.F.T, torch.zeros(9, 9), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-14), (torch.float32, 2e-8)])
+def test_the_stored_cost_is_the_exact_one(relaxed: bool, dtype: torch.dtype, atol: float) -> None:
+    p, q = masses(101), masses(63, 1)
+    x, y = (PrecomputedDistances.stored_matrix(cloud(n, 4, n), 1.0) for n in (101, 63))
+    exact, T = ExactGradient(x, y, p, q), plan_of(p, q)
+    if relaxed:
+        T = T * torch.linspace(0.5, 2, 63)
+    rows, columns = T.sum(1), T.sum(0)
+    found = stored_cost(exact, DenseCoupling(T), rows, columns if relaxed else None, dtype=dtype)
+    a, b = (rows, columns) if relaxed else (p, q)
+    C = (x.matrix.square() @ a)[:, None] + y.matrix.square() @ b - 2 * x.matrix @ T @ y.matrix
+    torch.testing.assert_close(found.rows(slice(0, 101)), C, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_a_corrected_gradient_is_exact_at_its_plan_and_near_it_nearly(relaxed: bool) -> None:
+    p, q = masses(101), masses(63, 1)
+    x, y = (PrecomputedDistances.stored_matrix(cloud(n, 4, n), 1.0) for n in (101, 63))
+    exact, T = ExactGradient(x, y, p, q), plan_of(p, q)
+    if relaxed:
+        T = T * torch.linspace(0.5, 2, 63)
+    other = torch.lerp(T, T.roll(1, 0), 0.01)
+    gradient = LeadingGradient(exact, p, q, torch.Generator().manual_seed(0))
+    whole = slice(0, 101)
+
+    def errors(gradient: LeadingGradient) -> list[float]:
+        found = []
+        for plan in (T, other):
+            ends = plan.sum(1), plan.sum(0)
+            wanted = exact(DenseCoupling(plan), *ends).rows(whole)
+            found.append(float((gradient(DenseCoupling(plan), *ends).rows(whole) - wanted).abs().max()))
+        return found
+
+    before, after = errors(gradient), errors(gradient.at(DenseCoupling(T), T.sum(1), T.sum(0)))
+    assert after[0] < 1e-14
+    assert after[1] < 0.05 * before[1]
+
+
+@pytest.mark.usefixtures("led")
+@pytest.mark.parametrize("epsilon", [0.0, 5e-4])
+def test_a_solve_that_factors_lead_ends_where_exact_products_do(
+    epsilon: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    D, E = noisy_pair(101, 90, 3)
+    found = torchgw.gw_align(D, E, epsilon=epsilon, random_state=0)
+    monkeypatch.setattr(leading, "DENSE_WORK", {"cpu": 1e99})
+    wanted = torchgw.gw_align(D, E, epsilon=epsilon, random_state=0, init=found)
+    assert found.gradient == "exact"
+    assert found.value_exact
+    assert found.value == pytest.approx(wanted.value, rel=2e-3)
+    assert epsilon == 0 or float((found.plan - wanted.plan).abs().sum()) < 0.05
+
+
+@pytest.mark.usefixtures("led")
+@pytest.mark.parametrize("marginals", [torchgw.Partial(0.7), torchgw.Unbalanced(0.1, 0.1), torchgw.SemiRelaxed(0.2)])
+def test_factors_lead_whatever_the_marginals(marginals: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    D, E = noisy_pair(91, 80, 3)
+    call = {"epsilon": 2e-3, "random_state": 0, "marginals": marginals}
+    found = torchgw.gw_align(D, E, **call)
+    monkeypatch.setattr(leading, "DENSE_WORK", {"cpu": 1e99})
+    wanted = torchgw.gw_align(D, E, init=found, **call)
+    assert found.value == pytest.approx(wanted.value, rel=1e-2)
+
+
+@pytest.mark.usefixtures("led")
+@pytest.mark.parametrize("epsilon", [0.0, 2e-4])
+def test_a_rotated_cloud_is_found_by_factors(epsilon: float) -> None:
+    D, order = cloud(200, 10), np.random.default_rng(1).permutation(200)
+    found = torchgw.gw_align(D, D[order][:, order], epsilon=epsilon, random_state=0)
+    np.testing.assert_array_equal(order[found.argmax()], np.arange(200))

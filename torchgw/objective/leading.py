@@ -1,0 +1,210 @@
+"""Factors that lead, products that finish: the exact gradient between large spaces that have no factors.
+
+Plans see distances centred by their masses, D_c = D - u 1^T - 1 u^T with D_c m = 0. Their leading eigenvectors, by
+randomised subspace iteration, give signed factors
+
+    D_c ~ Q B Q^T = (Q V |lam|^1/2) diag(sign(lam)) (Q V |lam|^1/2)^T,        B = Q^T D_c Q = V diag(lam) V^T,
+    D ~ F diag(s) F^T,    F = [Q V |lam|^1/2, (u + 1) / sqrt 2, (u - 1) / sqrt 2],    s = (sign(lam), 1, -1),
+
+whose relative Frobenius error on centred distances is (1 - |B|^2 / |D_c|^2)^1/2, because Q Q^T projects. Their gradient
+costs O(N K r), and leads an iteration nearly to its end. There the exact one is taken, O(N K (N + K)) or, of a plan
+with few entries, O(N K min(N, K)): what it has beyond the factors' changes slowly, and is kept between two of them,
+
+    C(T) ~ C_F(T) + (C(T_0) - C_F(T_0)).
+
+Sources: N. Halko, P.-G. Martinsson, J. Tropp, "Finding structure with randomness", 2011, algorithms 4.4 and 5.3, with
+the signs kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.kernels.blocks import blocks
+from torchgw.losses import SQUARE
+from torchgw.objective.exact import ExactGradient, dense
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.spaces import FactoredDistances, PrecomputedDistances
+from torchgw.types import Coupling, DistanceProvider, is_metric
+
+logger = logging.getLogger("torchgw")
+
+DENSE_WORK = {"cpu": 4e10, "cuda": 4e12}  # multiplications of dense products from which factors lead
+RESIDUAL = 0.02
+BLOCK, MOST_RANK, POINTS_A_RANK = 64, 512, 8
+POWERS, OVERSAMPLED = 1, 8
+ROWS = 256
+
+
+@dataclass(frozen=True)
+class LeadingFactors:
+    """Signed factors of rank r of stored distances D (N, N).
+
+    F : (N, r).
+    signs : (r,), each 1 or -1.
+    residual : relative Frobenius error on the distances centred by their masses.
+    """
+
+    F: Tensor
+    signs: Tensor
+    residual: float
+
+
+def leading_factors(
+    D: Tensor, mass: Tensor, generator: torch.Generator, residual: float = RESIDUAL, most: int | None = None
+) -> LeadingFactors:
+    """Of the least rank found that leaves at most this ``residual``, or of the ``most``; masses (N,) of any sum.
+
+    O(N^2 r) work and O(N r) memory beside D; in the dtype of D. Draws from the generator.
+    """
+    n = len(D)
+    most = min(max(n // POINTS_A_RANK, 1), MOST_RANK) if most is None else most
+    u = mean_terms(D, mass.to(D.dtype))
+    centred = _centred(D, u, D.dtype)
+    whole = sum(float(centred[where].square().sum(dtype=torch.float64)) for where in blocks(n, ROWS))
+
+    basis, image, kept = D.new_zeros(n, 0), D.new_zeros(n, 0), 0.0
+    widest = min(most + OVERSAMPLED, n)
+    while basis.shape[1] < widest and whole > 0:
+        count = min(max(BLOCK, basis.shape[1]), widest - basis.shape[1])
+        draws = torch.randn(n, count, generator=generator, device=D.device, dtype=D.dtype)
+        for _ in range(POWERS + 1):
+            draws = _orthogonal(centred @ draws, basis)
+        basis, image = torch.cat((basis, draws), 1), torch.cat((image, centred @ draws), 1)
+        B = (basis.T @ image).to(torch.float64)
+        kept = float(B.square().sum())
+        if whole - kept <= residual**2 * whole:
+            break
+    values, vectors = (
+        torch.linalg.eigh((B + B.T) / 2)
+        if basis.shape[1]
+        else (u.new_zeros(0, dtype=torch.float64), u.new_zeros(0, 0, dtype=torch.float64))
+    )
+    order = values.abs().argsort(descending=True)
+    left = (whole - values[order].square().cumsum(0)).clamp_min(0.0)
+    rank = min(int((left > residual**2 * whole).sum()) + 1, most, len(order))
+    order = order[:rank]
+    root = values[order].abs().sqrt().to(D.dtype)
+    half = 0.5**0.5
+    F = torch.cat(
+        (basis @ vectors[:, order].to(D.dtype) * root, (half * (u + 1))[:, None], (half * (u - 1))[:, None]), 1
+    )
+    signs = torch.cat((values[order].sign().to(D.dtype), D.new_tensor([1.0, -1.0])))
+    error = float(left[rank - 1] / whole) ** 0.5 if rank else 0.0
+    logger.info("leading factors of %d points: rank %d, residual %.3g", n, rank, error)
+    return LeadingFactors(F, signs, error)
+
+
+def _orthogonal(V: Tensor, basis: Tensor) -> Tensor:
+    """An orthonormal basis of the columns of V (N, k) beyond those of ``basis`` (N, r)."""
+    for _ in range(2):
+        V = torch.linalg.qr(V - basis @ (basis.T @ V))[0]
+    return V
+
+
+class LeadingGradient(ExactGradient):
+    """The gradient of leading factors, corrected to the exact one at the plan that `at` was last given, if any.
+
+    Row and column terms are the exact ones.
+    """
+
+    def __init__(self, exact: ExactGradient, p: Tensor, q: Tensor, generator: torch.Generator) -> None:
+        self.exact, self.loss, self.sides = exact, exact.loss, exact.sides
+        self.a, self.b = exact.a, exact.b
+        self.rest: Tensor | None = None
+        self.source, self.target = (
+            self._led(space, mass, generator) for space, mass in ((exact.source, p), (exact.target, q))
+        )
+
+    @staticmethod
+    def _led(space: DistanceProvider, mass: Tensor, generator: torch.Generator) -> FactoredDistances:
+        found = leading_factors(dense(space), mass, generator)
+        return FactoredDistances.of(found.F, found.signs, space.scale)
+
+    def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        return self.exact.means(p, q)
+
+    def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
+        cost = super().__call__(coupling, p, q)
+        return cost if self.rest is None else replace(cost, extra=self.rest)
+
+    def to(self, dtype: torch.dtype, exact: ExactGradient) -> LeadingGradient:
+        """The factors' gradient in another dtype, uncorrected, that leads to ``exact``."""
+        other = object.__new__(LeadingGradient)
+        other.exact, other.loss, other.sides, other.a, other.b = exact, exact.loss, exact.sides, exact.a, exact.b
+        other.source, other.target = (space.to(exact.a.device, dtype) for space in (self.source, self.target))
+        other.rest = None
+        return other
+
+    def at(self, coupling: DenseCoupling, p: Tensor, q: Tensor | None = None) -> LeadingGradient:
+        """The same, corrected at this plan."""
+        other = self.to(p.dtype, self.exact)
+        cost, led = stored_cost(self.exact, coupling, p, q), other(coupling, p, q)
+        assert cost.extra is not None
+        other.rest = cost.extra.addmm_(led.U, led.V.T, alpha=2.0).addmm_(cost.U, cost.V.T, alpha=-2.0)
+        return other
+
+
+def leads(exact: ExactGradient) -> bool:
+    """Whether factors should lead: where both spaces are stored metrics, and their products take long."""
+    spaces = (exact.source, exact.target)
+    if exact.loss is not SQUARE or not all(isinstance(s, PrecomputedDistances) and is_metric(s) for s in spaces):
+        return False
+    n, k = (space.size for space in spaces)
+    return n * k * (n + k) > DENSE_WORK.get(exact.a.device.type, DENSE_WORK["cpu"])
+
+
+def stored_cost(
+    exact: ExactGradient, coupling: DenseCoupling, p: Tensor, q: Tensor | None = None, dtype: torch.dtype | None = None
+) -> FactoredCost:
+    """The exact cost with D_X T D_Y stored but for a rank of three, its products in ``dtype``; O(N K (N + K)).
+
+    With distances centred by the plan's own marginals r, c of mass m, D_X = A + u 1^T + 1 u^T,
+    D_Y = B + v 1^T + 1 v^T,
+
+        D_X T D_Y = A T B + m u v^T + (A T v + (c . v) u) 1^T + 1 (B T^T u + (r . u) v + (u . T v) 1)^T,
+
+    so that what is stored is small and float32 keeps its digits.
+    """
+    a, b = (exact.a, exact.b) if q is None else exact.means(p, q)
+    D, E = dense(exact.source), dense(exact.target)
+    dtype = D.dtype if dtype is None else dtype
+    T, narrow = coupling.plan.to(D.dtype), coupling.plan.to(dtype)
+    rows, columns = T.sum(1), T.sum(0)
+    u, v = mean_terms(D, rows), mean_terms(E, columns)
+    A, B = (_centred(matrix, means, dtype) for matrix, means in ((D, u), (E, v)))
+    Tv, Tu = T @ v, u @ T
+    row, column = (A @ Tv.to(dtype)).to(D.dtype) + (columns @ v) * u, (B @ Tu.to(dtype)).to(D.dtype) + (rows @ u) * v
+    U, V = (
+        torch.stack((u, row, torch.ones_like(u)), 1),
+        torch.stack((rows.sum() * v, torch.ones_like(v), column + u @ Tv), 1),
+    )
+    return FactoredCost(a, b, U, V, (A @ narrow @ B).mul_(-2.0))
+
+
+def mean_terms(D: Tensor, mass: Tensor) -> Tensor:
+    """u (N,) for which D - u 1^T - 1 u^T is centred by masses (N,) of any sum."""
+    m = mass / mass.sum()
+    means = D @ m
+    return means - (m @ means) / 2
+
+
+def _centred(D: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
+    """D - u 1^T - 1 u^T (N, N) in another dtype, a block of rows at a time."""
+    found = torch.empty(D.shape, dtype=dtype, device=D.device)
+    for where in blocks(len(D), ROWS):
+        found[where] = D[where] - u[where, None] - u
+    return found
+
+
+def _squares(D: Tensor, u: Tensor) -> Tensor:
+    """|D - u 1^T - 1 u^T|^2 in float64, a block of rows at a time."""
+    total = torch.zeros((), dtype=torch.float64, device=D.device)
+    for part, shift in zip(torch.split(D, 256), torch.split(u, 256), strict=True):
+        total += (part - shift[:, None] - u).square().sum(dtype=torch.float64)
+    return total
