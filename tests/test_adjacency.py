@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
 from scipy import sparse
 from torch import Tensor
 
-from tests.problems import normal, quietly, uniform
-from torchgw import AdjacencyDistances, EuclideanDistances, PrecomputedDistances, gw_align
+from tests.problems import all_rows, normal, quietly, uniform
+from torchgw import (
+    AdjacencyDistances,
+    Envelope,
+    EuclideanDistances,
+    GromovWasserstein,
+    GWOptions,
+    GWResult,
+    Implicit,
+    PrecomputedDistances,
+    StoppingOptions,
+    Unrolled,
+    cli,
+    gw_align,
+    resume,
+)
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.losses import KULLBACK_LEIBLER, SQUARE, SeparableLoss
 from torchgw.objective.exact import ExactGradient, PairLoss, mean_squares, product
@@ -108,7 +126,7 @@ def test_rows_products_and_squares_are_those_of_the_scaled_matrix(kind: str, dir
     V = normal(N, 4)
     for axis, matrix in ((1, D), (0, D.T)):
         torch.testing.assert_close(space.apply(V, axis), matrix @ V)
-        torch.testing.assert_close(space.squared().apply(V, axis), matrix.square() @ V)
+        torch.testing.assert_close(space.squares().apply(V, axis), matrix.square() @ V)
         torch.testing.assert_close(product(space, V, axis), matrix @ V)
     half = space.with_scale(2 * space.scale).to(torch.device("cpu"), torch.float32)
     assert half.scale == 2 * space.scale
@@ -174,6 +192,8 @@ def test_the_mean_squares_of_a_provider_in_blocks_are_those_of_its_matrix() -> N
     expected = (torch.from_numpy(scaled(A)).square() @ mass + mass @ torch.from_numpy(scaled(A)).square()) / 2
     for kind in KINDS:
         torch.testing.assert_close(mean_squares(KINDS[kind](A), mass), expected)
+    points = EuclideanDistances(normal(N, 2))  # searched in blocks, where nothing is stored
+    torch.testing.assert_close(mean_squares(points, mass), all_rows(points).square() @ mass)
 
 
 def test_symmetric_adjacencies_have_the_cost_of_a_distance_matrix() -> None:
@@ -222,6 +242,55 @@ def test_a_relabelled_graph_is_found(directed: bool) -> None:
         assert (order[result.argmax()] == np.arange(40)).all()
 
 
+def entropic(A: Tensor, B: Tensor, p: Tensor, T: Tensor, mode: Any) -> Any:
+    options = GWOptions(stopping=StoppingOptions(max_iter=2000))
+    asked = {"distances": "adjacency", "p": p, "init": T, "epsilon": 0.05, "options": options, "random_state": 0}
+    return gw_align(A, B, gradient_mode=mode, **asked)
+
+
+@pytest.mark.parametrize("mode", [Envelope(tol=1e-12), Implicit(tol=1e-12), Unrolled(tol=1e-12, n_outer=60)])
+@pytest.mark.parametrize("directed", [(True, True), (True, False), (False, False)])
+def test_gradients_are_those_of_finite_differences(mode: Any, directed: tuple[bool, bool]) -> None:
+    """Of the objective in both matrices, the largest entry's scale included, and in the masses; of the plan in one."""
+    A, B = (torch.from_numpy(graph(n, n + 20, way)) for n, way in zip((7, 6), directed, strict=True))
+    p, T = torch.from_numpy(masses(7, 1) + 0.05), quietly(entropic, A, B, None, None, None).plan
+    leaves = [side.clone().requires_grad_() for side in (A, B, p / p.sum())]
+    weight = normal(7, 6, seed=9)
+
+    def of(A: Tensor, B: Tensor, p: Tensor, mode: Any) -> tuple[Tensor, Tensor]:
+        result = quietly(entropic, A, B, p, T, mode)
+        return result.loss, (result.plan * weight).sum()
+
+    loss, moved = of(*leaves, mode)
+    loss.backward(retain_graph=True)
+    slopes = [leaf.grad.clone() for leaf in leaves]
+    through = mode if isinstance(mode, Implicit | Unrolled) else None
+    if through is not None:
+        (of_plan,) = torch.autograd.grad(moved, leaves[:1])
+    rng, step = np.random.default_rng(3), 1e-5
+    for place, leaf in enumerate(leaves):
+        W = torch.from_numpy(rng.normal(size=tuple(leaf.shape)))
+        W = W + W.T if place < 2 and not directed[place] else W - W.mean() if place == 2 else W
+        ends = []
+        for sign in (1, -1):
+            near = [each.detach() for each in leaves]
+            near[place] = near[place] + sign * step * W
+            ends.append([float(value.detach()) for value in of(*near, Implicit(tol=1e-12))])
+        assert float((slopes[place] * W).sum()) == pytest.approx((ends[0][0] - ends[1][0]) / (2 * step), rel=1e-5)
+        if place == 0 and through is not None:
+            assert float((of_plan * W).sum()) == pytest.approx((ends[0][1] - ends[1][1]) / (2 * step), rel=1e-4)
+
+
+def test_gradients_in_masses_pass_sparse_graphs() -> None:
+    A, B, T = graph(7, 1), graph(6, 2), None
+    found = []
+    for make in (np.array, sparse.csr_array):
+        p = torch.full((7,), 1 / 7, dtype=torch.float64, requires_grad=True)
+        quietly(entropic, make(A), make(B), p, T, Envelope(tol=1e-10)).loss.backward()
+        found.append(p.grad)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
 def test_points_and_a_graph_go_together() -> None:
     points = normal(12, 2).numpy()
     A = graph(10, 3)
@@ -244,3 +313,112 @@ def test_files_keep_an_adjacency_and_guard_its_indices() -> None:
     with pytest.raises(ValueError, match="indices"):
         decode(plain)
     assert pickle.loads(pickle.dumps(AdjacencyDistances(sparse.csr_array(graph(N, 0))))).size == N
+
+
+GRAPHS = {
+    "graph": nx.Graph([(0, 1), (1, 2), (2, 2), (0, 3)]),
+    "weighted graph": nx.Graph([("c", "a", {"weight": 2}), ("a", "b", {"weight": -0.5}), ("b", "b", {"weight": 3.0})]),
+    "directed graph": nx.DiGraph([(2, 1), (1, 2), (2, 0, {"weight": 4})]),
+    "multigraph": nx.MultiGraph([(0, 1), (0, 1, {"weight": 2.5}), (1, 2), (2, 2), (2, 2)]),
+    "directed multigraph": nx.MultiDiGraph([(0, 1), (0, 1), (1, 0), (2, 1)]),
+}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_a_graph_of_networkx_is_its_adjacency_matrix(kind: str) -> None:
+    graph = GRAPHS[kind]
+    space, A = AdjacencyDistances(graph), nx.to_numpy_array(graph)
+    assert space.sparse
+    assert space.scale == np.abs(A).max()
+    assert space.symmetric == (A == A.T).all()
+    np.testing.assert_array_equal(all_rows(space).numpy(), A / space.scale)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32])
+def test_kinds_of_numbers_are_one(dtype: Any) -> None:
+    A = graph(N, 0) > 0
+    given = A.astype(dtype)
+    for made in (given, torch.from_numpy(given), sparse.coo_matrix(given), given.tolist()):
+        np.testing.assert_array_equal(all_rows(AdjacencyDistances(made)).numpy(), A)
+
+
+def test_asymmetry_of_rounding_is_mended_and_no_other() -> None:
+    A = graph(N, 0, False)
+    for make in (np.array, sparse.csr_array):
+        assert AdjacencyDistances(make(A * (1 + 1e-16 * RNG.integers(-4, 4, size=A.shape)))).symmetric
+        assert not AdjacencyDistances(make(A * (1 + 1e-12 * RNG.uniform(size=A.shape)))).symmetric
+
+
+def test_a_checkpoint_keeps_a_graph_of_networkx(tmp_path: Path) -> None:
+    graph = nx.karate_club_graph()
+    order = np.random.default_rng(0).permutation(34)
+    other = sparse.csr_array(nx.to_scipy_sparse_array(graph))[order][:, order]
+    asked = {"distances": "adjacency", "epsilon": 1e-3, "random_state": 0}
+    first = quietly(gw_align, graph, other, checkpoint=tmp_path / "kept", **asked)
+    again = quietly(resume, tmp_path / "kept")
+    assert torch.equal(first.plan, again.plan)
+    assert first.providers == again.providers == ("AdjacencyDistances",) * 2
+    first.save(tmp_path / "result.npz")
+    assert GWResult.load(tmp_path / "result.npz").value == first.value
+
+
+def test_the_command_takes_adjacencies(tmp_path: Path) -> None:
+    A = graph(12, 4)
+    order = np.random.default_rng(1).permutation(12)
+    sparse.save_npz(tmp_path / "x.npz", sparse.csr_matrix(A))
+    np.save(tmp_path / "y.npy", A[order][:, order])
+    files = [str(tmp_path / name) for name in ("x.npz", "y.npy", "out.npz")]
+    assert cli.main(["align", *files[:2], "-o", files[2], "--distances", "adjacency", "--epsilon", "0"]) == 0
+    assert (order[GWResult.load(files[2]).argmax()] == np.arange(12)).all()
+
+
+def test_the_estimator_takes_adjacencies() -> None:
+    A = graph(12, 4)
+    order = np.random.default_rng(1).permutation(12)
+    found = GromovWasserstein(distances="adjacency", epsilon=1e-4, random_state=0).fit(A, A[order][:, order])
+    assert found.value_ < 1e-4
+    with pytest.raises(ValueError, match="points must have distances to be placed by"):
+        found.transform(A + 1)
+
+
+PEAK = r"""
+import re
+from pathlib import Path
+import networkx as nx
+from torchgw import gw_align
+
+def peak():
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+small, large = (nx.gnm_random_graph(n, 5 * n, seed=n) for n in (50, 6000))
+for spaces in ((small, small), (small, large)):
+    before = peak()
+    result = gw_align(*spaces, distances="adjacency", epsilon=1e-2, random_state=0)
+    assert result.value_exact and result.gradient == "exact"
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_nothing_of_a_sparse_graph_is_made_dense() -> None:
+    """6000 x 6000: the matrix would take 288 MB in float64, 144 MB in float32."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", PEAK], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 1e8
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("directed", DIRECTIONS)
+def test_values_and_descents_agree_with_pot(directed: tuple[bool, bool]) -> None:
+    gromov = pytest.importorskip("ot.gromov")
+    A, B = (scaled(graph(n, n, way, 0.3)) for n, way in zip((25, 20), directed, strict=True))
+    p, q = (np.random.default_rng(n).uniform(0.5, 1.5, size=n) for n in (25, 20))
+    p, q = p / p.sum(), q / q.sum()
+    plan, log = gromov.gromov_wasserstein(A, B, p, q, symmetric=not any(directed), log=True)
+    x, y = AdjacencyDistances(A), AdjacencyDistances(sparse.csr_array(B))
+    sums = torch.from_numpy(p), torch.from_numpy(q)
+    assert exact_objective(DenseCoupling(torch.from_numpy(plan)), x, y, *sums).value == pytest.approx(log["gw_dist"])
+    asked = {"distances": "adjacency", "p": p, "q": q, "epsilon": 0, "random_state": 0}
+    for X, Y in ((A, B), (sparse.csr_array(A), sparse.csr_array(B))):
+        assert quietly(gw_align, X, Y, init=plan, **asked).value <= log["gw_dist"] + 1e-9
+        assert quietly(gw_align, X, Y, **asked).value <= log["gw_dist"] + 1e-9

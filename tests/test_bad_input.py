@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,6 +20,7 @@ import torchgw
 from tests.fuzz_makers import Bare, edited
 from tests.problems import Own
 from torchgw import (
+    AdjacencyDistances,
     AnnealingOptions,
     CoarseOptions,
     DijkstraDistances,
@@ -72,6 +74,10 @@ def align(*spaces: Any, **keywords: Any) -> Any:
     return lambda: gw_align(*(spaces or (X, Y)), **keywords)
 
 
+def adjacency(space: Any, **keywords: Any) -> Any:
+    return lambda: gw_align(space, D, distances="adjacency", **keywords)
+
+
 STREAMING = GWOptions(strategy="streaming")
 PARTED = torch.full((30,), 1 / 30, dtype=torch.float16)
 BAD: list[tuple[str, Any, str]] = [
@@ -122,7 +128,69 @@ BAD: list[tuple[str, Any, str]] = [
     ("euclidean distances of a graph", align(csr_matrix(D), Y, distances="euclidean"), "distances='euclidean'"),
     ("kind for a provider", align(EuclideanDistances(X), Y, distances="landmark"), "distances must be 'auto'"),
     ("a path", align("source.npy", Y), "X must be .*, got a str; load it first"),
-    ("networkx graph", align(networkx_like(), Y), "X must be a SciPy sparse graph .*to_scipy_sparse_array"),
+    ("networkx graph", align(networkx_like(), Y), "X must be a SciPy sparse graph .*array makes one, .*='adjacency'"),
+    ("asymmetric matrix", align(np.triu(D), Y), "X must be a symmetric distance matrix, .*distances='adjacency'"),
+    ("negative matrix", align(-D, Y), "X is square, so it must be a non-negative .*distances='adjacency'"),
+    ("similarity matrix", align(D + 1, Y, distances="precomputed"), "X must have a zero diag.*distances='adjacency'"),
+    *(
+        (f"{kind} adjacency {what}", adjacency(make(given)), message)
+        for kind, make in (("dense", np.asarray), ("sparse", csr_matrix))
+        for what, given, message in (
+            ("with NaN", D * np.nan, "X must be finite, got 1?.* NaN"),
+            ("with infinite entries", np.where(D > 8, np.inf, D), "X must be finite, got 0 NaN and 2 infinite entries"),
+            ("that is not square", D[:4], r"X must be a square adjacency matrix \(N, N\), got shape \(4, 10\)"),
+            ("of one point", np.ones((1, 1)), "X must hold at least 2 points"),
+            ("of no edges", D * 0, "X must have an entry that is not zero, got a graph without edges"),
+            ("of complex numbers", D * 1j, "X must .*real numbers.* dtype complex128"),
+            ("of astronomic weights", D * 1e200, "X must stay below"),
+        )
+    ),
+    ("adjacency of text", adjacency([["a", "b"], ["c", "d"]]), "X must be an array of real numbers"),
+    ("a path for an adjacency", adjacency("graph.npz"), "X must be .*, got a str; load it first"),
+    ("adjacency of points", adjacency(X), "X must be a square adjacency matrix"),
+    ("adjacency of a vector", adjacency(X[:, 0]), r"X must have shape \(N, N\), got \(30,\)"),
+    (
+        "sparse tensor for an adjacency",
+        adjacency(torch.eye(5).to_sparse()),
+        "X must be a SciPy sparse graph .*coo_array",
+    ),
+    (
+        "sparse adjacency that points outside",
+        adjacency(pointing_outside("indices", 10**6)),
+        "whose indices fit its shape",
+    ),
+    (
+        "networkx graph without edges",
+        adjacency(nx.empty_graph(4)),
+        "X must have edges, got a networkx graph of 4 nodes",
+    ),
+    (
+        "networkx graph with words as weights",
+        adjacency(nx.Graph([(0, 1, {"weight": "strong"})])),
+        "X must have real numbers as the attribute 'weight' of its edges, got str",
+    ),
+    (
+        "adjacency of a provider",
+        adjacency(PrecomputedDistances(D)),
+        "distances must be 'auto' when X is a distance prov",
+    ),
+    (
+        "streaming of a directed graph",
+        adjacency(np.triu(D), options=STREAMING),
+        "options.strategy must be 'auto' or 'dense'",
+    ),
+    ("other loss of a negative adjacency", adjacency(-D, options=GWOptions(loss="kl")), "X must .* loss='kl'"),
+    ("many adjacencies", lambda: torchgw.gw_pairwise([D, D], distances="adjacency"), "distances must be one of"),
+    (
+        "many providers of adjacencies",
+        lambda: torchgw.gw_pairwise([D, AdjacencyDistances(D)]),
+        r"spaces\[1\] must have",
+    ),
+    (
+        "new points of an adjacency",
+        lambda: gw_align(D, D, distances="adjacency", epsilon=1e-2, random_state=0).unseen(D),
+        "points must have distances to be placed by",
+    ),
     ("graph with a one-way edge", align(ONE_WAY, Y), "X must be a symmetric graph, got edges without their reverse"),
     ("points of astronomic size", align(X * 1e200, Y), "X must stay below"),
     (

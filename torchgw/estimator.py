@@ -56,8 +56,9 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     ----------
     distances, alpha, epsilon, device, backend, callback : as in `torchgw.gw_align`, but that "precomputed" takes square
         matrices of distances alone, no points; the rows that are transformed are then distances to all points of
-        `fit`, and scikit-learn splits X by rows and columns. Under "auto" square arrays are such matrices where they
-        can be, and all others points.
+        `fit`, and scikit-learn splits X by rows and columns, as with "adjacency", which
+        transforms no other rows than those of `fit`. Under "auto" square arrays are distance matrices where they can
+        be, and all others points.
     marginals : `Balanced` and so on; None is ``Balanced()``.
     options : None is ``GWOptions()``.
     random_state : int, torch.Generator, numpy.random.Generator or numpy.random.RandomState; the same seed gives the
@@ -265,9 +266,9 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return {"requires_y": True, "pairwise": self._is_pairwise()}
 
     def _is_pairwise(self) -> bool:
-        """Whether X is a matrix of distances, by the parameters alone, which are not checked yet."""
+        """Whether X is a matrix of pairs, by the parameters alone, which are not checked yet."""
         given = self.distances[:1] if isinstance(self.distances, tuple) else (self.distances,)
-        return given == ("precomputed",)
+        return given in (("precomputed",), ("adjacency",))
 
     def _rows(self, name: str, X: Any, side: int) -> Array:
         """Points (m, .) like those of ``side`` in `fit`."""

@@ -82,7 +82,7 @@ class DistanceProvider(Protocol):
 
     Beside these members a provider may have
 
-    - ``apply(V, axis=1)``: D V for V (N, d), D^T V for axis 0, where that takes no matrix (N, N), and ``squared()``,
+    - ``apply(V, axis=1)``: D V for V (N, d), D^T V for axis 0, where that takes no matrix (N, N), and ``squares()``,
       a provider of the squared entries with such an ``apply``;
     - ``symmetric``: False where D^T is another matrix, see `is_symmetric`;
     - ``metric``: False where small entries do not mean nearness, so that no point stands for those around it, see

@@ -18,7 +18,7 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
-from torchgw.request.spaces import DISTANCES
+from torchgw.request.spaces import DISTANCES, METRIC_DISTANCES
 from torchgw.types import AUTO, Epsilon
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -97,7 +97,7 @@ def _align(commands: Any) -> None:
     align.add_argument("target", type=Path, help="the same for the other space")
     _output(align, f"{TABLES}; .h5ad, the source's cells with what was carried")
     _report(align)
-    _distances(align)
+    _distances(align, DISTANCES)
     align.add_argument(
         "--epsilon", type=epsilon, default=1e-3, help="entropy, 0 for none, or auto (default: %(default)s)"
     )
@@ -135,7 +135,7 @@ def _pairwise(commands: Any) -> None:
     pairwise = _command(commands, "pairwise", "Gromov-Wasserstein distances between all pairs of files")
     pairwise.add_argument("spaces", type=Path, nargs="+", help=f"two files or more ({KINDS})")
     pairwise.add_argument("-o", "--output", type=Path, required=True, help="distances to write: .npz, or .csv")
-    _distances(pairwise)
+    _distances(pairwise, METRIC_DISTANCES)
     pairwise.add_argument("--store", type=Path, help="a file for finished pairs, from which a later call goes on")
     pairwise.add_argument(
         "--scale", choices=("common", "own"), default="common", help="common (default): sizes count; own: shapes"
@@ -154,8 +154,8 @@ def _report(parser: Parser) -> None:
     parser.add_argument("--report", type=Path, metavar="PAGE", help="an interactive .html page to write too")
 
 
-def _distances(parser: Parser) -> None:
-    parser.add_argument("--distances", choices=DISTANCES, default="auto", help="from points (default: %(default)s)")
+def _distances(parser: Parser, kinds: tuple[str, ...]) -> None:
+    parser.add_argument("--distances", choices=kinds, default="auto", help="what is compared (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="random state (default: %(default)s)")
 
 

@@ -16,7 +16,7 @@ differentiation of L.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -135,4 +135,4 @@ def _of(space: Traced) -> list[Tensor]:
 
 def _with(space: Traced, given: list[Tensor]) -> Traced:
     found = given.pop(0)
-    return Traced(matrix=found) if space.matrix is not None else Traced(F=found, signs=space.signs)
+    return replace(space, matrix=found) if space.matrix is not None else replace(space, F=found)

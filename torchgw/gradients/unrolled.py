@@ -30,7 +30,9 @@ RELAXED_STEP, OTHER_LOSS_STEP = 0.5, 0.25
 
 def unrolled(theta: Parameters, model: Model, plan: Tensor, g: Tensor, mode: Unrolled) -> Tensor:
     """The plan (N, K) of theta, recorded from a plan and column potentials (K,) of its cost on."""
-    T, loss, linear = plan, PairLoss.of(model.loss, matrix_of(theta.x), matrix_of(theta.y)), linear_part(theta, model)
+    symmetric = theta.x.symmetric and theta.y.symmetric
+    loss = PairLoss.of(model.loss, matrix_of(theta.x), matrix_of(theta.y), symmetric)
+    T, linear = plan, linear_part(theta, model)
     row, column = sides(theta, model)
     # Plans with marginals that give way, and even more those of other losses, can answer each other to and fro.
     step = OTHER_LOSS_STEP if model.loss is not SQUARE else 1.0 if model.fixed else RELAXED_STEP

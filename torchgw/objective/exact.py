@@ -225,8 +225,8 @@ def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
     if factors is not None:
         F, signs = (part.to(mass.dtype) for part in factors)
         return factored_mean_squares(F, signs, mass)
-    if hasattr(space, "squared"):
-        return symmetric_product(space.squared(), mass[:, None])[:, 0]
+    if hasattr(space, "squares"):
+        return symmetric_product(space.squares(), mass[:, None])[:, 0]
     if isinstance(space, PrecomputedDistances):
         return mean_of(space.matrix.to(mass.dtype).square(), mass, space.symmetric)
     out = mass.new_zeros(space.size)

@@ -14,7 +14,7 @@ import torch
 from torchgw import validate
 from torchgw.options import GWOptions
 from torchgw.request.combinations import excluded, facts_of
-from torchgw.request.spaces import DISTANCES, check_space
+from torchgw.request.spaces import METRIC_DISTANCES, check_space
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
 from torchgw.types import Array, DistanceProvider, is_graph, is_provider
@@ -71,7 +71,7 @@ def read_spaces(
         When all distance matrices together exceed ``options.max_memory``.
     """
     entries = as_list(name, spaces, least)
-    validate.choice("distances", distances, DISTANCES)
+    validate.choice("distances", distances, METRIC_DISTANCES)
     validate.choice("scale", scale, SCALES)
     if options.spaces.scale is not None:
         raise ValueError(f"options.spaces.scale must be None here, got {options.spaces.scale!r}; use scale=")
@@ -137,6 +137,11 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space
             return Space(name, np.zeros((1, 1)), "point")
         return Space(name, validate.points(name, space, least=1), "point")
     checked = check_space(name, space, distances, options.spaces)
+    if not checked.metric:
+        raise ValueError(
+            f"{name} must have symmetric distances that say what is near, got {type(space).__name__}: pairs begin from "
+            f"coarse copies of both spaces; align such pairs by gw_align"
+        )
     # Few points seldom carry a neighbour graph: one short cut, or one gap, makes another shape of them.
     straight = distances == "auto" and checked.kind not in ("provider", "matrix") and not is_graph(space)
     if straight:

@@ -49,7 +49,7 @@ from torchgw.request.objective import (
     make_model,
     tensors_of,
 )
-from torchgw.request.spaces import check_distances, check_init, check_spaces, pick_device, with_factors
+from torchgw.request.spaces import check_distances, check_init, check_loss, check_spaces, pick_device, with_factors
 from torchgw.runtime.threads import threads_for
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
@@ -186,6 +186,7 @@ class Request:
 
         kinds = check_distances(asked.distances)
         spaces = check_spaces(asked.X, asked.Y, kinds, weight, cost, options.spaces)
+        check_loss(spaces, options.loss)
         facts |= {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
         refuse(facts)
         n, k = (space.size for space in spaces)
@@ -305,7 +306,9 @@ class Request:
         kept = {entry.name: getattr(self.asked, entry.name) for entry in fields(Asked) if entry.name not in left_out}
         epsilon = self.asked.epsilon if self.asked.epsilon == AUTO else self.model.epsilon
         init = self.asked.init.plan if isinstance(self.asked.init, Readable) else self.asked.init
-        return kept | {"cost": self.cost, "init": init, "epsilon": epsilon, "device": self.device}
+        graphs = {name: validate.adjacency(name, kept[name]) for name in "XY" if validate.is_networkx(kept[name])}
+        decided = {"cost": self.cost, "init": init, "epsilon": epsilon, "device": self.device}
+        return kept | graphs | decided
 
     def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
         """What is to be solved, between these providers."""

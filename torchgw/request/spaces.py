@@ -19,7 +19,8 @@ from torchgw.spaces import AdjacencyDistances, FactoredDistances
 from torchgw.spaces.prepare import Space
 from torchgw.types import Array, GraphWarning, is_graph, is_provider
 
-DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean", "adjacency")
+METRIC_DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
+DISTANCES = (*METRIC_DISTANCES, "adjacency")
 AUTO_ALL_PAIRS = 500
 MOST_CHECKED = 2500
 
@@ -39,6 +40,16 @@ def check_spaces(
     if alpha == 0:
         (X, Y), kinds = without_distances(X, Y, cost), ("auto", "auto")
     return check_space("X", X, kinds[0], options), check_space("Y", Y, kinds[1], options)
+
+
+def check_loss(spaces: tuple[Space, Space], loss: object) -> None:
+    """Refuse negative entries under a loss that has none for them."""
+    for space in spaces:
+        if loss == "kl" and getattr(space.data, "negative", False):
+            raise ValueError(
+                f"{space.name} must have no negative entries with loss='kl', which takes their logarithms; use "
+                f"loss='square'"
+            )
 
 
 def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> Space:
@@ -114,9 +125,9 @@ def _warn_if_adjacency(name: str, matrix: Array) -> None:
     if 0 < ones < matrix.size - len(matrix) and ones == np.count_nonzero(matrix):
         warn_caller(
             f"{name} holds only zeros and ones, like an adjacency matrix, and is taken for distances: points without "
-            f"an edge are at distance 0; distances='adjacency' takes it for a graph's edges, "
-            f"scipy.sparse.csr_matrix({name}) for edges of length 1, whose shortest paths count, and "
-            f"distances='precomputed' for distances",
+            f"an edge are at distance 0; gw_align(distances='adjacency') compares edges as they are, "
+            f"scipy.sparse.csr_matrix({name}) is a graph with edges of length 1, whose shortest paths count, and "
+            f"distances='precomputed' says that distances of zero and one are meant",
             GraphWarning,
         )
 

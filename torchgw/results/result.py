@@ -39,7 +39,7 @@ from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.scale import unit_of
-from torchgw.types import Coupling, Differentiated, is_graph
+from torchgw.types import Coupling, Differentiated, is_graph, is_provider
 
 NOT_SAVED = ("known", "differentiated")
 
@@ -421,7 +421,7 @@ def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tupl
     x, y = (
         KnownPoints(
             space.to(torch.device("cpu"), torch.float64),
-            None if kind in ("matrix", "provider") or is_graph(data) else data,
+            None if kind == "matrix" or is_provider(data) or is_graph(data) else data,
             report.k if report else 1,
         )
         for (_, data, kind), space, report in zip(given, made, graphs, strict=True)

@@ -22,6 +22,8 @@ from torchgw.spaces.scale import ScaledDistances
 from torchgw.spaces.traced import Traced, growth_of
 from torchgw.types import Array
 
+DERIVED = ("_D", "_turned", "symmetric", "negative", "leaf")  # what files keep as the matrix, or not at all
+
 
 @storable
 class AdjacencyDistances(ScaledDistances):
@@ -40,6 +42,7 @@ class AdjacencyDistances(ScaledDistances):
     fixed : whether the scale was set by `with_scale`.
     leaf : A, where it is a tensor that requires gradients.
     symmetric : whether A is its own transpose; without that (directed graphs) solves are dense, with exact gradients.
+    negative : whether an entry is below zero; "kl" takes no such ones.
     metric : False: the search goes by no landmarks.
 
     Raises
@@ -68,6 +71,7 @@ class AdjacencyDistances(ScaledDistances):
         """Keep a scaled matrix, and its transpose where that is another sparse one."""
         turned = matrix.T.tocsr() if issparse(matrix) else matrix.T
         self.symmetric = not bool((matrix != turned).sum())
+        self.negative = bool(matrix.min() < 0)
         if not issparse(matrix):
             self._D = torch.from_numpy(matrix)
             self._turned = self._D if self.symmetric else self._D.T
@@ -76,7 +80,7 @@ class AdjacencyDistances(ScaledDistances):
         self._turned = self._D if self.symmetric else sparse_tensor(turned)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name not in ("_D", "_turned", "symmetric", "leaf")}
+        kept = {name: value for name, value in vars(self).items() if name not in DERIVED}
         return kept | {"matrix": _of_sparse(self._D) if self.sparse else self._D.cpu().numpy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -118,7 +122,7 @@ class AdjacencyDistances(ScaledDistances):
         # Sparse products want rows of V side by side.
         return matrix.to(V.dtype) @ (V.contiguous() if self.sparse else V)
 
-    def squared(self) -> AdjacencyDistances:
+    def squares(self) -> AdjacencyDistances:
         """The squares of all scaled entries."""
         return self._mapped(lambda matrix: _entrywise(matrix, Tensor.square))
 
@@ -127,7 +131,7 @@ class AdjacencyDistances(ScaledDistances):
         unit = leaf.to(device, torch.float64) / self.scale
         unit = (unit + unit.T) / 2 if self.symmetric else unit
         sizes = unit.abs().flatten()
-        return Traced(unit, growth=growth_of(sizes[sizes.argmax()]))
+        return Traced(unit, growth=growth_of(sizes[sizes.argmax()]), symmetric=self.symmetric)
 
 
 def _entrywise(D: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.spaces.euclidean import EuclideanDistances, distances
 from torchgw.spaces.neighbours import nearest_to
-from torchgw.types import Array, DistanceProvider
+from torchgw.types import Array, DistanceProvider, is_metric
 
 NEW_ELEMENTS = 2**24
 FAR = 4.0  # times the way by the new point
@@ -46,6 +46,11 @@ class KnownPoints:
         ``new`` are points (m, D) like those of the space, or rows (m, N) of raw distances to all of its points where it
         was not made from points.
         """
+        if not is_metric(self.space):
+            raise ValueError(
+                f"points must have distances to be placed by, and {type(self.space).__name__} does not say what is "
+                f"near; align again with the new points among the others"
+            )
         if self.points is None:
             given = validate.points("points", new, least=1)
             if given.shape[1] != self.space.size:

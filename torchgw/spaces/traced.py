@@ -29,7 +29,7 @@ from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import UNREACHABLE, largest_of
 from torchgw.spaces.shortest_paths import edge_lengths, path_distances
-from torchgw.types import DistanceProvider, GraphWarning
+from torchgw.types import DistanceProvider, GraphWarning, is_symmetric
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,14 @@ class Traced:
     F, signs : (N, r) and (r,) with D = F diag(signs) F^T, or None.
     growth : the largest known distance over the scale, a constant: the number 1 (), for its derivative. None where it
         has none, and once it is divided out.
+    symmetric : whether D is the same in both directions.
     """
 
     matrix: Tensor | None = None
     F: Tensor | None = None
     signs: Tensor | None = None
     growth: Tensor | None = None
+    symmetric: bool = True
 
     def divided(self, growth: Tensor) -> Traced:
         """The distances over ``growth`` (a number)."""
@@ -58,7 +60,8 @@ class Traced:
 
     def to(self, dtype: torch.dtype) -> Traced:
         """The same in another precision."""
-        return Traced(*(None if part is None else part.to(dtype) for part in (self.matrix, self.F, self.signs)))
+        matrix, F, signs = (None if part is None else part.to(dtype) for part in (self.matrix, self.F, self.signs))
+        return Traced(matrix, F, signs, symmetric=self.symmetric)
 
 
 def traced(
@@ -154,7 +157,8 @@ def _constant(space: DistanceProvider, device: torch.device) -> Traced:
     factors = here.factors()
     if factors is not None:
         return Traced(F=factors[0].detach(), signs=factors[1].detach())
-    return Traced(matrix=here.rows(torch.arange(space.size, device=device)).detach())
+    rows = here.rows(torch.arange(space.size, device=device)).detach()
+    return Traced(matrix=rows, symmetric=is_symmetric(space))
 
 
 def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Traced:
