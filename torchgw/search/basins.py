@@ -34,7 +34,7 @@ from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, unlikeness
-from torchgw.types import is_metric
+from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
 
@@ -51,6 +51,7 @@ SAME_ENERGY = 1.01
 POOR_COVERAGE = 0.02
 MOST_QUANTILE_PAIRS = 2.5e7
 MOST_CONTEST_PAIRS = 2_250_000
+MOST_BESIDE_PLAN = 4  # times the pairs of a plan
 
 
 def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
@@ -136,7 +137,9 @@ def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
     """Both spaces as graphs, where they are graphs, few enough to compete on, and gradients exact."""
     pairs = problem.source.size * problem.target.size
     stored = all(space.factors() is None and space.stored for space in problem.spaces)
-    if not (problem.exact and stored and pairs <= MOST_CONTEST_PAIRS) or entropy_rules(problem):
+    # Views are matrices (N, N), which what multiplies by itself has none of: beside a plan of that size they are few.
+    few = all(not multiplies(space) or space.size**2 <= MOST_BESIDE_PLAN * pairs for space in problem.spaces)
+    if not (problem.exact and stored and few and pairs <= MOST_CONTEST_PAIRS) or entropy_rules(problem):
         return None
     x, y = (Graph.of(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
     return (x, y) if (x.sparse and y.sparse) or not all(map(is_metric, problem.spaces)) else None
