@@ -71,7 +71,7 @@ X, Y = (RNG.normal(size=(n, 2)) for n in (6, 7))
 SPACES = {
     "factored": [EuclideanDistances(points, squared=True) for points in (X, Y)],
     "others": [EuclideanDistances(points) for points in (X, Y)],
-    "asymmetric": [AdjacencyDistances(RNG.normal(size=(n, n))) for n in (6, 7)],
+    "asymmetric": [AdjacencyDistances(RNG.uniform(size=(n, n))) for n in (6, 7)],
 }
 FEW = {
     "coarse": None,

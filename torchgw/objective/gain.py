@@ -22,10 +22,10 @@ from torch import Tensor
 from torchgw.kernels.sampling import spread_over
 from torchgw.losses import SQUARE, Function
 from torchgw.objective.bounds import c_transform
-from torchgw.objective.exact import factored_mean_square
+from torchgw.objective.exact import factored_mean_square, mean_squares, product
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.types import DistanceProvider
+from torchgw.types import DistanceProvider, multiplies
 
 LOOKED_AT, SEARCHED = 1000, 64  # points whose distances, or costs, stand for those of all
 NONE = 1e-9  # of the largest squared distance: below it a gain is rounding
@@ -33,8 +33,8 @@ NONE = 1e-9  # of the largest squared distance: below it a gain is rounding
 
 def gain_of(model: Model, spaces: tuple[DistanceProvider, DistanceProvider], unit: float) -> float:
     """The most that a plan can lie below the product plan, in units of epsilon; ``unit``, the largest squared distance,
-    where nothing can be gained. O((N + K) r^2) of factored distances, of others 1000 rows of each space, 64 where each
-    row is a search; 1000 rows and columns of a linear cost."""
+    where nothing can be gained. O((N + K) r^2) of factored distances, a product with a space that has its own; of
+    others 1000 rows of each space, 64 where each row is a search; 1000 rows and columns of a linear cost."""
     (p, q), loss = model.masses, model.loss
     found = 0.0
     if model.alpha > 0:
@@ -56,6 +56,8 @@ def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | Non
         F, signs = (part.to(mass) for part in factors)
         mean = signs @ (F.T @ mass).square()
         square = factored_mean_square(F, signs, mass)
+    elif multiplies(space) and transformed is None:
+        mean, square = mass @ product(space, mass[:, None])[:, 0], mean_squares(space, mass) @ mass
     else:
         index, weight = spread_over(mass, LOOKED_AT if space.stored else SEARCHED)
         rows = space.rows(index).to(mass)
