@@ -74,12 +74,14 @@ def gw_align(
     Parameters
     ----------
     X, Y : points (N, D) and (K, E), any real dtype; or square distance matrices (N, N), (K, K); or SciPy sparse graphs
-        of edge lengths; or distance providers. Numpy arrays, tensors and nested lists are accepted.
+        of edge lengths; or adjacencies; or distance providers. Numpy arrays, tensors and nested lists are accepted.
     distances : how distances come from points or a graph, one for both spaces or a pair. "landmark": factored
         shortest paths on the k-nearest-neighbour graph. "dijkstra": exact shortest paths on demand. "precomputed": all
-        pairs of them, or the matrix given. "euclidean": straight lines. "auto": a symmetric square array is a
-        distance matrix; points and graphs get "precomputed" up to 500 points, "landmark" above 2500, and in between
-        "landmark" where it is accurate to 3 % on a few rows. `HeatDistances` are given as providers.
+        pairs of them, or the matrix given. "euclidean": straight lines. "adjacency": the entries of a square array, a
+        SciPy sparse matrix or a networkx graph as they are, weights, diagonal, signs and directions, over the largest
+        absolute one; sparse ones stay sparse. "auto": a symmetric square array is a distance matrix; points and graphs
+        get "precomputed" up to 500 points, "landmark" above 2500, and in between "landmark" where it is accurate to 3 %
+        on a few rows. `HeatDistances` are given as providers.
     p, q : masses (N,), (K,), non-negative; uniform with sum 1 when None. What they ask of the plan's marginals is said
         by ``marginals``. Under `Balanced` their sums must agree, and scale plan and value and nothing else: epsilon
         belongs to masses of sum 1. Masses below 2^-80 (1e-24) of their sum count as zero.
