@@ -1,7 +1,8 @@
 """A contest of plans from several views of two graphs, on the matrices that were asked for.
 
     a plan from every view -> proximal steps for all of them, the lower half after each round
-        -> the ends, of equal masses made sharp -> means of pairs of ends, which keep what both agree on, again
+        -> the ends, of equal masses made sharp
+        -> means of pairs of ends, which keep what both agree on, and ends blurred where they cost most, again
         -> the distinct ends, the lowest first, with how many plans came to each
 
 Steps are taken on all plans at once where points are few. The product plan is never left out, so that nothing is worse
@@ -18,7 +19,8 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,23 +28,43 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.kernels import LOG2E
+from torchgw.kernels.sampling import draw
 from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
 from torchgw.search.anneal import basins_of
 from torchgw.search.candidate import Candidate
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph
-from torchgw.solvers.assignment import AssignmentProblem, Cross
+from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.proximal import MIXED, STEPS, Score, levels, product_energy, proximal_steps, score_of
 from torchgw.solvers.warm_start import Start
 
 PRODUCT = "product plan"
-CROSSED = "mean of two"
+CROSSED, BLURRED = "mean of two ends", "end blurred in part"
 ROUND = (5, 10, 25)  # proximal steps
-CROSSED_HOT, CROSSED_COLD, CROSSED_STEPS = 0.03, 0.01, 20
-PARENTS, ROUNDS, STALE = 6, 8, 2
+AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS = 0.03, 0.01, 20
+BLURRED_SHARES, BLURRED_HOPS, MOST_BLURRED, LEAST_PAID = (0.02, 0.05), 3, 0.6, 0.01
+STALE, AGREEING, SAME_ENERGY = 3, 4, 1e-6
 APART = 0.05  # of the mass, between parents
 LISTED = 4
+
+
+class Effort(NamedTuple):
+    """What is made of ends in each round.
+
+    parents : ends, of which means of all pairs are taken.
+    blurred : plans that are blurred in part.
+    rounds : at most.
+    """
+
+    parents: int
+    blurred: int
+    rounds: int
+
+
+EFFORTS = (Effort(5, 8, 10), Effort(5, 6, 5))  # up to so many pairs as these
+EFFORT_PAIRS = (10_000, FEW_PAIRS)
+SPARSE_EFFORT, LEAST_EFFORT = Effort(3, 3, 4), Effort(2, 0, 1)  # beyond, where products skip zeros, and where not
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +89,7 @@ def contest(problem: StoredProblem, x: Graph, y: Graph) -> list[Candidate]:
     """The distinct ends of all plans, the lowest first, at most four."""
     with threads_for(len(x.mass) * len(y.mass)):
         field = _Field.of(problem, x, y)
-        entrants = field.crossed(field.ends(field.first_plans()))
+        entrants = field.improved(field.ends(field.first_plans()))
     plans = torch.stack([entrant.plan for entrant in entrants])
     energies = torch.tensor([entrant.energy for entrant in entrants], dtype=torch.float64)
     return [
@@ -99,7 +121,7 @@ class _Field:
     def of(cls, problem: StoredProblem, x: Graph, y: Graph) -> _Field:
         p, q, gradient = x.mass, y.mass, problem.gradient
         unit, assignment = product_energy(gradient, p, q)[0], _assignment(problem, x, y)
-        few, symmetric = len(p) * len(q) <= FEW_PAIRS, x.symmetric and y.symmetric
+        symmetric = x.symmetric and y.symmetric
 
         def energies(plans: Tensor) -> Tensor:
             found = []
@@ -110,10 +132,10 @@ class _Field:
 
         if problem.model.plain:
             sides = (x.D, y.D) if assignment is None else (x.contrast, y.contrast)
-            cross = Cross(*sides, symmetric) if few else Cross.of(*sides, symmetric)
+            cross = Cross.of(*sides, symmetric)
 
             def score(plans: Tensor, epsilon: float) -> Tensor:
-                found = cross(plans) if few else torch.stack([cross(plan) for plan in plans])
+                found = cross(plans)
                 found -= found.mean(-1, keepdim=True)
                 return found.mul_(2 * LOG2E / epsilon)
         else:
@@ -123,6 +145,16 @@ class _Field:
                 return torch.stack([one(plan, epsilon) for plan in plans])
 
         return cls(problem, x, y, unit, assignment, score, energies)
+
+    @cached_property
+    def product(self) -> Tensor:
+        """The product plan (N, K)."""
+        return self.x.mass[:, None] * self.y.mass
+
+    @property
+    def sparse(self) -> bool:
+        """Whether both graphs have few edges."""
+        return all(int((side.contrast != 0).sum()) <= SPARSE * side.D.numel() for side in (self.x, self.y))
 
     @property
     def few(self) -> bool:
@@ -136,15 +168,14 @@ class _Field:
 
     def ends(self, plans: dict[str, Tensor]) -> list[Entrant]:
         """Where proximal steps take them, the better half of them after each round where points are many."""
-        product = plans[PRODUCT]
-        alive = {name: torch.lerp(plan, product, MIXED).log2() for name, plan in plans.items()}
+        alive = {name: self.mixed(plan) for name, plan in plans.items()}
         epsilons, ends = levels(self.unit), list(itertools.accumulate(ROUND))
         for first, last in zip((0, *ends), ends, strict=False):
             alive = dict(zip(alive, self.steps(list(alive.values()), epsilons[first:last]), strict=True))
             if not self.few and last < STEPS:
                 alive = self.better_half(alive)
         found = [self.end(name, exponent.exp2()) for name, exponent in alive.items()]
-        return found if self.assignment is None else [*found, self.end(PRODUCT, product)]
+        return found if self.assignment is None else [*found, self.end(PRODUCT, self.product)]
 
     def steps(self, exponents: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Proximal steps on all plans at once, or where points are many one by one."""
@@ -165,30 +196,60 @@ class _Field:
     def end(self, origin: str, plan: Tensor) -> Entrant:
         """What comes of a plan (N, K) on the marginals, made sharp where that is an assignment."""
         if self.assignment is not None:
-            p = self.x.mass.double()
-            return Entrant(origin, *self.assignment.optimum(feasible(plan.double(), p, p)))
+            p = self.x.mass.double().cpu()
+            return Entrant(origin, *self.assignment.optimum(feasible(plan.double().cpu(), p, p)))
         plan = feasible(plan, self.x.mass, self.y.mass)
         return Entrant(origin, plan, float(self.energies(plan[None])))
 
-    def crossed(self, entrants: list[Entrant]) -> list[Entrant]:
-        """The ends, and what means of pairs of the lowest distinct ones lead to, until that betters none of them."""
+    def improved(self, entrants: list[Entrant]) -> list[Entrant]:
+        """The ends, and those of what is made of the lowest distinct ones, until that betters none of them: means of
+        pairs, which keep what both agree on, and plans that are blurred again where they cost most."""
         pool, stale = sorted(entrants, key=_energy), 0
+        agree = sum(entrant.energy <= (1 + SAME_ENERGY) * pool[0].energy for entrant in entrants)
         tried: set[frozenset[Entrant]] = set()
-        parents, rounds = (PARENTS, ROUNDS) if self.few else (2, 1)
-        for _ in range(rounds):
-            pairs = [pair for pair in itertools.combinations(_apart(pool, parents), 2) if frozenset(pair) not in tried]
-            if not pairs or stale == STALE or self.problem.watch.cut():
+        pairs = self.product.numel()
+        last = SPARSE_EFFORT if self.sparse else LEAST_EFFORT
+        effort = next((each for each, most in zip(EFFORTS, EFFORT_PAIRS, strict=True) if pairs <= most), last)
+        epsilons = levels(self.unit, AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS)
+        for _ in range(effort.rounds):
+            lowest = _apart(pool, effort.parents)
+            fresh = [pair for pair in itertools.combinations(lowest, 2) if frozenset(pair) not in tried]
+            tried |= {frozenset(pair) for pair in fresh}
+            means = [((one.plan + other.plan) / 2).to(self.product) for one, other in fresh]
+            blurred = [
+                self.blurred(lowest[each // 2 % len(lowest)].plan.to(self.product)) for each in range(effort.blurred)
+            ]
+            begun = {CROSSED: means, BLURRED: blurred}
+            origins = [origin for origin, plans in begun.items() for _ in plans]
+            if not origins or self.problem.watch.cut():
                 break
-            tried |= {frozenset(pair) for pair in pairs}
-            product, lowest = self.x.mass[:, None] * self.y.mass, pool[0].energy
-            means = [(one.plan + other.plan).to(product.dtype) / 2 for one, other in pairs]
-            exponents = [torch.lerp(mean, product, MIXED).log2() for mean in means]
-            epsilons = levels(self.unit, CROSSED_HOT, CROSSED_COLD, CROSSED_STEPS)
-            kids = [exponent.exp2() for exponent in self.steps(exponents, epsilons)]
-            found = [self.end(CROSSED, plan) for plan in (*kids, *(means if self.assignment is not None else ()))]
-            pool = sorted((*pool, *found), key=_energy)
-            stale = 0 if pool[0].energy < lowest else stale + 1
+            taken = self.steps([self.mixed(plan) for plan in (*means, *blurred)], epsilons)
+            found = [self.end(origin, each.exp2()) for origin, each in zip(origins, taken, strict=True)]
+            if self.assignment is not None:
+                found += [self.end(CROSSED, plan) for plan in means]
+            pool, best = sorted((*pool, *found), key=_energy), pool[0].energy
+            stale = 0 if pool[0].energy < best else stale + 1
+            if stale == (1 if agree >= AGREEING else STALE):
+                break
         return pool
+
+    def mixed(self, plan: Tensor) -> Tensor:
+        """Exponents (N, K) of a plan with a little of the product plan, from which steps can go anywhere."""
+        return torch.lerp(plan, self.product, MIXED).log2()
+
+    def blurred(self, plan: Tensor) -> Tensor:
+        """The plan (N, K) with all matches alike around some points, drawn by what they cost."""
+        problem, p = self.problem, self.x.mass
+        paid = (problem.gradient(DenseCoupling(plan), p).rows(slice(None)) * plan).sum(1).clamp_min_(0.0)
+        share = BLURRED_SHARES[int(torch.randint(2, (1,), generator=problem.generator, device=p.device))]
+        drawn = draw(paid + LEAST_PAID * paid.mean(), max(round(share * len(p)), 1), problem.generator)
+        free = torch.zeros_like(p, dtype=torch.bool).index_fill_(0, drawn, True)
+        for _ in range(int(torch.randint(1, BLURRED_HOPS + 1, (1,), generator=problem.generator, device=p.device))):
+            if int(free.sum()) > MOST_BLURRED * len(p):
+                break
+            free |= self.x.weights[free].any(0)
+        row = torch.where(free, p, 0.0)
+        return torch.where(free[:, None], (row / row.sum())[:, None] * plan[free].sum(0), plan)
 
 
 def _assignment(problem: StoredProblem, x: Graph, y: Graph) -> AssignmentProblem | None:
@@ -197,7 +258,7 @@ def _assignment(problem: StoredProblem, x: Graph, y: Graph) -> AssignmentProblem
     equal = len(p) == len(q) and float(p.max()) == float(p.min()) and float(q.max()) == float(q.min())
     if not (equal and problem.model.plain):
         return None
-    X, Y = x.D.double(), y.D.double()
+    X, Y = x.D.double().cpu(), y.D.double().cpu()
     constant = float((X.square().sum() + Y.square().sum()) / len(p) ** 2)
     return AssignmentProblem(X, Y, Cross.of(X, Y, x.symmetric and y.symmetric), constant)
 
@@ -220,7 +281,7 @@ def _apart(pool: list[Entrant], most: int) -> list[Entrant]:
 def _candidate(problem: StoredProblem, entrant: Entrant, count: int, ended: bool) -> Candidate:
     """The plan of an entrant as a place to begin."""
     p, q = problem.masses
-    plan = entrant.plan.to(p.dtype)
+    plan = entrant.plan.to(p)
     start = Start(problem.gradient(DenseCoupling(plan), p / p.sum()), p.log2(), q.log2(), problem.epsilon)
     start = replace(start, plan=plan) if problem.sharp else start
     energy = entrant.energy if problem.sharp else math.inf

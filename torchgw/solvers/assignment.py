@@ -36,7 +36,7 @@ ROUNDING = 1e-12  # of the largest sum
 class Cross:
     """T -> (X T Y^T + X^T T Y) / 2 (..., N, K) of plans (..., N, K).
 
-    X, Y : matrices (N, N), (K, K), sparse ones for one plan at a time.
+    X, Y : matrices (N, N), (K, K), sparse where that is less work.
     symmetric : whether both are symmetric.
     """
 
@@ -51,9 +51,20 @@ class Cross:
         return cls(X, Y, symmetric)
 
     def __call__(self, T: Tensor) -> Tensor:
-        if self.symmetric:
-            return (self.Y @ (self.X @ T).mT.contiguous()).mT
-        return directed_product(partial(matrix_product, self.X), partial(matrix_product, self.Y), T)
+        source, target = partial(_times, self.X), partial(_times, self.Y)
+        return target(source(T, 1).mT, 1).mT if self.symmetric else directed_product(source, target, T)
+
+
+def _times(D: Tensor, V: Tensor, axis: int) -> Tensor:
+    """D V (..., N, d) for axis 1, D^T V for axis 0; a sparse D multiplies the plans of a batch side by side."""
+    if D.layout == torch.strided:
+        return matrix_product(D, V, axis)
+    matrix = D if axis == 1 else D.mT
+    if V.ndim == 2:
+        return matrix @ V.contiguous()
+    batch, n, width = V.shape
+    found = matrix @ V.transpose(0, 1).reshape(n, batch * width)
+    return found.reshape(-1, batch, width).transpose(0, 1)
 
 
 def _sparse(D: Tensor) -> Tensor:
