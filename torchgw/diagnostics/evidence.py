@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +29,8 @@ class Basin:
     energy : objective on the level it was compared on.
     count : starts that ended in it, as far as the coarse stage kept what they found.
     level : "full" (all points), "subset" (weighted points) or "landmarks".
+    origin : what the search began from there, as "landmarks: farthest" or a view of the spaces; of several starts that
+        of the lowest. "unknown" in files of earlier versions.
     difference : mean distance between its matches and those of the best basin, relative to the largest distance of the
         two spaces.
     matching : (N,) target index of each source point, to the resolution of the level.
@@ -39,6 +41,7 @@ class Basin:
     count: int
     level: str
     difference: float
+    origin: str = "unknown"
     matching: Tensor = field(repr=False, compare=False)
     shift: Tensor = field(repr=False, compare=False)
 
@@ -68,12 +71,21 @@ class Certificate:
     lower_bound : no plan at all has a smaller value: the larger of Memoli's first and second bounds under hard
         marginals, plus what each point would pay alone of a linear cost; 0 where nothing better is known.
     gap : value minus lower bound: how far from the global optimum the plan can be.
+    starts : how many starts the search made, as far as it kept where they ended; 0 without a search.
+    agreeing_starts : how many of them ended in the basin of the returned plan.
     """
 
     stationarity: float
     stationarity_exact: bool
     lower_bound: float
     gap: float
+    starts: int = 0
+    agreeing_starts: int = 0
+
+    def counted(self, basins: Sequence[Basin]) -> Certificate:
+        """The certificate with the starts of a search, which ended in these basins, the returned one first."""
+        counts = [basin.count for basin in basins]
+        return replace(self, starts=sum(counts), agreeing_starts=sum(counts[:1]))
 
     def times(self, factor: float) -> Certificate:
         """The certificate of a value that is ``factor`` times as large."""
@@ -83,10 +95,14 @@ class Certificate:
 
     def __str__(self) -> str:
         bound = f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum"
-        if math.isnan(self.stationarity):
-            return f"{bound}; how far it can be improved to first order is not known"
         sampled = "" if self.stationarity_exact else " (estimated)"
-        return f"{bound}; to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
+        near = f"to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
+        if math.isnan(self.stationarity):
+            near = "how far it can be improved to first order is not known"
+        searched = "no other start was tried"
+        if self.starts:
+            searched = f"{self.agreeing_starts} of {self.starts} starts of the search ended in its basin"
+        return f"{bound}; {near}; {searched}"
 
 
 @storable

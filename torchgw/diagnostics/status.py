@@ -15,7 +15,10 @@ class Status(Enum):
     PLATEAU = "the cost stopped improving"
     SETTLED = "the plan stopped changing"
     TRANSPORT = "a linear transport problem was not solved, so the plan before it was returned; use a small epsilon > 0"
-    STATIONARY = "no plan nearby is better to first order"
+    STATIONARY = (
+        "no plan nearby is better to first order; how many starts were searched for a better one elsewhere is in "
+        "result.certificate"
+    )
     MAX_ITER = (
         "the iteration limit was reached before the cost had settled; raise options.stopping.max_iter "
         "(options.low_rank.max_iter where the plan is of low rank) or epsilon"

@@ -25,7 +25,7 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sums import inner
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals, damping
-from torchgw.objective.divergence import kl, squared
+from torchgw.objective.divergence import kl, negentropy, relative_entropy, squared
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.hierarchy import Cells
@@ -217,6 +217,14 @@ class Model:
     def weight(self, mass: float | Tensor) -> float | Tensor:
         """w, the weight of the linear problem."""
         return problem_weight(self.alpha, self.beta, mass)
+
+    def entropic(self, plan: Tensor, epsilon: float) -> float:
+        """What the entropy adds to F of a plan (N, K) of mass one under hard marginals, at an epsilon."""
+        if epsilon == 0:
+            return 0.0
+        p, q = (mass.to(plan) for mass in self.masses)
+        entropy = relative_entropy(negentropy(plan), plan.sum(1), plan.sum(0), p, q)
+        return 2 * float(self.weight(1.0)) * epsilon * float(entropy)
 
     def divergences(self, rows: Tensor, columns: Tensor, capped: bool = False) -> Tensor:
         """The divergences of relaxed marginals in F, for marginals (..., N), (..., K) of plans.

@@ -134,6 +134,7 @@ def _draw_basin(ax: Any, i: int, basin: Basin, best: Basin) -> None:
     """One line: a mark at its energy, and from the best one's where they were compared on the same level."""
     starts = f"{basin.count} start{'s' if basin.count != 1 else ''}"
     text = f"best, {starts}" if i == 0 else f"{starts}, {basin.difference:.2g} away"
+    text += "" if basin.origin == "unknown" else f", {basin.origin}"
     if basin.level == best.level:
         ax.hlines(i, best.energy, basin.energy, color=GREY, linewidth=1.2)
         ax.scatter(basin.energy, i, color=SOURCE if i else TARGET, marker="o" if i else "D", s=24, zorder=3)

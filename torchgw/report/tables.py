@@ -35,7 +35,7 @@ class Table:
 
 def matchings(result: Reported) -> Table:
     """The local optima that the search found."""
-    head = ["", "energy", "best is lower by", "starts", "compared on", "difference", ""]
+    head = ["", "energy", "best is lower by", "starts", "from", "compared on", "difference", ""]
     rows, marked = [], []
     for at, basin in enumerate(result.basins):
         best = result.basins[0]
@@ -48,6 +48,7 @@ def matchings(result: Reported) -> Table:
                 f"{basin.energy:.5g}",
                 "" if at == 0 else f"{lower:.1%}" if basin.level == best.level else "not comparable",
                 str(basin.count),
+                basin.origin,
                 {"full": "all points"}.get(basin.level, basin.level),
                 "" if at == 0 else f"{basin.difference:.0%}",
                 "returned" if at == 0 else "as good" if tied else "",

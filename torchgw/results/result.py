@@ -173,7 +173,7 @@ class GWResult(Readable):
             ladder=solution.ladder,
             omitted_mass=solution.omitted,
             evaluated=solution.evaluated,
-            certificate=solution.certificate.times(mass**2),
+            certificate=solution.certificate.times(mass**2).counted(solution.basins),
             basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in solution.basins),
             gradient=solution.gradient,
             gradient_passed_over=request.against_exact or passed_over(request) if sampled else "",

@@ -69,7 +69,7 @@ def pack(members: dict[str, Any], coupling: BlockCoupling) -> dict[str, Array]:
         "path": [asdict(step) for step in members["path"]],
         "graphs": [_from_report(report) for report in members["graphs"]],
         "basins": [
-            {"energy": b.energy, "count": b.count, "level": b.level, "difference": b.difference} for b in basins
+            {name: getattr(b, name) for name in ("energy", "count", "level", "difference", "origin")} for b in basins
         ],
     }
     arrays: dict[str, Array] = {

@@ -151,9 +151,10 @@ def _named(kinds: list[list[CoarseBasin]]) -> tuple[str, ...]:
 
 
 def listed(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> tuple[Basin, ...]:
-    """What the result says of the basins, the best first, without those that have come to the same matching."""
-    found = [described(candidate, candidates[0], reference, mass) for candidate in candidates]
-    return (*found[:1], *(basin for basin in found[1:] if basin.difference > APART))
+    """What the result says of the basins, the best first; those that have come to its matching count as it."""
+    best, *others = [described(candidate, candidates[0], reference, mass) for candidate in candidates]
+    same = sum(basin.count for basin in others if basin.difference <= APART)
+    return (replace(best, count=best.count + same), *(basin for basin in others if basin.difference > APART))
 
 
 def described(candidate: Candidate, best: Candidate, reference: Landmarks, mass: Tensor) -> Basin:
@@ -164,6 +165,7 @@ def described(candidate: Candidate, best: Candidate, reference: Landmarks, mass:
         count=candidate.count,
         level=candidate.level,
         difference=float(mass @ shift / mass.sum()),
+        origin=candidate.origin,
         matching=candidate.matching,
         shift=shift,
     )
@@ -255,7 +257,9 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> C
     done = descended(problem, candidate.start, epsilon, FULL_STEPS)
     energy = max(done.history.cost[-1], 0.0)
     assert done.end is not None
-    return replace(candidate, start=done.end, energy=energy, level="full", matching=done.plan.argmax(1))
+    entropy = problem.model.entropic(done.plan, epsilon) if problem.model.fixed and not problem.sharp else 0.0
+    matching = done.plan.argmax(1)
+    return replace(candidate, start=done.end, energy=energy, level="full", matching=matching, entropy=entropy)
 
 
 def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
@@ -299,7 +303,7 @@ def _distinct(
     """
     kept: list[Candidate] = []
     sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
-    rest = sorted(sound, key=lambda c: (not c.near, c.energy))
+    rest = sorted(sound, key=lambda c: (not c.near, c.energy + c.entropy))
     while rest:
         first, others = rest[0], rest[1:]
         group, rest = [first], []

@@ -25,6 +25,7 @@ class Candidate:
     basin : the basin between landmarks that it came from.
     origin : what the search began from there.
     ended : whether it is the end of a descent without entropy, with its energy.
+    entropy : what the entropy adds to the energy, where both are minimised.
     """
 
     start: Start
@@ -37,3 +38,4 @@ class Candidate:
     basin: CoarseBasin | None = None
     origin: str = "given"
     ended: bool = False
+    entropy: float = 0.0

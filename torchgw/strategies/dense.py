@@ -91,8 +91,9 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
 
     Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
-    the best or the matching ambiguous. Small problems without entropy are solved from every candidate, and up to a
-    million pairs also from the product plan, so that no search is worth less than that.
+    the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Small problems
+    without entropy are solved from every candidate, and up to a million pairs also from the product plan, so that no
+    search is worth less than that. A contest has had both.
     """
     best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
     near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
@@ -121,7 +122,9 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         replace(c, energy=max(end.energy, 0.0), level="full", matching=end.plan.argmax(1))
         for c, end in zip(contenders, ends, strict=True)
     ]
-    order = sorted(range(len(ends)), key=lambda i: ends[i].energy)
+    entropic = problem.model.entropic if problem.model.fixed else lambda plan, epsilon: 0.0
+    minimised = [end.energy + entropic(end.plan, problem.model.epsilon) for end in ends]
+    order = sorted(range(len(ends)), key=minimised.__getitem__)
     rest = [c for c in others if all(c is not contender for contender in contenders)]
     return ends[order[0]], [*(settled[i] for i in order), *rest]
 

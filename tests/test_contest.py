@@ -1,0 +1,150 @@
+"""Graphs compete for the basin: views, exchanges, the floor, and what the result says of the search."""
+
+from __future__ import annotations
+
+import itertools
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from tests.problems import quietly
+from tests.test_guesses import energy, shuffled
+from torchgw import GWResult, gw_align
+from torchgw.persist.watch import Watch
+from torchgw.search.views import VIEWS, Graph
+from torchgw.solvers.assignment import AssignmentProblem, Cross
+from torchgw.types import Array
+
+
+def tree(n: int, seed: int) -> Array:
+    return nx.to_numpy_array(nx.random_labeled_tree(n, seed=seed))
+
+
+KINDS = {
+    "tree": tree(60, 2),
+    "lollipop": nx.to_numpy_array(nx.lollipop_graph(20, 20)),
+    "caveman": nx.to_numpy_array(nx.connected_caveman_graph(6, 6)),
+    "complement of a grid": nx.to_numpy_array(nx.complement(nx.grid_2d_graph(6, 7))),
+    "les miserables": nx.to_numpy_array(nx.les_miserables_graph()),
+}
+
+
+def problem_of(X: Array, Y: Array) -> AssignmentProblem:
+    one, other = (torch.from_numpy(D) for D in (X, Y))
+    symmetric = bool((X == X.T).all() and (Y == Y.T).all())
+    return AssignmentProblem(one, other, Cross.of(one, other, symmetric), 0.0)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_exchanges_end_where_no_pair_of_matches_is_better_exchanged(symmetric: bool) -> None:
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(2, 9, 9))
+    X, Y = (X + X.T, Y + Y.T) if symmetric else (X, Y)
+
+    def gained(order: Array) -> float:
+        return float((X * Y[np.ix_(order, order)]).sum())
+
+    order = problem_of(X, Y).exchanged(np.arange(9))
+    assert gained(order) > gained(np.arange(9))
+    for r, s in itertools.combinations(range(9), 2):
+        other = order.copy()
+        other[[r, s]] = other[[s, r]]
+        assert gained(other) <= gained(order) + 1e-9
+
+
+def test_an_optimum_between_equal_masses_is_a_plan_below_where_it_began() -> None:
+    rng = np.random.default_rng(1)
+    X, Y = (D + D.T for D in rng.normal(size=(2, 12, 12)))
+    problem, product = problem_of(X, Y), torch.full((12, 12), 1 / 144, dtype=torch.float64)
+    plan, value = problem.optimum(product)
+    assert value < problem.value(product)
+    assert value == pytest.approx(problem.value(plan))
+    for axis in (0, 1):
+        torch.testing.assert_close(plan.sum(axis), torch.full((12,), 1 / 12, dtype=torch.float64))
+
+
+def test_a_sparse_matrix_multiplies_a_batch_as_a_stored_one() -> None:
+    A, B = (torch.from_numpy(tree(n, n)) for n in (40, 50))
+    plans = torch.rand(3, 40, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for X, symmetric in ((A, True), (A.triu(), False)):
+        sparse = Cross.of(X, B, symmetric)
+        assert sparse.X.layout == torch.sparse_csr
+        torch.testing.assert_close(sparse(plans), Cross(X, B, symmetric)(plans))
+        torch.testing.assert_close(sparse(plans[0]), sparse(plans)[0])
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_gives_a_plan_that_knows_no_order_of_points(name: str) -> None:
+    rng = np.random.default_rng(3)
+    A = np.triu(rng.uniform(0.2, 1, (30, 30)) * (rng.random((30, 30)) < 0.15), 1)
+    A = A + A.T
+    A[4] = A[:, 4] = 0.0  # a node without an edge
+    p = rng.uniform(0.5, 2, 30)
+    order = rng.permutation(30)
+    x, y, z = (
+        Graph(torch.tensor(D, dtype=torch.float32), torch.tensor(m / m.sum(), dtype=torch.float32))
+        for D, m in ((A, p), (A[:25, :25], p[:25]), (A[np.ix_(order, order)], p[order]))
+    )
+    plan, turned = (VIEWS[name](side, y, Watch()) for side in (x, z))
+    assert bool((plan >= 0).all())
+    assert float(plan.sum()) == pytest.approx(1, abs=1e-4)
+    for axis, side in ((1, x), (0, y)):  # steps and conditional gradients round them onto the marginals
+        assert float((plan.sum(axis) - side.mass).abs().sum()) < 0.3
+    torch.testing.assert_close(turned, plan[order], atol=2e-4, rtol=0)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def solved(request: pytest.FixtureRequest) -> tuple[Array, Array, Array, GWResult]:
+    A = KINDS[request.param] / KINDS[request.param].max()
+    gone = 0.01 if request.param == "complement of a grid" else 0.05  # of many edges
+    B, match = shuffled(A, gone, 5)
+    B = B / B.max()
+    return A, B, match, quietly(gw_align, A, B, distances="adjacency", epsilon=0, random_state=0)
+
+
+def test_a_graph_ends_no_higher_than_its_true_matching_and_descents_from_the_product_plan(
+    solved: tuple[Array, Array, Array, GWResult],
+) -> None:
+    A, B, match, result = solved
+    n = len(A)
+    product = np.full((n, n), n**-2.0)
+    floor = quietly(gw_align, A, B, distances="adjacency", epsilon=0, init=product, random_state=0).value
+    assert result.value <= 1.01 * energy(A, B, np.eye(n)[match] / n)
+    assert result.value <= floor * (1 + 1e-9)
+
+
+def test_a_result_says_where_basins_came_from_and_how_many_starts_agree(
+    solved: tuple[Array, Array, Array, GWResult],
+) -> None:
+    result = solved[3]
+    known = {*VIEWS, "mean of two ends", "end blurred in part"}
+    assert {basin.origin for basin in result.basins} <= known
+    certificate = result.certificate
+    assert certificate.agreeing_starts == result.basins[0].count
+    assert certificate.starts == sum(basin.count for basin in result.basins) >= len(VIEWS)
+    assert f"{certificate.agreeing_starts} of {certificate.starts} starts" in str(certificate)
+
+
+def test_directed_graphs_and_unequal_masses_compete_too() -> None:
+    rng = np.random.default_rng(7)
+    A = (rng.random((40, 40)) < 0.1).astype(float)
+    B, match = shuffled(A, 0.0, 8)
+    found = quietly(gw_align, A, B, distances="adjacency", epsilon=0, random_state=0)
+    assert found.value < 1e-12
+    assert (found.argmax() == match).all()
+    p = rng.uniform(0.8, 1.2, 40)
+    q = np.empty(40)
+    q[match] = p
+    found = quietly(
+        gw_align, A + A.T, B + B.T, distances="adjacency", epsilon=0, random_state=0, p=p / p.sum(), q=q / q.sum()
+    )
+    assert (found.argmax() == match).mean() > 0.9
+
+
+def test_without_a_search_the_certificate_says_that_no_other_start_was_tried() -> None:
+    A = KINDS["tree"]
+    result = quietly(gw_align, A, A, distances="adjacency", epsilon=0, init=np.eye(60) / 60, random_state=0)
+    assert result.certificate.starts == result.certificate.agreeing_starts == 0
+    assert "no other start was tried" in str(result.certificate)
