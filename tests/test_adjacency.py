@@ -27,6 +27,7 @@ from torchgw import (
     GWResult,
     Implicit,
     PrecomputedDistances,
+    SpaceOptions,
     StoppingOptions,
     Unrolled,
     cli,
@@ -281,13 +282,29 @@ def test_gradients_are_those_of_finite_differences(mode: Any, directed: tuple[bo
             assert float((of_plan * W).sum()) == pytest.approx((ends[0][1] - ends[1][1]) / (2 * step), rel=1e-4)
 
 
-def test_gradients_in_masses_pass_sparse_graphs() -> None:
-    A, B, T = graph(7, 1), graph(6, 2), None
+MODES = [Envelope(tol=1e-12), Implicit(tol=1e-12), Unrolled(tol=1e-12, n_outer=20)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: type(mode).__name__)
+@pytest.mark.parametrize("scale", [None, "common"])
+@pytest.mark.parametrize("partner", ["directed", "symmetric", "sparse", "points"])
+def test_gradients_beside_a_sparse_graph_are_those_beside_its_matrix(mode: Any, scale: Any, partner: str) -> None:
+    A, B = graph(7, 1), graph(6, 2, partner == "directed")
+    points = normal(6, 2, seed=4)
+    weight = normal(7, 6, seed=9)
+    options = GWOptions(spaces=SpaceOptions(scale=scale), stopping=StoppingOptions(max_iter=2000))
     found = []
     for make in (np.array, sparse.csr_array):
         p = torch.full((7,), 1 / 7, dtype=torch.float64, requires_grad=True)
-        quietly(entropic, make(A), make(B), p, T, Envelope(tol=1e-10)).loss.backward()
-        found.append(p.grad)
+        leaf = (points if partner == "points" else torch.from_numpy(B)).clone().requires_grad_()
+        Y = {"points": leaf, "sparse": make(B)}.get(partner, leaf)
+        Y = EuclideanDistances(leaf, squared=True) if partner == "points" else Y
+        kinds = ("adjacency", "auto" if partner == "points" else "adjacency")
+        asked = {"distances": kinds, "p": p, "epsilon": 0.05, "options": options, "random_state": 0}
+        result = quietly(gw_align, make(A), Y, gradient_mode=mode, **asked)
+        quantity = result.loss if isinstance(mode, Envelope) else result.loss + (result.plan * weight).sum()
+        leaves = [p] if partner == "sparse" else [p, leaf]
+        found.append(torch.autograd.grad(quantity, leaves))
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
 
 
@@ -385,7 +402,8 @@ PEAK = r"""
 import re
 from pathlib import Path
 import networkx as nx
-from torchgw import gw_align
+import torch
+from torchgw import Envelope, gw_align
 
 def peak():
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
@@ -395,6 +413,9 @@ for spaces in ((small, small), (small, large)):
     before = peak()
     result = gw_align(*spaces, distances="adjacency", epsilon=1e-2, random_state=0)
     assert result.value_exact and result.gradient == "exact"
+    p = torch.full((50,), 0.02, dtype=torch.float64, requires_grad=True)
+    gw_align(*spaces, distances="adjacency", epsilon=1e-2, p=p, init=result, gradient_mode=Envelope()).loss.backward()
+    assert p.grad.isfinite().all()
 print(peak() - before)
 """
 

@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchgw.gradients.plan_moments import PlanMoments
+from torchgw.gradients.plan_moments import PlanMoments, applied
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.objective.divergence import relative_entropy, squared
-from torchgw.objective.exact import PairLoss, factored_cross, factored_mean_square, factored_quadratic
+from torchgw.objective.exact import PairLoss, factored_cross, factored_mean_square, factored_quadratic, product
 from torchgw.objective.model import Model, divergences, mean_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import Traced
+from torchgw.types import DistanceProvider
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,15 @@ def quadratic(x: Traced, y: Traced, plan: PlanMoments, loss: SeparableLoss = SQU
         assert one.F is not None
         assert one.signs is not None
         TF = plan.apply(one.F, axis)
-        cross = factored_cross(one.signs, TF, matrix_of(other) @ TF)
+        cross = factored_cross(one.signs, TF, times(other, TF))
         own, others = (plan.rows, plan.columns) if axis == 0 else (plan.columns, plan.rows)
-        squares = factored_mean_square(one.F, one.signs, own) + others @ matrix_of(other).square() @ others
-        return squares - 2 * cross
-    cost = PairLoss.of(loss, matrix_of(x), matrix_of(y)).cost(plan.matrix(), plan.rows, plan.columns)
+        return factored_mean_square(one.F, one.signs, own) + mean_square(other, others) - 2 * cross
+    if loss is SQUARE and (x.space is not None or y.space is not None):
+        T = plan.matrix()
+        cross = (times(x, times(y, T.T).T) * T).sum()
+        return mean_square(x, plan.rows) + mean_square(y, plan.columns) - 2 * cross
+    device = plan.rows.device
+    cost = PairLoss.of(loss, matrix_of(x, device), matrix_of(y, device)).cost(plan.matrix(), plan.rows, plan.columns)
     return mean_cost(cost, plan.matrix(), plan.rows, plan.columns)
 
 
@@ -120,10 +126,42 @@ def linear(cost: FactoredCost, plan: PlanMoments) -> Tensor:
     return mean_cost(cost, plan if cost.extra is None else plan.matrix(), plan.rows, plan.columns)
 
 
-def matrix_of(space: Traced) -> Tensor:
-    """The distances (N, N) of a space."""
+class Times(torch.autograd.Function):
+    """D V, for axis 0 D^T V, of constant distances that multiply by themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, space: DistanceProvider, V: Tensor, axis: int) -> Tensor:
+        ctx.space, ctx.axis = space, axis
+        return product(space, V, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, applied(Times, ctx.space, gradients[0], 1 - ctx.axis), None
+
+
+def times(space: Traced, V: Tensor) -> Tensor:
+    """D V (N, d), of a space without factors."""
+    if space.space is not None:
+        return applied(Times, space.space, V, 1)
+    assert space.matrix is not None
+    return space.matrix @ V
+
+
+def mean_square(space: Traced, mass: Tensor) -> Tensor:
+    """<mass, (D o D) mass> of a space without factors."""
+    if space.space is not None:
+        squares: DistanceProvider = space.space.squares()  # type: ignore[attr-defined]
+        return mass @ applied(Times, squares, mass[:, None], 1)[:, 0]
+    assert space.matrix is not None
+    return mass @ space.matrix.square() @ mass
+
+
+def matrix_of(space: Traced, device: torch.device) -> Tensor:
+    """The distances (N, N) of a space that is on this device."""
     if space.matrix is not None:
         return space.matrix
+    if space.space is not None:
+        return space.space.rows(torch.arange(space.space.size, device=device))
     assert space.F is not None
     assert space.signs is not None
     return (space.F * space.signs) @ space.F.T
@@ -134,5 +172,7 @@ def _of(space: Traced) -> list[Tensor]:
 
 
 def _with(space: Traced, given: list[Tensor]) -> Traced:
+    if space.space is not None:
+        return space
     found = given.pop(0)
     return replace(space, matrix=found) if space.matrix is not None else replace(space, F=found)

@@ -31,7 +31,8 @@ RELAXED_STEP, OTHER_LOSS_STEP = 0.5, 0.25
 def unrolled(theta: Parameters, model: Model, plan: Tensor, g: Tensor, mode: Unrolled) -> Tensor:
     """The plan (N, K) of theta, recorded from a plan and column potentials (K,) of its cost on."""
     symmetric = theta.x.symmetric and theta.y.symmetric
-    loss = PairLoss.of(model.loss, matrix_of(theta.x), matrix_of(theta.y), symmetric)
+    D, E = (matrix_of(space, plan.device) for space in (theta.x, theta.y))
+    loss = PairLoss.of(model.loss, D, E, symmetric)
     T, linear = plan, linear_part(theta, model)
     row, column = sides(theta, model)
     # Plans with marginals that give way, and even more those of other losses, can answer each other to and fro.

@@ -11,7 +11,7 @@ T = TypeVar("T")
 NEAR, SHORT = 0.8, 3  # likeness from which a word is a slip of the pen for another, and letters that are too few for it
 WITHOUT = {
     "log": "the result holds all of it in any case, that of gw_align as result.value and result.history",
-    "symmetric": "distances are symmetric, and others are refused",
+    "symmetric": "distances are symmetric, and distances='adjacency' sees by itself whether a matrix is",
     "armijo": "the length of every step is found without a search",
 }
 

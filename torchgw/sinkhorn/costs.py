@@ -51,10 +51,10 @@ class FactoredCost:
 
     @classmethod
     def of_product(cls, a: Tensor, b: Tensor, product: Tensor) -> FactoredCost:
-        """a 1^T + 1 b^T - 2 P for a stored P (..., N, K), which is centred, as `centred` does factors."""
+        """a 1^T + 1 b^T - 2 P for a stored P (..., N, K), which is centred in place, as `centred` does factors."""
         row = product.mean(-1)
         column = product.mean(-2) - row.mean(-1, keepdim=True)
-        extra = (product - row[..., None] - column[..., None, :]) * -2
+        extra = product.sub_(row[..., None]).sub_(column[..., None, :]).mul_(-2)
         U, V = (side.new_zeros(*side.shape, 0) for side in (row, column))
         return cls(a - 2 * row, b - 2 * column, U, V, extra)
 

@@ -29,7 +29,7 @@ from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import UNREACHABLE, largest_of
 from torchgw.spaces.shortest_paths import edge_lengths, path_distances
-from torchgw.types import DistanceProvider, GraphWarning, is_symmetric
+from torchgw.types import DistanceProvider, GraphWarning, is_symmetric, multiplies
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Traced:
     growth : the largest known distance over the scale, a constant: the number 1 (), for its derivative. None where it
         has none, and once it is divided out.
     symmetric : whether D is the same in both directions.
+    space : constant distances by their own products, or None.
     """
 
     matrix: Tensor | None = None
@@ -50,18 +51,22 @@ class Traced:
     signs: Tensor | None = None
     growth: Tensor | None = None
     symmetric: bool = True
+    space: DistanceProvider | None = None
 
     def divided(self, growth: Tensor) -> Traced:
         """The distances over ``growth`` (a number)."""
+        if self.space is not None:
+            return replace(self, matrix=_all_rows(self.space, growth.device) / growth, space=None)
         if self.matrix is not None:
             return replace(self, matrix=self.matrix / growth, growth=None)
         assert self.F is not None
         return replace(self, F=self.F / growth.sqrt(), growth=None)
 
-    def to(self, dtype: torch.dtype) -> Traced:
+    def to(self, device: torch.device, dtype: torch.dtype) -> Traced:
         """The same in another precision."""
         matrix, F, signs = (None if part is None else part.to(dtype) for part in (self.matrix, self.F, self.signs))
-        return Traced(matrix, F, signs, symmetric=self.symmetric)
+        space = None if self.space is None else self.space.to(device, dtype)
+        return Traced(matrix, F, signs, symmetric=self.symmetric, space=space)
 
 
 def traced(
@@ -83,7 +88,8 @@ def traced(
 
     Returns
     -------
-    Values equal to those of the providers to rounding. Spaces with factors have factors, the others a matrix.
+    Values equal to those of the providers to rounding. Spaces with factors have factors, constants with products of
+    their own have these, the others a matrix.
 
     Notes
     -----
@@ -94,7 +100,7 @@ def traced(
     first, second = (_measured(space, leaf, options, device) for space, leaf in zip(made, leaves, strict=True))
     growths = _growths(made, (first.growth, second.growth), options.scale)
     x, y = (
-        (found if growth is None else found.divided(growth)).to(dtype)
+        (found if growth is None else found.divided(growth)).to(device, dtype)
         for found, growth in zip((first, second), growths, strict=True)
     )
     return x, y
@@ -152,13 +158,18 @@ def _factors(space: DistanceProvider, device: torch.device) -> tuple[Tensor, Ten
 
 
 def _constant(space: DistanceProvider, device: torch.device) -> Traced:
-    """The provider's own numbers: factors where it has them, else all its rows."""
+    """The provider's own numbers: factors or products where it has them, else all its rows."""
     here = space.to(device, torch.float64)
     factors = here.factors()
     if factors is not None:
         return Traced(F=factors[0].detach(), signs=factors[1].detach())
-    rows = here.rows(torch.arange(space.size, device=device)).detach()
-    return Traced(matrix=rows, symmetric=is_symmetric(space))
+    if multiplies(here) and hasattr(here, "squares"):
+        return Traced(symmetric=is_symmetric(space), space=here)
+    return Traced(matrix=_all_rows(here, device), symmetric=is_symmetric(space))
+
+
+def _all_rows(space: DistanceProvider, device: torch.device) -> Tensor:
+    return space.rows(torch.arange(space.size, device=device)).detach()
 
 
 def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Traced:
