@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from torchgw.spaces.edges import components, entry_positions, restricted, two_edges
+from torchgw.spaces.neighbours import TREE_DIMENSIONS
 from torchgw.types import Array
 
 DETOUR = 5.0
@@ -36,8 +37,8 @@ def short_cuts(graph: Any, mutual: Array, points: Array | None = None) -> Array:
 
     Notes
     -----
-    O(E k) for E edges, plus one local search for each edge that is neither trusted nor has two trusted edges around it
-    that are short enough.
+    O(E k) for E edges, plus one local search for each edge that is neither trusted nor has two trusted edges (in many
+    dimensions four) around it that are short enough.
     """
     row = np.repeat(np.arange(graph.shape[0], dtype=graph.indices.dtype), np.diff(graph.indptr))
     one_way = np.flatnonzero(~mutual & (row < graph.indices))
@@ -61,11 +62,14 @@ def _tried(trusted: Any, low: Array, high: Array, length: Array, points: Array |
     stays = two_edges(trusted, low, high) <= DETOUR * length * (1 - ROUNDING)
     n_parts, label = components(trusted)
     parts, links = DisjointSet(range(n_parts)), _Links(trusted, points)
+    # Straight lines to a goal are all nearly as long in many dimensions, where they lead no search.
+    many = points is not None and points.shape[1] > TREE_DIMENSIONS
     found = []
     turns = zip(low.tolist(), high.tolist(), length.tolist(), stays.tolist(), strict=True)
     for i, j, weight, near in turns:
         joins = n_parts > 1 and parts.merge(int(label[i]), int(label[j]))
-        if joins or near or links.within(i, j, DETOUR * weight):
+        limit = DETOUR * weight
+        if joins or near or (many and links.meet(i, j, limit * (1 - ROUNDING))) or links.within(i, j, limit):
             links.add(i, j, weight)
         else:
             found.append((i, j))
@@ -91,6 +95,20 @@ class _Links:
 
     def add(self, i: int, j: int, length: float) -> None:
         self.of(i)[j] = self.of(j)[i] = length
+
+    def meet(self, source: int, target: int, limit: float) -> bool:
+        """Whether a path of at most four edges and this length leads from source to target."""
+        here, there = self._around(source), self._around(target)
+        return any(length + there.get(node, math.inf) <= limit for node, length in here.items())
+
+    def _around(self, node: int) -> dict[int, float]:
+        """The nodes that two edges reach, and the shortest such ways to them."""
+        found = {node: 0.0} | self.of(node)
+        for near, first in self.of(node).items():
+            for far, second in self.of(near).items():
+                if first + second < found.get(far, math.inf):
+                    found[far] = first + second
+        return found
 
     def within(self, source: int, target: int, limit: float) -> bool:
         """Whether a path of at most ``limit`` leads from source to target.
