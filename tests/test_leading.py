@@ -11,6 +11,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.objective import leading
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import LeadingGradient, leading_factors, stored_cost
+from torchgw.objective.value import exact_objective
 from torchgw.spaces import PrecomputedDistances
 
 
@@ -167,3 +168,56 @@ def test_a_rotated_cloud_is_found_by_factors(epsilon: float) -> None:
     D, order = cloud(200, 10), np.random.default_rng(1).permutation(200)
     found = torchgw.gw_align(D, D[order][:, order], epsilon=epsilon, random_state=0)
     np.testing.assert_array_equal(order[found.argmax()], np.arange(200))
+
+
+def curves() -> tuple[np.ndarray, np.ndarray]:
+    """Distances of unevenly spread points along a line, and of a part of them; not squared, so of no small rank."""
+    t = np.sort(np.random.default_rng(2).random(400) ** 2)
+    D = np.abs(t[:, None] - t) ** 0.9
+    return D, D[60:, 60:]
+
+
+@pytest.mark.usefixtures("led")
+def test_smooth_distances_stream_between_leading_factors() -> None:
+    D, E = curves()
+    options = torchgw.GWOptions(strategy="streaming", ladder=torchgw.LadderOptions(n_cells=128))
+    found = torchgw.gw_align(D, E, epsilon=2e-3, random_state=0, options=options)
+    wanted = torchgw.gw_align(D, E, epsilon=2e-3, random_state=0, init=found)
+    assert (found.strategy, wanted.strategy) == ("streaming", "dense")
+    assert found.gradient == "exact"
+    spaces = PrecomputedDistances(D), PrecomputedDistances(E)
+    exact = exact_objective(DenseCoupling(found.plan), *spaces, found.coupling.marginal(1), found.coupling.marginal(0))
+    assert found.value_exact
+    assert found.value == pytest.approx(exact.value, rel=1e-5)
+    assert found.value == pytest.approx(wanted.value, rel=0.1)  # rounding counts
+
+
+@pytest.mark.usefixtures("led")
+def test_values_of_large_plans_are_estimates_with_their_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    D, E = curves()
+    options = torchgw.GWOptions(strategy="streaming", ladder=torchgw.LadderOptions(n_cells=128))
+    exact = torchgw.gw_align(D, E, epsilon=2e-3, random_state=0, options=options)
+    monkeypatch.setattr("torchgw.strategies.led.CERTIFIED_WORK", 0)
+    found = torchgw.gw_align(D, E, epsilon=2e-3, random_state=0, options=options)
+    assert not found.value_exact
+    assert not found.certificate.stationarity_exact
+    assert found.value == pytest.approx(exact.value, abs=5 * found.value_error)
+
+
+@pytest.mark.usefixtures("led")
+def test_distances_that_factors_do_not_carry_are_solved_with_a_stored_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchgw.request.limits.DENSE_PAIRS", {"cpu": 100})
+    D, order = cloud(300, 10), np.random.default_rng(1).permutation(300)
+    found = torchgw.gw_align(D, D[order][:, order], epsilon=2e-4, random_state=0)
+    assert (found.strategy, found.gradient) == ("dense", "exact")
+    np.testing.assert_array_equal(order[found.argmax()], np.arange(300))
+
+
+def test_a_sampled_gradient_that_nobody_asked_for_is_warned_of() -> None:
+    X, Y = (torchgw.datasets.make_spiral(n)[0] for n in (300, 100))
+    call = {"distances": "dijkstra", "epsilon": 5e-3, "random_state": 0}
+    with pytest.warns(torchgw.SamplingWarning, match="a dense distance matrix of 300 points exceeds"):
+        found = torchgw.gw_align(X, Y, options=torchgw.GWOptions(max_memory=600_000), **call)
+    assert found.gradient == "sampled"
+    asked = torchgw.GWOptions(max_memory=600_000, gradient="sampled")
+    assert torchgw.gw_align(X, Y, options=asked, **call).gradient == "sampled"

@@ -51,6 +51,7 @@ from torchgw.types import (
     OutOfMemoryWarning,
     PrecisionWarning,
     Progress,
+    SamplingWarning,
     SupervisionWarning,
     TorchGWWarning,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "ProgressLog",
     "Rung",
     "SamplingOptions",
+    "SamplingWarning",
     "SemiRelaxed",
     "SeparableLoss",
     "SinkhornOptions",

@@ -80,8 +80,8 @@ def gw_align(
         pairs of them, or the matrix given. "euclidean": straight lines. "adjacency": the entries of a square array, a
         SciPy sparse matrix or a networkx graph as they are, weights, diagonal, signs and directions, over the largest
         absolute one; sparse ones stay sparse. "auto": a symmetric square array is a distance matrix; points and graphs
-        get "precomputed" up to 500 points, "landmark" above 2500, and in between "landmark" where it is accurate to 3 %
-        on a few rows. `HeatDistances` are given as providers.
+        get "precomputed" up to 500 points, "landmark" above 8000, and in between "landmark" where it is accurate on
+        a few rows, to 3 % up to 2500 points and to 10 % above. `HeatDistances` are given as providers.
     p, q : masses (N,), (K,), non-negative; uniform with sum 1 when None. What they ask of the plan's marginals is said
         by ``marginals``. Under `Balanced` their sums must agree, and scale plan and value and nothing else: epsilon
         belongs to masses of sum 1. Masses below 2^-80 (1e-24) of their sum count as zero.
@@ -140,6 +140,8 @@ def gw_align(
         When the device ran out of memory and the streaming strategy ran instead.
     CheckpointWarning
         When what is done could not be written to the checkpoint; the solve goes on.
+    SamplingWarning
+        When the gradient was sampled, which options.gradient had not asked for.
     ConvergenceWarning
         When the result is not a converged one; its status says what to change.
     AmbiguityWarning

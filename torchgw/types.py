@@ -40,6 +40,10 @@ class CheckpointWarning(TorchGWWarning):
     """A checkpoint could not be written, or goes on where bits may differ; the solve goes on."""
 
 
+class SamplingWarning(TorchGWWarning):
+    """The gradient was sampled, which nobody asked for: the optimum may be worse than an exact one would find."""
+
+
 class SupervisionWarning(TorchGWWarning):
     """A constraint cannot hold for all the mass that has to move."""
 

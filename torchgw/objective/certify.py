@@ -86,7 +86,7 @@ def read_streamed(
     coupling: BlockCoupling,
     product: Tensor | None,
     spaces: tuple[DistanceProvider, DistanceProvider],
-    controls: tuple[Control, Control],
+    controls: tuple[Control, Control] | None,
     marginals: tuple[Tensor, Tensor],
     linear: float,
     penalty: float,
@@ -95,11 +95,11 @@ def read_streamed(
 ) -> Evaluated:
     """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r') where the controls are the spaces' own
     factors. Elsewhere all distances may be computed where they fit ``max_memory``."""
-    x, y = controls
-    if product is None:
+    if product is None or controls is None:
         quadratic = objective(coupling, spaces, marginals, max_memory, generator)
         cost = sampled_cost(*spaces, sample_anchors(coupling, marginals[0], CERTIFICATE_ANCHORS, generator))
     else:
+        x, y = controls
         value = float(factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), *marginals))
         quadratic = Objective(max(value, 0.0), True, 0.0)
         cost = cost_of_core((x.F, x.signs), (y.F, y.signs), product, x.mean_squares, y.mean_squares)

@@ -155,8 +155,12 @@ def leads(exact: ExactGradient) -> bool:
     spaces = (exact.source, exact.target)
     if exact.loss is not SQUARE or not all(isinstance(s, PrecomputedDistances) and is_metric(s) for s in spaces):
         return False
-    n, k = (space.size for space in spaces)
-    return n * k * (n + k) > DENSE_WORK.get(exact.a.device.type, DENSE_WORK["cpu"])
+    return slow(exact.source.size, exact.target.size, exact.a.device)
+
+
+def slow(n: int, k: int, device: torch.device) -> bool:
+    """Whether products of stored distances with a plan (n, k) take long."""
+    return n * k * (n + k) > DENSE_WORK.get(device.type, DENSE_WORK["cpu"])
 
 
 def stored_cost(

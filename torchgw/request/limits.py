@@ -23,9 +23,10 @@ from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces.prepare import Space
+from torchgw.strategies.within_memory import DENSE_BYTES
 
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
-DENSE_BYTES, SHARP_BYTES = 16, 60
+SHARP_BYTES = 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
 SEARCHED_SIZE = 5000
 EXPECTED_RANK = 32
@@ -48,7 +49,7 @@ def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: to
     if needed > options.max_memory:
         limit = options.max_memory / 2**30
         return f"score and plan take {needed / 2**30:.1f} GiB, over options.max_memory = {limit:.1f} GiB"
-    if options.strategy == "auto" and n * k > DENSE_PAIRS.get(device.type, 2.5e7):
+    if options.strategy == "auto" and n * k >= DENSE_PAIRS.get(device.type, 2.5e7):
         return "streaming is faster"
     return None
 

@@ -49,7 +49,15 @@ from torchgw.request.objective import (
     make_model,
     tensors_of,
 )
-from torchgw.request.spaces import check_distances, check_init, check_loss, check_spaces, pick_device, with_factors
+from torchgw.request.spaces import (
+    check_distances,
+    check_init,
+    check_loss,
+    check_spaces,
+    pick_device,
+    with_factors,
+    without_searches,
+)
 from torchgw.runtime.threads import threads_for
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
@@ -189,6 +197,7 @@ class Request:
         check_loss(spaces, options.loss)
         facts |= {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
         refuse(facts)
+        spaces = without_searches(spaces, options.max_memory)
         n, k = (space.size for space in spaces)
         p, q = validate.masses("p", asked.p, n, "N"), validate.masses("q", asked.q, k, "K")
         masses = torch.from_numpy(p), torch.from_numpy(q)

@@ -22,7 +22,7 @@ from torchgw.types import Array, GraphWarning, is_graph, is_provider
 METRIC_DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
 DISTANCES = (*METRIC_DISTANCES, "adjacency")
 AUTO_ALL_PAIRS = 500
-MOST_CHECKED = 2500
+MOST_CHECKED = 8000
 
 
 def check_distances(distances: object) -> tuple[str, str]:
@@ -133,7 +133,7 @@ def _warn_if_adjacency(name: str, matrix: Array) -> None:
 
 
 def _geodesic(n: int) -> str:
-    """All pairs while they are cheap; landmarks beyond, where they turn out to be accurate or nothing else fits."""
+    """All pairs while they are cheap; landmarks beyond, where they are accurate or nothing else is soon had."""
     return "precomputed" if n <= AUTO_ALL_PAIRS else "landmark" if n > MOST_CHECKED else "checked"
 
 
@@ -202,5 +202,14 @@ def with_factors(spaces: tuple[Space, Space], kinds: tuple[str, str]) -> tuple[S
     x, y = (
         space._replace(kind="landmark") if asked == "auto" and space.kind in ("checked", "precomputed") else space
         for space, asked in zip(spaces, kinds, strict=True)
+    )
+    return x, y
+
+
+def without_searches(spaces: tuple[Space, Space], max_memory: int) -> tuple[Space, Space]:
+    """The spaces with landmark distances, however accurate, where all pairs would not fit the memory."""
+    x, y = (
+        space._replace(kind="landmark") if space.kind == "checked" and 8 * space.size**2 > max_memory else space
+        for space in spaces
     )
     return x, y

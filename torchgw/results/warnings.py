@@ -17,6 +17,7 @@ from torchgw.types import (
     BlurWarning,
     ConvergenceWarning,
     PrecisionWarning,
+    SamplingWarning,
     SupervisionWarning,
     TorchGWWarning,
 )
@@ -99,9 +100,22 @@ def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> 
     )
 
 
+def sampled(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
+    """Why the gradient was sampled, where that was not asked for, and what to pass instead."""
+    options = request.asked.options  # a strategy that is named says enough
+    if result.gradient != "sampled" or options.gradient == "sampled" or options.strategy == "streaming":
+        return ""
+    return (
+        f"the gradient was sampled, so the optimum may be a worse one: {result.gradient_passed_over}; points with "
+        f"distances='landmark' or EuclideanDistances(points, squared=True) have factors, for which it is exact, and "
+        f"options.gradient='sampled' says that sampling is meant"
+    )
+
+
 WARNINGS: dict[type[TorchGWWarning], Callable[[GWResult, CertifiedSolution, Request], str]] = {
     PrecisionWarning: imprecise,
     ConvergenceWarning: unfinished,
+    SamplingWarning: sampled,
     SupervisionWarning: broken,
     AmbiguityWarning: ambiguous,
     BlurWarning: blurred,

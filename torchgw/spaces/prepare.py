@@ -27,7 +27,8 @@ from torchgw.types import DistanceProvider, is_graph, is_metric, is_provider, is
 
 logger = logging.getLogger("torchgw")
 
-LANDMARK_ERROR = 0.03
+LANDMARK_ERROR, POOR_LANDMARKS = 0.03, 0.1
+FEW_POINTS = 2500  # up to which all pairs are soon had, so that landmarks must be better than not poor
 CHECKED_ROWS = 8
 ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
 
@@ -142,7 +143,7 @@ def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider:
     if kind in ("landmark", "checked"):
         factored = LandmarkDistances(graph, options.n_landmarks, name=name)
         error = relative_error(factored, graph) if kind == "checked" else 0.0
-        if error <= LANDMARK_ERROR:
+        if error <= (LANDMARK_ERROR if factored.size <= FEW_POINTS else POOR_LANDMARKS):
             return factored
         logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * error)
         return PrecomputedDistances.from_graphs([graph], [name])[0]

@@ -1,4 +1,8 @@
-"""A solve by the strategy that was chosen, or by the streaming one where the device's memory ends on the way."""
+"""A solve by the strategy that was chosen, or by the streaming one where the device's memory ends on the way.
+
+Sizes choose before distances are known. Spaces without factors that carry them do not stream where their plan can be
+stored: the dense strategy has their exact gradient, the streaming one would sample it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,12 @@ from torchgw.runtime.caller import out_of_memory, warn_caller
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
+from torchgw.strategies.led import led, plain, solve_led
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.streaming import solve_streaming
 from torchgw.types import OutOfMemoryWarning
+
+DENSE_BYTES = 16  # for each pair of points: score and plan
 
 SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
     "dense": solve_dense,
@@ -28,9 +35,11 @@ def solve_within_memory(problem: Problem, strategy: str) -> tuple[str, Certified
 
     The second attempt begins with the generator as the first one found it. What the callback raises passes through.
     """
-    state = problem.generator.get_state()
+    state, between = problem.generator.get_state(), led(problem) if strategy == "streaming" else None
+    if strategy == "streaming" and between is None and _better_dense(problem):
+        strategy = "dense"
     try:
-        return strategy, _solved(problem, strategy)
+        return strategy, _solved(problem, strategy, between)
     except (MemoryError, RuntimeError) as error:
         if problem.options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
             raise
@@ -46,7 +55,18 @@ def solve_within_memory(problem: Problem, strategy: str) -> tuple[str, Certified
     return "streaming", _solved(problem, "streaming")
 
 
-def _solved(problem: Problem, strategy: str) -> CertifiedSolution:
+def _better_dense(problem: Problem) -> bool:
+    """Whether streaming would sample gradients, while the dense strategy has exact ones and room for its plan."""
+    (n, k), options = (len(side) for side in problem.model.masses), problem.options
+    return (
+        options.strategy == "auto"
+        and problem.exact
+        and any(map(plain, problem.spaces))
+        and (DENSE_BYTES * n * k <= options.max_memory)
+    )
+
+
+def _solved(problem: Problem, strategy: str, between: Problem | None = None) -> CertifiedSolution:
     with problem.watch.within(strategy):
-        found = SOLVERS[strategy](problem)
+        found = SOLVERS[strategy](problem) if between is None else solve_led(problem, between)
     return replace(found, status=Status.CANCELLED) if problem.watch.stopped else found

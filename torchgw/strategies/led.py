@@ -1,0 +1,82 @@
+"""A streaming solve between spaces without factors, by factors that lead, where these carry their distances.
+
+Distances that are smooth along curves and surfaces have leading factors whose error is below that of landmarks. Between
+them a solve streams like any other, and the ladder's test at full size says when its cells are fine enough. Value and
+certificate are those of the distances themselves: exact where the plan can be stored and two products with it take
+seconds, elsewhere estimated from pairs that are drawn from it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.kernels.precision import loop_dtype
+from torchgw.losses import SQUARE
+from torchgw.objective.certify import certify, read_stored, read_streamed
+from torchgw.objective.leading import leading_factors, slow
+from torchgw.solvers.problem import Problem
+from torchgw.solvers.solution import CertifiedSolution
+from torchgw.spaces import FactoredDistances, PrecomputedDistances
+from torchgw.strategies.streaming import solve_streaming
+from torchgw.types import DistanceProvider, is_metric, multiplies
+
+WANTED, RESIDUAL, MOST_RANK = 0.005, 0.01, 128  # residual of the factors: sought, accepted, and their most rank
+CERTIFIED_WORK = 5e11  # multiplications of the products that exact values take
+
+
+def plain(space: DistanceProvider) -> bool:
+    """Whether a space has neither factors nor products of its own."""
+    return space.factors() is None and not multiplies(space)
+
+
+def led(asked: Problem) -> Problem | None:
+    """The problem between factors, where products of distances take long, these may be stored to find factors, and the
+    factors leave little; else None."""
+    spaces: list[DistanceProvider] = []
+    if not asked.exact or asked.tol is not None or asked.model.loss is not SQUARE or not any(map(plain, asked.spaces)):
+        return None
+    n, k = (len(mass) for mass in asked.model.masses)
+    if not all(map(is_metric, asked.spaces)) or any(map(multiplies, asked.spaces)) or not slow(n, k, asked.p.device):
+        return None
+    for space, mass in zip(asked.spaces, asked.model.masses, strict=True):
+        if plain(space):
+            stored = PrecomputedDistances.of(
+                space.to(mass.device, loop_dtype(asked.options.mixed_precision)), mass.device
+            )
+            found = leading_factors(stored.matrix, mass, asked.generator, WANTED, MOST_RANK)
+            if found.residual > RESIDUAL:
+                return None
+            space = FactoredDistances.of(found.F, found.signs, space.scale)
+        spaces.append(space)
+    return Problem.of(asked, spaces=tuple(spaces))
+
+
+def solve_led(asked: Problem, between: Problem) -> CertifiedSolution:
+    """The solution ``between`` leading factors, judged by the distances that were asked for."""
+    found, model, options = solve_streaming(between), asked.model, asked.options
+    began = time.perf_counter()
+    spaces = asked.source.to(model.p.device, torch.float64), asked.target.to(model.p.device, torch.float64)
+    n, k = len(model.p), len(model.q)
+    assert found.end is not None
+    assert found.end.cost is not None
+    dual = found.end.cost.column_dual(found.end.g, model.q, asked.epsilon)
+    if n * k * (n + k) <= CERTIFIED_WORK and 16 * n * k <= options.max_memory:
+        stored = DenseCoupling(found.coupling.to_dense().to(torch.float64))
+        read, sample = read_stored(stored, spaces, model, options.max_memory, asked.generator), None
+    else:
+        parts = found.values.linear, found.values.violation * model.price
+        read = read_streamed(found.coupling, None, spaces, None, found.marginals, *parts, 0, asked.generator)
+        sample = asked.generator
+    values, certificate = certify(read, dual, spaces, model, asked.unit, sample)
+    return replace(
+        found,
+        values=values,
+        certificate=certificate,
+        value_exact=read.quadratic.exact,
+        value_error=read.quadratic.error,
+        seconds=found.seconds | {"finish": found.seconds["finish"] + time.perf_counter() - began},
+    )
