@@ -12,7 +12,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.keywords import Worded
 
 GRADIENTS = ("auto", "exact", "sampled")
-STRATEGIES = ("auto", "dense", "streaming", "low-rank")
+STRATEGIES = ("auto", "dense", "streaming", "low-rank", "sparse")
 
 
 def _keep(options: object, **values: object) -> None:
@@ -281,7 +281,8 @@ class GWOptions(Worded):
     ladder : how large problems are climbed in resolution (``strategy`` "streaming").
     low_rank : couplings of low rank (``strategy`` "low-rank").
     strategy : "dense" stores plan and score; "streaming" stores neither and climbs a ladder of resolutions; "low-rank"
-        looks for a plan of small rank; "auto" takes what is fastest within the memory, see `torchgw.estimate`.
+        looks for a plan of small rank; "sparse" for one of few entries, between two sparse adjacencies; "auto" takes
+        what is fastest within the memory, see `torchgw.estimate`.
     gradient : "exact", "sampled", or "auto": exact from factors or from dense matrices where both fit and the products
         are fast enough, sampled otherwise.
     loss : what a pair of distances costs: "square", "kl", or a `SeparableLoss`. Others than the square need the dense

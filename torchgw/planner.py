@@ -21,6 +21,9 @@ from torchgw.types import AUTO, Epsilon
 
 STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders
 LOW_RANK_COPIES = 8
+SPARSE_BYTES = 20_000  # for each node of degree ten
+SPARSE_SECONDS = 3e-4  # for each node of degree ten
+NEAREST_SECONDS = 8e-9  # for each pair
 BASE_BYTES = 600 * 2**20
 DENSE_SECONDS = 2.2e-7  # for each pair
 SHARP_SECONDS = 6e-6  # the same without entropy
@@ -36,7 +39,7 @@ class Forecast:
 
     Attributes
     ----------
-    strategy : "dense", "streaming" or "low-rank".
+    strategy : "dense", "streaming", "low-rank", or "sparse" where it is asked for.
     memory : bytes, the library and its packages included.
     seconds : from points to matching on two CPU cores, for clouds along curves and surfaces; NaN on other devices.
     against : why it cannot or should not run here; empty for the one that would.
@@ -130,7 +133,8 @@ def estimate(
 
 def forecast(n: int, k: int, epsilon: float, options: GWOptions, where: torch.device) -> Estimate:
     """`estimate` for options that are settled."""
-    against = {name: why_not(name, n, k, epsilon, options, where) for name in ("dense", "streaming", "low-rank")}
+    names = ("dense", "streaming", "low-rank", *(["sparse"] if options.strategy == "sparse" else []))
+    against = {name: why_not(name, n, k, epsilon, options, where) for name in names}
     chosen = choose_strategy(n, k, epsilon, options, where)
     if chosen == "dense" and against["dense"] is not None:
         chosen = ""
@@ -148,6 +152,8 @@ def forecast(n: int, k: int, epsilon: float, options: GWOptions, where: torch.de
 
 def why_not(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
     """What speaks against a strategy, or None."""
+    if strategy == "sparse":
+        return None
     if strategy == "low-rank":
         return None if options.strategy == strategy else "looks for a plan of small rank only: taken when asked for"
     if options.strategy not in ("auto", strategy):
@@ -164,6 +170,8 @@ def peak_memory(strategy: str, n: int, k: int, epsilon: float, options: GWOption
         return BASE_BYTES + dense_bytes(n, k, epsilon)
     if strategy == "streaming":
         return BASE_BYTES + STREAMING_BYTES * (n + k)
+    if strategy == "sparse":
+        return BASE_BYTES + SPARSE_BYTES * (n + k)
     return BASE_BYTES + STREAMING_BYTES * (n + k) + 8 * LOW_RANK_COPIES * options.low_rank.rank * (n + k)
 
 
@@ -174,4 +182,6 @@ def seconds(strategy: str, n: int, k: int, options: GWOptions, sharp: bool = Fal
         return prepare + (SHARP_SECONDS if sharp else DENSE_SECONDS) * n * k
     if strategy == "streaming":
         return prepare + CELLS_SECONDS + PAIR_SECONDS * n * k
+    if strategy == "sparse":
+        return SPARSE_SECONDS * (n + k) + NEAREST_SECONDS * n * k
     return prepare + CELLS_SECONDS + LOW_RANK_SECONDS * options.low_rank.rank * (n + k)

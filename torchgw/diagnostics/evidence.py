@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
+from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.persist.codec import storable
 from torchgw.types import Array
@@ -192,6 +193,10 @@ def _blocks(coupling: BlockCoupling, points: Tensor | None) -> Iterator[tuple[Te
     """Some points each, with their rows or what is kept of them."""
     if isinstance(coupling, TiledCoupling):
         yield from ((rows, block) for rows, _, block, _ in coupling.row_tiles(points))
+    elif isinstance(coupling, SparseCoupling):
+        width = min(int(coupling.first.diff().max()) + 1, coupling.shape[1])  # and one entry without mass
+        values, _ = coupling.top_k(max(width, min(2, coupling.shape[1])))
+        yield (slice(None), values) if points is None else (points, values[points])
     else:
         yield from ((where if points is None else points[where], block) for where, block in coupling.blocks(points))
 

@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, str]] = {
         "dense": "the dense strategy",
         "streaming": "the streaming strategy",
         "low-rank": "the low-rank strategy",
+        "sparse": "the sparse strategy",
     },
     "epsilon": {"positive": "epsilon > 0", "zero": "epsilon=0", "auto": "epsilon='auto'"},
     "options.gradient": {name: f"options.gradient='{name}'" for name in ("auto", "exact", "sampled")},
@@ -49,17 +50,23 @@ KINDS: dict[str, dict[str, str]] = {
         "factored": "factored distances of X",
         "others": "distances of X without factors",
         "asymmetric": "an asymmetric X",
+        "sparse": "a sparse adjacency as X",
+        "sparse asymmetric": "a sparse, asymmetric adjacency as X",
     },
     "Y": {
         "factored": "factored distances of Y",
         "others": "distances of Y without factors",
         "asymmetric": "an asymmetric Y",
+        "sparse": "a sparse adjacency as Y",
+        "sparse asymmetric": "a sparse, asymmetric adjacency as Y",
     },
 }
 RULES = ("rules", "mask")
 RELAXED = ("SemiRelaxed", "Unbalanced", "Partial")
 NOT_SQUARE = ("kl", "own")
 MODES = ("Envelope", "Implicit", "Unrolled")
+DIRECTED = ("asymmetric", "sparse asymmetric")
+WITHOUT_FACTORS, NOT_SPARSE = ("others", "sparse"), ("factored", "others", "asymmetric")
 BELOW_ONE, ABOVE_ZERO, ZERO = ("between", "zero", "tracked zero"), ("one", "between"), ("zero", "tracked zero")
 # What several kinds of an argument have in common.
 TOGETHER = {
@@ -144,7 +151,7 @@ PLAIN = (  # of what is solved for squared distances alone
 # fmt: off
 EXCLUDED = (
     Excluded("alpha", BELOW_ONE, {"cost": ("none",)}, "be 1", "nothing else is weighed", "give a matrix or features"),
-    Excluded("options.strategy", ("streaming", "low-rank"), {"cost": ("matrix",)}, "be 'auto' or 'dense'",
+    Excluded("options.strategy", ("streaming", "low-rank", "sparse"), {"cost": ("matrix",)}, "be 'auto' or 'dense'",
              STORED, "give the cost as a pair of feature arrays"),
     Excluded("options.strategy", ("streaming", "low-rank"), {"supervision": ("mask",)}, "be 'auto' or 'dense'",
              STORED, "labels, known and forbidden pairs stream"),
@@ -152,19 +159,23 @@ EXCLUDED = (
              "be 'auto' or 'dense'", "others than the square are evaluated on stored plans", "use loss='square'"),
     *(Excluded(name, kinds, {"epsilon": ("zero",)}, must, BY_SQUARES, "use a small epsilon > 0")
       for name, kinds, must in PLAIN),
-    *(Excluded(name, kinds, {"options.strategy": ("low-rank",)}, must, BY_SQUARES, "use another strategy")
+    *(Excluded(name, kinds, {"options.strategy": ("low-rank", "sparse")}, must, BY_SQUARES, "use another strategy")
       for name, kinds, must in PLAIN),
     Excluded("epsilon", ("zero",), {"options.strategy": ("streaming",)}, "be > 0",
              "plans without entropy are stored", "use strategy='dense'"),
+    Excluded("epsilon", ("positive",), {"options.strategy": ("sparse",)}, "be 0",
+             "plans of few entries have no entropy", "use epsilon=0"),
     Excluded("epsilon", ("zero",), {"options.gradient": ("sampled",)}, "be > 0",
              "the sharp end needs exact gradients", "use gradient='auto'"),
+    Excluded("options.gradient", ("sampled",), {"options.strategy": ("sparse",)}, "be 'auto' or 'exact'",
+             "few entries are summed whole", "use gradient='auto'"),
     Excluded("options.gradient", ("sampled",), {"options.loss": NOT_SQUARE}, "be 'auto' or 'exact'",
              "anchors sample the square", "use loss='square'"),
     Excluded("epsilon", ("zero",), {"gradient_mode": MODES}, "be > 0",
              "plans without entropy jump", "use a small epsilon > 0"),
     Excluded("options.gradient", ("sampled",), {"gradient_mode": MODES}, "be 'auto' or 'exact'",
              "a plan of sampled costs is no fixed point", "use gradient='auto'"),
-    Excluded("options.strategy", ("low-rank",), {"gradient_mode": MODES}, "be 'auto', 'dense' or 'streaming'",
+    Excluded("options.strategy", ("low-rank", "sparse"), {"gradient_mode": MODES}, "be 'auto', 'dense' or 'streaming'",
              "it ends at no fixed point of the linearised problem", "use strategy='streaming'"),
     Excluded("options.strategy", ("streaming",), {"gradient_mode": ("Unrolled",)}, "be 'auto' or 'dense'",
              "it records stored plans", "use Implicit()"),
@@ -174,15 +185,17 @@ EXCLUDED = (
              "0 has no use for distances", "take 1e-6"),
     Excluded("options.loss", ("own",), {"checkpoint": ("folder",)}, "be 'square' or 'kl'",
              "files hold no functions", "leave one of them out", TypeError),
-    *(Excluded("options.strategy", ("streaming", "low-rank"), {name: ("asymmetric",)}, "be 'auto' or 'dense'",
+    *(Excluded("options.strategy", ("streaming", "low-rank"), {name: DIRECTED}, "be 'auto' or 'dense'",
                ONE_WAY, "use strategy='dense', or (A + A.T) / 2") for name in "XY"),
-    *(Excluded("options.gradient", ("sampled",), {name: ("asymmetric",)}, "be 'auto' or 'exact'",
+    *(Excluded("options.gradient", ("sampled",), {name: DIRECTED}, "be 'auto' or 'exact'",
                ONE_WAY, "use gradient='auto', or (A + A.T) / 2") for name in "XY"),
-    *(Excluded(name, ("others",), {"options.strategy": ("low-rank",)}, "have factored distances",
+    *(Excluded(name, WITHOUT_FACTORS, {"options.strategy": ("low-rank",)}, "have factored distances",
                "the descent multiplies by factors", LANDMARKS.format(name)) for name in "XY"),
-    *(Excluded(name, ("others",), {"options.strategy": ("streaming",), "gradient_mode": MODES},
+    *(Excluded(name, WITHOUT_FACTORS, {"options.strategy": ("streaming",), "gradient_mode": MODES},
                "have factored distances", "sampled gradients have no fixed point", LANDMARKS.format(name))
       for name in "XY"),
+    *(Excluded(name, NOT_SPARSE, {"options.strategy": ("sparse",)}, "be a sparse adjacency",
+               "plans have few entries where both matrices have", "use strategy='auto'") for name in "XY"),
 )
 # fmt: on
 SETTLED = (
@@ -197,9 +210,12 @@ SETTLED = (
     Settled({"gradient_mode": MODES}, "gradient", "exact", "a plan of sampled costs is no fixed point"),
     Settled({"gradient_mode": ("Unrolled",)}, "strategy", "dense", "it records stored plans"),
     *(
-        Settled({name: ("asymmetric",)}, option, value, ONE_WAY)
+        row
         for name in "XY"
-        for option, value in (("strategy", "dense"), ("gradient", "exact"))
+        for row in (
+            Settled({name: DIRECTED, "options.strategy": ("auto",)}, "strategy", "dense", ONE_WAY),
+            Settled({name: DIRECTED}, "gradient", "exact", ONE_WAY),
+        )
     ),
 )
 
@@ -245,8 +261,10 @@ def fact_of_epsilon(epsilon: Epsilon) -> Fact:
 
 
 def fact_of_space(space: Space) -> Fact:
-    """Whether the distances of a space have factors, and two directions."""
+    """Whether the distances of a space have factors, two directions, or few entries."""
     kind = type(space.data).__name__ if space.kind == "provider" else space.kind
+    if space.sparse:
+        return Fact("sparse" if space.symmetric else "sparse asymmetric", repr(kind))
     return Fact("asymmetric" if not space.symmetric else "factored" if space.factored else "others", repr(kind))
 
 

@@ -20,7 +20,7 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
-from torchgw.request.combinations import Fact, excluded
+from torchgw.request.combinations import Fact, excluded, fact_of_space
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces.prepare import Space
 from torchgw.strategies.within_memory import DENSE_BYTES
@@ -28,6 +28,7 @@ from torchgw.strategies.within_memory import DENSE_BYTES
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
 SHARP_BYTES = 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
+STORED_PAIRS = 4_000_000  # between sparse matrices
 SEARCHED_SIZE = 5000
 EXPECTED_RANK = 32
 # Up to which an optimum without entropy is found in about the time of a blurred one (measured): where its linear
@@ -52,6 +53,15 @@ def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: to
     if options.strategy == "auto" and n * k >= DENSE_PAIRS.get(device.type, 2.5e7):
         return "streaming is faster"
     return None
+
+
+def takes_few_entries(facts: Mapping[str, Fact], spaces: Sequence[Space]) -> bool:
+    """Whether the choice of a strategy, where it is free, is that for plans of few entries: between sparse matrices,
+    where a stored plan no longer pays, beside arguments of these kinds."""
+    n, k = (space.size for space in spaces)
+    sparse = {"options.strategy": Fact("sparse", "'sparse'")} | {space.name: fact_of_space(space) for space in spaces}
+    free = facts["options.strategy"].kind == "auto"
+    return free and n * k > STORED_PAIRS and excluded({**facts, **sparse}) is None
 
 
 def dense_bytes(n: int, k: int, epsilon: float) -> int:

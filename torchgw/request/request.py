@@ -38,6 +38,7 @@ from torchgw.request.limits import (
     choose_strategy,
     ends_sharp,
     sharp_fits,
+    takes_few_entries,
 )
 from torchgw.request.objective import (
     as_pair,
@@ -129,7 +130,7 @@ class Request:
     alpha : weight of the quadratic part, a number or a tensor ().
     masses : p (N,), q (K,) in float64 as they were given, uniform where none were.
     options : the options with what other arguments decide.
-    strategy : "dense", "streaming" or "low-rank": the one that runs.
+    strategy : "dense", "streaming", "low-rank" or "sparse": the one that runs.
     spaces : both spaces, validated, with the kinds of their distances.
     model : masses of sum one and all that the objective weighs, on the device that solves; an epsilon that the spaces
         decide is a number from `resolved` on.
@@ -203,7 +204,13 @@ class Request:
         masses = torch.from_numpy(p), torch.from_numpy(q)
         auto = asked.epsilon == AUTO
         epsilon = float(UNRESOLVED if auto else asked.epsilon)
-        if auto and ends_sharp(facts, masses, against_exact(spaces, device, options), asked.options):
+        if takes_few_entries(facts, spaces):
+            options, facts = (
+                replace(options, strategy="sparse"),
+                facts | {"options.strategy": Fact("sparse", "'sparse'")},
+            )
+        few = options.strategy == "sparse"
+        if auto and (few or ends_sharp(facts, masses, against_exact(spaces, device, options), asked.options)):
             epsilon, facts = 0.0, facts | {"epsilon": fact_of_epsilon(0.0)}
         options = settled(options, facts)
         options = options if auto else tolerances_for(options, epsilon, marginals)

@@ -64,7 +64,7 @@ class GWResult(Readable):
         plan, the mass over its bounds, or off the one asked for), against the masses given, as it was read when it was
         rounded; reads of a large plan, in float32 arithmetic, differ by up to about 1e-6 of the mass.
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
-    strategy : "dense", "streaming" or "low-rank", whichever ran.
+    strategy : "dense", "streaming", "low-rank" or "sparse", whichever ran.
     ladder : the resolutions that a streaming solve climbed: cells, residuals, seconds; empty for others.
     omitted_mass : a strict bound, relative to the total, on the mass by which the plan differs from that of its
         potentials on all pairs: tiles that were left out, or taken as short sums of products.

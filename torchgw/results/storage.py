@@ -16,6 +16,7 @@ import torch
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.potential import PotentialCoupling
+from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.diagnostics.evidence import Basin, Certificate, EpsilonStep, Rung
 from torchgw.diagnostics.status import History, Status
@@ -30,15 +31,17 @@ from torchgw.types import Array
 
 GONE = {"low_rank": ("n_starts",)}  # options that files of earlier versions have
 FACTORS = {"A": "nr", "B": "kr", "f": "n", "g": "k", "x": "n", "y": "k"}
+ENTRIES = {"column": "m", "first": "f", "width": ""}
 TILES = {"tile_size": "", "tile_first": "t", "tile_column": "c", "tile_separable": ""}
 SHAPES: dict[type[BlockCoupling], dict[str, str]] = {
     TiledCoupling: FACTORS | {"row_order": "n", "column_order": "k"} | TILES,
     DenseCoupling: {"plan": "nk", "f": "n", "g": "k"},
     LowRankCoupling: {"Q": "nr", "R": "kr", "g": "r"},
     PotentialCoupling: FACTORS,
+    SparseCoupling: {"mass": "m"} | ENTRIES,
 }
 ORDERS = ("row_order", "column_order")
-MASSES = ("plan", "Q", "R", "x", "y")
+MASSES = ("plan", "Q", "R", "x", "y", "mass")
 
 
 def write(path: str | PathLike[str], members: dict[str, Any], coupling: BlockCoupling) -> None:
@@ -156,14 +159,14 @@ def _to_loss(saved: str | list[str]) -> str | SeparableLoss:
 
 def _coupling(tensors: dict[str, torch.Tensor], matching: torch.Tensor) -> BlockCoupling:
     """The kind of coupling that has these tensors."""
-    marks = {"tile_size": TiledCoupling, "plan": DenseCoupling, "Q": LowRankCoupling}
+    marks = {"tile_size": TiledCoupling, "plan": DenseCoupling, "Q": LowRankCoupling, "mass": SparseCoupling}
     kind: Any = next((kind for name, kind in marks.items() if name in tensors), PotentialCoupling)
     sizes: dict[str, int] = {}
     for name, tensor in tensors.items():
         letters, shape = SHAPES[kind][name], tuple(tensor.shape)
         if len(letters) != len(shape) or any(sizes.setdefault(c, m) != m for c, m in zip(letters, shape, strict=True)):
             raise ValueError(f"its coupling_{name} has shape {shape}, which does not fit the other arrays")
-        if name in ORDERS or name in TILES:
+        if name in ORDERS or name in TILES or name in ENTRIES:
             continue
         if not tensor.is_floating_point():
             raise ValueError(f"its coupling_{name} must hold floating-point numbers, got {tensor.dtype}")
@@ -174,8 +177,26 @@ def _coupling(tensors: dict[str, torch.Tensor], matching: torch.Tensor) -> Block
     if kind is TiledCoupling:
         _check_tiles(tensors, sizes)
         return TiledCoupling(**tensors, matching=matching)
+    if kind is SparseCoupling:
+        _check_entries(tensors, sizes)
     found: BlockCoupling = kind(**tensors)
     return found
+
+
+def _check_entries(tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
+    """Refuse entries that lie nowhere, and rows that are none."""
+    width, first, column = int(tensors["width"]), tensors["first"], tensors["column"]
+    if width < 1:
+        raise ValueError(f"its coupling_width must be >= 1, got {width}")
+    _check_indices("coupling_column", column.numpy(), (sizes["m"],), width)
+    _check_indices("coupling_first", first.numpy(), (sizes["f"],), sizes["m"] + 1)
+    _check_rise("coupling_first", first, sizes["m"])
+
+
+def _check_rise(name: str, first: torch.Tensor, count: int) -> None:
+    """Refuse beginnings of runs of ``count`` entries that do not go from 0 up to their number."""
+    if not len(first) or first[0] != 0 or first[-1] != count or (first.diff() < 0).any():
+        raise ValueError(f"its {name} must go from 0 up to {count}")
 
 
 def _check_tiles(tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
@@ -189,8 +210,7 @@ def _check_tiles(tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> Non
     rows, columns = (-(-sizes[letter] // size) for letter in "nk")
     _check_indices("coupling_tile_column", column.numpy(), (sizes["c"],), columns)
     _check_indices("coupling_tile_first", first.numpy(), (rows + 1,), sizes["c"] + 1)
-    if first[0] != 0 or first[-1] != sizes["c"] or (first.diff() < 0).any():
-        raise ValueError(f"its coupling_tile_first must go from 0 up to {sizes['c']}")
+    _check_rise("coupling_tile_first", first, sizes["c"])
 
 
 def _check_indices(name: str, values: Array, shape: tuple[int, ...], below: int) -> None:

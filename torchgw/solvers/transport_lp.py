@@ -82,7 +82,7 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
     unit, masses = p.mean(), np.concatenate((p, q)) / p.mean()
     for _ in range(PRICING_ROUNDS):
         row, column = np.nonzero(mask)
-        x, potential = _linear_program(reduced[row, column], row, column + n, masses)
+        x, potential = linear_program(reduced[row, column], row, column + n, masses)
         missing = np.zeros_like(mask)
         if priced:
             price = reduced - potential[:n, None] - potential[n:]
@@ -99,7 +99,7 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
     return Vertex(plan, duals[0] + scale * potential[n:])
 
 
-def _linear_program(cost: Array, row: Array, column: Array, masses: Array) -> tuple[Array, Array]:
+def linear_program(cost: Array, row: Array, column: Array, masses: Array) -> tuple[Array, Array]:
     """x (m,) >= 0 of least cost (m,) whose sums over equal ``row`` and over equal ``column`` are ``masses`` (n + k,),
     and the dual potentials (n + k,). ``column`` counts on from the rows: n <= column < n + k."""
     ends, core = np.stack((row, column), 1).ravel().astype(np.int32), _bindings()

@@ -81,7 +81,7 @@ class AdjacencyDistances(ScaledDistances):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in DERIVED}
-        return kept | {"matrix": _of_sparse(self._D) if self.sparse else self._D.cpu().numpy()}
+        return kept | {"matrix": self.matrix if self.sparse else self._D.cpu().numpy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         matrix = state.pop("matrix")
@@ -96,6 +96,11 @@ class AdjacencyDistances(ScaledDistances):
     def sparse(self) -> bool:
         """Whether only the entries that are not zero are stored."""
         return self._D.layout == torch.sparse_csr
+
+    @property
+    def matrix(self) -> Any:
+        """D (N, N) as a SciPy CSR array, where it is sparse."""
+        return _of_sparse(self._D)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> AdjacencyDistances:
         return self._mapped(lambda matrix: matrix.to(device, dtype))

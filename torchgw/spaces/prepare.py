@@ -15,6 +15,7 @@ import torch
 
 from torchgw import ranges
 from torchgw.options import SpaceOptions
+from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.farthest import SearchAside, farthest_points, worthwhile
@@ -63,6 +64,11 @@ class Space(NamedTuple):
     def metric(self) -> bool:
         """Whether distances say which points are near each other."""
         return is_metric(self.data)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the space is a matrix of few entries, taken as they are."""
+        return isinstance(self.data, AdjacencyDistances) and self.data.sparse
 
     @property
     def multiplies(self) -> bool:

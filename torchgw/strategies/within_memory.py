@@ -18,6 +18,7 @@ from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
 from torchgw.strategies.led import led, plain, solve_led
 from torchgw.strategies.low_rank import solve_with_rank
+from torchgw.strategies.sparse import solve_sparsely
 from torchgw.strategies.streaming import solve_streaming
 from torchgw.types import OutOfMemoryWarning
 
@@ -27,6 +28,7 @@ SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
     "dense": solve_dense,
     "streaming": solve_streaming,
     "low-rank": solve_with_rank,
+    "sparse": solve_sparsely,
 }
 
 

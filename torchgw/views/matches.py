@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.potential import PotentialCoupling
+from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.types import Array
 
@@ -68,4 +69,6 @@ def _turned(coupling: BlockCoupling) -> BlockCoupling:
         return LowRankCoupling(coupling.R, coupling.Q, coupling.g)
     if isinstance(coupling, PotentialCoupling):
         return PotentialCoupling(coupling.B, coupling.A, coupling.g, coupling.f, coupling.y, coupling.x)
+    if isinstance(coupling, SparseCoupling):
+        return coupling.turned()
     raise TypeError(f"matches are read of the library's own couplings, got {type(coupling).__name__}")

@@ -1,0 +1,98 @@
+"""A matching of two large sparse graphs from nothing: likely pairs by signatures, then agreement of their neighbours.
+
+    S = 2 D_X T D_Y / (a 1^T + 1 b^T),    T <- Sinkhorn of exp(beta S) on the largest entries of S,
+
+with beta rising: deterministic annealing of soft matches. It begins with the pairs that are nearest to each other by
+their signatures; then any pair counts whose neighbours are matched, so that matches percolate from the right seeds, and
+wrong ones are outvoted. In the end pairs that agree best on both sides propose each other, and the others are left out.
+
+Sources: S. Gold, A. Rangarajan, "A graduated assignment algorithm for graph matching", 1996; L. Yartseva, M.
+Grossglauser, "On the performance of percolation graph matching", 2013; L. Yu, J. Xu, X. Lin, "Graph matching with
+partially-correct seeds", 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from torchgw.linalg.sparse_entries import inner, kept, largest, matrix, mutual, row_maxima, row_of, scaled
+from torchgw.objective.sparse import SparseObjective
+from torchgw.search.signatures import nearest, signatures
+from torchgw.types import Array
+
+NEAREST = 20
+SHARPNESS = (10.0, 15.0, 20.0, 30.0, 40.0)
+STEPS, PROGRESS = 30, 0.02
+SETTLED = 1e-3  # growth of an agreement
+MATCHES = 10  # of each node, while they are soft
+REACH = 7.0  # exponents below the best of a node that count
+ITERATIONS = 10
+LEAST_SHARE = 1e-3
+SURE = 0.98  # mean share of the best match, from which soft matches are settled
+
+
+def seeds(problem: SparseObjective, rng: np.random.Generator) -> Any:
+    """A plan (N, K) of the pairs, CSR, whose signatures are the nearest to each other."""
+    x, y = signatures(problem.X, problem.Y, problem.symmetric, rng)
+    distance, index = nearest(x, y, NEAREST)
+    row = np.repeat(np.arange(len(x)), index.shape[1])
+    likely = matrix(row, index.ravel(), distance.max() + 1 - distance.ravel(), problem.shape)
+    return of_pairs(problem, *mutual(likely))
+
+
+def matched(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
+    """A plan (N, K) of pairs, CSR, with row and column sums of at most the masses, from one that has some of them.
+
+    Ends early where ``cut`` says so.
+    """
+    agreed, levels = 0.0, iter(SHARPNESS)
+    beta = next(levels)
+    for _ in range(STEPS):
+        S = problem.similarity(plan)
+        before, agreed = agreed, inner(S, plan)
+        if agreed <= (1 + PROGRESS) * before:
+            beta = next(levels, math.inf)
+        if beta == math.inf or cut() or _sure(problem, plan) >= SURE:
+            break
+        plan = _softened(problem, S, beta)
+    return percolated(problem, of_pairs(problem, *mutual(plan)), cut)
+
+
+def percolated(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
+    """The pairs that agree best with those of the neighbours, on both sides, until their agreement no longer grows."""
+    agreed = 0.0
+    while not cut():
+        S = problem.similarity(plan)
+        pairs = of_pairs(problem, *mutual(S))
+        before, agreed = agreed, inner(S, pairs)
+        if agreed <= (1 + SETTLED) * before:
+            break
+        plan = pairs
+    return plan
+
+
+def of_pairs(problem: SparseObjective, row: Array, column: Array) -> Any:
+    """The plan of pairs (m,), no two of a row or of a column, with the smaller mass of both each."""
+    mass = np.minimum(problem.p[row], problem.q[column])
+    return matrix(row[mass > 0], column[mass > 0], mass[mass > 0], problem.shape)
+
+
+def _softened(problem: SparseObjective, S: Any, beta: float) -> Any:
+    """Soft matches of the largest similarities."""
+    depth = beta * (S.data - row_maxima(S)[row_of(S)])
+    S = kept(S, depth > -REACH)
+    S = largest(largest(S, MATCHES).T.tocsr(), MATCHES).T.tocsr()
+    S.data = np.exp(beta * (S.data - row_maxima(S)[row_of(S)]))
+    found = scaled(S, problem.p, problem.q, ITERATIONS)
+    return kept(found, found.data > LEAST_SHARE * problem.p[row_of(found)])
+
+
+def _sure(problem: SparseObjective, plan: Any) -> float:
+    """Mean share of the largest entry of each row, nodes without neighbours left out."""
+    counted = (problem.a > 0) & (problem.p > 0)
+    best = row_maxima(plan)[counted] / problem.p[counted]
+    return float(best.clip(min=0).mean()) if counted.any() else 1.0
