@@ -36,6 +36,7 @@ from torchgw.solvers.transport_lp import TransportError, linear_program
 from torchgw.types import Array
 
 CANDIDATES = 4
+ASSIGNED = 0.01  # of the progress that is asked for: assignments take little time
 PRICING_ROUNDS = 2
 PRICING_TOLERANCE = 1e-9  # of the largest entry
 VALUE_SCALE = 100.0  # HiGHS has absolute tolerances
@@ -92,11 +93,13 @@ def descend_sparsely(
     ----------
     start : CSR (N, K), not negative; what it lacks to the marginals is filled in.
     tol : gap over value at which a plan is stationary.
-    progress : relative fall of the value in a step under which it has settled.
+    progress : relative fall of the value in a step under which it has settled; where masses are equal, a hundredth
+        of that.
     least : a value up to this is zero.
     """
     p, q = problem.p, problem.q
     equal = len(p) == len(q) and np.ptp(p) == 0 == np.ptp(q)
+    progress = progress * ASSIGNED if equal else progress
 
     def begin() -> SparseDescent:
         plan = SparseCoupling.of(completed(start, p, q), torch.device("cpu"))

@@ -13,7 +13,7 @@ import torch
 from scipy.sparse import csr_array
 
 from torchgw.couplings.sparse import SparseCoupling
-from torchgw.diagnostics.evidence import Certificate
+from torchgw.diagnostics.evidence import Basin, Certificate
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import first_bound
 from torchgw.objective.sparse import SparseObjective
@@ -62,7 +62,22 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
         certificate=Certificate(
             stationarity=state.gap, stationarity_exact=True, lower_bound=lower, gap=values.total - lower
         ),
+        basins=() if asked.init is not None else (_basin(coupling, value),),
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
+    )
+
+
+def _basin(coupling: SparseCoupling, value: float) -> Basin:
+    """The one optimum that was looked for."""
+    matching = coupling.argmax(1)
+    return Basin(
+        energy=value,
+        count=1,
+        level="full",
+        origin="signatures",
+        difference=0.0,
+        matching=matching,
+        shift=torch.zeros_like(matching, dtype=torch.float64),
     )
 
 
