@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 from tests.problems import daily, own_loss, quietly
 from torchgw import (
@@ -72,6 +73,8 @@ SPACES = {
     "factored": [EuclideanDistances(points, squared=True) for points in (X, Y)],
     "others": [EuclideanDistances(points) for points in (X, Y)],
     "asymmetric": [AdjacencyDistances(RNG.uniform(size=(n, n))) for n in (6, 7)],
+    "sparse": [AdjacencyDistances(csr_array(np.eye(n, k=1) + np.eye(n, k=-1))) for n in (6, 7)],
+    "sparse asymmetric": [AdjacencyDistances(csr_array(np.eye(n, k=1))) for n in (6, 7)],
 }
 FEW = {
     "coarse": None,
@@ -217,6 +220,16 @@ PLAIN = {"marginals": "Balanced", "cost": "none", "alpha": "one", "supervision":
 @pytest.mark.parametrize("which", "XY")
 def test_spaces_without_factors_are_refused_as_the_table_says(begins: Any, which: str, kind: str) -> None:
     assert 30 < sum(map(begins, points(**FACTORED | PLAIN | {which: kind}))) < 144
+
+
+@pytest.mark.parametrize("kind", ["sparse", "sparse asymmetric"])
+def test_sparse_adjacencies_begin_or_are_refused_as_the_table_says(begins: Any, kind: str) -> None:
+    begun = [point for point in points(X=kind, Y=kind, **PLAIN) if begins(point)]
+    by_few_entries = [point for point in begun if point["options.strategy"] == "sparse"]
+    assert {(point["epsilon"], point["options.gradient"]) for point in by_few_entries} == {
+        (epsilon, gradient) for epsilon in ("zero", "auto") for gradient in ("auto", "exact")
+    }
+    assert len(begun) > 5 * len(by_few_entries)
 
 
 @pytest.mark.parametrize("kinds", [("asymmetric", "asymmetric"), ("asymmetric", "others"), ("factored", "asymmetric")])

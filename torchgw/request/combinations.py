@@ -66,7 +66,7 @@ RELAXED = ("SemiRelaxed", "Unbalanced", "Partial")
 NOT_SQUARE = ("kl", "own")
 MODES = ("Envelope", "Implicit", "Unrolled")
 DIRECTED = ("asymmetric", "sparse asymmetric")
-WITHOUT_FACTORS, NOT_SPARSE = ("others", "sparse"), ("factored", "others", "asymmetric")
+WITHOUT_FACTORS = ("others", "sparse")
 BELOW_ONE, ABOVE_ZERO, ZERO = ("between", "zero", "tracked zero"), ("one", "between"), ("zero", "tracked zero")
 # What several kinds of an argument have in common.
 TOGETHER = {
@@ -194,8 +194,9 @@ EXCLUDED = (
     *(Excluded(name, WITHOUT_FACTORS, {"options.strategy": ("streaming",), "gradient_mode": MODES},
                "have factored distances", "sampled gradients have no fixed point", LANDMARKS.format(name))
       for name in "XY"),
-    *(Excluded(name, NOT_SPARSE, {"options.strategy": ("sparse",)}, "be a sparse adjacency",
-               "plans have few entries where both matrices have", "use strategy='auto'") for name in "XY"),
+    *(Excluded(name, kinds, {"options.strategy": ("sparse",)}, "be a sparse adjacency",
+               "plans have few entries where both matrices have", "use strategy='auto'")
+      for kinds in (("asymmetric",), ("factored", "others")) for name in "XY"),
 )
 # fmt: on
 SETTLED = (

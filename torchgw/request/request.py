@@ -205,10 +205,8 @@ class Request:
         auto = asked.epsilon == AUTO
         epsilon = float(UNRESOLVED if auto else asked.epsilon)
         if takes_few_entries(facts, spaces):
-            options, facts = (
-                replace(options, strategy="sparse"),
-                facts | {"options.strategy": Fact("sparse", "'sparse'")},
-            )
+            facts |= {"options.strategy": Fact("sparse", "'sparse'")}
+            options = replace(options, strategy="sparse")
         few = options.strategy == "sparse"
         if auto and (few or ends_sharp(facts, masses, against_exact(spaces, device, options), asked.options)):
             epsilon, facts = 0.0, facts | {"epsilon": fact_of_epsilon(0.0)}
