@@ -443,3 +443,21 @@ def test_values_and_descents_agree_with_pot(directed: tuple[bool, bool]) -> None
     for X, Y in ((A, B), (sparse.csr_array(A), sparse.csr_array(B))):
         assert quietly(gw_align, X, Y, init=plan, **asked).value <= log["gw_dist"] + 1e-9
         assert quietly(gw_align, X, Y, **asked).value <= log["gw_dist"] + 1e-9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_directed_graph_on_a_gpu_is_that_on_the_cpu(kind: str) -> None:
+    A, B = graph(40, 1, density=0.2), graph(30, 2, density=0.2)
+    T = torch.from_numpy(plan_of(masses(40, 3), masses(30, 4)))
+    found = []
+    for device in map(torch.device, ("cpu", "cuda")):
+        x, y = (KINDS[kind](side).to(device, torch.float64) for side in (A, B))
+        coupling, p, q = DenseCoupling(T.to(device)), T.sum(1).to(device), T.sum(0).to(device)
+        found.append(ExactGradient(x, y, p, q)(coupling, p).rows(slice(None)).cpu())
+        asked = {"distances": "adjacency", "epsilon": 1e-2, "device": device, "random_state": 0}
+        result = quietly(gw_align, *((A, B) if kind == "dense" else map(sparse.csr_array, (A, B))), **asked)
+        assert result.value == pytest.approx(
+            four_index(scaled(A), scaled(B), *[result.plan.cpu().numpy()] * 2), rel=1e-8
+        )
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
