@@ -40,6 +40,7 @@ from torchgw.objective.exact import ExactGradient, PairLoss, mean_squares, produ
 from torchgw.objective.model import mean_cost
 from torchgw.objective.value import exact_objective
 from torchgw.persist.codec import decode, encode
+from torchgw.request import limits
 from torchgw.spaces.scale import unit_of
 
 N, K = 9, 7
@@ -306,6 +307,13 @@ def test_gradients_beside_a_sparse_graph_are_those_beside_its_matrix(mode: Any, 
         leaves = [p] if partner == "sparse" else [p, leaf]
         found.append(torch.autograd.grad(quantity, leaves))
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
+def test_large_graphs_have_the_exact_gradient_while_a_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DENSE_PAIRS", {"cpu": 100})
+    A = sparse.csr_array(graph(30, 1, False, 0.2))
+    result = quietly(gw_align, A, A, distances="adjacency", epsilon=1e-2, random_state=0)
+    assert (result.strategy, result.gradient) == ("dense", "exact")
 
 
 def test_points_and_a_graph_go_together() -> None:

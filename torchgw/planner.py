@@ -92,9 +92,9 @@ def estimate(
     """Memory and time of an alignment of N with K points, by strategy, and which of them `gw_align` would take.
 
     Seconds are those of clouds along curves and surfaces, with landmark distances. In more dimensions a streaming solve
-    climbs to finer cells. Spaces without factors, stored matrices above all, stream where few factors carry them to 1 %;
-    otherwise the dense strategy takes over as far as its memory is there, and products of the matrices finish it. Either
-    takes several times as long.
+    climbs to finer cells. Spaces without factors, stored matrices above all, stream where few factors carry them to 1
+    %; otherwise the dense strategy takes over as far as its memory is there, and products of the matrices finish it.
+    Either takes several times as long.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from torchgw.runtime.caller import out_of_memory, warn_caller
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
-from torchgw.strategies.led import led, plain, solve_led
+from torchgw.strategies.led import led, solve_led
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.sparse import solve_sparsely
 from torchgw.strategies.streaming import solve_streaming
@@ -63,7 +63,7 @@ def _better_dense(problem: Problem) -> bool:
     return (
         options.strategy == "auto"
         and problem.exact
-        and any(map(plain, problem.spaces))
+        and any(space.factors() is None for space in problem.spaces)
         and (DENSE_BYTES * n * k <= options.max_memory)
     )
 
