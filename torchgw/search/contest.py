@@ -64,7 +64,7 @@ class Effort(NamedTuple):
 
 EFFORTS = (Effort(5, 8, 10), Effort(5, 6, 5))  # up to so many pairs as these
 EFFORT_PAIRS = (10_000, FEW_PAIRS)
-SPARSE_EFFORT, LEAST_EFFORT = Effort(3, 3, 4), Effort(2, 0, 1)  # beyond, where products skip zeros, and where not
+SPARSE_EFFORT, LEAST_EFFORT = Effort(4, 4, 6), Effort(2, 0, 1)  # beyond, where products skip zeros, and where not
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +206,8 @@ class _Field:
         pairs, which keep what both agree on, and plans that are blurred again where they cost most."""
         pool, stale = sorted(entrants, key=_energy), 0
         agree = sum(entrant.energy <= (1 + SAME_ENERGY) * pool[0].energy for entrant in entrants)
+        if agree >= 2 and not self.few:  # no two ways come to the same wrong end between many points
+            return pool
         tried: set[frozenset[Entrant]] = set()
         pairs = self.product.numel()
         last = SPARSE_EFFORT if self.sparse else LEAST_EFFORT
