@@ -10,7 +10,7 @@ import torchgw
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.objective import leading
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import LeadingGradient, leading_factors, stored_cost
+from torchgw.objective.leading import LeadingGradient, MatchingGradient, leading_factors, stored_cost
 from torchgw.objective.value import exact_objective
 from torchgw.spaces import PrecomputedDistances
 
@@ -134,6 +134,20 @@ def test_a_corrected_gradient_is_exact_at_its_plan_and_near_it_nearly(relaxed: b
     before, after = errors(gradient), errors(gradient.at(DenseCoupling(T), T.sum(1), T.sum(0)))
     assert after[0] < 1e-14
     assert after[1] < 0.05 * before[1]
+
+
+def test_plans_with_few_entries_have_the_exact_gradient_and_its_differences() -> None:
+    p, q = torch.full((90,), 1 / 90, dtype=torch.float64), torch.full((90,), 1 / 90, dtype=torch.float64)
+    x, y = (PrecomputedDistances.stored_matrix(cloud(90, 4, seed), 1.0) for seed in (1, 2))
+    exact, whole = ExactGradient(x, y, p, q), slice(0, 90)
+    gradient, one = MatchingGradient(exact), torch.diag(p)
+    other = one[torch.cat((torch.arange(80), torch.arange(80, 90).flip(0)))]
+    blurred = torch.lerp(one, p[:, None] * q, 0.5)
+    for plan in (one, other, blurred):
+        wanted = exact(DenseCoupling(plan), p).rows(whole)
+        torch.testing.assert_close(gradient(DenseCoupling(plan), p).rows(whole), wanted, rtol=0, atol=1e-14)
+        change = exact(DenseCoupling(other), p).rows(whole) - wanted
+        torch.testing.assert_close(gradient.difference(other - plan), change, rtol=0, atol=1e-14)
 
 
 @pytest.mark.usefixtures("led")

@@ -74,6 +74,7 @@ def frank_wolfe(
     history: History,
     watch: Watch,
     bound_ends: bool = False,
+    difference: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[FrankWolfe, Status]:
     """The last plan, and why the loop ended. O(N K) memory; a linear program and a linearised cost for each step.
 
@@ -86,6 +87,7 @@ def frank_wolfe(
     least : a value up to this is zero.
     bound_ends : whether a bound within ``tol`` ends the loop. Otherwise the linear problem is solved at the last plan
         too, for where it has several optima, the value can fall towards another to second order alone.
+    difference : C(S) - C(T) (N, K) from S - T, where that takes less than C(S).
     """
     solve, whole = _linear_oracle(p, q), slice(0, len(p))
 
@@ -111,7 +113,7 @@ def frank_wolfe(
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
         direction = vertex - plan
-        change = linearise(vertex) - cost
+        change = linearise(vertex) - cost if difference is None else difference(direction)
         slope, curvature = torch.stack(((cost * direction).sum(), (change * direction).sum())).tolist()
         length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
         fall = -2 * length * slope - length**2 * curvature

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
@@ -17,7 +16,7 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_stored
 from torchgw.objective.exact import ExactGradient, multiplied
-from torchgw.objective.leading import LeadingGradient
+from torchgw.objective.leading import LeadingGradient, MatchingGradient
 from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
@@ -26,7 +25,7 @@ from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import product_starts, sharp_starts
 from torchgw.solvers.finish import finish, precision_warning
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
+from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.newton import refined, with_tolerance
 from torchgw.solvers.problem import Problem, StoredProblem, descended, make_gradient
@@ -260,15 +259,13 @@ def solve_sharply(problem: StoredProblem, start: Start) -> Solution:
     dual = now.end.cost.column_dual(now.end.g.to(torch.float64), q, epsilon)
     least = torch.finfo(p.dtype).eps * problem.unit
 
-    def conditional_gradient(gradient: Gradient, plan: Tensor, dual: Tensor) -> tuple[FrankWolfe, Status]:
-        most = max(limit - now.n_iter, 1)
-        return frank_wolfe(gradient, plan, dual, p, q, SHARP_TOLERANCE, least, most, now.history, problem.watch)
-
+    given = p, q, SHARP_TOLERANCE, least, max(limit - now.n_iter, 1), now.history, problem.watch
     if isinstance(problem.quadratic, LeadingGradient):
-        wide = problem.quadratic.to(torch.float64, problem.wide)
-        led, _ = problem.stage("led", partial(conditional_gradient, wide, plan, dual))
-        plan, dual = led.plan, led.duals[0]
-    sharp, status = conditional_gradient(problem.wide, plan, dual)
+        wide, exact = problem.quadratic.to(torch.float64, problem.wide), MatchingGradient(problem.wide)
+        led, _ = problem.stage("led", partial(frank_wolfe, wide, plan, dual, *given))
+        sharp, status = frank_wolfe(exact, led.plan, led.duals[0], *given, difference=exact.difference)
+    else:
+        sharp, status = frank_wolfe(problem.wide, plan, dual, *given)
     return Solution(
         coupling=DenseCoupling(sharp.plan),
         dual=sharp.duals[0],
