@@ -228,7 +228,7 @@ def test_unchecked_outer_iterations_do_not_wait_for_the_device(monkeypatch: pyte
         monkeypatch.setattr(torch.Tensor, name, counted(name))
     monkeypatch.setattr("torchgw.validate.provider", lambda *_: None)
     with pytest.raises(InLoopOnlyError):
-        gw_align(provider, provider, options=options, random_state=0)
+        gw_align(provider, provider, epsilon=1e-3, options=options, random_state=0)
     assert reads == 2
 
 
@@ -355,7 +355,7 @@ def test_an_unfinished_last_solve_warns_and_keeps_exact_marginals() -> None:
 def test_a_converged_result_says_how_it_was_reached() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = gw_align(SPIRAL, ROLL, options=SAMPLED, random_state=0)
+        result = gw_align(SPIRAL, ROLL, epsilon=1e-3, options=SAMPLED, random_state=0)
     assert result.converged
     assert result.status is Status.PLATEAU
     assert result.gradient == "sampled"
@@ -383,7 +383,7 @@ def test_a_second_basin_is_sampled_as_well_as_the_first(distances: tuple[str, st
     # Lifted potentials may stand for plans of a million times the mass; two basins tie here, so both are solved.
     other, _ = make_spiral(110, random_state=1)
     exact, sampled = (
-        gw_align(SPIRAL, other, distances=distances, options=GWOptions(gradient=gradient), random_state=0)
+        gw_align(SPIRAL, other, distances=distances, epsilon=1e-3, options=GWOptions(gradient=gradient), random_state=0)
         for gradient in ("exact", "sampled")
     )
     assert len(sampled.basins) > 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from torchgw import EuclideanDistances, GWOptions, GWResult, LadderOptions, SamplingOptions, gw_align
+from torchgw import EuclideanDistances, GWOptions, GWResult, LadderOptions, LowRankOptions, SamplingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.shortest_paths import shortest_paths
@@ -94,9 +94,22 @@ def test_what_cannot_be_mapped_is_refused() -> None:
         result.unseen(Y[:3])
     with pytest.raises(ValueError, match="side must be"):
         result.unseen(X[:3], side="both")
-    sharp = gw_align(X[:60], Y[:70], distances="precomputed", epsilon=0, random_state=0)
-    with pytest.raises(ValueError, match="epsilon > 0"):
-        sharp.unseen(X[:3])
+    ranked = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=4))
+    narrow = gw_align(X[:60], Y[:70], distances="landmark", epsilon=0, options=ranked, random_state=0)
+    with pytest.raises(ValueError, match="low rank has none"):
+        narrow.unseen(X[:3])
+
+
+@pytest.mark.parametrize("distances", ["precomputed", "landmark", "euclidean"])
+def test_a_plan_without_entropy_maps_new_points_where_it_would_have_sent_them(distances: str) -> None:
+    result = gw_align(X[OLD_X], Y[OLD_Y], distances=distances, epsilon=0, random_state=0)
+    assert result.potentials is None
+    again = result.unseen(X[OLD_X]).argmax()
+    assert spearmanr(ANGLE_Y[OLD_Y][again], ANGLE_Y[OLD_Y][result.argmax()])[0] > 0.999
+    found = ANGLE_Y[OLD_Y][result.unseen(X[NEW_X]).argmax()]
+    back = ANGLE_X[OLD_X][result.unseen(Y[NEW_Y], side="target").argmax()]
+    for angles, matched in ((ANGLE_X[NEW_X], found), (ANGLE_Y[NEW_Y], back)):
+        assert spearmanr(angles, matched)[0] > 0.99
 
 
 def test_tensors_come_back_as_tensors() -> None:
@@ -107,6 +120,6 @@ def test_tensors_come_back_as_tensors() -> None:
 
 def test_new_points_are_not_joined_across_short_cuts_that_the_graph_left_out() -> None:
     (X, _), (Y, _) = make_spiral(96), make_swiss_roll(140, random_state=1)
-    result = gw_align(X, Y, random_state=0)
+    result = gw_align(X, Y, epsilon=1e-3, random_state=0)
     placed, again = result.pull(Y), result.unseen(X + 1e-13).pull(Y)
     assert float(np.linalg.norm(again - placed, axis=1).max()) < 1e-2 * float(np.std(Y))

@@ -52,7 +52,7 @@ def gw_align(
     alpha: float | Tensor | None = None,
     supervision: Supervision | None = None,
     init: Array | Tensor | GWResult | None = None,
-    epsilon: Epsilon = 1e-3,
+    epsilon: Epsilon = "auto",
     marginals: Marginals = Balanced(),  # noqa: B008 - frozen, so one instance serves every call
     options: GWOptions = GWOptions(),  # noqa: B008
     gradient_mode: GradientMode | None = None,
@@ -95,8 +95,11 @@ def gw_align(
     init : where to start instead of the search: a plan (N, K), a result, matching pairs (m, 2) of integer indices into
         X, Y, or an index into Y for each point of X, (N,), as ``argmax()`` and basins have it. Without entropy a plan
         between up to 200 x 200 points is never made worse.
-    epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1). 0 asks for
-        the optimum without entropy, a matching-like plan; it needs the exact gradient and takes a few times longer.
+    epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1), or "auto",
+        which begins at a hundredth of what matching can gain, ends without entropy where that costs no more, and
+        elsewhere goes down while the plan sharpens; ``result.epsilon`` and ``result.path`` say where it ended. 0 asks
+        for the optimum without entropy, a matching-like plan; it needs the exact gradient and takes a few times longer.
+        Derivatives take the number that "auto" begins with as a constant.
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
     options : everything else, see `GWOptions`.
     gradient_mode : `Envelope`, `Implicit` or `Unrolled` where ``result.loss``, and with the last two ``result.plan``,

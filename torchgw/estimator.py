@@ -74,9 +74,9 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     Notes
     -----
-    Data arguments (masses, linear cost, supervision) belong to `fit`. A plan without entropy (``epsilon=0``), of low
-    rank, with a linear cost, supervision or another loss than the square maps the rows of `fit` alone: others raise
-    ValueError, see `GWResult.unseen`. All checks of scikit-learn's `check_estimator` pass.
+    Data arguments (masses, linear cost, supervision) belong to `fit`. A plan of low rank, with a linear cost,
+    supervision or another loss than the square maps the rows of `fit` alone: others raise ValueError, see
+    `GWResult.unseen`. All checks of scikit-learn's `check_estimator` pass.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         *,
         distances: str | tuple[str, str] = "auto",
         alpha: float | None = None,
-        epsilon: Epsilon = 1e-3,
+        epsilon: Epsilon = "auto",
         marginals: Marginals | None = None,
         options: GWOptions | None = None,
         device: str | torch.device | None = None,

@@ -85,7 +85,7 @@ def estimate(
     N: int,
     K: int,
     *,
-    epsilon: Epsilon = 1e-3,
+    epsilon: Epsilon = AUTO,
     options: GWOptions = GWOptions(),  # noqa: B008
     device: str | torch.device | None = None,
 ) -> Estimate:

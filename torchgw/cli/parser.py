@@ -59,7 +59,7 @@ def build_parser() -> Parser:
     estimate = _command(commands, "estimate", "memory and time of an alignment, and how it would be solved")
     estimate.add_argument("source", help=f"a number of points, or a file ({KINDS})")
     estimate.add_argument("target", help="the same for the other space")
-    estimate.add_argument("--epsilon", type=epsilon, default=1e-3, help="default: %(default)s")
+    estimate.add_argument("--epsilon", type=epsilon, default=AUTO, help="default: %(default)s")
     estimate.add_argument("--rank", type=int, default=LowRankOptions().rank, help="default: %(default)s")
     _device(estimate, backend=False)
     _memory(estimate)
@@ -99,7 +99,7 @@ def _align(commands: Any) -> None:
     _report(align)
     _distances(align, DISTANCES)
     align.add_argument(
-        "--epsilon", type=epsilon, default=1e-3, help="entropy, 0 for none, or auto (default: %(default)s)"
+        "--epsilon", type=epsilon, default=AUTO, help="entropy, 0 for none, or auto (default: %(default)s)"
     )
     models = align.add_mutually_exclusive_group()
     models.add_argument("--semi-relaxed", type=float, metavar="RHO", help="the target's masses may give way")

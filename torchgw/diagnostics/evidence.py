@@ -137,7 +137,7 @@ class EpsilonStep:
     ----------
     epsilon : the entropy weight.
     value : of its plan, without entropy.
-    moved : share of the mass whose largest match is another than at the epsilon before; NaN for the first.
+    moved : share of the mass whose largest match is another than at the epsilon before; 0 for the first.
     n_iter, n_iter_sinkhorn : outer and inner iterations at this epsilon.
     seconds : spent on it.
     """

@@ -25,6 +25,7 @@ from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import factored_mean_square, mean_squares, product
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.spaces.landmark import storage
 from torchgw.types import DistanceProvider, multiplies
 
 LOOKED_AT, SEARCHED = 1000, 64  # points whose distances, or costs, stand for those of all
@@ -51,6 +52,7 @@ def gain_of(model: Model, spaces: tuple[DistanceProvider, DistanceProvider], uni
 
 def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | None = None) -> float:
     """Standard deviation of the distances of a space, or of a function of them, over pairs drawn by their ``mass``."""
+    space = space.to(mass.device, getattr(torch, storage(space.size)))
     mass, factors = mass / mass.sum(), space.factors()
     if factors is not None and transformed is None:
         F, signs = (part.to(mass) for part in factors)

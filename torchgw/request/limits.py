@@ -25,6 +25,7 @@ from torchgw.solvers.problem import Kernels
 from torchgw.spaces.prepare import Space
 from torchgw.strategies.within_memory import DENSE_BYTES
 
+SCATTERED_PAIRS = 1e8  # up to which points that cells do not stand for are solved dense, where epsilon is left open
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
 SHARP_BYTES = 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}

@@ -30,12 +30,14 @@ from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
 from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
 from torchgw.request.limits import (
+    SCATTERED_PAIRS,
     UNRESOLVED,
     against_exact,
     check_memory,
     check_rank,
     choose_kernels,
     choose_strategy,
+    dense_bytes,
     ends_sharp,
     sharp_fits,
     takes_few_entries,
@@ -62,6 +64,7 @@ from torchgw.request.spaces import (
 from torchgw.runtime.threads import threads_for
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
+from torchgw.spaces.quantisation import scattered
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
@@ -198,6 +201,7 @@ class Request:
         check_loss(spaces, options.loss)
         facts |= {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
         refuse(facts)
+        options = settled(options, facts)
         spaces = without_searches(spaces, options.max_memory)
         n, k = (space.size for space in spaces)
         p, q = validate.masses("p", asked.p, n, "N"), validate.masses("q", asked.q, k, "K")
@@ -210,7 +214,6 @@ class Request:
         few = options.strategy == "sparse"
         if auto and (few or ends_sharp(facts, masses, against_exact(spaces, device, options), asked.options)):
             epsilon, facts = 0.0, facts | {"epsilon": fact_of_epsilon(0.0)}
-        options = settled(options, facts)
         options = options if auto else tolerances_for(options, epsilon, marginals)
         linear, cost_scale = check_cost(cost, n, k)
         init = check_init(asked.init, n, k, device)
@@ -273,9 +276,18 @@ class Request:
                 options = tolerances_for(self.options, epsilon, self.asked.marginals)
                 own = replace(own, model=self.model.at(epsilon), options=options)
             check_resolved(own.model, own.spaces, own.options, own.remedy)
+            if own.streams_by_choice and any(map(scattered, spaces, own.model.masses)):
+                own = own.run_by("dense")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own
+
+    @property
+    def streams_by_choice(self) -> bool:
+        """Whether it streams to be fast, and all that a dense solve stores would fit."""
+        (n, k), left = self.shape, self.options.strategy == "auto" and self.asked.gradient_mode is None
+        fits = n * k <= SCATTERED_PAIRS and dense_bytes(n, k, 1.0) <= self.options.max_memory
+        return self.strategy == "streaming" and left and fits
 
     @property
     def given(self) -> Given:

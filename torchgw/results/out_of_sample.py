@@ -8,6 +8,7 @@ affine function of a point's distances to a few known points,
 
 exactly so for factored distances and their landmarks, and M and c are found from the known points by least squares.
 Where score and plan are stored, S(x, .) = 2 D_X(x, .) T D_Y log2(e) / epsilon is computed instead. Targets likewise.
+A stored plan without entropy gets potentials first: those that solve its own score at a small epsilon.
 """
 
 from __future__ import annotations
@@ -22,14 +23,21 @@ from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.reader import Readable
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LOG2E
+from torchgw.kernels.softmin_dense import reference
 from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
+from torchgw.objective.exact import product
+from torchgw.options import SinkhornOptions
+from torchgw.sinkhorn.loop import rescale
+from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
 LANDMARKS = 256  # known points whose distances are the regressors, where the space has no landmarks of its own
 FITTED_POINTS = 20_000  # known points of the regression
 MISFIT_BITS = 0.5  # root mean square error of the score, in bits, from which on the regression is refused
+COOLING, SOLVING = 6, 200  # halvings of epsilon, and iterations at each, for potentials of a plan without entropy
 RESOLVED = 1e-10  # relative singular value below which a direction is left out
 
 
@@ -70,12 +78,14 @@ def extended(
     Raises
     ------
     ValueError
-        For points of another kind than the space's, for a plan without potentials, and where the cost is no affine
-        function of the distances to a few points, to half a bit.
+        For points of another kind than the space's, for a plan of low rank, and where the cost is no affine function of
+        the distances to a few points, to half a bit.
     """
+    if isinstance(coupling, DenseCoupling) and coupling.potentials is None:
+        coupling = with_potentials(coupling, known, epsilon)
     if coupling.potentials is None:
         raise ValueError(
-            "unseen points are mapped by potentials, and this plan has none: align with epsilon > 0 and "
+            "unseen points are mapped by potentials, and this plan of low rank has none: align with "
             "GWOptions(strategy='dense') or 'streaming'"
         )
     potential = coupling.potentials[1 - side]
@@ -93,6 +103,22 @@ def extended(
     if side == 0:
         return PotentialCoupling(factor, other, new, potential)
     return PotentialCoupling(other, factor, potential, new)
+
+
+def with_potentials(coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoints], epsilon: float) -> DenseCoupling:
+    """A plan T (N, K) with the potentials that solve its score 2 D_X T D_Y log2(e) / epsilon; a few times the memory of
+    the plan."""
+    x, y = (side.space for side in known)
+    rows, columns = coupling.marginal(1), coupling.marginal(0)
+    mass, plan = rows.sum(), coupling.plan
+    score = product(x, product(y, plan.T).T) * (2 * LOG2E / float(mass))
+    sides, kernel = (Side((rows / mass).log2()), Side((columns / mass).log2())), reference.KERNEL
+    f, g, buffer = sides[0].log_mass, sides[1].log_mass, torch.empty_like(score)
+    for step in range(COOLING, -1, -1):  # from a blur, whose potentials are quickly found
+        at = epsilon * 2**step
+        state = scaling(kernel.on(score / at), *sides, f, g, buffer, options=SinkhornOptions(), max_iter=SOLVING)
+        f, g = (rescale(side, own.log_mass, 2.0) for side, own in zip((state.f, state.g), sides, strict=True))
+    return DenseCoupling(plan, state.f, state.g)
 
 
 def _factor(factor: Tensor, known: KnownPoints, points: Any, reach: float) -> Tensor:

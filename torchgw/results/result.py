@@ -41,6 +41,7 @@ from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.scale import unit_of
 from torchgw.types import Coupling, Differentiated, is_graph, is_provider
 
+SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
 NOT_SAVED = ("known", "differentiated")
 
 
@@ -287,12 +288,14 @@ class GWResult(Readable):
         Raises
         ------
         ValueError, TypeError
-            For points that do not fit, a plan without entropy, a result that was loaded from a file, and objectives
-            with a linear cost, supervision or another loss.
+            For points that do not fit, a plan of low rank, a result that was loaded from a file, and objectives with a
+            linear cost, supervision or another loss.
 
         Notes
         -----
         O(m K r) work for m source points. A new point is joined to the neighbour graph by its k nearest known points.
+        A plan without entropy is mapped by the potentials of its last linear problem at an epsilon of 0.003 of what
+        there is to gain, which each call solves.
         """
         if self.alpha < 1 or self.supervised or self.options.loss != "square":
             raise ValueError(
@@ -307,7 +310,7 @@ class GWResult(Readable):
                 "unseen points can be mapped by the result of gw_align, not by one read from a file, which keeps "
                 "neither points nor distances; align again and map them in the same session"
             )
-        found = extended(self.coupling, self.known, points, chosen, self.epsilon)
+        found = extended(self.coupling, self.known, points, chosen, self.epsilon or SOFT * self.gain)
         return Unseen(found, chosen, self.numpy_input, self.max_memory)
 
     def confidence(self, points: Any = None) -> Confidence:

@@ -9,7 +9,7 @@ from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
 from torchgw.kernels.sampling import spread_over
 from torchgw.request.request import SHARP, Request
-from torchgw.results.result import GWResult
+from torchgw.results.result import SOFT, GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.types import (
@@ -27,7 +27,6 @@ LOOKED_AT = 100  # points whose matches are counted
 MANY = 2.0  # matches of a point, from which on a plan is blurred
 MUCH = 0.02  # of what there is to gain: an epsilon above it blurs where there is anything to tell apart
 MISSED = 0.2  # of what there is to gain, that a plan may have left
-SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
 
 
 def warn(result: GWResult, solution: CertifiedSolution, request: Request) -> None:

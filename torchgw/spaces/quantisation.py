@@ -21,6 +21,7 @@ from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
 ROUNDS = 10
+FEW, SCATTERED = 64, 0.05  # of so many landmarks; clouds in 2, 3, 5, 10 dimensions: 0.02, 0.07, 0.2, 0.35
 
 
 @storable
@@ -101,6 +102,12 @@ def coverage(landmarks: Landmarks, mass: Tensor) -> float:
     """Mean square distance to the nearest landmark, relative to that between two random points."""
     near = landmarks.rows.amin(0).clamp_min(0.0).square() @ mass
     return float(mass.sum() * near / _spread_of(landmarks, mass))
+
+
+def scattered(space: DistanceProvider, mass: Tensor) -> bool:
+    """Whether a few landmarks are far from most points, as in three dimensions and more: cells mean little there."""
+    space = space.to(mass.device, mass.dtype)
+    return coverage(choose_landmarks(space, mass, "farthest", FEW, torch.Generator(mass.device)), mass) > SCATTERED
 
 
 def unlikeness(landmarks: Landmarks, mass: Tensor) -> float:

@@ -13,7 +13,6 @@ Source: K. Rose, "Deterministic annealing for clustering, compression, classific
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,7 +69,7 @@ def step_of(problem: Problem, found: Solution, seconds: float) -> EpsilonStep:
     return EpsilonStep(
         epsilon=problem.model.epsilon,
         value=max(found.energy, 0.0),
-        moved=math.nan,
+        moved=0.0,
         n_iter=found.n_iter,
         n_iter_sinkhorn=found.n_iter_sinkhorn,
         seconds=seconds,

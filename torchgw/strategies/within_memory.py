@@ -43,7 +43,8 @@ def solve_within_memory(problem: Problem, strategy: str) -> tuple[str, Certified
     try:
         return strategy, _solved(problem, strategy, between)
     except (MemoryError, RuntimeError) as error:
-        if problem.options.strategy != "auto" or strategy == "streaming" or not out_of_memory(error):
+        given = problem.options.strategy != "auto" or problem.sharp
+        if given or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
     if torch.cuda.is_available():
