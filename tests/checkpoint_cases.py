@@ -19,6 +19,7 @@ from torchgw import (
     Partial,
     Progress,
     SamplingOptions,
+    SemiRelaxed,
     StoppingOptions,
     Supervision,
     Unbalanced,
@@ -27,6 +28,7 @@ from torchgw import (
 )
 from torchgw.spaces.graph import neighbour_graph
 
+CLOUD, NOISE = np.random.default_rng(0).normal(size=(2, 45, 2))
 BRIEF = GWOptions(stopping=StoppingOptions(max_iter=6))
 CASES: dict[str, dict[str, Any]] = {
     "exact gradient": {},
@@ -42,6 +44,13 @@ CASES: dict[str, dict[str, Any]] = {
         ),
     },
     "no entropy": {"epsilon": 0},
+    "an epsilon that falls": {
+        "X": CLOUD,
+        "Y": (CLOUD + 0.05 * NOISE)[:40],
+        "distances": "euclidean",
+        "epsilon": "auto",
+        "marginals": SemiRelaxed(1.0),
+    },
     "streaming": {
         "X": datasets.make_spiral(700)[0],
         "Y": datasets.make_swiss_roll(800, random_state=1)[0],
@@ -72,7 +81,7 @@ class Killed(BaseException):
 
 
 def align(arguments: dict[str, Any], **more: Any) -> GWResult:
-    given = {"X": SPIRAL, "Y": ROLL, "random_state": 0} | arguments | more
+    given = {"X": SPIRAL, "Y": ROLL, "epsilon": 1e-3, "random_state": 0} | arguments | more
     return quietly(gw_align, given.pop("X"), given.pop("Y"), **given)
 
 
@@ -86,6 +95,8 @@ def assert_same(one: GWResult, other: GWResult) -> None:
     assert [basin.energy for basin in one.basins] == [basin.energy for basin in other.basins]
     for name in ("iteration", "cost", "marginal_error", "epsilon"):
         assert getattr(one.history, name) == getattr(other.history, name)
+    steps = ([(step.epsilon, step.value, step.moved) for step in found.path] for found in (one, other))
+    assert next(steps) == next(steps)
     assert [rung.cells for rung in one.ladder] == [rung.cells for rung in other.ladder]
 
 

@@ -148,7 +148,7 @@ def test_where_nothing_can_be_gained_the_unit_stands_for_it() -> None:
 
 def blurred_problem(n: int = 60) -> dict[str, Any]:
     """Clouds of different sizes under masses that may give way, for which there is no optimum without entropy."""
-    X, Y, _ = cloud(n, 10)
+    X, Y, _ = cloud(n, 2, noise=0.05)
     return {"X": X, "Y": Y[: n - 5], "distances": "euclidean", "marginals": SemiRelaxed(1.0), "random_state": 0}
 
 

@@ -3,7 +3,7 @@
     epsilon_0 = 0.01 gain,   epsilon_{k+1} = epsilon_k / 3, each solved from the plan before
 
 The start is large enough to find the basin and small beside what there is to gain. The plan then follows its optimum
-down while the value without entropy is far above zero and still falls, and matches still change: blur that costs
+down while it is no matching yet, its value is far above zero and still falls, and matches still change: blur that costs
 nothing keeps potentials smooth and solves short. A step that does not converge, or whose scores float32 cannot carry,
 is not taken.
 
@@ -18,7 +18,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from torchgw.diagnostics.evidence import EpsilonStep
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.diagnostics.evidence import EpsilonStep, entropy_and_margin
 from torchgw.diagnostics.status import History
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.problem import Problem, StoredProblem
@@ -31,6 +35,7 @@ RATIO = 1 / 3
 MOST_STEPS = 4
 LEFT = 0.02  # of the gain: a value below has nothing left that is worth a step
 FALL = 0.05  # of the value, that a step must have brought to be followed by another
+SHARP = 0.05  # mean entropy of the rows, below which a plan is a matching
 MOVED = 0.01  # of the mass, whose match a step must have changed likewise
 
 Solve = Callable[[StoredProblem, Start, History], Solution]
@@ -43,7 +48,7 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
     for number in range(1, MOST_STEPS + 1):
         epsilon, end = path[-1].epsilon * RATIO, solution.end
         left = problem.continued and solution.status.converged and path[-1].value > LEFT * problem.gain
-        if not left or end is None or end.cost is None or problem.watch.cut():
+        if not left or end is None or end.cost is None or problem.watch.cut() or blur(solution, p) < SHARP:
             break
         reason = precision_warning(end.cost, epsilon, problem.options)
         if reason is not None:
@@ -62,6 +67,12 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
         if path[-1].value > (1 - FALL) * path[-2].value or moved < MOVED:
             break
     return replace(solution, path=path)
+
+
+def blur(solution: Solution, p: Tensor) -> float:
+    """Mean entropy of the rows of a stored plan, in nats, over points with masses p (N,)."""
+    entropy = entropy_and_margin(DenseCoupling(solution.plan))[0]
+    return float(torch.where(p > 0, p * entropy, 0.0).sum() / p.sum())
 
 
 def step_of(problem: Problem, found: Solution, seconds: float) -> EpsilonStep:
