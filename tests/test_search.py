@@ -123,7 +123,7 @@ def test_a_plan_given_as_start_decides_the_basin() -> None:
 def test_changing_a_search_option_changes_the_result(options: GWOptions) -> None:
     x = LandmarkDistances(path_graph(list(np.linspace(0.5, 1.5, 79)))[0], 80)
     y = LandmarkDistances(path_graph(list(np.linspace(0.4, 1.6, 89)))[0], 90)
-    base, changed = (quietly(gw_align, x, y, options=o, random_state=0) for o in (GWOptions(), options))
+    base, changed = (quietly(gw_align, x, y, epsilon=1e-3, options=o, random_state=0) for o in (GWOptions(), options))
     assert not torch.equal(base.plan, changed.plan)
 
 
@@ -280,7 +280,9 @@ def test_a_start_from_far_above_the_target_is_annealed_down() -> None:
 
 def test_an_exact_history_falls_and_says_what_happened() -> None:
     result = gw_align(
-        *(path_graph(list(w))[0] for w in (np.linspace(1, 2, 60), np.linspace(1, 2.2, 70))), random_state=0
+        *(path_graph(list(w))[0] for w in (np.linspace(1, 2, 60), np.linspace(1, 2.2, 70))),
+        epsilon=1e-3,
+        random_state=0,
     )
     assert result.history.iteration == list(range(1, result.n_iter + 1))
     assert result.history.cost[-1] == pytest.approx(result.value, rel=0.02)
