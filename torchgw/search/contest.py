@@ -64,7 +64,7 @@ class Effort(NamedTuple):
 
 EFFORTS = (Effort(5, 8, 10), Effort(5, 6, 5))  # up to so many pairs as these
 EFFORT_PAIRS = (10_000, FEW_PAIRS)
-SPARSE_EFFORT, LEAST_EFFORT = Effort(4, 4, 6), Effort(2, 0, 1)  # beyond, where products skip zeros, and where not
+SPARSE_EFFORT, LEAST_EFFORT = Effort(3, 3, 4), Effort(2, 0, 1)  # beyond, where products skip zeros, and where not
 
 
 @dataclass(frozen=True, eq=False)
