@@ -17,9 +17,10 @@ from torchgw import AdjacencyDistances, GWOptions, GWResult, StoppingOptions, es
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
-from torchgw.linalg.sparse_entries import kept, largest, matrix, mutual, scaled
+from torchgw.linalg.sparse_entries import inner, kept, largest, matrix, mutual, scaled
 from torchgw.objective.sparse import SparseObjective
 from torchgw.request import limits
+from torchgw.search import graph_matching
 from torchgw.search.signatures import nearest, signatures
 from torchgw.solvers.sparse_descent import assigned, completed, dual_bound, transported
 from torchgw.types import Coupling
@@ -416,14 +417,26 @@ def test_it_is_heard_of_ended_and_resumed(tmp_path: Path) -> None:
 
 
 def test_a_search_that_is_ended_has_a_plan() -> None:
-    from torchgw.search.graph_matching import matched, seeds
-
     X, Y, _ = noisy_copy(graph("clustered", 100))
     masses = np.full(100, 0.01)
     problem = SparseObjective.of(X, Y, masses, masses, True)
-    first = seeds(problem, np.random.default_rng(0))
-    plan = matched(problem, first, lambda: True)
+    first = graph_matching.seeds(problem, np.random.default_rng(0))
+    plan = graph_matching.matched(problem, first, lambda: True)
     np.testing.assert_array_equal(plan.toarray(), first.toarray())
+
+
+def test_annealing_again_from_the_pairs_that_were_left_finds_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y, _ = noisy_copy(graph("geometric", 1000), keep=0.95)
+    problem = SparseObjective.of(X, Y, np.full(1000, 1e-3), np.full(950, 1 / 950), True)
+    first = graph_matching.seeds(problem, np.random.default_rng(0))
+    agreed = []
+    for rounds in (1, 4):
+        monkeypatch.setattr(graph_matching, "ROUNDS", rounds)
+        plan = graph_matching.matched(problem, first, lambda: False)
+        agreed.append(inner(problem.similarity(plan), plan))
+        assert (plan.sum(axis=1) <= problem.p * (1 + 1e-12)).all()
+        assert (plan.sum(axis=0) <= problem.q * (1 + 1e-12)).all()
+    assert agreed[1] > agreed[0]
 
 
 def test_pairs_share_no_row_and_no_column() -> None:

@@ -27,6 +27,7 @@ from torchgw.types import Array
 NEAREST = 20
 SHARPNESS = (10.0, 15.0, 20.0, 30.0, 40.0)
 STEPS, PROGRESS = 30, 0.02
+ROUNDS = 4
 SETTLED = 1e-3  # growth of an agreement
 MATCHES = 10  # of each node, while they are soft
 REACH = 7.0  # exponents below the best of a node that count
@@ -47,19 +48,33 @@ def seeds(problem: SparseObjective, rng: np.random.Generator) -> Any:
 def matched(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
     """A plan (N, K) of pairs, CSR, with row and column sums of at most the masses, from one that has some of them.
 
+    Annealed again from the pairs that were left, while some nodes are unsure and more of the others come to agree.
     Ends early where ``cut`` says so.
     """
+    agreed = 0.0
+    for _ in range(ROUNDS):
+        plan, sure = annealed(problem, plan, cut)
+        plan = percolated(problem, plan, cut)
+        before, agreed = agreed, inner(problem.similarity(plan), plan)
+        if sure or cut() or agreed <= (1 + SETTLED) * before:
+            break
+    return plan
+
+
+def annealed(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> tuple[Any, bool]:
+    """The best pairs of soft matches, and whether these were settled."""
     agreed, levels = 0.0, iter(SHARPNESS)
-    beta = next(levels)
+    beta, sure = next(levels), False
     for _ in range(STEPS):
         S = problem.similarity(plan)
         before, agreed = agreed, inner(S, plan)
         if agreed <= (1 + PROGRESS) * before:
             beta = next(levels, math.inf)
-        if beta == math.inf or cut() or _sure(problem, plan) >= SURE:
+        sure = _sure(problem, plan) >= SURE
+        if beta == math.inf or cut() or sure:
             break
         plan = _softened(problem, S, beta)
-    return percolated(problem, of_pairs(problem, *mutual(plan)), cut)
+    return of_pairs(problem, *mutual(plan)), sure
 
 
 def percolated(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
