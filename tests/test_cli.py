@@ -57,7 +57,7 @@ def test_the_command_writes_what_the_library_computes(
 ) -> None:
     source, target = write_inputs(tmp_path)
     out = tmp_path / "out.npz"
-    flags = "-k 5 --landmarks 30 --distances landmark --seed 0"
+    flags = "-k 5 --landmarks 30 --distances landmark --epsilon 1e-3 --seed 0"
     assert cli.main(["align", source, target, "-o", str(out), *flags.split()]) == 0
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""  # silence when piped
