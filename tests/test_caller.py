@@ -21,7 +21,8 @@ PARTS = np.concatenate((np.random.default_rng(0).normal(size=(30, 2)), np.random
 RING = np.roll(np.eye(12), 1, 0) + np.roll(np.eye(12), -1, 0)
 CUT = np.kron(np.where(np.eye(2), 1.0, np.inf), np.ones((4, 4)))  # two parts, no path between them
 np.fill_diagonal(CUT, 0.0)
-LINE = np.linspace(0, 1, 20)[:, None] ** 2
+EVEN = np.linspace(0, 1, 20)[:, None]
+LINE = EVEN**2
 ONCE = GWOptions(stopping=StoppingOptions(max_iter=1, min_iter=1), gradient="sampled", coarse=None)
 
 
@@ -47,10 +48,11 @@ CASES = {
             options=GWOptions(spaces=SpaceOptions(k=40)),
         ),
     ),
-    "a symmetry": (
+    "a symmetry": (AmbiguityWarning, "supervision=", straight(EVEN, EVEN)),
+    "a symmetry, without entropy, which takes no rules": (
         AmbiguityWarning,
-        "supervision=",
-        straight(np.linspace(0, 1, 20)[:, None], np.linspace(0, 1, 20)[:, None]),
+        r"lists both\. A plan or pairs to begin with \(init=\)",
+        straight(EVEN, EVEN, epsilon=0),
     ),
     "too short": (ConvergenceWarning, "max_iter", straight(LINE, options=ONCE)),
     "zeros and ones": (GraphWarning, r"csr_matrix\(X\)", straight(RING, distances=("auto", "euclidean"))),

@@ -38,7 +38,7 @@ from torchgw import (
     gw_align,
 )
 from torchgw import align as align_module
-from torchgw.request.combinations import EXCLUDED, KINDS, SETTLED, Excluded, called
+from torchgw.request.combinations import EXCLUDED, KINDS, SETTLED, Excluded, Fact, called
 
 PAGE = Path(__file__).parent.parent / "docs" / "combinations.md"
 HEAD = """# What goes with what
@@ -166,8 +166,10 @@ def test_the_page_is_that_of_the_table() -> None:
 def test_rows_name_kinds_that_there_are() -> None:
     reached = set(map(id, map(row_of, points())))
     for row in EXCLUDED:
-        assert row.message("this").startswith(f"{row.argument} must {row.must} with ")
-        for name, kinds in {row.argument: row.kinds, **row.beside}.items():
+        given = {row.argument: row.kinds, **row.beside}
+        message = row.message({name: Fact(kinds[0], "this") for name, kinds in given.items()})
+        assert message.startswith(f"{row.argument} must {row.must} with ")
+        for name, kinds in given.items():
             assert set(kinds) <= set(KINDS[name])
         assert {row.argument, *row.beside} & set("XY") or id(row) in reached
     for settled in SETTLED:

@@ -317,7 +317,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "marginals must ask for 1e-09 of the smaller mass at least, got Partial",
     ),
     "a scale beside a small epsilon": (
-        lambda: gw_align(DX * 1e7, DY * 1e7, options=HUGE, random_state=0),
+        lambda: gw_align(DX * 1e7, DY * 1e7, epsilon=1e-3, options=HUGE, random_state=0),
         FloatingPointError,
         "epsilon = 0.001 is too small for squared distances.* larger options.spaces.scale",
     ),

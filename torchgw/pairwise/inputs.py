@@ -102,7 +102,7 @@ def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None
     for name, size in zip(names, sizes, strict=True):
         if size > LARGEST and row is not None:
             raise row.error(
-                f"{row.message(facts[row.argument].text)} ({name} has {size} points, and spaces of more than {LARGEST} "
+                f"{row.message(facts)} ({name} has {size} points, and spaces of more than {LARGEST} "
                 f"are aligned by gw_align with epsilon=0)"
             )
 

@@ -116,10 +116,11 @@ class Excluded:
         """Whether arguments of these kinds are such a combination; those that are not known yet are none."""
         return all(kinds.get(name) in excluded for name, excluded in {self.argument: self.kinds, **self.beside}.items())
 
-    def message(self, text: str) -> str:
-        """The error, for an argument that reads ``text``."""
-        beside = " and ".join(called(name, kinds) for name, kinds in self.beside.items())
-        return f"{self.argument} must {self.must} with {beside}, got {text}: {self.why}; {self.instead}"
+    def message(self, facts: Mapping[str, Fact]) -> str:
+        """The error, for these arguments; those that others share a name with are called by it."""
+        own = {name: kinds if kinds in TOGETHER else (facts[name].kind,) for name, kinds in self.beside.items()}
+        beside, got = " and ".join(called(name, kinds) for name, kinds in own.items()), facts[self.argument].text
+        return f"{self.argument} must {self.must} with {beside}, got {got}: {self.why}; {self.instead}"
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ def refuse(facts: Mapping[str, Fact]) -> None:
     """
     row = excluded(facts)
     if row is not None:
-        raise row.error(row.message(facts[row.argument].text))
+        raise row.error(row.message(facts))
 
 
 def settled(options: GWOptions, facts: Mapping[str, Fact]) -> GWOptions:

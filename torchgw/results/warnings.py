@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
 from torchgw.kernels.sampling import spread_over
+from torchgw.request.combinations import Fact, excluded, facts_of
 from torchgw.request.request import SHARP, Request
 from torchgw.results.result import SOFT, GWResult
 from torchgw.runtime.caller import warn_caller
@@ -72,8 +73,10 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
         return ""
     far = f"{rival.difference:.0%} of" if rival.difference <= 1 else f"{rival.difference:.3g} times"
     blurred = "" if result.epsilon == 0 else "; if epsilon is so large that plans hardly differ, lower it"
+    asked = request.asked
+    with_rules = facts_of(asked.options, asked.epsilon) | {"supervision": Fact("rules", "")}
     more = "Known pairs or labels (supervision=), a feature of both sides (cost=, alpha=0.99), "
-    if result.epsilon == 0 or result.strategy == "low-rank":  # for distances alone
+    if excluded(with_rules) is not None:  # solved for distances alone
         more = ""
     return (
         f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
