@@ -23,6 +23,7 @@ from tests import fuzz_makers
 from tests.fuzz_judge import Verdict, judge
 
 SPOILED = 0.25  # share of calls with an argument that must be refused
+LEFT_OPEN = 0.25  # with the default epsilon, at least
 ARGUMENTS = ("X", "Y", "p", "q", "epsilon", "marginals", "cost", "alpha", "supervision", "init", "gradient_mode")
 SIZES = ((2, 6), (6, 16), (6, 16), (16, 36), (36, 61))
 
@@ -151,8 +152,9 @@ class Draw:
         return found
 
     def epsilon(self) -> str:
-        if self.sharp and self.spoiled != "epsilon":
-            return "0"
+        if self.spoiled != "epsilon" and (self.sharp or self.some(LEFT_OPEN)):
+            names = ("auto", "0") if self.sharp else ("auto",)
+            return self.pick("epsilon", {name: kinds.EPSILON[name] for name in names})
         table = {kind: text for kind, text in kinds.EPSILON.items() if kind != "0"}
         return self.entry("epsilon", table, kinds.BAD_EPSILON, usual=0.85, first=7)
 
