@@ -33,8 +33,8 @@ STORED_PAIRS = 4_000_000  # between sparse matrices
 SEARCHED_SIZE = 5000
 EXPECTED_RANK = 32
 # Up to which an optimum without entropy is found in about the time of a blurred one (measured): where its linear
-# programs are assignments, and elsewhere.
-SHARP_ASSIGNED_PAIRS, SHARP_PAIRS = 16_000_000, 400_000
+# programs are assignments, between points that no landmark stands for and between others, and elsewhere.
+SHARP_SCATTERED_PAIRS, SHARP_ASSIGNED_PAIRS, SHARP_PAIRS = 40_000_000, 16_000_000, 400_000
 RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 
 
@@ -163,10 +163,15 @@ def sharp_fits(facts: Mapping[str, Fact], shape: tuple[int, int], against: str |
 def ends_sharp(facts: Mapping[str, Fact], masses: tuple[Tensor, Tensor], against: str | None, asked: GWOptions) -> bool:
     """Whether an epsilon that is left to the solve is none at all: where the call would be taken with epsilon=0, and
     the optimum without entropy costs little more than a blurred one."""
+    n, k = map(len, masses)
+    few = n * k <= (SHARP_ASSIGNED_PAIRS if assigned(masses) else SHARP_PAIRS)
+    return few and asked.strategy != "low-rank" and sharp_fits(facts, (n, k), against, asked)
+
+
+def assigned(masses: tuple[Tensor, Tensor]) -> bool:
+    """Whether the linear programs between such masses (N,), (K,) are assignments."""
     p, q = masses
-    alike = len(p) == len(q) and bool((p == p[0]).all()) and bool((q == q[0]).all())
-    few = len(p) * len(q) <= (SHARP_ASSIGNED_PAIRS if alike else SHARP_PAIRS)
-    return few and asked.strategy != "low-rank" and sharp_fits(facts, (len(p), len(q)), against, asked)
+    return len(p) == len(q) and bool((p == p[0]).all()) and bool((q == q[0]).all())
 
 
 def _dense_only(spaces: Sequence[Space], model: Model, mode: GradientMode | None) -> bool:

@@ -31,8 +31,10 @@ from torchgw.persist.watch import Watch
 from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
 from torchgw.request.limits import (
     SCATTERED_PAIRS,
+    SHARP_SCATTERED_PAIRS,
     UNRESOLVED,
     against_exact,
+    assigned,
     check_memory,
     check_rank,
     choose_kernels,
@@ -278,6 +280,8 @@ class Request:
             check_resolved(own.model, own.spaces, own.options, own.remedy)
             if own.streams_by_choice and any(map(scattered, spaces, own.model.masses)):
                 own = own.run_by("dense")
+                if own.sharp and assigned(own.masses) and math.prod(own.shape) <= SHARP_SCATTERED_PAIRS:
+                    own = replace(own, model=own.model.at(0.0))
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own

@@ -32,8 +32,9 @@ from torchgw.solvers.warm_start import Start
 logger = logging.getLogger("torchgw")
 
 RATIO = 1 / 3
-MOST_STEPS = 4
-LEFT = 0.02  # of the gain: a value below has nothing left that is worth a step
+MOST_STEPS = 3
+# Of the gain: a value below has nothing left that is worth a step; between few points steps are cheap.
+LEFT, LEFT_OF_FEW, FEW_PAIRS = 0.02, 0.002, 2_000_000
 FALL = 0.05  # of the value, that a step must have brought to be followed by another
 SHARP = 0.05  # mean entropy of the rows, below which a plan is a matching
 MOVED = 0.01  # of the mass, whose match a step must have changed likewise
@@ -45,9 +46,10 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
     """The solution where epsilon stops falling, from ``first``, at the epsilon asked for, which took these seconds."""
     p, solution = problem.p, first
     path: tuple[EpsilonStep, ...] = (step_of(problem, first, seconds),)
+    least = (LEFT_OF_FEW if len(problem.p) * len(problem.q) <= FEW_PAIRS else LEFT) * problem.gain
     for number in range(1, MOST_STEPS + 1):
         epsilon, end = path[-1].epsilon * RATIO, solution.end
-        left = problem.continued and solution.status.converged and path[-1].value > LEFT * problem.gain
+        left = problem.continued and solution.status.converged and path[-1].value > least
         if not left or end is None or end.cost is None or problem.watch.cut() or blur(solution, p) < SHARP:
             break
         reason = precision_warning(end.cost, epsilon, problem.options)
