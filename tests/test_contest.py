@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.kinds.graphs import pair as graph_pair
 from tests.problems import quietly
 from tests.test_guesses import energy, shuffled
 from torchgw import GWResult, gw_align
 from torchgw.persist.watch import Watch
+from torchgw.search.subtrees import likeness
 from torchgw.search.views import VIEWS, Graph
 from torchgw.solvers.assignment import AssignmentProblem, Cross
 from torchgw.types import Array
@@ -78,7 +80,8 @@ def test_a_sparse_matrix_multiplies_a_batch_as_a_stored_one() -> None:
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_gives_a_plan_that_knows_no_order_of_points(name: str) -> None:
     rng = np.random.default_rng(3)
-    A = np.triu(rng.uniform(0.2, 1, (30, 30)) * (rng.random((30, 30)) < 0.15), 1)
+    share = 0.08 if name.startswith("subtrees") else 0.15
+    A = np.triu(rng.uniform(0.2, 1, (30, 30)) * (rng.random((30, 30)) < share), 1)
     A = A + A.T
     A[4] = A[:, 4] = 0.0  # a node without an edge
     p = rng.uniform(0.5, 2, 30)
@@ -88,6 +91,8 @@ def test_a_view_gives_a_plan_that_knows_no_order_of_points(name: str) -> None:
         for D, m in ((A, p), (A[:25, :25], p[:25]), (A[np.ix_(order, order)], p[order]))
     )
     plan, turned = (VIEWS[name](side, y, Watch()) for side in (x, z))
+    assert plan is not None
+    assert turned is not None
     assert bool((plan >= 0).all())
     assert float(plan.sum()) == pytest.approx(1, abs=1e-4)
     for axis, side in ((1, x), (0, y)):  # steps and conditional gradients round them onto the marginals
@@ -125,6 +130,34 @@ def test_a_result_says_where_basins_came_from_and_how_many_starts_agree(
     assert certificate.agreeing_starts == result.basins[0].count
     assert certificate.starts == sum(basin.count for basin in result.basins) >= len(VIEWS)
     assert f"{certificate.agreeing_starts} of {certificate.starts} starts" in str(certificate)
+
+
+@pytest.mark.slow
+def test_a_tree_ends_at_its_true_matching() -> None:
+    pair = graph_pair("tree", tree(180, 512), share=0.05, add=False, seed=512)
+    found = quietly(gw_align, pair.A, pair.B, distances="adjacency", epsilon=0, random_state=0)
+    assert found.value <= 1.01 * energy(pair.A, pair.B, np.eye(180)[pair.match] / 180)
+
+
+def likeness_of(A: Array, B: Array, depth: int = 50) -> Array:
+    found = likeness(*(torch.tensor(D, dtype=torch.float32) for D in (A, B)), depth)
+    assert found is not None
+    return np.asarray(found)
+
+
+def test_likeness_counts_the_edges_that_trees_have_in_common() -> None:
+    path, star = nx.to_numpy_array(nx.path_graph(4)), nx.to_numpy_array(nx.star_graph(3))
+    np.testing.assert_allclose(np.diag(likeness_of(path, path)), 3.0)  # all edges, seen from any node
+    degrees = path.sum(1)
+    alone = np.abs(np.subtract.outer(degrees, degrees))
+    np.testing.assert_allclose(likeness_of(path, path, 0), np.minimum.outer(degrees, degrees) - alone)
+    assert likeness_of(star, path)[0, 1] == 0  # an arm in common, as the other goes on in the path, and one left alone
+
+
+def test_likeness_leaves_graphs_of_many_edges_or_none() -> None:
+    for A in (np.ones((40, 40)), np.zeros((40, 40))):
+        D = torch.tensor(A)
+        assert likeness(D, D, 3) is None
 
 
 def test_directed_graphs_and_unequal_masses_compete_too() -> None:

@@ -164,7 +164,8 @@ class _Field:
         """The plan of each view that is worth its time."""
         costly = frozenset() if self.few else COSTLY
         watch = self.problem.watch.aside()
-        return {name: view(self.x, self.y, watch) for name, view in VIEWS.items() if name not in costly}
+        found = {name: view(self.x, self.y, watch) for name, view in VIEWS.items() if name not in costly}
+        return {name: plan for name, plan in found.items() if plan is not None}
 
     def ends(self, plans: dict[str, Tensor]) -> list[Entrant]:
         """Where proximal steps take them, the better half of them after each round where points are many."""

@@ -28,6 +28,7 @@ from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import PairLoss
 from torchgw.persist.watch import Watch
 from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
+from torchgw.search.subtrees import likeness
 from torchgw.sinkhorn.scaling import balance
 from torchgw.sinkhorn.sides import Side
 from torchgw.solvers.proximal import levels, proximal_steps
@@ -40,6 +41,8 @@ FEW_PAIRS = 90_000  # up to which every view is taken
 SMALLEST_EXPONENT = -80.0
 TIMES = (1.0, 3.0, 10.0)
 WIDTHS = (0.1, 0.3, 1.0)
+DEPTHS = (6, 20)
+EDGES, MOST_MISSING = 2.0, 20.0  # more in common, for e times the likelihood, and the largest exponent
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,8 @@ class Graph:
         return torch.cat(found, 1)
 
 
-View: TypeAlias = Callable[[Graph, Graph, Watch], Tensor]
-"""A plan (N, K) of mass one between two graphs."""
+View: TypeAlias = Callable[[Graph, Graph, Watch], Tensor | None]
+"""A plan (N, K) of mass one between two graphs, None where it says nothing of such graphs or takes too long."""
 
 
 def product_plan(x: Graph, y: Graph, watch: Watch) -> Tensor:
@@ -180,6 +183,15 @@ def by_spectra(x: Graph, y: Graph, watch: Watch, width: float) -> Tensor:
     return plan_of(cost / (cost * product_plan(x, y, watch)).sum().clamp_min(1e-30), x.mass, y.mass)
 
 
+def by_subtrees(x: Graph, y: Graph, watch: Watch, depth: int) -> Tensor | None:
+    """Points matched by what the trees around them have in common."""
+    found = likeness(x.contrast, y.contrast, depth) if x.sparse and y.sparse else None
+    if found is None:
+        return None
+    missing = ((found.amax(1, keepdim=True) - found) / EDGES).clamp_max(MOST_MISSING)
+    return plan_of(missing / SHARPNESS, x.mass, y.mass)
+
+
 def hop_quantiles(x: Graph) -> Tensor:
     """The distribution of hops from each point (N, .)."""
     return quantiles(x.hops, x.mass, N_QUANTILES)
@@ -199,6 +211,7 @@ VIEWS: dict[str, View] = {
         for t in TIMES
     },
     **{f"spectra, width {width:g}": partial(by_spectra, width=width) for width in WIDTHS},
+    **{f"subtrees of depth {depth}": partial(by_subtrees, depth=depth) for depth in DEPTHS},
     "hops": partial(by_matrices, matrix=lambda x: x.hops),
     **{f"heat, time {time:g}": partial(by_matrices, matrix=partial(Graph.heat, time=time)) for time in TIMES},
 }
