@@ -31,7 +31,6 @@ from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_product, 
 from torchgw.search.lift import lift
 from torchgw.search.views import Graph
 from torchgw.solvers.problem import StoredProblem, descended
-from torchgw.solvers.proximal import product_energy
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, unlikeness
@@ -52,10 +51,6 @@ SAME_ENERGY = 1.01
 POOR_COVERAGE = 0.02
 MOST_QUANTILE_PAIRS = 2.5e7
 MOST_CONTEST_PAIRS = 2_250_000
-# Beyond so many pairs candidates are compared after fewer iterations, and proximal steps on all points are taken only
-# where a search leaves more than this of what the product plan costs: they take forty products, and as many
-# exponentials of the plan.
-MANY_PAIRS, MANY_STEPS, LITTLE = 4_000_000, 2, 0.1
 MOST_BESIDE_PLAN = 4  # times the pairs of a plan
 
 
@@ -103,17 +98,13 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         finalists += by_distributions(problem)
     alone = poor or len(p) * len(q) <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
-    contested = problem.exact and alone and not entropy_rules(problem)
-    many = graphs is None and len(p) * len(q) > MANY_PAIRS
-    if contested and not many:
+    if problem.exact and alone and not entropy_rules(problem):
         finalists += [by_product(problem)] if graphs is None else contest(problem, *graphs)
-    rest = [c for c in found if all(c is not f for f in finalists)]
-    warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
     if len(finalists) > 1:
+        rest = [c for c in found if all(c is not f for f in finalists)]
+        warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
-    if contested and many and finalists[0].energy > LITTLE * product_energy(problem.gradient, p, q)[0]:
-        finalists = _settled(problem, [*finalists, by_product(problem)], warmest, reference)
-    found = finalists + rest
+        found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
     logger.info("coarse stage: %s", ", ".join(f"{c.energy:.3g} ({c.level}, {c.count} starts)" for c in ordered))
@@ -263,8 +254,7 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> C
     if not problem.exact:
         start = candidate.start.with_rows(problem.masses[0].log2()) if problem.model.fixed else candidate.start
         return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full")
-    steps = FULL_STEPS if problem.p.numel() * problem.q.numel() <= MANY_PAIRS else MANY_STEPS
-    done = descended(problem, candidate.start, epsilon, steps)
+    done = descended(problem, candidate.start, epsilon, FULL_STEPS)
     energy = max(done.history.cost[-1], 0.0)
     assert done.end is not None
     entropy = problem.model.entropic(done.plan, epsilon) if problem.model.fixed and not problem.sharp else 0.0
