@@ -207,14 +207,6 @@ def _centred(D: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
     return found
 
 
-def _squares(D: Tensor, u: Tensor) -> Tensor:
-    """|D - u 1^T - 1 u^T|^2 in float64, a block of rows at a time."""
-    total = torch.zeros((), dtype=torch.float64, device=D.device)
-    for part, shift in zip(torch.split(D, 256), torch.split(u, 256), strict=True):
-        total += (part - shift[:, None] - u).square().sum(dtype=torch.float64)
-    return total
-
-
 class MatchingGradient:
     """The exact gradient of plans with few entries, as those without entropy are: one product instead of two.
 

@@ -33,13 +33,13 @@ from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
 from torchgw.search.anneal import basins_of
 from torchgw.search.candidate import Candidate
+from torchgw.search.full_starts import PRODUCT
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph
 from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.proximal import MIXED, STEPS, Score, levels, product_energy, proximal_steps, score_of
 from torchgw.solvers.warm_start import Start
 
-PRODUCT = "product plan"
 CROSSED, BLURRED = "mean of two ends", "end blurred in part"
 ROUND = (5, 10, 25)  # proximal steps
 AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS = 0.03, 0.01, 20
