@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,17 @@ def short_cuts_by_definition(points: Array, k: int) -> set[tuple[int, int]]:
     return found
 
 
-def test_short_cuts_are_those_of_the_definition() -> None:
+def roll_in_many_dimensions(seed: int) -> Array:
+    """A noisy roll of which straight lines lead no search, because noise fills 28 more dimensions."""
+    roll = noisy_roll(seed)
+    return np.hstack((roll, 0.3 * np.random.default_rng(seed).normal(size=(len(roll), 28))))
+
+
+@pytest.mark.parametrize("cloud", [noisy_roll, roll_in_many_dimensions])
+def test_short_cuts_are_those_of_the_definition(cloud: Callable[[int], Array]) -> None:
     total = 0
-    for seed in range(24):
-        points, k = noisy_roll(seed), 5 + seed % 6
+    for seed in range(24 if cloud is noisy_roll else 8):
+        points, k = cloud(seed), 5 + seed % 6
         pattern = edges.union(neighbours.nearest(points, k))
         graph = csr_matrix((np.ones(pattern.nnz), pattern.indices, pattern.indptr), shape=pattern.shape)
         row = np.repeat(np.arange(len(points)), np.diff(pattern.indptr))

@@ -29,7 +29,7 @@ logger = logging.getLogger("torchgw")
 
 FEWEST = 5
 STEPS = (0, 2, 4, 7)
-ROWS = 50_000
+COORDINATES = 200_000  # of a block, which stays in the cache
 
 Parts: TypeAlias = "tuple[int, Array]"
 
@@ -196,8 +196,9 @@ def lengths(points: Array, source: Array, target: Array) -> Array:
 def entry_lengths(points: Array, pattern: Any) -> Array:
     """The length (nnz,) of each edge of a CSR pattern, a block of rows at a time."""
     found = np.empty(pattern.nnz)
-    for first in range(0, len(points), ROWS):
-        pointer = pattern.indptr[first : first + ROWS + 1]
+    rows = max(1, COORDINATES * len(points) // (pattern.nnz * points.shape[1] + 1))
+    for first in range(0, len(points), rows):
+        pointer = pattern.indptr[first : first + rows + 1]
         source = np.repeat(np.arange(first, first + len(pointer) - 1), np.diff(pointer))
         here = slice(pointer[0], pointer[-1])
         found[here] = lengths(points, source, pattern.indices[here])

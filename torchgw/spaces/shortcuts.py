@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,10 @@ SHRUNK_SHARE = 0.05
 COMPARED_SOURCES = 16
 ROUNDING = 1e-9
 GREED = 3.0
+HUBS = 8
+# Searches from hubs are made anew at most so often, while they take a sixth of the time of the searches they save.
+MOST_ROUNDS = 32
+HUBS_PAY = 100
 
 
 def short_cuts(graph: Any, mutual: Array, points: Array | None = None) -> Array:
@@ -37,77 +42,94 @@ def short_cuts(graph: Any, mutual: Array, points: Array | None = None) -> Array:
 
     Notes
     -----
-    O(E k) for E edges, plus one local search for each edge that is neither trusted nor has two trusted edges (in many
-    dimensions four) around it that are short enough.
+    O(E k) for E edges, plus one search for each edge that is neither trusted nor shown to have a short way round: by
+    two trusted edges, or, where many edges are in doubt, by way of the points with the most edges. The searches are
+    local in few dimensions, and over the whole graph in many.
     """
     row = np.repeat(np.arange(graph.shape[0], dtype=graph.indices.dtype), np.diff(graph.indptr))
     one_way = np.flatnonzero(~mutual & (row < graph.indices))
     low, high = row[one_way], graph.indices[one_way]
     del row
     doubtful = np.isinf(two_edges(restricted(graph, mutual), low, high))
-    entry, low, high = one_way[doubtful], low[doubtful], high[doubtful]
+    entry = one_way[doubtful]
     if len(entry) == 0:
         return np.empty((0, 2), dtype=np.int64)
-    trusted = np.ones(graph.nnz, dtype=bool)
-    trusted[entry] = trusted[entry_positions(graph, high, low)] = False
     order = np.argsort(graph.data[entry], kind="stable")
-    return _tried(restricted(graph, trusted), low[order], high[order], graph.data[entry][order], points)
+    entry, low, high = entry[order], low[doubtful][order], high[doubtful][order]
+    return _tried(graph, np.stack((entry, entry_positions(graph, high, low)), 1), low, high, points)
 
 
-def _tried(trusted: Any, low: Array, high: Array, length: Array, points: Array | None) -> Array:
-    """Those of the edges low - high, shortest first, that neither join parts nor have a short way round."""
-    from scipy.cluster.hierarchy import DisjointSet
+def _tried(graph: Any, entries: Array, low: Array, high: Array, points: Array | None) -> Array:
+    """Those of the edges low - high (m,), shortest first, that neither join parts nor have a short way round.
 
+    ``entries`` (m, 2) are their positions in the graph, whose other edges are trusted.
+    """
+    from scipy.sparse import csr_matrix
+
+    length = graph.data[entries[:, 0]]
+    limit = DETOUR * length
+    known = np.ones(graph.nnz, dtype=bool)
+    known[entries] = False
+    trusted = restricted(graph, known)
     # Edges are only ever added, so what two trusted edges show now holds whenever the turn comes.
-    stays = two_edges(trusted, low, high) <= DETOUR * length * (1 - ROUNDING)
-    n_parts, label = components(trusted)
-    parts, links = DisjointSet(range(n_parts)), _Links(trusted, points)
-    # Straight lines to a goal are all nearly as long in many dimensions, where they lead no search.
-    many = points is not None and points.shape[1] > TREE_DIMENSIONS
+    stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _joining(trusted, low, high)
+    del trusted
+    lengths = np.where(known, graph.data, np.inf)
+    ways = _Ways(csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape), points)
+    n = graph.shape[0]
+    rounds = min(MOST_ROUNDS, int(HUBS_PAY * np.count_nonzero(~stays) / (n * math.log2(n))))
     found = []
-    turns = zip(low.tolist(), high.tolist(), length.tolist(), stays.tolist(), strict=True)
-    for i, j, weight, near in turns:
-        joins = n_parts > 1 and parts.merge(int(label[i]), int(label[j]))
-        limit = DETOUR * weight
-        if joins or near or (many and links.meet(i, j, limit * (1 - ROUNDING))) or links.within(i, j, limit):
-            links.add(i, j, weight)
-        else:
-            found.append((i, j))
+    for part in np.array_split(np.arange(len(low)), max(rounds, 1)):
+        if rounds:
+            stays[part] |= ways.by_hubs(low[part], high[part]) <= limit[part] * (1 - ROUNDING)
+        turns = zip(part.tolist(), low[part].tolist(), high[part].tolist(), limit[part].tolist(), strict=True)
+        for turn, i, j, most in turns:
+            if stays[turn] or ways.within(i, j, most):
+                lengths[entries[turn]] = length[turn]
+            else:
+                found.append((i, j))
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
-class _Links:
-    """The edges of a CSR graph and more, as dictionaries made for the nodes that are asked for.
+def _joining(trusted: Any, low: Array, high: Array) -> Array:
+    """Whether each edge (m,) joins parts that neither trusted edges nor those before it do, as in a spanning tree."""
+    from scipy.cluster.hierarchy import DisjointSet
+
+    n_parts, label = components(trusted)
+    if n_parts == 1:
+        return np.zeros(len(low), dtype=bool)
+    parts = DisjointSet(range(n_parts))
+    ends = zip(label[low].tolist(), label[high].tolist(), strict=True)
+    return np.array([parts.merge(one, other) for one, other in ends])
+
+
+class _Ways:
+    """Ways along the edges of a CSR graph that have a finite length so far.
 
     Where ``points`` are given, no edge is shorter than the straight line between its ends.
     """
 
     def __init__(self, graph: Any, points: Array | None) -> None:
         self.graph, self.points = graph, points
-        self.known: dict[int, dict[int, float]] = {}
+        # Straight lines to a goal are all nearly as long in many dimensions, where they lead no search.
+        self.everywhere = points is not None and points.shape[1] > TREE_DIMENSIONS
 
-    def of(self, node: int) -> dict[int, float]:
-        if node not in self.known:
-            a, b = self.graph.indptr[node], self.graph.indptr[node + 1]
-            index, length = self.graph.indices[a:b].tolist(), self.graph.data[a:b].tolist()
-            self.known[node] = dict(zip(index, length, strict=True))
-        return self.known[node]
+    def of(self, node: int) -> Iterator[tuple[int, float]]:
+        """The neighbours of a node, with the lengths of the edges."""
+        here = slice(self.graph.indptr[node], self.graph.indptr[node + 1])
+        return zip(self.graph.indices[here].tolist(), self.graph.data[here].tolist(), strict=True)
 
-    def add(self, i: int, j: int, length: float) -> None:
-        self.of(i)[j] = self.of(j)[i] = length
+    def by_hubs(self, source: Array, target: Array) -> Array:
+        """Lengths (m,) of the shortest ways through one of the points with the most edges.
 
-    def meet(self, source: int, target: int, limit: float) -> bool:
-        """Whether a path of at most four edges and this length leads from source to target."""
-        here, there = self._around(source), self._around(target)
-        return any(length + there.get(node, math.inf) <= limit for node, length in here.items())
+        In many dimensions few points are neighbours of most others (M. Radovanovic et al., "Hubs in space", 2010).
+        """
+        from scipy.sparse.csgraph import dijkstra
 
-    def _around(self, node: int) -> dict[int, float]:
-        """The nodes that two edges reach, and the shortest such ways to them."""
-        found = {node: 0.0} | self.of(node)
-        for near, first in self.of(node).items():
-            for far, second in self.of(near).items():
-                if first + second < found.get(far, math.inf):
-                    found[far] = first + second
+        there = restricted(self.graph, np.isfinite(self.graph.data))
+        hubs = np.argsort(-np.diff(there.indptr), kind="stable")[:HUBS]
+        distance = dijkstra(there, indices=hubs)
+        found: Array = (distance[:, source] + distance[:, target]).min(0)
         return found
 
     def within(self, source: int, target: int, limit: float) -> bool:
@@ -117,6 +139,10 @@ class _Links:
         taken up again, which makes the answer right in whatever order they come. Without points this is Dijkstra's
         algorithm, stopped early.
         """
+        if self.everywhere:
+            from scipy.sparse.csgraph import dijkstra
+
+            return bool(np.isfinite(dijkstra(self.graph, indices=source, limit=limit)[target]))
         goal = None if self.points is None else self.points[target].tolist()
         distance, heap = {source: 0.0}, [(0.0, 0.0, source)]
         left: dict[int, float] = {}
@@ -126,7 +152,7 @@ class _Links:
                 return True
             if reached > distance[node]:
                 continue
-            for neighbour, length in self.of(node).items():
+            for neighbour, length in self.of(node):
                 through = reached + length
                 if through > limit or through >= distance.get(neighbour, math.inf):
                     continue
