@@ -270,3 +270,24 @@ def random_graph(n: int, density: float, seed: int, zeros: bool = False) -> Any:
     length = np.where(rng.uniform(size=upper.nnz) < 0.3, 0.0, upper.data) if zeros else upper.data
     keep = upper.row != upper.col
     return edges.from_edges(n, upper.row[keep], upper.col[keep], length[keep])
+
+
+def test_matrices_are_mended_in_blocks_and_those_without_fault_taken_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(validate, "BLOCK", 7)
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(40, 3))
+    D = cdist(points, points)
+    D[:5, 5:] = D[5:, :5] = np.inf
+    assert validate.distance_matrix("D", D) is D
+    rounded = D * (1 + 1e-9 * rng.random(D.shape))
+    given = rounded.copy()
+    np.testing.assert_array_equal(validate.distance_matrix("D", rounded), rounded / 2 + rounded.T / 2)
+    np.testing.assert_array_equal(rounded, given)
+    rounded[39, 20] *= 1.1
+    with pytest.raises(ValueError, match=f"differ by {rounded[39, 20] - rounded[20, 39]:g};"):
+        validate.distance_matrix("D", rounded)
+    D[2, 30] = 4.0
+    with pytest.raises(ValueError, match="differ by 5;"):
+        validate.distance_matrix("D", D)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -19,6 +19,7 @@ from torchgw.types import AUTO, Array
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
 ROUNDINGS = 16
+BLOCK = 256  # of a matrix, which stays in the cache with its mirror image
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -154,25 +155,25 @@ def distance_matrix(name: str, value: object) -> Array:
     """A symmetric non-negative matrix (N, N) with N >= 2 and a zero diagonal, as float64.
 
     Infinite entries off the diagonal mean "not connected" and are allowed. Asymmetry and a diagonal as small as the
-    input's dtype rounds are mended.
+    input's dtype rounds are mended; a float64 array with neither comes back as it is, not to be written to.
     """
     tolerance = max(SYMMETRY_TOLERANCE, _resolution(value) ** 0.5)
-    array = _numbers(name, value, 2, "(N, N)")
+    array = _numbers(name, value, 2, "(N, N)", copy=False)
     if array.shape[0] != array.shape[1]:
         raise ValueError(f"{name} must be a square distance matrix (N, N), got shape {array.shape}")
     if array.shape[0] < 2:
         raise ValueError(f"{name} must hold at least 2 points, got shape {array.shape}")
-    if np.isnan(array).any():
+    least = float(array.min())
+    if math.isnan(least):
         raise ValueError(f"{name} must not contain NaN, got {count_bad(array)}")
-    if (array < 0).any():
+    if least < 0:
         raise ValueError(
-            f"{name} is square, so it must be a non-negative distance matrix, got a smallest entry of {array.min():g}; "
+            f"{name} is square, so it must be a non-negative distance matrix, got a smallest entry of {least:g}; "
             f"{_otherwise(name)}"
         )
-    finite = np.where(np.isinf(array), -1.0, array)
-    largest = max(float(finite.max()), 0.0)
+    largest = largest_finite(array)
     ranges.sizes(name, largest, most=math.inf)
-    if (gap := float(np.abs(finite - finite.T).max())) > tolerance * largest:
+    if (gap := _asymmetry(array)) > tolerance * largest:
         raise ValueError(
             f"{name} must be a symmetric distance matrix, got entries that differ by {gap:g}; {_otherwise(name)}"
         )
@@ -180,10 +181,38 @@ def distance_matrix(name: str, value: object) -> Array:
         raise ValueError(
             f"{name} must have a zero diagonal (distances, not similarities), got {worst:g} on it; {_otherwise(name)}"
         )
-    array /= 2  # first: the sum of two large ones would not be finite
-    array = array + array.T
-    np.fill_diagonal(array, 0.0)
+    if gap > 0 or worst > 0:
+        array = array.copy()
+        for one, other in _mirrored(array):
+            one[:] = other[:] = one / 2 + other / 2  # first: the sum of two large ones would not be finite
+        np.fill_diagonal(array, 0.0)
     return array
+
+
+def largest_finite(array: Array) -> float:
+    """The largest finite entry of a non-negative array, 0 where there is none."""
+    largest = float(array.max())
+    return largest if largest < math.inf else float(array.max(where=np.isfinite(array), initial=0.0))
+
+
+def _mirrored(array: Array) -> Iterator[tuple[Array, Array]]:
+    """The blocks (view) on and above the diagonal of a square array, each with the mirror image of its entries."""
+    starts = range(0, len(array), BLOCK)
+    for i, j in ((i, j) for i in starts for j in starts if i <= j):
+        rows, columns = slice(i, i + BLOCK), slice(j, j + BLOCK)
+        yield array[rows, columns], array[columns, rows].T
+
+
+def _asymmetry(array: Array) -> float:
+    """The most that two mirrored entries of a non-negative square array differ, infinite ones counting as -1."""
+    gap = 0.0
+    for one, other in _mirrored(array):
+        with np.errstate(invalid="ignore"):
+            here = float(np.abs(one - other).max())
+        if not math.isfinite(here):
+            here = float(np.abs(np.where(np.isinf(one), -1.0, one) - np.where(np.isinf(other), -1.0, other)).max())
+        gap = max(gap, here)
+    return gap
 
 
 def _otherwise(name: str) -> str:

@@ -40,13 +40,23 @@ class PrecomputedDistances(ScaledDistances):
     """
 
     def __init__(self, D: Array | Tensor, *, name: str = "D") -> None:
-        matrix = validate.distance_matrix(name, D)
-        unreachable = np.isinf(matrix)
-        self.scale = self.largest = positive_scale(float(np.where(unreachable, 0.0, matrix).max()))
+        self._take(validate.distance_matrix(name, D), name)
         self.leaf = D if isinstance(D, Tensor) and D.requires_grad else None
-        if unreachable.any():
+
+    @classmethod
+    def from_checked(cls, matrix: Array, name: str = "D") -> PrecomputedDistances:
+        """From what `torchgw.validate.distance_matrix` returned, which stays as it is."""
+        made = object.__new__(cls)
+        made._take(matrix, name)
+        return made
+
+    def _take(self, matrix: Array, name: str) -> None:
+        self.scale = self.largest = positive_scale(validate.largest_finite(matrix))
+        scaled = matrix / self.scale
+        if np.isinf(matrix.max()):
             warn_unreachable(name)
-        self._D = torch.from_numpy(fill_unreachable(matrix / self.scale, 1.0))
+            fill_unreachable(scaled, 1.0)
+        self._D = torch.from_numpy(scaled)
 
     @classmethod
     def from_graphs(cls, graphs: Sequence[Any], names: Sequence[str] | None = None) -> list[PrecomputedDistances]:

@@ -158,7 +158,7 @@ def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider:
     if kind == "euclidean":
         return EuclideanDistances(data, name=name)
     if kind == "matrix":
-        return PrecomputedDistances(data, name=name)
+        return PrecomputedDistances.from_checked(data, name)
     provider: DistanceProvider = data
     return provider
 
