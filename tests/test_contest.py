@@ -77,17 +77,18 @@ def test_a_sparse_matrix_multiplies_a_batch_as_a_stored_one() -> None:
         torch.testing.assert_close(sparse(plans[0]), sparse(plans)[0])
 
 
+@pytest.mark.parametrize("directed", [False, True])
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_gives_a_plan_that_knows_no_order_of_points(name: str) -> None:
+def test_a_view_gives_a_plan_that_knows_no_order_of_points(name: str, directed: bool) -> None:
     rng = np.random.default_rng(3)
     share = 0.08 if name.startswith("subtrees") else 0.15
     A = np.triu(rng.uniform(0.2, 1, (30, 30)) * (rng.random((30, 30)) < share), 1)
-    A = A + A.T
+    A = A + (rng.random(A.shape) < 0.3 if directed else 1) * A.T
     A[4] = A[:, 4] = 0.0  # a node without an edge
     p = rng.uniform(0.5, 2, 30)
     order = rng.permutation(30)
     x, y, z = (
-        Graph(torch.tensor(D, dtype=torch.float32), torch.tensor(m / m.sum(), dtype=torch.float32))
+        Graph(torch.tensor(D, dtype=torch.float32), torch.tensor(m / m.sum(), dtype=torch.float32), directed)
         for D, m in ((A, p), (A[:25, :25], p[:25]), (A[np.ix_(order, order)], p[order]))
     )
     plan, turned = (VIEWS[name](side, y, Watch()) for side in (x, z))
@@ -158,6 +159,34 @@ def test_likeness_leaves_graphs_of_many_edges_or_none() -> None:
     for A in (np.ones((40, 40)), np.zeros((40, 40))):
         D = torch.tensor(A)
         assert likeness(D, D, 3) is None
+
+
+@pytest.mark.parametrize("name", ["statistics", "distributions of heat, time 1", "heat, time 1"])
+def test_a_view_of_directed_graphs_tells_a_source_from_a_sink(name: str) -> None:
+    D = torch.tensor(nx.to_numpy_array(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4)])), dtype=torch.float32)
+    x, y = (Graph(each, torch.full((5,), 0.2), True) for each in (D, D.T))
+    assert (VIEWS[name](x, x, Watch()).argmax(1) == torch.arange(5)).all()
+    assert (VIEWS[name](x, y, Watch()).argmax(1) == torch.arange(4, -1, -1)).all()
+
+
+def test_a_directed_graph_competes_with_an_undirected_one() -> None:
+    A = (np.random.default_rng(9).random((20, 20)) < 0.15).astype(float)
+    np.fill_diagonal(A, 0.0)
+    B, _ = shuffled(A + A.T > 0, 0.0, 10)
+    found = quietly(gw_align, A, B.astype(float), distances="adjacency", epsilon=0, random_state=0)
+    assert found.value <= energy(A, B.astype(float), np.full((20, 20), 1 / 400))
+
+
+def test_growing_networks_end_at_the_descent_from_their_true_matching() -> None:
+    A = nx.to_numpy_array(nx.gnc_graph(120, seed=140))
+    pair = graph_pair("citations", A, 0.1, True, 140)
+    truth = np.zeros((120, 120))
+    truth[np.arange(120), pair.match] = 1 / 120
+    descent, found = (
+        quietly(gw_align, pair.A, pair.B, distances="adjacency", epsilon=0, random_state=0, **given)
+        for given in ({"init": truth}, {})
+    )
+    assert found.value <= 1.01 * descent.value
 
 
 def test_directed_graphs_and_unequal_masses_compete_too() -> None:

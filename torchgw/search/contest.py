@@ -1,12 +1,14 @@
 """A contest of plans from several views of two graphs, on the matrices that were asked for.
 
     a plan from every view -> proximal steps for all of them, the lower half after each round
-        -> the ends, of equal masses made sharp
+        -> the ends, of equal masses made sharp; where they differ, the views' own plans made sharp as well
         -> means of pairs of ends, which keep what both agree on, and ends blurred where they cost most, again
         -> the distinct ends, the lowest first, with how many plans came to each
 
-Steps are taken on all plans at once where points are few. The product plan is never left out, so that nothing is worse
-than proximal steps from it, and up to two million pairs a conditional gradient from it is among the ends as well.
+Around nodes that very many edges meet in, steps forget what a view had right and conditional gradients keep it; on most
+graphs it is the other way round, so ends come from both. Steps are taken on all plans at once where points are few. The
+product plan is never left out, so that nothing is worse than proximal steps from it, and up to two million pairs a
+conditional gradient from it is among the ends as well.
 
 Sources: K. Jamieson, A. Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016
 (successive halving); R. Ahuja, J. Orlin, A. Tiwari, "A greedy genetic algorithm for the quadratic assignment problem",
@@ -45,6 +47,7 @@ ROUND = (5, 10, 25)  # proximal steps
 AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS = 0.03, 0.01, 20
 BLURRED_SHARES, BLURRED_HOPS, MOST_BLURRED, LEAST_PAID = (0.02, 0.05), 3, 0.6, 0.01
 STALE, AGREEING, SAME_ENERGY = 3, 4, 1e-6
+DIRECT_PAIRS = 250_000  # up to which the views' own plans are made sharp, without steps before
 APART = 0.05  # of the mass, between parents
 LISTED = 4
 
@@ -87,6 +90,8 @@ Energies: TypeAlias = Callable[[Tensor], Tensor]
 
 def contest(problem: StoredProblem, x: Graph, y: Graph) -> list[Candidate]:
     """The distinct ends of all plans, the lowest first, at most four."""
+    directed = not (x.symmetric and y.symmetric)
+    x, y = replace(x, directed=directed), replace(y, directed=directed)
     with threads_for(len(x.mass) * len(y.mass)):
         field = _Field.of(problem, x, y)
         entrants = field.improved(field.ends(field.first_plans()))
@@ -121,7 +126,7 @@ class _Field:
     def of(cls, problem: StoredProblem, x: Graph, y: Graph) -> _Field:
         p, q, gradient = x.mass, y.mass, problem.gradient
         unit, assignment = product_energy(gradient, p, q)[0], _assignment(problem, x, y)
-        symmetric = x.symmetric and y.symmetric
+        symmetric = not x.directed
 
         def energies(plans: Tensor) -> Tensor:
             found = []
@@ -168,7 +173,8 @@ class _Field:
         return {name: plan for name, plan in found.items() if plan is not None}
 
     def ends(self, plans: dict[str, Tensor]) -> list[Entrant]:
-        """Where proximal steps take them, the better half of them after each round where points are many."""
+        """Where proximal steps take them, the better half of them after each round where points are many, and while
+        these differ, what comes of the plans themselves."""
         alive = {name: self.mixed(plan) for name, plan in plans.items()}
         epsilons, ends = levels(self.unit), list(itertools.accumulate(ROUND))
         for first, last in zip((0, *ends), ends, strict=False):
@@ -176,7 +182,17 @@ class _Field:
             if not self.few and last < STEPS:
                 alive = self.better_half(alive)
         found = [self.end(name, exponent.exp2()) for name, exponent in alive.items()]
-        return found if self.assignment is None else [*found, self.end(PRODUCT, self.product)]
+        if self.assignment is None:
+            return found
+        found.append(self.end(PRODUCT, self.product))
+        if self.settled(found) or self.product.numel() > DIRECT_PAIRS:
+            return found
+        return [*found, *(self.end(name, plan) for name, plan in plans.items() if name != PRODUCT)]
+
+    def settled(self, entrants: list[Entrant]) -> bool:
+        """Whether so many ends are the lowest that it is the right one: of many points, from views of two kinds."""
+        lowest = _lowest(entrants)
+        return len(lowest) >= AGREEING if self.few else len({end.origin.split(",")[0] for end in lowest}) >= 2
 
     def steps(self, exponents: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Proximal steps on all plans at once, or where points are many one by one."""
@@ -206,8 +222,8 @@ class _Field:
         """The ends, and those of what is made of the lowest distinct ones, until that betters none of them: means of
         pairs, which keep what both agree on, and plans that are blurred again where they cost most."""
         pool, stale = sorted(entrants, key=_energy), 0
-        agree = sum(entrant.energy <= (1 + SAME_ENERGY) * pool[0].energy for entrant in entrants)
-        if agree >= 2 and not self.few:  # no two ways come to the same wrong end between many points
+        settled = self.settled(pool)
+        if settled and not self.few:
             return pool
         tried: set[frozenset[Entrant]] = set()
         pairs = self.product.numel()
@@ -222,19 +238,21 @@ class _Field:
             blurred = [
                 self.blurred(lowest[each // 2 % len(lowest)].plan.to(self.product)) for each in range(effort.blurred)
             ]
-            begun = {CROSSED: means, BLURRED: blurred}
-            origins = [origin for origin, plans in begun.items() for _ in plans]
-            if not origins or self.problem.watch.cut():
+            if not (means or blurred) or self.problem.watch.cut():
                 break
-            taken = self.steps([self.mixed(plan) for plan in (*means, *blurred)], epsilons)
-            found = [self.end(origin, each.exp2()) for origin, each in zip(origins, taken, strict=True)]
-            if self.assignment is not None:
-                found += [self.end(CROSSED, plan) for plan in means]
+            if self.assignment is None:
+                means = self.stepped(means, epsilons)
+            found = [self.end(CROSSED, plan) for plan in means]
+            found += [self.end(BLURRED, plan) for plan in self.stepped(blurred, epsilons)]
             pool, best = sorted((*pool, *found), key=_energy), pool[0].energy
             stale = 0 if pool[0].energy < best else stale + 1
-            if stale == (1 if agree >= AGREEING else STALE):
+            if stale == (1 if settled else STALE):
                 break
         return pool
+
+    def stepped(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
+        """Where steps from plans end."""
+        return [each.exp2() for each in self.steps([self.mixed(plan) for plan in plans], epsilons)] if plans else []
 
     def mixed(self, plan: Tensor) -> Tensor:
         """Exponents (N, K) of a plan with a little of the product plan, from which steps can go anywhere."""
@@ -248,9 +266,10 @@ class _Field:
         drawn = draw(paid + LEAST_PAID * paid.mean(), max(round(share * len(p)), 1), problem.generator)
         free = torch.zeros_like(p, dtype=torch.bool).index_fill_(0, drawn, True)
         for _ in range(int(torch.randint(1, BLURRED_HOPS + 1, (1,), generator=problem.generator, device=p.device))):
-            if int(free.sum()) > MOST_BLURRED * len(p):
+            grown = free | self.x.weights[free].any(0)
+            if int(grown.sum()) > MOST_BLURRED * len(p):
                 break
-            free |= self.x.weights[free].any(0)
+            free = grown
         row = torch.where(free, p, 0.0)
         return torch.where(free[:, None], (row / row.sum())[:, None] * plan[free].sum(0), plan)
 
@@ -263,7 +282,13 @@ def _assignment(problem: StoredProblem, x: Graph, y: Graph) -> AssignmentProblem
         return None
     X, Y = x.D.double().cpu(), y.D.double().cpu()
     constant = float((X.square().sum() + Y.square().sum()) / len(p) ** 2)
-    return AssignmentProblem(X, Y, Cross.of(X, Y, x.symmetric and y.symmetric), constant)
+    return AssignmentProblem(X, Y, Cross.of(X, Y, not x.directed), constant)
+
+
+def _lowest(entrants: list[Entrant]) -> list[Entrant]:
+    """Those that have the lowest energy."""
+    lowest = min(map(_energy, entrants))
+    return [entrant for entrant in entrants if entrant.energy <= (1 + SAME_ENERGY) * lowest]
 
 
 def _energy(entrant: Entrant) -> float:

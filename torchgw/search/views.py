@@ -7,14 +7,20 @@ on by the matrices that were asked for, so that a view may be rough.
 Edges are the entries off the diagonal that differ from what most others are, and weigh as much as they do; so a graph
 and its complement look alike. Where no value is the one of most entries, an entry is its own weight.
 
+What speaks of neighbours speaks of both directions of a directed graph: heat flows by its magnetic Laplacian, in which
+an edge turns the phase by a quarter one way and back the other, and statistics are also of what edges lead to and of
+what they come from.
+
 Sources: N. Shervashidze et al., "Weisfeiler-Lehman graph kernels", 2011 (statistics of neighbours); S. Chowdhury, T.
 Needham, "Generalized spectral clustering via Gromov-Wasserstein learning", 2021 (heat kernels); J. Sun, M. Ovsjanikov,
 L. Guibas, "A concise and provably informative multi-scale signature based on heat diffusion", 2009; Z. Fan, C. Mao, Y.
-Wu, J. Xu, "Spectral graph matching and regularized quadratic relaxations", 2020 (spectra, without signs to choose).
+Wu, J. Xu, "Spectral graph matching and regularized quadratic relaxations", 2020 (spectra, without signs to choose); M.
+Fanuel, C. Alaiz, A. Fernandez, J. Suykens, "Magnetic eigenmaps for the visualization of directed networks", 2018.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -51,10 +57,12 @@ class Graph:
 
     D : its entries (N, N), scaled, float32.
     mass : (N,), of sum one.
+    directed : whether views speak of the directions of edges, as they do where either graph of a pair has any.
     """
 
     D: Tensor
     mass: Tensor
+    directed: bool = False
 
     @classmethod
     def of(cls, space: DistanceProvider, mass: Tensor) -> Graph:
@@ -92,10 +100,14 @@ class Graph:
         return W.fill_diagonal_(0.0) if bool((self.D.diagonal() == self.D[0, 0]).all()) else W
 
     @cached_property
+    def arrows(self) -> Tensor:
+        """Weights (N, N) of the edges from i to j, without a diagonal; zero where there is no edge."""
+        return (self.D - self.common).abs().fill_diagonal_(0.0)
+
+    @cached_property
     def weights(self) -> Tensor:
         """Of the edges in either direction (N, N), the largest 1, without a diagonal; zero where there is no edge."""
-        W = (self.D - self.common).abs()
-        W = (W + W.T).fill_diagonal_(0.0)
+        W = self.arrows + self.arrows.T
         return W / W.max().clamp_min(torch.finfo(W.dtype).tiny)
 
     @cached_property
@@ -111,9 +123,14 @@ class Graph:
 
     @cached_property
     def diffusion(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues (N,) and eigenvectors (N, N) of the normalised Laplacian."""
+        """Eigenvalues (N,) and eigenvectors (N, N) of the normalised Laplacian, the magnetic one where edges have
+        directions."""
         root = torch.where(self.degrees > 0, self.degrees, torch.inf).rsqrt()
-        L = -root[:, None] * self.weights * root
+        S = root[:, None] * self.weights * root
+        if self.directed:
+            both = (self.arrows + self.arrows.T).clamp_min(torch.finfo(S.dtype).tiny)
+            S = torch.polar(S, math.pi / 2 * (self.arrows - self.arrows.T) / both)
+        L = -S
         L.diagonal().add_((self.degrees > 0).to(L))
         values, vectors = torch.linalg.eigh(L)
         return values, vectors
@@ -125,19 +142,25 @@ class Graph:
         return values / values.square().mean().sqrt().clamp_min(torch.finfo(values.dtype).tiny), vectors
 
     def heat(self, time: float) -> Tensor:
-        """What is left and where it went (N, N) of unit heat at each node."""
+        """What is left and where it went (N, N) of unit heat at each node; where edges have directions the sum of its
+        real part, the same both ways, and of its imaginary one, which changes sign."""
         values, vectors = self.diffusion
-        return (vectors * torch.exp(-time * values)) @ vectors.T
+        found = (vectors * torch.exp(-time * values)) @ vectors.mH
+        return found.real + found.imag if self.directed else found
 
     def statistics(self) -> Tensor:
         """Features (N, .): strength, degree, triangles, the entries' sums in both directions and their diagonal, and
-        the same of neighbours in the mean, and of theirs."""
+        the same of neighbours in the mean, and of theirs; where edges have directions, of those along and against them
+        as well."""
         W, D = self.weights, self.D
         own = [self.degrees, (W > 0).to(W).sum(1), ((W @ W) * W).sum(1), D.sum(0), D.sum(1), D.diagonal()]
         found = [torch.stack(own, 1)]
-        step = W / self.degrees.clamp_min(torch.finfo(W.dtype).tiny)[:, None]
-        for _ in range(ROUNDS):
-            found.append(step @ found[-1])
+        for M in (W, self.arrows, self.arrows.T) if self.directed else (W,):
+            step = M / M.sum(1, keepdim=True).clamp_min(torch.finfo(M.dtype).tiny)
+            last = found[0]
+            for _ in range(ROUNDS):
+                last = step @ last
+                found.append(last)
         return torch.cat(found, 1)
 
 
@@ -166,7 +189,7 @@ def by_features(
 def by_matrices(x: Graph, y: Graph, watch: Watch, matrix: Callable[[Graph], Tensor]) -> Tensor:
     """Where proximal steps take the product plan on other distances of the same points."""
     X, Y, p, q = matrix(x), matrix(y), x.mass, y.mass
-    loss, product = PairLoss(X.square(), Y.square(), X, Y), p[:, None] * q
+    loss, product = PairLoss(X.square(), Y.square(), X, Y, not x.directed), p[:, None] * q
     first = loss.cost(product, p, q)
     unit = float(first.expectation((first.U * (product @ first.V)).sum(), p, q))
     score = lambda plan, epsilon: loss.cost(plan, p, q).centred(epsilon)[0].stored_score(epsilon)  # noqa: E731
@@ -198,8 +221,10 @@ def hop_quantiles(x: Graph) -> Tensor:
 
 
 def heat_quantiles(x: Graph, time: float) -> Tensor:
-    """The distribution over all points of the heat from each (N, .)."""
-    return quantiles(x.heat(time), x.mass, N_QUANTILES)
+    """The distribution over all points of the heat from each (N, .), and of that to each where these differ."""
+    heat = x.heat(time)
+    ways = (heat, heat.T) if x.directed else (heat,)
+    return torch.cat([quantiles(way, x.mass, N_QUANTILES) for way in ways], 1)
 
 
 VIEWS: dict[str, View] = {
