@@ -20,7 +20,7 @@ from torchgw import LandmarkDistances, gw_pairwise, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.options import SpaceOptions
 from torchgw.request.spaces import check_space
-from torchgw.spaces import edges, farthest, landmark, neighbours, prepare
+from torchgw.spaces import edges, farthest, landmark, neighbours, prepare, shortest_paths
 from torchgw.spaces.graph import build_graph, neighbour_graph
 from torchgw.spaces.shortcuts import DETOUR, short_cuts
 from torchgw.types import Array, GraphWarning
@@ -291,3 +291,22 @@ def test_matrices_are_mended_in_blocks_and_those_without_fault_taken_as_they_are
     D[2, 30] = 4.0
     with pytest.raises(ValueError, match="differ by 5;"):
         validate.distance_matrix("D", D)
+
+
+def test_all_pairs_that_are_completed_from_a_third_of_the_rows_are_those_of_searches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shortest_paths, "COMPLETED_FROM", 2)
+    rng = np.random.default_rng(3)
+    along = np.arange(299)
+    ends = rng.integers(0, 200, size=(2, 250))
+    ends = ends[:, ends[0] != ends[1]]
+    graphs = {
+        "roll": neighbour_graph(noisy_roll(4)),
+        "hubs": neighbour_graph(rng.normal(size=(300, 60))),
+        "path": edges.from_edges(300, along, along + 1, rng.random(299)),
+        "pieces, zeros": edges.from_edges(200, ends[0], ends[1], rng.choice([0.0, 0.5, 1.0, 3.0], size=ends.shape[1])),
+    }
+    for name, found in zip(graphs, shortest_paths.all_pairs(list(graphs.values())), strict=True):
+        np.testing.assert_allclose(found, dijkstra(graphs[name]), rtol=1e-14, err_msg=name)
+    assert np.isinf(found).any()

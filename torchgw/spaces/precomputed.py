@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.spaces.shortest_paths import shortest_paths
+from torchgw.spaces.shortest_paths import all_pairs
 from torchgw.types import Array, DistanceProvider, is_metric, is_symmetric
 
 SYMMETRY_TOLERANCE = 1e-4
@@ -62,8 +62,7 @@ class PrecomputedDistances(ScaledDistances):
     def from_graphs(cls, graphs: Sequence[Any], names: Sequence[str] | None = None) -> list[PrecomputedDistances]:
         """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays."""
         names = ["graph"] * len(graphs) if names is None else names
-        jobs = [(graph, np.arange(graph.shape[0])) for graph in graphs]
-        return [cls(D, name=name) for name, D in zip(names, shortest_paths(jobs), strict=True)]
+        return [cls(D, name=name) for name, D in zip(names, all_pairs(graphs), strict=True)]
 
     @classmethod
     def of(cls, space: DistanceProvider, device: torch.device) -> PrecomputedDistances:

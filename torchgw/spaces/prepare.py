@@ -103,11 +103,12 @@ def own_scales(
     All-pairs searches of all spaces share one pool of processes where that pays.
     """
     built = [_graph(space, options) if space.kind in ON_GRAPHS else (None, None) for space in spaces]
-    searched = [i for i, space in enumerate(spaces) if space.kind == "precomputed"]
+    made = [_make(space, graph, options) for space, (graph, _) in zip(spaces, built, strict=True)]
+    searched = [i for i, provider in enumerate(made) if provider is None]
     found = PrecomputedDistances.from_graphs([built[i][0] for i in searched], [spaces[i].name for i in searched])
-    done = dict(zip(searched, found, strict=True))
-    made = [done[i] if i in done else _make(space, built[i][0], options) for i, space in enumerate(spaces)]
-    return made, [report for _, report in built]
+    for i, provider in zip(searched, found, strict=True):
+        made[i] = provider
+    return cast(list[DistanceProvider], made), [report for _, report in built]
 
 
 def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pair:
@@ -144,15 +145,18 @@ def _two_landmark_spaces(spaces: Sequence[Space], options: SpaceOptions) -> tupl
     return (first, second), (report_x, report_y)
 
 
-def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider:
+def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider | None:
+    """The provider of one space; None where it takes all pairs of its graph."""
     name, data, kind = space
+    if kind == "precomputed":
+        return None
     if kind in ("landmark", "checked"):
         factored = LandmarkDistances(graph, options.n_landmarks, name=name)
         error = relative_error(factored, graph) if kind == "checked" else 0.0
         if error <= (LANDMARK_ERROR if factored.size <= FEW_POINTS else POOR_LANDMARKS):
             return factored
         logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * error)
-        return PrecomputedDistances.from_graphs([graph], [name])[0]
+        return None
     if kind == "dijkstra":
         return DijkstraDistances(graph, options.cache_rows, name=name)
     if kind == "euclidean":

@@ -29,6 +29,7 @@ from torchgw.types import Array
 
 SECONDS_PER_STEP = 9e-9
 PARALLEL_SECONDS = 2.0
+COMPLETED_FROM = 1500
 BLOCK = 2**22
 PARTS_APART = 1.5
 MOST_PRODUCTS = 3
@@ -54,6 +55,63 @@ def shortest_paths(jobs: Sequence[tuple[Any, Array]]) -> list[Array]:
         np.concatenate([part for (owner, _), part in zip(chunks, done, strict=True) if owner == job])
         for job in range(len(jobs))
     ]
+
+
+def all_pairs(graphs: Sequence[Any]) -> list[Array]:
+    """Distances (N, N), infinite where there is no path, of symmetric CSR graphs.
+
+    Of a large graph a third of the points are searched from, those with the most edges and others drawn at random, so
+    that no shortest path runs long between them. With their distances known,
+
+        d(s, t) = min over neighbours u of s of  length(s, u) + d(u, t)
+
+    gives those between the other points, after a few rounds of sums of whole rows: half the time of searches.
+    """
+    sources = [_spread(graph) for graph in graphs]
+    found = shortest_paths(list(zip(graphs, sources, strict=True)))
+    return [_completed(graph, *known) for graph, *known in zip(graphs, sources, found, strict=True)]
+
+
+def _spread(graph: Any) -> Array:
+    """The points that `all_pairs` searches from, in order."""
+    n = graph.shape[0]
+    if n < COMPLETED_FROM:
+        return np.arange(n)
+    order = np.argsort(-np.diff(graph.indptr), kind="stable")
+    part = n // 6
+    return np.sort(np.concatenate((order[:part], np.random.default_rng(0).permutation(order[part:])[:part])))
+
+
+def _completed(graph: Any, source: Array, rows: Array) -> Array:
+    """All distances (N, N) from the rows (M, N) of some points, ``source`` (M,), in order."""
+    n = graph.shape[0]
+    others = np.setdiff1d(np.arange(n), source)
+    known = np.zeros(n, dtype=bool)
+    known[source] = True
+    place = np.empty(n, dtype=np.int64)
+    place[source], place[others] = np.arange(len(source)), np.arange(len(others))
+    columns, inner, around = rows[:, others], np.full((len(others), len(others)), np.inf), []
+    for row, point in enumerate(others.tolist()):
+        here = slice(graph.indptr[point], graph.indptr[point + 1])
+        near, length, out = place[graph.indices[here]], graph.data[here, None], known[graph.indices[here]]
+        if out.any():
+            (columns[near[out]] + length[out]).min(0, out=inner[row])
+        around.append((near[~out], length[~out]))
+    np.fill_diagonal(inner, 0.0)
+    pending = np.array([len(near) > 0 for near, _ in around], dtype=bool)
+    while pending.any():
+        for row in np.flatnonzero(pending).tolist():
+            near, length = around[row]
+            through = (inner[near] + length).min(0)
+            pending[row] = False
+            if (through < inner[row]).any():
+                np.minimum(through, inner[row], out=inner[row])
+                pending[near] = True
+    D = np.empty((n, n))
+    D[source] = rows
+    D[np.ix_(others, source)] = columns.T
+    D[np.ix_(others, others)] = inner
+    return D
 
 
 def sweep(graph: Any, n_sweeps: int = 16) -> tuple[float, bool]:
