@@ -47,6 +47,7 @@ ROUND = (5, 10, 25)  # proximal steps
 AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS = 0.03, 0.01, 20
 BLURRED_SHARES, BLURRED_HOPS, MOST_BLURRED, LEAST_PAID = (0.02, 0.05), 3, 0.6, 0.01
 STALE, AGREEING, SAME_ENERGY = 3, 4, 1e-6
+NUMBER = "0123456789."  # ends the names of views that differ in one alone
 DIRECT_PAIRS = 250_000  # up to which the views' own plans are made sharp, without steps before
 APART = 0.05  # of the mass, between parents
 LISTED = 4
@@ -67,7 +68,7 @@ class Effort(NamedTuple):
 
 EFFORTS = (Effort(5, 8, 10), Effort(5, 6, 5))  # up to so many pairs as these
 EFFORT_PAIRS = (10_000, FEW_PAIRS)
-SPARSE_EFFORT, LEAST_EFFORT = Effort(3, 3, 4), Effort(2, 0, 1)  # beyond, where products skip zeros, and where not
+SPARSE_EFFORT, LEAST_EFFORT = Effort(5, 3, 5), Effort(2, 0, 1)  # beyond, where products skip zeros, and where not
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +193,8 @@ class _Field:
     def settled(self, entrants: list[Entrant]) -> bool:
         """Whether so many ends are the lowest that it is the right one: of many points, from views of two kinds."""
         lowest = _lowest(entrants)
-        return len(lowest) >= AGREEING if self.few else len({end.origin.split(",")[0] for end in lowest}) >= 2
+        kinds = {entrant.origin.rstrip(NUMBER) for entrant in lowest}
+        return len(lowest) >= AGREEING if self.few else len(kinds) >= 2
 
     def steps(self, exponents: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Proximal steps on all plans at once, or where points are many one by one."""
