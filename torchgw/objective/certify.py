@@ -59,11 +59,15 @@ def read_stored(
     model: Model,
     max_memory: int,
     generator: torch.Generator,
+    cost: FactoredCost | None = None,
 ) -> Evaluated:
-    """Of a stored plan (N, K)."""
+    """Of a stored plan (N, K), whose exact ``cost`` may be known."""
     rows, columns = model.marginals_of(stored)
-    exact = affordable(*spaces, max_memory)
-    if exact:
+    exact = cost is not None or affordable(*spaces, max_memory)
+    if cost is not None:
+        expected = float(mean_cost(cost, stored, rows, columns))
+        quadratic = Objective(expected, True, 0.0)
+    elif exact:
         gradient = ExactGradient(*spaces, rows, columns, model.loss)
         # Products of centred distances are small: float32 leaves an error of 1e-9 in them, and takes half the time.
         cost = stored_cost(gradient, stored, rows, dtype=torch.float32) if leads(gradient) else gradient(stored, rows)

@@ -44,10 +44,10 @@ class FactoredCost:
         return cls(a, b, U, V)
 
     @classmethod
-    def stored(cls, matrix: Tensor) -> FactoredCost:
-        """A cost (N, K) that has no factors."""
-        n, k = matrix.shape
-        return cls(matrix.new_zeros(n), matrix.new_zeros(k), matrix.new_zeros(n, 0), matrix.new_zeros(k, 0), matrix)
+    def stored(cls, matrix: Tensor, a: Tensor | None = None, b: Tensor | None = None) -> FactoredCost:
+        """A cost (N, K) that has no factors, with these row (N,) and column (K,) terms besides, or none."""
+        (n, k), zeros = matrix.shape, matrix.new_zeros
+        return cls(zeros(n) if a is None else a, zeros(k) if b is None else b, zeros(n, 0), zeros(k, 0), matrix)
 
     @classmethod
     def of_product(cls, a: Tensor, b: Tensor, product: Tensor) -> FactoredCost:

@@ -13,6 +13,7 @@ from torchgw.diagnostics.evidence import Basin, Certificate, EpsilonStep, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.model import Values
 from torchgw.persist.codec import storable
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.iterate import State
 from torchgw.solvers.warm_start import Start
 
@@ -49,6 +50,7 @@ class Solution:
     precision_warning : why float32 could not carry the scores on the way, where it could not.
     stored : the plan once more, where ``coupling`` has it by its potentials alone.
     path : the epsilons that a solve lowered by itself, ending with its own.
+    cost : the exact C(T) (N, K) of the quadratic part in float64, where the loop ended with it.
     """
 
     coupling: BlockCoupling | None
@@ -64,6 +66,7 @@ class Solution:
     precision_warning: str | None = None
     stored: DenseCoupling | None = None
     path: tuple[EpsilonStep, ...] = ()
+    cost: FactoredCost | None = None
 
     @classmethod
     def of(cls, state: PlanState, status: Status, history: History) -> Solution:

@@ -35,6 +35,7 @@ COST_SCALE = 100.0
 PRICING_TOLERANCE, PRICING_ROUNDS = 1e-6, 20
 FEASIBLE = 1e-10  # the least that HiGHS takes
 ROUNDING = 1e-14
+BLOCK_ROWS = 64
 BINDINGS = ("highspy._core", "scipy.optimize._highspy._core")
 DEVEX, COLUMNWISE, MINIMISE = 1, 1, 1
 
@@ -68,9 +69,12 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
     TransportError
         When HiGHS gives up, or pricing does not end.
     """
+    if equal_masses(p, q):
+        plan = np.zeros_like(C)
+        match, dual = assignment(C, duals[0])
+        plan[np.arange(len(p)), match] = p
+        return Vertex(plan, dual)
     reduced = _reduced(C, duals[0])
-    if len(p) == len(q) and np.ptp(p) == 0 == np.ptp(q):
-        return _assignment(reduced, p, duals[0])
     (n, k), mask = C.shape, np.zeros(C.shape, dtype=bool)
     mask.reshape(-1)[staircase(p, q)] = True
     _mark_smallest(mask, reduced)
@@ -97,6 +101,11 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
     plan = np.zeros_like(C)
     plan[row, column] = x.clip(min=0.0) * unit
     return Vertex(plan, duals[0] + scale * potential[n:])
+
+
+def equal_masses(p: Array, q: Array) -> bool:
+    """Whether the vertices between masses (N,) and (K,) are permutations."""
+    return len(p) == len(q) and bool(np.ptp(p) == 0 == np.ptp(q))
 
 
 def linear_program(cost: Array, row: Array, column: Array, masses: Array) -> tuple[Array, Array]:
@@ -161,29 +170,35 @@ def _bindings() -> Any:
     return None
 
 
-def _assignment(reduced: Array, p: Array, dual: Array) -> Vertex:
-    """The best permutation for costs (N, N) reduced by column potentials ``dual`` (N,), and optimal ones."""
+def assignment(C: Array, dual: Array) -> tuple[Array, Array]:
+    """The best permutation (N,) for costs C (N, N), which are not written to, and its optimal column potentials (N,),
+    from others; good ones make it fast."""
     from scipy.optimize import linear_sum_assignment
 
-    row, column = linear_sum_assignment(reduced)
-    paid = reduced[row, column]
+    reduced = _reduced(C, dual)
+    match = linear_sum_assignment(reduced)[1]
+    rows = np.arange(len(C))
+    paid = reduced[rows, match]
     potential, negligible = np.zeros_like(dual), ROUNDING * float(reduced.max())
-    rows = row
     while len(rows):
-        reached = (reduced[rows] + (potential[column[rows]] - paid[rows])[:, None]).min(0)
+        reached = np.full_like(potential, np.inf)
+        for part in np.split(rows, range(BLOCK_ROWS, len(rows), BLOCK_ROWS)):
+            block = reduced[part]
+            block += (potential[match[part]] - paid[part])[:, None]
+            np.minimum(reached, block.min(0), out=reached)
         lower = reached < potential - negligible
         potential[lower] = reached[lower]
-        rows = np.flatnonzero(lower[column])
-    plan = np.zeros_like(reduced)
-    plan[row, column] = p
-    return Vertex(plan, dual + potential)
+        rows = np.flatnonzero(lower[match])
+    return match, dual + potential
 
 
 def _reduced(C: Array, dual: Array) -> Array:
     """C_ij - a_i - b_j (N, K) with the c-transform a of b = ``dual`` (K,): of NumPy's arrays, and from the one C - b
     that is needed anyway, where `torchgw.objective.bounds.c_transform` makes one and drops it."""
-    reduced: Array = C - dual
-    reduced -= reduced.min(1)[:, None]
+    reduced = np.empty_like(C)
+    for start in range(0, len(C), BLOCK_ROWS):
+        block = np.subtract(C[start : start + BLOCK_ROWS], dual, out=reduced[start : start + BLOCK_ROWS])
+        block -= block.min(1)[:, None]
     return reduced
 
 

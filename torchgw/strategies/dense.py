@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
@@ -15,22 +16,27 @@ from torchgw.diagnostics.evidence import NEAR_TIE, TINY
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_stored
-from torchgw.objective.exact import ExactGradient, multiplied
+from torchgw.objective.exact import ExactGradient, dense, multiplied
 from torchgw.objective.leading import LeadingGradient, MatchingGradient
 from torchgw.objective.linearise import Gradient, gradient_of
+from torchgw.objective.permuted import permutations
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
+from torchgw.persist.watch import Watch
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import product_starts, sharp_starts
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import finish, precision_warning
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import frank_wolfe
+from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.newton import refined, with_tolerance
+from torchgw.solvers.permutations import Permuted, permute
 from torchgw.solvers.problem import Problem, StoredProblem, descended, make_gradient
 from torchgw.solvers.sampled import solve_sampled
 from torchgw.solvers.solution import CertifiedSolution, Solution
+from torchgw.solvers.transport_lp import assignment, equal_masses
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
@@ -71,7 +77,7 @@ def solve_dense(asked: Problem) -> CertifiedSolution:
     solved = time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
-    found = read_stored(stored, (wide[0], wide[1]), asked.model, options.max_memory, asked.generator)
+    found = read_stored(stored, (wide[0], wide[1]), asked.model, options.max_memory, asked.generator, solution.cost)
     values, certificate = certify(found, solution.dual, (wide[0], wide[1]), asked.model, asked.unit)
     return solution.certified(
         stored=None,
@@ -255,28 +261,64 @@ def solve_sharply(problem: StoredProblem, start: Start) -> Solution:
     assert now.end is not None
     assert now.end.cost is not None
     assert problem.wide is not None
-    plan = feasible((now.plan if start.plan is None else start.plan).to(torch.float64, copy=True), p, q)
+    plan = now.plan if start.plan is None else start.plan
     dual = now.end.cost.column_dual(now.end.g.to(torch.float64), q, epsilon)
     least = torch.finfo(p.dtype).eps * problem.unit
+    rest = SHARP_TOLERANCE, least, max(limit - now.n_iter, 1), now.history, problem.watch
+    found = _without_entropy(problem, plan, dual, rest)
+    warning = precision_warning(now.end.cost, epsilon, problem.options)
+    return replace(found.after(now), precision_warning=warning)
 
-    given = p, q, SHARP_TOLERANCE, least, max(limit - now.n_iter, 1), now.history, problem.watch
-    if isinstance(problem.quadratic, LeadingGradient):
-        wide, exact = problem.quadratic.to(torch.float64, problem.wide), MatchingGradient(problem.wide)
-        led, _ = problem.stage("led", partial(frank_wolfe, wide, plan, dual, *given))
-        sharp, status = frank_wolfe(exact, led.plan, led.duals[0], *given, difference=exact.difference)
+
+def _without_entropy(
+    problem: StoredProblem, plan: Tensor, dual: Tensor, rest: tuple[float, float, int, History, Watch]
+) -> Solution:
+    """Where conditional gradients from a plan (N, K) and dual potentials (K,) of its linear problem end.
+
+    Where products take long, factors lead to the end and its cost is kept; between equal masses all plans but the first
+    are permutations there.
+    """
+    p, q, wide = problem.p, problem.q, problem.wide
+    assert wide is not None
+
+    def ended(found: FrankWolfe | Permuted, status: Status, dual: Tensor, cost: Tensor | None = None) -> Solution:
+        return Solution(
+            coupling=DenseCoupling(found.plan),
+            end=None,
+            status=status,
+            n_iter=found.n_iter,
+            n_iter_sinkhorn=0,
+            history=rest[3],
+            energy=found.value,
+            dual=dual,
+            cost=None if cost is None else FactoredCost.stored(cost, wide.a, wide.b),
+        )
+
+    exact = MatchingGradient(wide) if isinstance(problem.quadratic, LeadingGradient) else None
+    first = problem.quadratic.to(torch.float64, wide) if isinstance(problem.quadratic, LeadingGradient) else wide
+    matches = permutations(first) if equal_masses(p.cpu().numpy(), q.cpu().numpy()) else None
+    if matches is not None:
+        cost = problem.quadratic(DenseCoupling(plan), problem.masses[0]).to(torch.float64).rows(slice(None))
+        begun = assignment(cost.cpu().numpy(), dual.cpu().numpy())
+        match, dual = (torch.from_numpy(part).to(p.device) for part in begun)
+        matched, status = problem.stage("led", partial(permute, matches, match, dual - wide.b, *rest))
+        if exact is not None:
+            matches = matches.led_to(dense(wide.source), dense(wide.target))
+            last = partial(permute, matches, matched.match, matched.dual, *rest)
+            matched, status = problem.stage("matched", last)
+        plan, dual = matched.plan, matched.dual + wide.b
+        if matched.whole:
+            return ended(matched, status, dual, None if exact is None else matched.cost)
     else:
-        sharp, status = frank_wolfe(problem.wide, plan, dual, *given)
-    return Solution(
-        coupling=DenseCoupling(sharp.plan),
-        dual=sharp.duals[0],
-        end=None,
-        energy=sharp.value,
-        status=status,
-        precision_warning=precision_warning(now.end.cost, epsilon, problem.options),
-        n_iter=now.n_iter + sharp.n_iter,
-        n_iter_sinkhorn=now.n_iter_sinkhorn,
-        history=now.history,
-    )
+        plan = feasible(plan.to(torch.float64, copy=True), p, q)
+    if exact is None:
+        sharp, status = frank_wolfe(wide, plan, dual, p, q, *rest)
+        return ended(sharp, status, sharp.duals[0])
+    if matches is None:
+        led, _ = problem.stage("led", partial(frank_wolfe, first, plan, dual, p, q, *rest))
+        plan, dual = led.plan, led.duals[0]
+    sharp, status = frank_wolfe(exact, plan, dual, p, q, *rest, difference=exact.difference)
+    return ended(sharp, status, sharp.duals[0], sharp.cost.sub_(wide.a[:, None]).sub_(wide.b))
 
 
 def _annealed(
