@@ -153,7 +153,7 @@ def test_lines_of_graphs_count_what_they_name():
     assert values["measured"].startswith("19 of 20 (worst 3x: made)")
     assert "ours 2 s, POT conditional gradient 1 s, POT proximal point 1 s" in values["measured"]
     assert peers["measured"] == "19 of 20 (worst 3x)"
-    assert nodes["measured"] == "19 of 20 (1 by a lower value)"
+    assert nodes["measured"] == "19 of 20 (1 by a lower value, 0 by an equal one)"
     assert len(values["detail"]["contests"]) == 20
     assert [line["met"] for line in suite.graph_rows("graphs", contests[1:], 0.95)] == [False, False, False]
     assert suite.kind_row("tree", contests)["met"]

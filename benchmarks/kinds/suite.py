@@ -93,7 +93,9 @@ def graph_rows(what: str, contests: list[Contest], least: float) -> list[Row]:
     good, good_met = share(sum(c.as_good for c in contests), of, least)
     beside, beside_met = share(sum(c.no_worse_than_peers for c in contests), of, 1)
     right, right_met = share(sum(c.finds_the_points for c in contests), of, least)
-    lower = sum(c.over(FROM_TRUTH) < 1 - EQUAL for c in contests)
+    others = [c for c in contests if not c.as_many_right]
+    lower = sum(c.over(FROM_TRUTH) < 1 - EQUAL for c in others)
+    equal = sum(c.finds_the_points for c in others) - lower
     text = f"{good} (worst {worst.over():.3g}x: {worst.name}); median seconds: {times(contests)}"
     above = max(c.over(GRADIENT, PROXIMAL) for c in contests)
     return [
@@ -107,8 +109,8 @@ def graph_rows(what: str, contests: list[Contest], least: float) -> list[Row]:
         row(f"{what}: value over POT's", "never above 1", f"{beside} (worst {above:.3g}x)", beside_met),
         row(
             f"{what}: nodes right",
-            f"as for the descent from the truth, within 0.02, or a lower value, in {least:.0%}",
-            f"{right} ({lower} by a lower value)",
+            f"as for the descent from the truth, within 0.02, or a value no higher, in {least:.0%}",
+            f"{right} ({lower} by a lower value, {equal} by an equal one)",
             right_met,
         ),
     ]

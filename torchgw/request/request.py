@@ -66,7 +66,7 @@ from torchgw.request.spaces import (
 from torchgw.runtime.threads import threads_for
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
-from torchgw.spaces.quantisation import scattered
+from torchgw.spaces.quantisation import SCATTERED, WIDE, dispersion
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
@@ -149,6 +149,7 @@ class Request:
     sharp : whether the same call with epsilon=0 would be accepted, which remedies then name.
     gain : what there is to gain over the product plan, in units of epsilon, where it decides; NaN before, and beside a
         given epsilon.
+    sharpens : whether an epsilon that is left to the solve ends at zero, from a plan that is solved with one.
     """
 
     asked: Asked
@@ -168,6 +169,7 @@ class Request:
     against_exact: str | None
     sharp: bool
     gain: float = math.nan
+    sharpens: bool = False
 
     @classmethod
     def of(cls, asked: Asked) -> Request:
@@ -278,13 +280,23 @@ class Request:
                 options = tolerances_for(self.options, epsilon, self.asked.marginals)
                 own = replace(own, model=self.model.at(epsilon), options=options)
             check_resolved(own.model, own.spaces, own.options, own.remedy)
-            if own.streams_by_choice and any(map(scattered, spaces, own.model.masses)):
-                own = own.run_by("dense")
-                if own.sharp and assigned(own.masses) and math.prod(own.shape) <= SHARP_SCATTERED_PAIRS:
-                    own = replace(own, model=own.model.at(0.0))
+            own = own._ending(spaces)
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own
+
+    def _ending(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> Request:
+        """The same request; between many points that are no curves, dense where they are scattered, and without
+        entropy in the end where its linear programs are assignments."""
+        few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
+        ends = self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
+        if not (ends or self.streams_by_choice):
+            return self
+        widest = max(map(dispersion, spaces, self.model.masses))
+        if widest <= SCATTERED:
+            return replace(self, sharpens=ends and widest > WIDE)
+        own = self.run_by("dense") if self.streams_by_choice else self
+        return replace(own, model=own.model.at(0.0)) if ends else own
 
     @property
     def streams_by_choice(self) -> bool:
@@ -356,6 +368,7 @@ class Request:
             tol=None if mode is None else mode.tolerance(self.strategy),
             gain=self.gain,
             auto=self.asked.epsilon == AUTO,
+            sharpens=self.sharpens,
         )
 
     def run_by(self, strategy: str) -> Request:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -49,6 +49,8 @@ CLOSE = 1.25
 APART = 0.1  # of the largest distance
 SAME_ENERGY = 1.01
 POOR_COVERAGE = 0.02
+MANY_PAIRS = 4_000_000  # beyond which proximal steps of all of them are left out where a basin stands out
+ROUGH = 1e-2  # tolerance of comparisons on all points: of marginals, and relative of energies
 MOST_QUANTILE_PAIRS = 2.5e7
 MOST_CONTEST_PAIRS = 2_250_000
 MOST_BESIDE_PLAN = 4  # times the pairs of a plan
@@ -97,13 +99,17 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         finalists += by_distributions(problem)
-    alone = poor or len(p) * len(q) <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
-    if problem.exact and alone and not entropy_rules(problem):
+    pairs = len(p) * len(q)
+    alone = poor or pairs <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
+    beside, many = problem.exact and alone and not entropy_rules(problem), pairs > MANY_PAIRS
+    if beside and not many:
         finalists += [by_product(problem)] if graphs is None else contest(problem, *graphs)
-    if len(finalists) > 1:
+    if len(finalists) > 1 or beside:
         rest = [c for c in found if all(c is not f for f in finalists)]
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
+        if beside and many and not _stands_out(finalists):
+            finalists = _settled(problem, [by_product(problem)], warmest, reference, finalists)
         found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
@@ -125,12 +131,16 @@ def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | Non
 
 
 def _settled(
-    problem: StoredProblem, candidates: list[Candidate], epsilon: float, reference: Landmarks
+    problem: StoredProblem,
+    candidates: list[Candidate],
+    epsilon: float,
+    reference: Landmarks,
+    before: Sequence[Candidate] = (),
 ) -> list[Candidate]:
-    """Candidates compared on all points, the distinct ones, the lowest first."""
+    """Candidates compared on all points, and those that were ``before``: the distinct ones, the lowest first."""
     same = (SAME_ENERGY, TINY * problem.unit) if problem.sharp else (math.inf, 0.0)
     compared = [_compared(problem, candidate, epsilon) for candidate in candidates]
-    return _distinct(compared, reference, problem.masses[0], *same)
+    return _distinct([*before, *compared], reference, problem.masses[0], *same)
 
 
 def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
@@ -254,12 +264,26 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> C
     if not problem.exact:
         start = candidate.start.with_rows(problem.masses[0].log2()) if problem.model.fixed else candidate.start
         return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full")
-    done = descended(problem, candidate.start, epsilon, FULL_STEPS)
+    many = len(problem.p) * len(problem.q) > MANY_PAIRS
+    done = descended(_rough(problem) if many else problem, candidate.start, epsilon, FULL_STEPS)
     energy = max(done.history.cost[-1], 0.0)
     assert done.end is not None
     entropy = problem.model.entropic(done.plan, epsilon) if problem.model.fixed and not problem.sharp else 0.0
     matching = done.plan.argmax(1)
     return replace(candidate, start=done.end, energy=energy, level="full", matching=matching, entropy=entropy)
+
+
+def _rough(problem: StoredProblem) -> StoredProblem:
+    """The problem with tolerances that tell basins apart, which take a third of the iterations."""
+    options = problem.options
+    sinkhorn = replace(options.sinkhorn, tol=max(options.sinkhorn.tol, ROUGH))
+    stopping = replace(options.stopping, plan_tol=max(options.stopping.plan_tol, ROUGH))
+    return replace(problem, options=replace(options, sinkhorn=sinkhorn, stopping=stopping))
+
+
+def _stands_out(candidates: list[Candidate]) -> bool:
+    """Whether the first of these distinct basins is well below all others."""
+    return len(candidates) > 1 and candidates[1].energy > CLOSE * candidates[0].energy
 
 
 def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:

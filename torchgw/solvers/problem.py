@@ -66,6 +66,7 @@ class Problem:
     tol : relative change in the last iteration that the fixed point is solved to in the end, None for no fixed point.
     gain : what there is to gain over the product plan, in units of epsilon.
     auto : whether epsilon is left to the solve.
+    sharpens : whether it ends at zero, from the plan that is solved first.
     """
 
     spaces: tuple[DistanceProvider, DistanceProvider]
@@ -80,6 +81,7 @@ class Problem:
     tol: float | None = None
     gain: float = math.nan
     auto: bool = False
+    sharpens: bool = False
 
     @classmethod
     def of(cls: type[ProblemT], problem: Problem, **more: Any) -> ProblemT:
@@ -121,7 +123,7 @@ class Problem:
     @property
     def continued(self) -> bool:
         """Whether epsilon falls on from where it begins, while that sharpens the plan."""
-        return self.auto and self.exact and not self.sharp and self.tol is None
+        return self.auto and self.exact and not self.sharp and not self.sharpens and self.tol is None
 
     def stage(self, name: str, compute: Callable[[], Result]) -> Result:
         """The result of a stage, see `torchgw.persist.watch`."""

@@ -21,7 +21,10 @@ from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
 ROUNDS = 10
-FEW, SCATTERED = 64, 0.05  # of so many landmarks; clouds in 2, 3, 5, 10 dimensions: 0.02, 0.07, 0.2, 0.35
+FEW = 64
+# Coverage by so many: of curves up to 0.006, of surfaces and clouds in the plane 0.01 to 0.02, in 3, 5, 10 dimensions
+# 0.07, 0.2, 0.35.
+WIDE, SCATTERED = 0.008, 0.05
 
 
 @storable
@@ -104,10 +107,11 @@ def coverage(landmarks: Landmarks, mass: Tensor) -> float:
     return float(mass.sum() * near / _spread_of(landmarks, mass))
 
 
-def scattered(space: DistanceProvider, mass: Tensor) -> bool:
-    """Whether a few landmarks are far from most points, as in three dimensions and more: cells mean little there."""
+def dispersion(space: DistanceProvider, mass: Tensor) -> float:
+    """Coverage by a few landmarks, which grows with the dimension: above `WIDE` points lie on no curve, above
+    `SCATTERED` on no surface either, and cells mean little."""
     space = space.to(mass.device, mass.dtype)
-    return coverage(choose_landmarks(space, mass, "farthest", FEW, torch.Generator(mass.device)), mass) > SCATTERED
+    return coverage(choose_landmarks(space, mass, "farthest", FEW, torch.Generator(mass.device)), mass)
 
 
 def unlikeness(landmarks: Landmarks, mass: Tensor) -> float:

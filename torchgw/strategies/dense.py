@@ -39,7 +39,7 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import assignment, equal_masses
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
-from torchgw.strategies.continuation import continued
+from torchgw.strategies.continuation import continued, step_of
 
 logger = logging.getLogger("torchgw")
 
@@ -57,8 +57,8 @@ PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 
-def solve_dense(asked: Problem) -> CertifiedSolution:
-    """Solve with a stored plan, on the device of the masses."""
+def solve_dense(asked: Problem, streamed: CertifiedSolution | None = None) -> CertifiedSolution:
+    """Solve with a stored plan, on the device of the masses; one that was ``streamed`` only ends here."""
     began = time.perf_counter()
     (p, q), options = asked.model.masses, asked.options
     wide = [space.to(p.device, torch.float64) for space in asked.spaces]
@@ -67,18 +67,24 @@ def solve_dense(asked: Problem) -> CertifiedSolution:
     source, target = (space.to(p.device, loop_dtype(options.mixed_precision)) for space in wide)
     narrow = Problem.of(asked, spaces=(source, target))
     problem = StoredProblem.of(narrow, gradient=make_gradient(narrow))
-    candidates, reference = where_to_start(problem)
-    searched = time.perf_counter()
-    if asked.sharp or asked.tol is not None:
+    if asked.sharp or asked.sharpens or asked.tol is not None:
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
-    solution, candidates = solve_contenders(problem, candidates)
-    if asked.auto:
-        solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
-    solved = time.perf_counter()
+    if streamed is None:
+        candidates, reference = where_to_start(problem)
+        searched = time.perf_counter()
+        solution, candidates = solve_contenders(problem, candidates)
+        if asked.auto:
+            solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
+        basins = () if reference is None else listed(candidates, reference, problem.masses[0])
+    else:
+        solution, searched, basins = streamed, began, streamed.basins
+    if asked.sharpens:
+        solution = sharpened(problem, solution)
+    solved, model = time.perf_counter(), asked.model.at(solution.path[-1].epsilon) if solution.path else asked.model
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
-    found = read_stored(stored, (wide[0], wide[1]), asked.model, options.max_memory, asked.generator, solution.cost)
-    values, certificate = certify(found, solution.dual, (wide[0], wide[1]), asked.model, asked.unit)
+    found = read_stored(stored, (wide[0], wide[1]), model, options.max_memory, asked.generator, solution.cost)
+    values, certificate = certify(found, solution.dual, (wide[0], wide[1]), model, asked.unit)
     return solution.certified(
         stored=None,
         marginals=(stored.marginal(1), stored.marginal(0)),
@@ -87,7 +93,7 @@ def solve_dense(asked: Problem) -> CertifiedSolution:
         value_error=found.quadratic.error,
         values=values,
         certificate=certificate,
-        basins=() if reference is None else listed(candidates, reference, problem.masses[0]),
+        basins=basins,
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )
 
@@ -319,6 +325,21 @@ def _without_entropy(
         plan, dual = led.plan, led.duals[0]
     sharp, status = frank_wolfe(exact, plan, dual, p, q, *rest, difference=exact.difference)
     return ended(sharp, status, sharp.duals[0], sharp.cost.sub_(wide.a[:, None]).sub_(wide.b))
+
+
+def sharpened(problem: StoredProblem, first: Solution) -> Solution:
+    """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
+    settle."""
+    before = first.coupling if first.stored is None else first.stored
+    if before is None or first.end is None or not first.status.converged or problem.watch.cut():
+        return first
+    began, start = time.perf_counter(), first.end.to(problem.masses[0].dtype)
+    sharp = problem.at(0.0)
+    found = problem.stage("sharpen", partial(solve_sharply, sharp, start))
+    moved = float(problem.p @ (found.plan.argmax(1) != before.argmax(1)).to(problem.p) / problem.p.sum())
+    step = replace(step_of(sharp, found, time.perf_counter() - began), moved=moved)
+    logger.info("sharpened: %s", step)
+    return replace(found.after(first), history=found.history.after(first.history), path=(*first.path, step))
 
 
 def _annealed(

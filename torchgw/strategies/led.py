@@ -57,7 +57,12 @@ def led(asked: Problem) -> Problem | None:
 
 def solve_led(asked: Problem, between: Problem) -> CertifiedSolution:
     """The solution ``between`` leading factors, judged by the distances that were asked for."""
-    found, model, options = solve_streaming(between), asked.model, asked.options
+    return judged(asked, solve_streaming(between))
+
+
+def judged(asked: Problem, found: CertifiedSolution) -> CertifiedSolution:
+    """A solution between leading factors with its value and certificate by the distances that were asked for."""
+    model, options = asked.model, asked.options
     began = time.perf_counter()
     spaces = asked.source.to(model.p.device, torch.float64), asked.target.to(model.p.device, torch.float64)
     n, k = len(model.p), len(model.q)

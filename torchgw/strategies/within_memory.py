@@ -16,7 +16,7 @@ from torchgw.runtime.caller import out_of_memory, warn_caller
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
-from torchgw.strategies.led import led, solve_led
+from torchgw.strategies.led import judged, led, solve_led
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.sparse import solve_sparsely
 from torchgw.strategies.streaming import solve_streaming
@@ -41,6 +41,8 @@ def solve_within_memory(problem: Problem, strategy: str) -> tuple[str, Certified
     if strategy == "streaming" and between is None and _better_dense(problem):
         strategy = "dense"
     try:
+        if strategy == "streaming" and problem.sharpens:
+            return _sharpened(problem, between)
         return strategy, _solved(problem, strategy, between)
     except (MemoryError, RuntimeError) as error:
         given = problem.options.strategy != "auto" or problem.sharp
@@ -55,7 +57,7 @@ def solve_within_memory(problem: Problem, strategy: str) -> tuple[str, Certified
         OutOfMemoryWarning,
     )
     problem.generator.set_state(state)
-    return "streaming", _solved(problem, "streaming")
+    return "streaming", _solved(replace(problem, sharpens=False), "streaming")
 
 
 def _better_dense(problem: Problem) -> bool:
@@ -67,6 +69,18 @@ def _better_dense(problem: Problem) -> bool:
         and any(space.factors() is None for space in problem.spaces)
         and (DENSE_BYTES * n * k <= options.max_memory)
     )
+
+
+def _sharpened(problem: Problem, between: Problem | None) -> tuple[str, CertifiedSolution]:
+    """The solution that streams, and where it settled the optimum without entropy from there, its plan stored."""
+    found = _solved(problem if between is None else between, "streaming")
+    if not found.status.converged or problem.watch.cut():
+        return "streaming", found if between is None else judged(problem, found)
+    with problem.watch.within("dense"):
+        last = solve_dense(problem, found)
+    status = Status.CANCELLED if problem.watch.stopped else last.status
+    seconds = {name: found.seconds[name] + taken for name, taken in last.seconds.items()}
+    return "dense", replace(last, status=status, ladder=found.ladder, seconds=seconds)
 
 
 def _solved(problem: Problem, strategy: str, between: Problem | None = None) -> CertifiedSolution:

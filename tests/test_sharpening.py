@@ -1,0 +1,120 @@
+"""Between many points a plan is streamed, or solved dense, with an entropy first, and made sharp from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.problems import quietly
+from tests.test_continuation import cloud
+from torchgw import GWOptions, GWResult, gw_align, resume
+from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.diagnostics.status import History
+from torchgw.request import limits, request
+from torchgw.search import basins
+
+POINTS = 420
+
+
+@pytest.fixture(params=["streaming", "dense"])
+def first(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The strategy that comes first, between as many points as would be many."""
+    for name in ("SHARP_ASSIGNED_PAIRS", "SHARP_PAIRS"):
+        monkeypatch.setattr(limits, name, 100)
+    if request.param == "streaming":
+        monkeypatch.setattr(limits, "DENSE_PAIRS", {"cpu": 100_000})
+    yield request.param
+
+
+def solved(d: int, n: int = POINTS, **given: Any) -> tuple[GWResult, float]:
+    """The result for a cloud and its exact copy, and the share of points matched."""
+    X, Y, match = cloud(n, d, noise=0.0)
+    result = quietly(gw_align, X, Y, **({"distances": "landmark", "random_state": 0} | given))
+    return result, float((result.argmax() == match).mean())
+
+
+def test_a_plane_ends_sharp(first: str) -> None:
+    result, right = solved(2)
+    assert right == 1.0
+    assert result.strategy == "dense"
+    assert result.epsilon == 0
+    assert bool(result.ladder) == (first == "streaming")
+    start, end = result.path
+    assert start.epsilon > end.epsilon == 0
+    assert end.value <= 1e-12 < start.value
+    assert 0 < end.moved < 1
+    assert result.value <= 1e-12
+    assert result.status.converged
+    assert result.potentials is None
+    assert all(early < late for early, late in pairwise(result.history.iteration))
+    assert all(early <= late for early, late in pairwise(result.history.elapsed))
+    assert set(result.timings) >= {"search", "solve", "finish"}
+    assert result.basins
+
+
+def test_scattered_points_are_solved_sharp_at_once(first: str) -> None:
+    result, right = solved(5)
+    assert (right, result.strategy, [step.epsilon for step in result.path]) == (1.0, "dense", [0])
+
+
+def test_curves_and_points_that_are_too_many_stay_as_they_are(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = make_spiral(POINTS, random_state=0)[0], make_swiss_roll(POINTS, random_state=1)[0]
+    result = quietly(gw_align, X, Y, distances="landmark", random_state=0)
+    assert (result.strategy, result.epsilon > 0) == (first, True)
+    monkeypatch.setattr(request, "SHARP_SCATTERED_PAIRS", POINTS**2 - 1)
+    assert solved(2)[0].epsilon > 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"epsilon": 1e-3}, {"p": np.linspace(1, 2, POINTS) / (1.5 * POINTS)}, {"options": GWOptions(strategy="streaming")}],
+    ids=["number", "masses", "strategy"],
+)
+def test_only_assignments_whose_epsilon_is_open(first: str, given: dict[str, Any]) -> None:
+    result, _ = solved(2, **given)
+    assert result.epsilon > 0
+
+
+def test_the_same_bits_again_and_after_an_end(first: str, tmp_path: Path) -> None:
+    one, _ = solved(2)
+    seen: list[int] = []
+
+    def stop(progress: Any) -> bool:
+        seen.append(progress.iteration)
+        return len(seen) == 2
+
+    cut, _ = solved(2, callback=stop, checkpoint=tmp_path / "solve")
+    assert cut.status.name == "CANCELLED"
+    again = quietly(resume, tmp_path / "solve")
+    for other in (solved(2)[0], again):
+        assert other.value == one.value
+        assert np.array_equal(other.argmax(), one.argmax())
+        assert [step.epsilon for step in other.path] == [step.epsilon for step in one.path]
+
+
+def test_histories_are_counted_on() -> None:
+    def entries(*numbers: int) -> History:
+        rest = {name: [0.5] * len(numbers) for name in ("cost", "marginal_error", "epsilon")}
+        return History(iteration=list(numbers), elapsed=[float(each) for each in numbers], **rest)
+
+    assert entries(1, 2).after(entries(1, 3)) == entries(1, 3, 4, 5)
+    assert entries(1, 2).after(History()) == entries(1, 2)
+
+
+def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, right = solved(10, epsilon=0)
+    tried: list[Any] = []
+    monkeypatch.setattr(basins, "MANY_PAIRS", 1000)
+    monkeypatch.setattr(basins, "by_product", lambda problem: tried.append(problem) or by_product(problem))
+    rough, again = solved(10, epsilon=0)
+    assert rough.value <= fine.value + 1e-12
+    assert right == again == 1.0
+    assert not tried, "a basin stood out"
+
+
+by_product = basins.by_product
