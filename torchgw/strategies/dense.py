@@ -49,6 +49,7 @@ MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_FALL = 0.2  # and how far it falls
 SHARP_RATIO = 0.5
 SHARP_STEPS = 4
+ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems that only lead to the first vertex
 SHARP_PROGRESS = 1e-3
 SHARP_TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
@@ -346,7 +347,11 @@ def _annealed(
     problem: StoredProblem, start: Start, epsilon: float, history: History, step: int, steps: int = SHARP_STEPS
 ) -> Solution:
     """A few iterations at one epsilon of the sharp end's ladder."""
-    steps = min(steps, problem.options.stopping.max_iter - len(history.iteration))
+    steps, sinkhorn = min(steps, problem.options.stopping.max_iter - len(history.iteration)), problem.options.sinkhorn
+    rough = replace(
+        sinkhorn, tol=max(sinkhorn.tol, ANNEALED_TOL), exact_max_iter=min(sinkhorn.exact_max_iter, ANNEALED_ITERATIONS)
+    )
+    problem = replace(problem, options=replace(problem.options, sinkhorn=rough))
     arguments = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch
     whole = partial(descend, *arguments, max_iter=steps, history=history)
     return problem.stage(f"anneal-{step}", whole)
