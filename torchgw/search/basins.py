@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -44,14 +45,15 @@ RUNG = 500
 RUNG_PAYS = 2
 RUNG_STEPS = 8
 FULL_STEPS = 5
+LIFTED_STEPS = 2  # between many points, of what was solved between few: the second brings it within 2 % of its end
 NEAR = 2.0
 CLOSE = 1.25
 APART = 0.1  # of the largest distance
 SAME_ENERGY = 1.01
 POOR_COVERAGE = 0.02
-MANY_PAIRS = 4_000_000  # beyond which proximal steps of all of them are left out where a basin stands out
+MANY_PAIRS = 4_000_000  # beyond which starts on all points wait for landmarks that leave a doubt
 ROUGH = 1e-2  # tolerance of comparisons on all points: of marginals, and relative of energies
-MOST_QUANTILE_PAIRS = 2.5e7
+MOST_QUANTILE_PAIRS = 8e7
 MOST_CONTEST_PAIRS = 2_250_000
 MOST_BESIDE_PLAN = 4  # times the pairs of a plan
 
@@ -97,20 +99,22 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     apart = rung is None
     finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest or (apart and c.leading))]
     finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
+    pairs, beside = len(p) * len(q), []
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
-        finalists += by_distributions(problem)
-    pairs = len(p) * len(q)
+        beside.append(by_distributions)
     alone = poor or pairs <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
-    beside, many = problem.exact and alone and not entropy_rules(problem), pairs > MANY_PAIRS
-    if beside and not many:
-        finalists += [by_product(problem)] if graphs is None else contest(problem, *graphs)
+    if problem.exact and alone and not entropy_rules(problem):
+        beside.append(by_product if graphs is None else partial(contest, x=graphs[0], y=graphs[1]))
+    rest = [c for c in found if all(c is not f for f in finalists)]
+    if pairs <= MANY_PAIRS:
+        finalists, beside = finalists + [c for begin in beside for c in begin(problem)], []
     if len(finalists) > 1 or beside:
-        rest = [c for c in found if all(c is not f for f in finalists)]
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
-        if beside and many and not _stands_out(finalists):
-            finalists = _settled(problem, [by_product(problem)], warmest, reference, finalists)
-        found = finalists + rest
+        for begin in beside:
+            if not _stands_out(finalists):
+                finalists = _settled(problem, begin(problem), warmest, reference, finalists)
+    found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
     logger.info("coarse stage: %s", ", ".join(f"{c.energy:.3g} ({c.level}, {c.count} starts)" for c in ordered))
@@ -126,8 +130,8 @@ def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | Non
         return _settled(problem, contest(problem, *graphs), problem.epsilon, reference), reference
     none = torch.zeros(1, dtype=torch.int64, device=q.device)
     apart = Landmarks(none, torch.ones_like(q)[None], q.new_zeros(1, 1), q.sum()[None])
-    found = by_product(problem) if problem.exact and not entropy_rules(problem) else from_product(problem)
-    return _settled(problem, [found], problem.epsilon, apart), apart
+    found = by_product(problem) if problem.exact and not entropy_rules(problem) else [from_product(problem)]
+    return _settled(problem, found, problem.epsilon, apart), apart
 
 
 def _settled(
@@ -265,7 +269,8 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> C
         start = candidate.start.with_rows(problem.masses[0].log2()) if problem.model.fixed else candidate.start
         return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full")
     many = len(problem.p) * len(problem.q) > MANY_PAIRS
-    done = descended(_rough(problem) if many else problem, candidate.start, epsilon, FULL_STEPS)
+    steps = LIFTED_STEPS if many and candidate.basin is not None else FULL_STEPS
+    done = descended(_rough(problem) if many else problem, candidate.start, epsilon, steps)
     energy = max(done.history.cost[-1], 0.0)
     assert done.end is not None
     entropy = problem.model.entropic(done.plan, epsilon) if problem.model.fixed and not problem.sharp else 0.0

@@ -58,9 +58,9 @@ def entropy_rules(problem: StoredProblem) -> bool:
     return not problem.sharp and problem.epsilon >= COLD * product_energy(problem.gradient, p, q)[0]
 
 
-def by_product(problem: StoredProblem) -> Candidate:
+def by_product(problem: StoredProblem) -> list[Candidate]:
     """Where proximal steps go from the product plan."""
-    return _guessed(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.aside()))
+    return [_guessed(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.aside()))]
 
 
 def from_product(problem: StoredProblem) -> Candidate:
