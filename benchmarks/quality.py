@@ -1,5 +1,8 @@
 """Is the optimum right? One table of requirements with what was measured; peers run in the same call.
 
+"default" is our call without arguments beyond the spaces and their distances; where a row has an epsilon beside it, as
+a peer has, both are judged.
+
 ``python -m benchmarks quality`` runs everything (about 25 minutes on two cores, the timed groups first);
 ``python -m benchmarks quality words views`` only those groups, and keeps the other rows that are stored.
 """
@@ -25,6 +28,7 @@ from torchgw import PrecomputedDistances, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces.graph import neighbour_graph
 
+SIDES: dict[str, dict[str, float]] = {"epsilon 0": {"epsilon": 0.0}, "default": {}}  # of rows that judge both
 SIZES = ((400, 500), (1000, 1200), (2000, 2500), (4000, 5000))
 Row = dict[str, Any]
 
@@ -104,26 +108,37 @@ def speed() -> list[Row]:
 
 
 def sharp() -> list[Row]:
-    """epsilon=0 against POT's conditional gradient, on one pair of distance matrices."""
+    """Without entropy, and by default, against POT's conditional gradient, on one pair of distance matrices."""
     import ot
 
     found = []
     for (n, k), most in zip(SIZES[:3], (1.02, 1.02, 1.05), strict=True):
-        ratios, runs = [], []
+        runs = []
         for seed in range(5):
             X, _, Y, _ = clouds(n, k, seed)
             DX, DY = geodesics(X, Y)
             p, q = np.full(n, 1 / n), np.full(k, 1 / k)
-            ours, seconds = timed(lambda: gw_align(DX, DY, epsilon=0, random_state=0))
-            peer, peer_seconds = timed(lambda: ot.gromov.gromov_wasserstein(DX, DY, p, q, "square_loss"))
-            values = [objective(DX, DY, T) for T in (ours.plan.numpy(), np.asarray(peer))]
-            ratios.append(values[0] / values[1])
-            runs.append({"ours": values[0], "POT": values[1], "seconds": seconds, "POT seconds": peer_seconds})
-        middle = statistics.median(ratios)
-        time_ratio = statistics.median(r["POT seconds"] / r["seconds"] for r in runs)
-        measured = f"{middle:.3f} (worst {max(ratios):.3f}; POT takes {time_ratio:.1f} times as long)"
+            peer, seconds = timed(lambda: ot.gromov.gromov_wasserstein(DX, DY, p, q, "square_loss"))
+            run = {"POT": objective(DX, DY, np.asarray(peer)), "POT seconds": seconds}
+            for name, given in SIDES.items():
+                result, seconds = timed(lambda: gw_align(DX, DY, random_state=0, **given))
+                run |= {name: objective(DX, DY, result.plan.numpy()), f"{name} seconds": seconds}
+            runs.append(run)
+        medians, texts = [], []
+        for name in SIDES:
+            ratios = [run[name] / run["POT"] for run in runs]
+            times = statistics.median(run["POT seconds"] / run[f"{name} seconds"] for run in runs)
+            medians.append(statistics.median(ratios))
+            texts.append(f"{name} {medians[-1]:.3f} (worst {max(ratios):.3f}; POT takes {times:.1f} times as long)")
+        met = max(medians) <= most
         found.append(
-            row(f"epsilon=0, value over POT's, {n} x {k}", f"median <= {most}", measured, middle <= most, runs=runs)
+            row(
+                f"epsilon=0, value over POT's, {n} x {k}",
+                f"median <= {most}, that of the default too",
+                ", ".join(texts),
+                met,
+                runs=runs,
+            )
         )
     return found
 
@@ -154,11 +169,11 @@ def gauss() -> list[Row]:
         X = np.random.default_rng(n).normal(size=(n, 10))
         Y, place = problems.rotated_copy(X, noise, np.random.default_rng(n + 1))
         hits: dict[str, float] = {}
-        for name, epsilon in (("epsilon 0", 0.0), ("default", 1e-3)):
-            result, seconds = timed(lambda: gw_align(X, Y, distances="euclidean", epsilon=epsilon, random_state=0))
+        for name, given in SIDES.items():
+            result, seconds = timed(lambda: gw_align(X, Y, distances="euclidean", random_state=0, **given))
             hits[name] = float((result.argmax() == place).mean())
             hits[f"{name} seconds"] = seconds
-        required, most = ">= 0.99", 0.99
+        required, least = "epsilon 0 and default >= 0.99", 0.99
         if noise:
             p = np.full(n, 1 / n)
             DX, DY = (cdist(x, x) for x in (X, Y))
@@ -167,15 +182,18 @@ def gauss() -> list[Row]:
             )
             hits["POT conditional gradient"] = float((np.asarray(peer).argmax(1) == place).mean())
             hits["POT seconds"] = seconds
-            required, most = ">= POT", hits["POT conditional gradient"]
+            required, least = "epsilon 0 and default >= POT", hits["POT conditional gradient"]
         measured = ", ".join(f"{name} {hits[name]:.3f}" for name in hits if "seconds" not in name)
         case = f"Gaussian cloud in R^10, N = {n}, noise {noise:.0%}: share matched"
-        found.append(row(case, required, measured, hits["epsilon 0"] >= most, **hits))
+        found.append(row(case, required, measured, min(hits[name] for name in SIDES) >= least, **hits))
     return found
 
 
 def words() -> list[Row]:
-    """Power-law vectors against a rotated noisy copy, cosine distances given to both."""
+    """Power-law vectors against a rotated noisy copy, cosine distances given to both.
+
+    Besides what is judged stands the entropy of POT's first row: its gradient has a factor 2.
+    """
     import ot
 
     n, noise = 2000, 0.3
@@ -185,9 +203,9 @@ def words() -> list[Row]:
     DX, DY = DX / DX.max(), DY / DY.max()
     p = np.full(n, 1 / n)
     hits = {}
-    for epsilon in (0.0, 2e-4):
-        result, seconds = timed(lambda: gw_align(DX, DY, epsilon=epsilon, random_state=0))
-        hits[f"ours {epsilon:g}"] = (float((result.argmax() == place).mean()), seconds)
+    for name, given in (SIDES | {"epsilon 0.0001, the entropy of POT 0.0002": {"epsilon": 1e-4}}).items():
+        result, seconds = timed(lambda: gw_align(DX, DY, random_state=0, **given))
+        hits[name] = (float((result.argmax() == place).mean()), seconds)
     for epsilon in (2e-4, 5e-4, 1e-3):
         peer, seconds = timed(
             lambda: ot.gromov.entropic_gromov_wasserstein(
@@ -197,10 +215,9 @@ def words() -> list[Row]:
         hits[f"POT {epsilon:g}"] = (float((np.asarray(peer).argmax(1) == place).mean()), seconds)
     best = max(score for name, (score, _) in hits.items() if name.startswith("POT"))
     measured = ", ".join(f"{name}: {score:.3f}" for name, (score, _) in hits.items())
-    met = hits["ours 0"][0] >= best - 0.02
-    return [
-        row("power-law vectors, 300-d, N = 2000, cosine: P@1 by epsilon", ">= POT - 0.02", measured, met, hits=hits)
-    ]
+    met = min(hits[name][0] for name in SIDES) >= best - 0.02
+    case, required = "power-law vectors, 300-d, N = 2000, cosine: P@1 by epsilon", "epsilon 0 and default >= POT - 0.02"
+    return [row(case, required, measured, met, hits=hits)]
 
 
 def shapes() -> list[Row]:
@@ -275,8 +292,9 @@ def hops() -> list[Row]:
 def views() -> list[Row]:
     """Two feature views of real tables: our default and the same distances and entropies as POT and SCOT's recipe.
 
-    Each side's best over the recipes counts, as a user without labels cannot choose but a referee can. At equal entropy
-    both sides often end in the same plan, so differences of one sample are none.
+    Each side's best over the recipes counts, as a user without labels cannot choose but a referee can; ours are the
+    peers' entropies, none, and the default, which no label has chosen and which is shown by itself too. At equal
+    entropy both sides often end in the same plan, so differences of one sample are none.
     """
     import ot
 
@@ -317,18 +335,23 @@ def views() -> list[Row]:
         theirs = [s for key, s in scores.items() if not key.startswith("ours")]
         fraction = min(s[0] for s in ours), min(s[0] for s in theirs)
         labels = max(s[1] for s in ours), max(s[1] for s in theirs)
+        default = scores["ours, default"]
         measured = (
-            f"FOSCTTM {fraction[0]:.3f} against {fraction[1]:.3f}, labels {labels[0]:.3f} against {labels[1]:.3f}"
+            f"FOSCTTM {fraction[0]:.3f} against {fraction[1]:.3f}, labels {labels[0]:.3f} against {labels[1]:.3f}; "
+            f"default {default[0]:.3f}, {default[1]:.3f}"
         )
         sample = 1.001 / n
         met = fraction[0] <= fraction[1] + sample and labels[0] >= labels[1] - sample
-        required = "no worse than POT and SCOT, to one sample"
+        required = "best of the recipes no worse than POT's and SCOT's at the same entropies, to one sample"
         found.append(row(f"{name}: two feature views", required, measured, met, scores=scores))
     return found
 
 
 def tiny() -> list[Row]:
-    """200 random problems of seven points: bound, value, every permutation, random plans, and POT's plan."""
+    """200 random problems of seven points: bound, value, every permutation, random plans, and POT's plan.
+
+    Of epsilon 0 and the default the one that ends higher counts.
+    """
     import ot
 
     orders = np.array(list(itertools.permutations(range(7))))
@@ -339,7 +362,8 @@ def tiny() -> list[Row]:
         d = 2 + seed % 3
         DX, DY = (cdist(x, x) for x in (rng.normal(size=(7, d)), rng.normal(size=(7, d))))
         DX, DY = DX / DX.max(), DY / DY.max()
-        result = gw_align(DX, DY, epsilon=0, random_state=seed)
+        results = [gw_align(DX, DY, random_state=seed, **given) for given in SIDES.values()]
+        value = max(result.value for result in results)
         p = np.full(7, 1 / 7)
         over_permutations = ((DX[None] - DY[orders[:, :, None], orders[:, None]]) ** 2).sum((1, 2)) / 49
         others = [objective(DX, DY, np.asarray(ot.gromov.gromov_wasserstein(DX, DY, p, p, "square_loss")))]
@@ -347,23 +371,28 @@ def tiny() -> list[Row]:
             T = rng.exponential(size=(7, 7)) ** 3
             others.append(objective(DX, DY, np.asarray(ot.sinkhorn(p, p, T, 1.0))))
         best = min(float(over_permutations.min()), *others)
-        ordered += result.certificate.lower_bound <= result.value + 1e-12
-        beaten += result.value <= best * (1 + 1e-6) + 1e-12
-        worst = max(worst, result.value / best if best > 1e-12 else 1.0)
-        if float(over_permutations.min()) <= min(result.value, best) * (1 + 1e-6):
+        ordered += all(result.certificate.lower_bound <= result.value + 1e-12 for result in results)
+        beaten += value <= best * (1 + 1e-6) + 1e-12
+        worst = max(worst, value / best if best > 1e-12 else 1.0)
+        if float(over_permutations.min()) <= min(best, *(result.value for result in results)) * (1 + 1e-6):
             permutation_optimal += 1
-            reached += result.value <= float(over_permutations.min()) * (1 + 1e-6)
+            reached += value <= float(over_permutations.min()) * (1 + 1e-6)
     return [
-        row("200 problems of 7 points: lower bound <= value", "all", f"{ordered} of 200", ordered == 200),
+        row(
+            "200 problems of 7 points: lower bound <= value",
+            "all, epsilon 0 and default",
+            f"{ordered} of 200",
+            ordered == 200,
+        ),
         row(
             "200 problems of 7 points: value <= every other plan",
-            "all",
+            "all, epsilon 0 and default",
             f"{beaten} of 200 (worst {worst:.3f}x)",
             beaten == 200,
         ),
         row(
             "exhaustive optimum found, where a permutation is optimal",
-            ">= 95 %",
+            ">= 95 %, epsilon 0 and default",
             f"{reached} of {permutation_optimal}",
             reached >= 0.95 * permutation_optimal,
         ),

@@ -23,7 +23,8 @@ TRUTH, OURS, FROM_TRUTH = "truth", "ours", "ours from the truth"
 GRADIENT, PROXIMAL = "POT conditional gradient", "POT proximal point"
 EPSILONS = (5e-3, 2e-2, 1e-1)  # of proximal point steps on matrices whose largest entry is 1: the lowest plan counts
 STEPS, INNER = 100, 50  # proximal point steps, and Sinkhorn iterations in each
-LARGE = 500  # points from which on the proximal point has the first epsilon alone, and peers have all threads
+MOST = 700  # points up to which all of them are tried, beyond the first alone
+LARGE = 500  # points from which on peers have all threads
 EQUAL, CLOSE = 1e-6, 1.01  # relative difference of equal values; how far above the lowest known value one may end
 TINY = 1e-12  # what sums of numbers up to 1 leave of a value of 0, that of an exact copy
 
@@ -155,7 +156,8 @@ def conditional_gradient(gromov: Any, A: np.ndarray, B: np.ndarray) -> np.ndarra
 
 
 def proximal_point(gromov: Any, A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """The lowest of POT's proximal point iterations from the product plan, over `EPSILONS`."""
+    """The lowest of POT's proximal point iterations from the product plan, over `EPSILONS`, of which the first alone
+    beyond `MOST` points."""
     p, q = (np.full(len(D), 1 / len(D)) for D in (A, B))
     settings = {
         "solver": "PPA",
@@ -164,7 +166,7 @@ def proximal_point(gromov: Any, A: np.ndarray, B: np.ndarray) -> np.ndarray:
         "symmetric": bool((A == A.T).all() and (B == B.T).all()),
     }
     plans = []
-    for epsilon in EPSILONS if len(A) < LARGE else EPSILONS[:1]:
+    for epsilon in EPSILONS if len(A) <= MOST else EPSILONS[:1]:
         T = gromov.entropic_gromov_wasserstein(A, B, p, q, "square_loss", epsilon=epsilon, **settings)
         if np.isfinite(T).all() and T.sum() > 0.5:
             plans.append(rounded(np.asarray(T)))

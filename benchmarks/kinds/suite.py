@@ -17,9 +17,11 @@ from benchmarks.common import run_groups
 from benchmarks.kinds import graphs
 from benchmarks.kinds.solve import (
     CLOSE,
+    EPSILONS,
     EQUAL,
     FROM_TRUTH,
     GRADIENT,
+    MOST,
     OURS,
     PROXIMAL,
     TRUTH,
@@ -39,10 +41,13 @@ from benchmarks.kinds.solve import (
 )
 from benchmarks.quality import Row, clouds, geodesics, objective, row
 from benchmarks.scale import isolated
+from torchgw import AmbiguityWarning, BlurWarning, ConvergenceWarning
 
 SEEDS = 20
 NOISE = (0.0, 0.01, 0.03)  # of clouds, in standard deviations
+DESCENDED = 1000  # points of a cloud up to which the descent from the truth is made
 LIMIT = 300.0  # seconds for a problem by itself
+EXCUSES = {each.__name__ for each in (AmbiguityWarning, BlurWarning, ConvergenceWarning)}  # of a plan that is not it
 SMALL = 150  # points of a problem, at most, in a quick run
 
 
@@ -106,7 +111,12 @@ def graph_rows(what: str, contests: list[Contest], least: float) -> list[Row]:
             good_met,
             contests=[c.detail() for c in contests],
         ),
-        row(f"{what}: value over POT's", "never above 1", f"{beside} (worst {above:.3g}x)", beside_met),
+        row(
+            f"{what}: value over POT's",
+            f"never above 1; its proximal point has one epsilon of {len(EPSILONS)} beyond {MOST} nodes",
+            f"{beside} (worst {above:.3g}x)",
+            beside_met,
+        ),
         row(
             f"{what}: nodes right",
             f"as for the descent from the truth, within 0.02, or a value no higher, in {least:.0%}",
@@ -162,7 +172,7 @@ def of_cloud(n: int, d: int, noise: float) -> Contest:
         return float((matched == place).mean())
 
     found = {TRUTH: Found(objective(A, B, truth), 1.0, 0.0), OURS: own(A, B, result, seconds, right)}
-    if n <= 1000:
+    if n <= DESCENDED:
         descent, descent_seconds, _ = ours(*spaces, epsilon=0, init=truth.toarray())
         found[FROM_TRUTH] = own(A, B, descent, descent_seconds, right)
     if n <= 300:
@@ -176,10 +186,12 @@ def truth_is_lowest(contest: Contest) -> bool:
 
 
 def cloud_is_met(contest: Contest) -> bool:
-    """Matched where the truth is the lowest known plan; elsewhere a value as low as the truth's, or a warning."""
+    """Matched where the truth is the lowest known plan; elsewhere a value as low as the truth's, or a warning that
+    speaks of it, and where the descent from the truth is known too, within 1 % of the lowest."""
     if truth_is_lowest(contest):
         return contest.found[OURS].right >= 0.99
-    return contest.over(TRUTH) <= 1 + EQUAL or bool(contest.warned)
+    excused = contest.over(TRUTH) <= 1 + EQUAL or not EXCUSES.isdisjoint(contest.warned)
+    return excused and (contest.as_good or FROM_TRUTH not in contest.found)
 
 
 def gaussian(quick: bool) -> list[Row]:
@@ -197,7 +209,10 @@ def gaussian(quick: bool) -> list[Row]:
             f"{sum(met)} of {len(met)}; {least} in the {len(certain)} where it is, slowest "
             f"{max(c.found[OURS].seconds for c in contests):.1f} s; POT of those of 300 points: {peers}"
         )
-        required = ">= 99 % matched where the truth is the lowest known plan, else a lower value or a warning"
+        required = (
+            ">= 99 % matched where the truth is the lowest known plan, else a lower value or a warning of it, "
+            f"<= {CLOSE} x the lowest known up to {DESCENDED} points"
+        )
         case = f"Gaussian clouds in R^{d}, N = {', '.join(map(str, sizes))}, noise 0, 1, 3 %, from points"
         found.append(row(case, required, text, all(met), contests=[c.detail() for c in contests]))
     return found
@@ -221,7 +236,10 @@ def others_on(A: np.ndarray, B: np.ndarray, data: Data, right: Right) -> dict[st
 
 
 def over_seeds(what: str, cases: Mapping[str, Data], quick: bool) -> list[Row]:
-    """Our default from twenty seeds, dealt to the cases in turns, over the lowest that anything reaches on a case."""
+    """Our default from twenty seeds, dealt to the cases in turns, over the lowest that anything reaches on a case.
+
+    One of the twenty may end above it, so at most one of any case.
+    """
     ratios: dict[str, list[float]] = {}
     contests = []
     for number, (case, data) in enumerate(cases.items()):
@@ -250,7 +268,10 @@ def over_seeds(what: str, cases: Mapping[str, Data], quick: bool) -> list[Row]:
         f"{good} of {len(every)}: {groups}; right {statistics.median(c.found[OURS].right for c in contests):.3f}; "
         f"POT's value {above:.3g}x ours; {times(contests)}"
     )
-    required = f"value <= {CLOSE} x the lowest of all starts, seeds and POT in 95 % of seeds"
+    required = (
+        f"value <= {CLOSE} x the lowest of all starts, seeds and POT from 95 % of {len(every)} seeds, "
+        f"dealt to the cases in turns: {', '.join(str(len(group)) for group in ratios.values())}"
+    )
     detail = {"ratios": ratios, "contests": [contest.detail() for contest in contests]}
     return [row(what, required, text, good >= 0.95 * len(every), **detail)]
 
@@ -358,17 +379,16 @@ def large_graphs(quick: bool) -> list[Row]:
     found = []
     for kind in ("power law", "geometric"):
         n = 1000 if quick else 20_000
-        case, required = f"sparse {kind} graph, {n} nodes, about {5 * n} edges, 5 % of them other", "<= 60 s, <= 4 GiB"
+        case = f"sparse {kind} graph, {n} nodes, about {5 * n} edges, 5 % of them other"
+        required = f"value <= {CLOSE} x the truth's, <= 60 s, <= 4 GiB"
         try:
             got = isolated(SPARSE, kind, n, limit=LIMIT)
         except subprocess.TimeoutExpired:
             found.append(row(case, required, f"not done after {LIMIT:g} s", False))
             continue
-        text = (
-            f"{got['seconds']:.1f} s, {got['gib']:.2f} GiB, value {got['value']:.3g} (truth {got['truth']:.3g}), "
-            f"{got['right']:.3f} of nodes right"
-        )
-        found.append(row(case, required, text, got["seconds"] <= 60 and got["gib"] <= 4, **got))
+        above = ratio(got["value"], got["truth"])
+        text = f"{above:.3f}x, {got['right']:.3f} of nodes right, {got['seconds']:.1f} s, {got['gib']:.2f} GiB"
+        found.append(row(case, required, text, above <= CLOSE and got["seconds"] <= 60 and got["gib"] <= 4, **got))
     return found
 
 
