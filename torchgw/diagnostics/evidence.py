@@ -28,8 +28,10 @@ class Basin:
     Attributes
     ----------
     energy : objective on the level it was compared on.
-    count : starts that ended in it, as far as the coarse stage kept what they found.
-    level : "full" (all points), "subset" (weighted points) or "landmarks".
+    count : starts that ended in it, as far as the search kept where they did. What is made of the ends of others is no
+        start, so that a basin has none that only means of ends led to.
+    level : "full" (all points), "subset" (weighted points), "landmarks", or "contest" (all points, where proximal
+        steps ended).
     origin : what the search began from there, as "landmarks: farthest" or a view of the spaces; of several starts that
         of the lowest. "unknown" in files of earlier versions.
     difference : mean distance between its matches and those of the best basin, relative to the largest distance of the

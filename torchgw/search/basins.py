@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.diagnostics.evidence import TINY, Basin
+from torchgw.diagnostics.evidence import Basin
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.search.anneal import CoarseBasin, Solved, coarse_basins
-from torchgw.search.candidate import Candidate
+from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.contest import contest
 from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_product, entropy_rules, from_product
 from torchgw.search.lift import lift
@@ -49,7 +49,6 @@ LIFTED_STEPS = 2  # between many points, of what was solved between few: the sec
 NEAR = 2.0
 CLOSE = 1.25
 APART = 0.1  # of the largest distance
-SAME_ENERGY = 1.01
 POOR_COVERAGE = 0.02
 MANY_PAIRS = 4_000_000  # beyond which starts on all points wait for landmarks that leave a doubt
 ROUGH = 1e-2  # tolerance of comparisons on all points: of marginals, and relative of energies
@@ -142,9 +141,8 @@ def _settled(
     before: Sequence[Candidate] = (),
 ) -> list[Candidate]:
     """Candidates compared on all points, and those that were ``before``: the distinct ones, the lowest first."""
-    same = (SAME_ENERGY, TINY * problem.unit) if problem.sharp else (math.inf, 0.0)
     compared = [_compared(problem, candidate, epsilon) for candidate in candidates]
-    return _distinct([*before, *compared], reference, problem.masses[0], *same)
+    return _distinct([*before, *compared], reference, problem.masses[0], problem.unit if problem.sharp else None)
 
 
 def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
@@ -164,23 +162,32 @@ def _named(kinds: list[list[CoarseBasin]]) -> tuple[str, ...]:
     return KINDS if len(kinds) == len(KINDS) else ("all points",)
 
 
-def listed(candidates: list[Candidate], reference: Landmarks, mass: Tensor) -> tuple[Basin, ...]:
-    """What the result says of the basins, the best first; those that have come to its matching count as it."""
-    best, *others = [described(candidate, candidates[0], reference, mass) for candidate in candidates]
-    same = sum(basin.count for basin in others if basin.difference <= APART)
-    return (replace(best, count=best.count + same), *(basin for basin in others if basin.difference > APART))
+def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landmarks) -> tuple[Basin, ...]:
+    """What the result says of the basins, the best first; those that have come to its matching count as it, unless
+    both are ends without entropy, of energies that differ."""
+    first, mass = candidates[0], problem.masses[0]
+    best, apart = described(first, first, reference, mass), []
+    found: list[tuple[Candidate | Basin, bool]] = [(other, other.ended) for other in candidates[1:]]
+    found += [(end, end.level == "full") for candidate in candidates for end in candidate.passed]
+    for other, ended in found:
+        basin, comparable = described(other, first, reference, mass), problem.sharp and first.ended and ended
+        if _one_basin(basin.difference, best.energy, basin.energy, problem.unit if comparable else None):
+            best = replace(best, count=best.count + basin.count)
+        else:
+            apart.append(basin)
+    return (best, *apart)
 
 
-def described(candidate: Candidate, best: Candidate, reference: Landmarks, mass: Tensor) -> Basin:
+def described(found: Candidate | Basin, best: Candidate, reference: Landmarks, mass: Tensor) -> Basin:
     """What the result says of a basin, by its distance from the best one."""
-    shift = reference.between(best.matching, candidate.matching)
+    shift = reference.between(best.matching, found.matching)
     return Basin(
-        energy=candidate.energy,
-        count=candidate.count,
-        level=candidate.level,
+        energy=found.energy,
+        count=found.count,
+        level=found.level,
         difference=float(mass @ shift / mass.sum()),
-        origin=candidate.origin,
-        matching=candidate.matching,
+        origin=found.origin,
+        matching=found.matching,
         shift=shift,
     )
 
@@ -323,13 +330,9 @@ def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass:
 
 
 def _distinct(
-    candidates: list[Candidate], reference: Landmarks, mass: Tensor, same: float = math.inf, tiny: float = 0.0
+    candidates: list[Candidate], reference: Landmarks, mass: Tensor, unit: float | None = None
 ) -> list[Candidate]:
-    """Candidates whose matchings differ, near ones first, then lowest first; counts of those merged are added.
-
-    Matchings do not differ by distances that are all small, as in a sparse adjacency: there candidates are kept apart
-    by energies that are not the ``same`` up to this factor and what is ``tiny``.
-    """
+    """Candidates of different basins, near ones first, then lowest first; counts of those merged are added."""
     kept: list[Candidate] = []
     sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
     rest = sorted(sound, key=lambda c: (not c.near, c.energy + c.entropy))
@@ -337,7 +340,22 @@ def _distinct(
         first, others = rest[0], rest[1:]
         group, rest = [first], []
         for other, gap in zip(others, _apart(reference, first, others, mass), strict=True):
-            alike = gap <= APART and other.energy <= same * first.energy + tiny
-            (group if alike else rest).append(other)
-        kept.append(replace(first, count=sum(c.count for c in group), leading=any(c.leading for c in group)))
+            (group if _one_basin(gap, first.energy, other.energy, unit) else rest).append(other)
+        kept.append(
+            replace(
+                first,
+                count=sum(c.count for c in group),
+                leading=any(c.leading for c in group),
+                passed=tuple(end for c in group for end in c.passed),
+            )
+        )
     return kept
+
+
+def _one_basin(gap: float, energy: float, other: float, unit: float | None) -> bool:
+    """Whether a basin is another one of no higher energy, from whose matching its own differs by ``gap``.
+
+    Matchings do not differ by distances that are all small, as in a sparse adjacency: energies keep basins apart there,
+    where they can be compared and the largest squared distance, their ``unit``, is given.
+    """
+    return gap <= APART and (unit is None or as_low(other, energy, unit))

@@ -6,9 +6,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from torchgw.diagnostics.evidence import TINY, Basin
 from torchgw.persist.codec import storable
 from torchgw.search.anneal import CoarseBasin
 from torchgw.solvers.warm_start import Start
+
+SAME_ENERGY = 1.01
+
+
+def as_low(energy: float, least: float, unit: float) -> bool:
+    """Whether an energy is the ``least`` one up to 1 % and rounding; ``unit`` is the largest squared distance."""
+    return energy <= SAME_ENERGY * least + TINY * unit
 
 
 @storable
@@ -26,6 +34,7 @@ class Candidate:
     origin : what the search began from there.
     ended : whether it is the end of a descent without entropy, with its energy.
     entropy : what the entropy adds to the energy, where both are minimised.
+    passed : ends of its contest that are too high to go on from, without differences from the best.
     """
 
     start: Start
@@ -39,3 +48,4 @@ class Candidate:
     origin: str = "given"
     ended: bool = False
     entropy: float = 0.0
+    passed: tuple[Basin, ...] = ()

@@ -3,7 +3,7 @@
     a plan from every view -> proximal steps for all of them, the lower half after each round
         -> the ends, of equal masses made sharp; where they differ, the views' own plans made sharp as well
         -> means of pairs of ends, which keep what both agree on, and ends blurred where they cost most, again
-        -> the distinct ends, the lowest first, with how many plans came to each
+        -> the distinct ends, the lowest first, with how many views led to each
 
 Around nodes that very many edges meet in, steps forget what a view had right and conditional gradients keep it; on most
 graphs it is the other way round, so ends come from both. Steps are taken on all plans at once where points are few. The
@@ -29,12 +29,13 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
+from torchgw.diagnostics.evidence import Basin
 from torchgw.kernels import LOG2E
 from torchgw.kernels.sampling import draw
 from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
-from torchgw.search.anneal import basins_of
-from torchgw.search.candidate import Candidate
+from torchgw.search.anneal import SAME_PLAN
+from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.full_starts import PRODUCT
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph
 from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross
@@ -90,18 +91,20 @@ Energies: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def contest(problem: StoredProblem, x: Graph, y: Graph) -> list[Candidate]:
-    """The distinct ends of all plans, the lowest first, at most four."""
+    """The distinct ends of all plans, the lowest first, at most four; the first knows of the others that views led to.
+
+    Starts are the views: what is made of their ends is none.
+    """
     directed = not (x.symmetric and y.symmetric)
     x, y = replace(x, directed=directed), replace(y, directed=directed)
     with threads_for(len(x.mass) * len(y.mass)):
         field = _Field.of(problem, x, y)
         entrants = field.improved(field.ends(field.first_plans()))
-    plans = torch.stack([entrant.plan for entrant in entrants])
-    energies = torch.tensor([entrant.energy for entrant in entrants], dtype=torch.float64)
-    return [
-        _candidate(problem, entrants[group[0]], len(group), field.assignment is not None)
-        for group in basins_of(plans, energies, LISTED)
-    ]
+    ended, groups = field.assignment is not None, _grouped(entrants, problem.unit)
+    level = "full" if problem.sharp and ended else "contest"
+    passed = tuple(_passed(problem, group[0], _starts(group), level) for group in groups[LISTED:] if _starts(group))
+    first, *others = [_candidate(problem, group[0], _starts(group), ended) for group in groups[:LISTED]]
+    return [replace(first, passed=passed), *others]
 
 
 @dataclass(frozen=True)
@@ -306,6 +309,44 @@ def _apart(pool: list[Entrant], most: int) -> list[Entrant]:
         if len(found) == most:
             break
     return found
+
+
+def _grouped(entrants: list[Entrant], unit: float) -> list[list[Entrant]]:
+    """Those that agree in their energies, and in their plans up to an L1 distance of half the mass; the lowest first,
+    in groups and between them."""
+    groups: list[list[Entrant]] = []
+    for entrant in sorted(entrants, key=_energy):
+        same = (
+            group
+            for group in groups
+            if as_low(entrant.energy, group[0].energy, unit)
+            and float((entrant.plan - group[0].plan).abs().sum()) <= SAME_PLAN
+        )
+        found = next(same, None)
+        if found is None:
+            groups.append([entrant])
+        else:
+            found.append(entrant)
+    return groups
+
+
+def _starts(group: list[Entrant]) -> int:
+    """How many of these ends views led to."""
+    return sum(entrant.origin not in (CROSSED, BLURRED) for entrant in group)
+
+
+def _passed(problem: StoredProblem, entrant: Entrant, count: int, level: str) -> Basin:
+    """An end that is not gone on from, without its difference from the best."""
+    matching = entrant.plan.argmax(1).to(problem.p.device)
+    return Basin(
+        energy=entrant.energy,
+        count=count,
+        level=level,
+        difference=math.nan,
+        origin=entrant.origin,
+        matching=matching,
+        shift=torch.full_like(matching, math.nan, dtype=torch.float64),
+    )
 
 
 def _candidate(problem: StoredProblem, entrant: Entrant, count: int, ended: bool) -> Candidate:

@@ -97,7 +97,7 @@ def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...
         candidates, reference = where_to_start(small)
         searched = time.perf_counter()
         solution, candidates = solve_contenders(small, candidates)
-    basins = () if reference is None else listed(candidates, reference, small.masses[0])
+    basins = () if reference is None else listed(small, candidates, reference)
     label = x.cells.label
     basins = tuple(
         replace(basin, matching=y.centres[basin.matching[label]], shift=basin.shift[label]) for basin in basins

@@ -76,7 +76,7 @@ def solve_dense(asked: Problem, streamed: CertifiedSolution | None = None) -> Ce
         solution, candidates = solve_contenders(problem, candidates)
         if asked.auto:
             solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
-        basins = () if reference is None else listed(candidates, reference, problem.masses[0])
+        basins = () if reference is None else listed(problem, candidates, reference)
     else:
         solution, searched, basins = streamed, began, streamed.basins
     if asked.sharpens:
@@ -131,7 +131,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     if len(ends) == 1 and not others:
         return ends[0], candidates
     settled = [
-        replace(c, energy=max(end.energy, 0.0), level="full", matching=end.plan.argmax(1))
+        replace(c, energy=max(end.energy, 0.0), level="full", matching=end.plan.argmax(1), ended=problem.sharp)
         for c, end in zip(contenders, ends, strict=True)
     ]
     entropic = problem.model.entropic if problem.model.fixed else lambda plan, epsilon: 0.0
