@@ -30,7 +30,7 @@ GROUPS = {
     "kinds": "matrix sparse graphs directed clouds cosine splits hops",
     "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
-    "peers": "sizes such as 400x500",
+    "peers": "sizes such as 400x500, and ours, to keep the peers' rows",
     "gpu": "kernels dense stream tiles rows sharp large phases",
 }
 QUICK = ("phases", "peers", "overhead")

@@ -10,6 +10,7 @@ from benchmarks.common import RESULTS
 Row = dict[str, Any]
 SOLVERS = {  # as they are stored, and as they are shown
     "torchgw, from points": "**torchgw**",
+    "torchgw epsilon=1e-3": "**torchgw**, `epsilon=1e-3`",
     "torchgw epsilon=0": "**torchgw**, `epsilon=0`",
     "POT conditional gradient": "POT, conditional gradient",
     "POT entropic": "POT, entropic",
@@ -23,13 +24,15 @@ LARGE = ("20000 x 25000, residual 0.05", "100000 x 120000, residual 0.05", "1000
 
 
 def beside_peers() -> list[Row]:
-    """Seconds of each solver by size; value, marginal error and rank correlation where all ended."""
+    """Seconds of each stored solver by size; value, marginal error and rank correlation where all ended."""
     stored = json.loads((RESULTS / "peers.json").read_text())
     sizes = [(row["N"], row["K"]) for row in stored["preparation"]]
     made = {f"{n} x {k}": _seconds(row["seconds"]) for (n, k), row in zip(sizes, stored["preparation"], strict=True)}
     found = []
     for solver, shown in SOLVERS.items():
         runs = {(row["N"], row["K"]): row for row in stored["rows"] if row["solver"] == solver}
+        if not runs:
+            continue
         judged = runs[JUDGED]
         cells = {f"{n} x {k}": _seconds(runs[n, k]["seconds"]) for n, k in sizes}
         quality = {

@@ -13,7 +13,8 @@ import pytest
 from benchmarks.peers import suite
 from benchmarks.peers.evaluate import evaluate
 from benchmarks.peers.launch import Run, environment, launch
-from benchmarks.peers.solvers import BASES, HERE, SOLVERS, Solver
+from benchmarks.peers.solvers import BASES, ENTROPIC, HERE, SOLVERS, Solver
+from benchmarks.report.peers import is_ours
 
 FROM_POINTS = BASES["points"]
 IDENTITY = """
@@ -248,6 +249,50 @@ def test_named_sizes_keep_the_rows_of_others(problem, monkeypatch, tmp_path):
     assert [found["N"] for found in stored[-1]["preparation"]] == [10, 30]
     suite.run(["10x20"])
     assert given[-1] - given[0] == {solver.name for solver in SOLVERS if solver.long} != set()
+
+
+def test_a_run_of_ours_alone_keeps_the_peers_beside_it(problem, monkeypatch, tmp_path):
+    stored = []
+
+    def measure(solvers, p, *more):
+        seconds = 2.0 if stored else 1.0
+        return [
+            suite.row(solver, p, [took(seconds if is_ours(solver.name) else 6.0)], suite.Quality(1.0, 0.0, 1.0), [1.0])
+            for solver in solvers
+        ]
+
+    monkeypatch.setattr(suite, "QUICK", tmp_path)
+    monkeypatch.setattr(suite, "show", lambda rows: None)
+    monkeypatch.setattr(suite, "write", lambda name, rows, **more: stored.append({"rows": rows, **more}))
+    monkeypatch.setattr(
+        suite.Problem, "make", lambda folder, n, k: (suite.Problem(folder, np.zeros(n), np.zeros(k)), 1.0)
+    )
+    monkeypatch.setattr(suite, "measure", measure)
+    suite.run(["10x20", "30x40"], quick=True)
+    for line in stored[-1]["rows"]:
+        line["against"] = BASES["distances"]
+    (tmp_path / "peers.json").write_text(json.dumps(stored[-1]))
+    suite.run(["ours", "30x40"], quick=True)
+    before, after = ({(r["N"], r["solver"]): r for r in run["rows"]} for run in stored[-2:])
+    assert list(before) == list(after)
+    assert all(after[10, name] == before[10, name] for _, name in before)
+    assert stored[-1]["partial"]
+    for solver in (solver for solver in SOLVERS if not solver.long):
+        line = after[30, solver.name]
+        assert line["against"] == solver.base
+        assert line["seconds"] == (2.0 if is_ours(solver.name) else 6.0)
+        assert is_ours(solver.name) or line["ratio"] == 3.0
+    unsolved = before[30, "fugw"] | {"seconds": "-"}
+    assert suite.beside(unsolved, list(after.values()))["ratio"] == "-"
+
+
+def test_peers_stand_beside_the_row_of_their_entropy():
+    ours = {solver.name: solver for solver in SOLVERS if is_ours(solver.name)}
+    assert all(not ours[name].settings for name in BASES.values())
+    assert [ours[name].settings for name in ENTROPIC.values()] == [{"epsilon": 1e-3}] * 2
+    for solver in SOLVERS:
+        if not is_ours(solver.name) and "entropic" in solver.name:
+            assert solver.base == ENTROPIC[solver.source]
 
 
 def test_a_whole_run_keeps_the_rows_of_sizes_that_are_still_to_come(monkeypatch, tmp_path):

@@ -40,6 +40,17 @@ def test_the_short_tables_show_stored_numbers() -> None:
     assert [row["points"].partition(" x ")[0] for row in headline.large()] == ["20,000", "100,000", "1,000,000"]
 
 
+def test_the_short_table_of_solvers_has_those_that_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = json.loads((ROOT / "benchmarks" / "results" / "peers.json").read_text())
+    monkeypatch.setattr(headline, "RESULTS", tmp_path)
+    shown = "**torchgw**, `epsilon=1e-3`"
+    without = [row for row in stored["rows"] if row["solver"] != "torchgw epsilon=1e-3"]
+    copies = [row | {"solver": "torchgw epsilon=1e-3"} for row in without if row["solver"] == "torchgw, from distances"]
+    for rows, count in ((without, 0), (without + copies, 1)):
+        (tmp_path / "peers.json").write_text(json.dumps(stored | {"rows": rows}))
+        assert [line["solver"] for line in headline.beside_peers()].count(shown) == count
+
+
 def test_links_between_the_documents_lead_somewhere() -> None:
     """What leads outside of them is not followed; the anchors within are judged where the pages are made."""
     found = 0

@@ -12,9 +12,9 @@ def align(A: Any, B: Any, **settings: Any) -> Any:
     return gw_align(A, B, random_state=0, **settings).plan
 
 
-def sampled(A: Any, B: Any) -> Any:
+def sampled(A: Any, B: Any, **settings: Any) -> Any:
     """The loop with sampled gradients, which takes over where the exact one is out of reach."""
-    return align(A, B, options=GWOptions(gradient="sampled"))
+    return align(A, B, options=GWOptions(gradient="sampled"), **settings)
 
 
 def low_rank(A: Any, B: Any, rank: int, **settings: Any) -> Any:

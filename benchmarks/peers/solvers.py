@@ -1,6 +1,7 @@
 """Who takes part, with which settings: documented ones, chosen by hand at 400 x 500.
 
-"Entropic" rows have the entropy of our default, epsilon 1e-3. POT's gradient has a factor 2, so there it is 2e-3.
+"Entropic" rows have the entropy of our rows with epsilon 1e-3, beside which they stand; our defaults have none to name.
+POT's gradient has a factor 2, so there it is 2e-3.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BASES = {"points": "torchgw, from points", "distances": "torchgw, from distances"}
+ENTROPIC = {"points": "torchgw epsilon=1e-3, from points", "distances": "torchgw epsilon=1e-3"}
 SHARP, LOW_RANK = "torchgw epsilon=0", "torchgw low rank"
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -24,7 +26,7 @@ class Solver:
     """A method of a runner script, with the Python that runs it.
 
     ``source`` says whether it is given "points" or "distances", ``note`` what its settings do not, ``against`` which of
-    our rows solves the same problem, if it is not the default one from the same input.
+    our rows solves the same problem, if it is not the one without arguments from the same input.
     Quick runs leave ``long`` ones out.
     """
 
@@ -64,8 +66,15 @@ _fugw = partial(Solver, package="fugw", **_runner("fugw"))
 SOLVERS = (
     _ours(name="torchgw, from points", method="align", source="points"),
     _ours(name="torchgw, from distances", method="align"),
+    *(_ours(name=name, method="align", source=source, settings={"epsilon": 1e-3}) for source, name in ENTROPIC.items()),
     _ours(name=SHARP, method="align", settings={"epsilon": 0}),
-    _ours(name="torchgw sampled", method="sampled", note='gradient="sampled"'),
+    _ours(
+        name="torchgw sampled",
+        method="sampled",
+        settings={"epsilon": 1e-3},
+        note='gradient="sampled"',
+        against=ENTROPIC["distances"],
+    ),
     _ours(
         name=LOW_RANK, method="low_rank", source="points", settings={"rank": 20, "epsilon": 0, "distances": "landmark"}
     ),
@@ -73,6 +82,7 @@ SOLVERS = (
         name="POT entropic",
         method="entropic",
         settings={"solver": "PGD", "epsilon": 2e-3, "tol": 1e-4, "numItermax": 300, "stopThr": 1e-6, "warmstart": True},
+        against=ENTROPIC["distances"],
     ),
     _pot(
         name="POT proximal",
@@ -100,7 +110,13 @@ SOLVERS = (
         note="distances factored by their largest eigenvalues",
         against=LOW_RANK,
     ),
-    _ott(name="ott-jax entropic", method="entropic", settings={"epsilon": 1e-3, "warm_start": True}, note="float32"),
+    _ott(
+        name="ott-jax entropic",
+        method="entropic",
+        settings={"epsilon": 1e-3, "warm_start": True},
+        note="float32",
+        against=ENTROPIC["distances"],
+    ),
     _ott(
         name="ott-jax low rank",
         method="low_rank",
@@ -120,24 +136,28 @@ SOLVERS = (
         method="from_points",
         source="points",
         settings={"distance_mode": "landmark", "k": 5, "M": 80, "epsilon": 5e-3, "max_iter": 50},
+        against=ENTROPIC["points"],
     ),
     _published(
         name="torchgw 0.4.2, 300 iterations",
         method="from_points",
         source="points",
         settings={"distance_mode": "landmark", "k": 5, "M": 80, "epsilon": 5e-3, "max_iter": 300},
+        against=ENTROPIC["points"],
         long=True,
     ),
     _published(
         name="torchgw 0.4.2, from distances",
         method="from_distances",
         settings={"distance_mode": "precomputed", "M": 80, "epsilon": 1e-3, "max_iter": 50},
+        against=ENTROPIC["distances"],
     ),
     _fugw(
         name="fugw",
         method="dense",
         settings={"alpha": 1.0, "rho": math.inf, "eps": 1e-3, "nits_bcd": 10, "nits_uot": 50, "tol_bcd": 1e-4},
         note="float32",
+        against=ENTROPIC["distances"],
     ),
 )
 

@@ -20,8 +20,9 @@ import numpy as np
 from benchmarks.common import QUICK, RESULTS, paired, show, write
 from benchmarks.peers.evaluate import Quality, evaluate
 from benchmarks.peers.launch import Run, installed, launch
-from benchmarks.peers.solvers import BASES, SOLVERS, Solver
+from benchmarks.peers.solvers import BASES, SOLVERS, Solver, named
 from benchmarks.quality import geodesics, timed
+from benchmarks.report.peers import is_ours
 from torchgw.datasets import make_spiral, make_swiss_roll
 
 __all__ = ["BASES", "run"]
@@ -29,6 +30,7 @@ __all__ = ["BASES", "run"]
 SIZES = ((400, 500), (1000, 1200), (2000, 2500), (4000, 5000))
 LIMITS = {(4000, 5000): 60.0}  # seconds, where two minutes for each would be an hour; ten times what ours takes
 QUICK_SIZES = ((400, 500),)
+OWN = "ours"  # among the groups: our solvers alone run
 BRIEF = 5.0
 FILES = {"points": ("X", "Y"), "distances": ("DX", "DY")}
 Row = dict[str, Any]
@@ -143,6 +145,14 @@ def row(solver: Solver, problem: Problem, runs: Sequence[Run], quality: Quality 
     }
 
 
+def beside(row: Row, ours: Sequence[Row]) -> Row:
+    """A peer's stored row beside our new ones: the ratio of the seconds shown, as no round has had both."""
+    base = named(row["solver"]).base
+    seconds = next(own["seconds"] for own in ours if own["solver"] == base)
+    known = "-" not in (row["seconds"], seconds)
+    return row | {"against": base, "ratio": row["seconds"] / seconds if known else "-"}
+
+
 def _median(values: Sequence[float]) -> float | str:
     return statistics.median(values) if values else "-"
 
@@ -172,27 +182,34 @@ def cell(row: Row) -> str:
 
 def chosen(groups: Sequence[str] | None, quick: bool) -> list[tuple[int, int]]:
     """The sizes to run: all of them, or those named like "400x500"."""
-    if not groups:
+    sizes = [group for group in groups or () if group != OWN]
+    if not sizes:
         return list(QUICK_SIZES if quick else SIZES)
     try:
-        return [(int(n), int(k)) for n, k in (group.split("x") for group in groups)]
+        return [(int(n), int(k)) for n, k in (size.split("x") for size in sizes)]
     except ValueError:
-        raise SystemExit(f"groups are sizes like 400x500, got {' '.join(groups)}") from None
+        raise SystemExit(f"groups are sizes like 400x500, and {OWN}, got {' '.join(sizes)}") from None
 
 
 def run(groups: list[str] | None = None, quick: bool = False) -> None:
-    """Measure the named sizes (all by default), storing after each; rows of other sizes are kept until theirs come."""
+    """Measure the named sizes (all by default), storing after each; rows of other sizes are kept until theirs come.
+
+    With `OWN` among the groups the peers do not run, and their rows are kept beside our new ones.
+    """
     sizes = chosen(groups, quick)
-    solvers = [solver for solver in SOLVERS if not (quick and solver.long)]
+    alone = OWN in (groups or ())
+    solvers = [solver for solver in SOLVERS if not (quick and solver.long) and (is_ours(solver.name) or not alone)]
     path = (QUICK if quick else RESULTS) / "peers.json"
     keep = path.exists() and (bool(groups) or not quick)
     stored = json.loads(path.read_text()) if keep else {"rows": [], "preparation": []}
     for i, (n, k) in enumerate(sizes, 1):
         kept = {key: [r for r in stored[key] if (r["N"], r["K"]) != (n, k)] for key in ("rows", "preparation")}
+        theirs = [r for r in stored["rows"] if alone and (r["N"], r["K"]) == (n, k) and not is_ours(r["solver"])]
         with tempfile.TemporaryDirectory() as folder:
             problem, seconds = Problem.make(Path(folder), n, k)
             limit = 20.0 if quick else LIMITS.get((n, k), 120.0)
             rows = measure(solvers, problem, 1 if quick else 3, limit, kept["rows"])
+            rows += [beside(each, rows) for each in theirs]
         stored = {
             "rows": sorted(kept["rows"] + rows, key=lambda r: r["N"]),
             "preparation": sorted([*kept["preparation"], {"N": n, "K": k, "seconds": seconds}], key=lambda r: r["N"]),
