@@ -264,7 +264,9 @@ def test_it_is_kept_in_files(tmp_path: Path) -> None:
 
 
 def test_the_estimate_knows_where_it_ends() -> None:
-    assert estimate(300, 300, epsilon="auto", device="cpu") == estimate(300, 300, epsilon=0, device="cpu")
+    one, other = (estimate(300, 300, epsilon=epsilon, device="cpu") for epsilon in ("auto", 0.0))
+    assert one.chosen == other.chosen
+    assert [(f.memory, f.seconds) for f in one.forecasts] == [(f.memory, f.seconds) for f in other.forecasts]
     assert estimate(10**6, 10**6, epsilon="auto", device="cpu").chosen == "streaming"
 
 
@@ -286,6 +288,12 @@ def test_a_blurred_plan_names_the_number_to_take() -> None:
     assert not told(X, Y, epsilon=number, distances="euclidean")
     found = quietly(gw_align, X, Y, epsilon=number, distances="euclidean", random_state=0)
     assert (found.argmax() == truth).mean() >= 0.99
+
+
+def test_points_of_which_each_stands_for_many_are_not_blurred() -> None:
+    X, _, _ = cloud(400, 20)
+    assert not told(X[:10], X, epsilon=1e-6, distances="euclidean")
+    assert told(X[:10], X, epsilon=0.05, distances="euclidean")
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 5e-3])

@@ -283,6 +283,7 @@ def test_every_kind_of_generator_is_taken(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("distances", ["landmark", "dijkstra", "precomputed", "euclidean"])
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.parametrize("options", [QUICK, STREAMING], ids=["dense", "streaming"])
 def test_a_fit_survives_pickling(distances: str, options: GWOptions) -> None:
     space, target, rows, columns = X[:40], ROLL[:50], X[:60], ROLL + 1e-3

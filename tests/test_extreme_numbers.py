@@ -244,6 +244,7 @@ def test_a_cost_beyond_digits_is_refused_while_epsilon_falls() -> None:
     assert len(heard) < 20
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
 def test_a_start_whose_potentials_diverge_does_not_end_the_search() -> None:
     points = np.random.default_rng(52).normal(size=(9, 3))

@@ -175,6 +175,7 @@ def test_features_are_a_cost_of_small_rank() -> None:
     assert scale == 2.0
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 def test_values_of_a_streamed_plan_are_those_of_the_plan_that_rounding_made() -> None:
     problem, given = posed("balanced", "features")
     loose = SinkhornOptions(max_iter=2, exact_max_iter=2, final_max_iter=2)
@@ -321,6 +322,7 @@ def test_models_are_checked_when_made(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
 def test_masses_that_differ_are_welcome_where_they_may() -> None:
     p, q = np.full(6, 0.2), np.full(6, 0.3)

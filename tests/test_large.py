@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from torchgw import (
     LandmarkDistances,
     PrecomputedDistances,
     SamplingOptions,
+    SamplingWarning,
     SinkhornOptions,
     StoppingOptions,
     TorchGWWarning,
@@ -236,7 +238,7 @@ def test_points_without_mass_stay_without() -> None:
     ],
     ids=["coinciding", "two points", "three and forty", "triplicates"],
 )
-@pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning", "ignore::torchgw.GraphWarning")
+@pytest.mark.filterwarnings(*(f"ignore::torchgw.{name}Warning" for name in ("Ambiguity", "Graph", "Sampling")))
 def test_few_or_equal_points_stream_as_well(x: np.ndarray, y: np.ndarray) -> None:
     for kind in ("euclidean", "landmark"):
         options = GWOptions(strategy="streaming")
@@ -290,11 +292,22 @@ def test_masses_of_any_sum_scale_the_plan() -> None:
 @pytest.mark.parametrize(("kind", "expected"), [("landmark", "exact"), ("dijkstra", "sampled")])
 def test_the_result_names_the_gradient_that_ran(kind: str, expected: str) -> None:
     options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64, marginal_tol=0.2))
-    result = gw_align(X, Y, distances=kind, options=options, random_state=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SamplingWarning)
+        result = gw_align(X, Y, distances=kind, options=options, random_state=0)
     assert result.gradient == expected
     assert bool(result.gradient_passed_over) == (expected == "sampled")
+    assert [each.category for each in caught] == [SamplingWarning] * (expected == "sampled")
 
 
+def test_an_exact_gradient_that_was_named_but_cannot_stream_is_warned_of() -> None:
+    options = GWOptions(strategy="streaming", gradient="exact", ladder=LadderOptions(n_cells=32, marginal_tol=0.2))
+    with pytest.warns(SamplingWarning, match="the streaming strategy has exact gradients of factored distances only"):
+        result = gw_align(X, X[::-1], distances="euclidean", options=options, random_state=0)
+    assert result.gradient == "sampled"
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 def test_rungs_too_large_for_a_stored_plan_are_solved_on_the_cost_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ladder_module, cells_module):
         monkeypatch.setattr(module, "STORED_CELLS", 128)
@@ -324,6 +337,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.parametrize("distances", ["landmark", "dijkstra"])
 def test_a_gpu_streams_to_the_same_matching(distances: str) -> None:
     points = make_spiral(5000)[0], make_swiss_roll(6000, random_state=1)[0]

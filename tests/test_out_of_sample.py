@@ -25,6 +25,7 @@ def solved(distances: str, options: GWOptions) -> GWResult:
     return gw_align(X[OLD_X], Y[OLD_Y], distances=distances, epsilon=2e-3, options=options, random_state=0)
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.parametrize("options", [GWOptions(), STREAMING], ids=["dense", "streaming"])
 @pytest.mark.parametrize("distances", ["landmark", "dijkstra", "precomputed"])
 def test_held_out_points_go_where_they_belong(distances: str, options: GWOptions) -> None:
@@ -42,6 +43,7 @@ def test_held_out_points_go_where_they_belong(distances: str, options: GWOptions
     assert spearmanr(ANGLE_Y[NEW_Y], back.push(ANGLE_X[OLD_X]))[0] > 0.998
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.parametrize("options", [GWOptions(), STREAMING], ids=["dense", "streaming"])
 @pytest.mark.parametrize("distances", ["landmark", "precomputed"])
 def test_a_point_that_was_seen_gets_its_own_row(distances: str, options: GWOptions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from tests.problems import all_rows
 from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, estimate, gw_align
 from torchgw.datasets import make_spiral
+from torchgw.request import limits
 from torchgw.runtime.caller import out_of_memory
 from torchgw.solvers.problem import Problem
 from torchgw.strategies import within_memory
@@ -191,7 +193,7 @@ def test_what_only_the_solve_knows_is_no_reason_for_its_log_to_refuse(caplog: py
     with caplog.at_level("INFO", logger="torchgw"):
         result = gw_align(None, None, cost=(X, Y), alpha=0.0, epsilon=1e-2, options=options, random_state=0)
     assert result.strategy == "streaming"
-    assert "* streaming" in caplog.text
+    assert "strategy streaming: " in caplog.text
 
 
 def test_other_errors_are_not_taken_for_missing_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,3 +231,30 @@ def test_a_low_rank_result_is_a_result() -> None:
 def test_a_solve_without_entropy_takes_longer() -> None:
     blurred, sharp = (estimate(2000, 2500, epsilon=e, device="cpu")["dense"].seconds for e in (1e-3, 0.0))
     assert sharp > 5 * blurred
+    assert estimate(2000, 2000, epsilon=0, device="cpu")["dense"].seconds < sharp / 3, "assignments"
+
+
+def test_what_stands_against_a_strategy_is_what_decided() -> None:
+    def against(**given: Any) -> str:
+        return estimate(1000, 1000, device="cpu", **given)["streaming"].against
+
+    entropy = "the others need entropy"
+    assert against(epsilon="auto") == f"{entropy}, and epsilon='auto' ends without any here"
+    assert against(epsilon=0.0) == entropy
+    assert against(options=GWOptions(strategy="low-rank")) == "the low-rank strategy is asked for"
+    assert against(epsilon=1e-2, options=GWOptions(loss="kl")) == "it is evaluated on stored plans"
+    assert against(epsilon=1e-2) == "the dense strategy is cheap here"
+
+
+def test_the_log_names_the_strategy_that_the_spaces_decide(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SHARP_ASSIGNED_PAIRS", "SHARP_PAIRS"):
+        monkeypatch.setattr(limits, name, 100)
+    monkeypatch.setattr(limits, "DENSE_PAIRS", {"cpu": 100})
+    points = np.random.default_rng(0).normal(size=(250, 10))
+    with caplog.at_level("INFO", logger="torchgw"):
+        result = gw_align(points, points, distances="euclidean", random_state=0)
+    assert (result.strategy, result.epsilon) == ("dense", 0)
+    assert "strategy dense: " in caplog.text
+    assert "streaming" not in caplog.text

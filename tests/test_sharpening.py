@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.problems import quietly
 from tests.test_continuation import cloud
-from torchgw import GWOptions, GWResult, gw_align, resume
+from torchgw import GWOptions, GWResult, OutOfMemoryWarning, gw_align, resume
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
+from torchgw.objective import leading
+from torchgw.persist import checkpoint
 from torchgw.request import limits, request
 from torchgw.search import basins
+from torchgw.solvers.problem import Problem
+from torchgw.strategies import led, within_memory
 
 POINTS = 420
 MASSES = np.linspace(1, 2, POINTS) / (1.5 * POINTS)
@@ -55,6 +61,58 @@ def test_a_plane_ends_sharp(first: str) -> None:
     assert all(early <= late for early, late in pairwise(result.history.elapsed))
     assert set(result.timings) >= {"search", "solve", "finish"}
     assert result.basins
+
+
+@pytest.mark.parametrize("distances", ["landmark", "euclidean"])
+def test_what_streamed_is_kept_where_memory_ends_in_the_sharp_end(
+    distances: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SHARP_ASSIGNED_PAIRS", "SHARP_PAIRS"):
+        monkeypatch.setattr(limits, name, 100)
+    monkeypatch.setattr(limits, "DENSE_PAIRS", {"cpu": 100})
+    monkeypatch.setattr(leading, "DENSE_WORK", {"cpu": 1})
+    X, Y, _ = cloud(POINTS, 2, noise=0.0)
+    given = {"distances": distances, "random_state": 0}
+
+    def fails(problem: Problem, streamed: object) -> None:
+        torch.rand(5, generator=problem.generator)
+        raise MemoryError("no")
+
+    monkeypatch.setattr(within_memory, "solve_dense", fails)
+    with pytest.warns(
+        OutOfMemoryWarning, match=r"memory ran out where the plan was to be stored \(no\), so the streaming"
+    ):
+        result = gw_align(X, Y, **given)
+    assert result.strategy == "streaming"
+    assert result.status.converged
+    assert [step.epsilon for step in result.path] == [result.epsilon]
+    assert result.gradient == ("exact" if distances == "landmark" else "leading factors")
+    assert result.value_exact == (distances == "landmark")
+    at_once = quietly(gw_align, X, Y, **given, options=GWOptions(strategy="streaming"))
+    np.testing.assert_array_equal(result.argmax(), at_once.argmax())
+    assert result.value == pytest.approx(at_once.value, abs=5 * result.value_error)
+
+
+def test_factors_that_were_looked_for_are_kept_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "DENSE_WORK", {"cpu": 1})
+    monkeypatch.setattr(checkpoint, "SHORT", 0.0)
+    looked_for: list[int] = []
+
+    def slow(*given: Any) -> Any:
+        looked_for.append(1)
+        time.sleep(0.2)
+        return leading.leading_factors(*given)
+
+    monkeypatch.setattr(led, "leading_factors", slow)
+    X, Y, _ = cloud(150, 2, noise=0.0)
+    given = {"distances": "euclidean", "options": GWOptions(strategy="streaming"), "epsilon": 1e-3, "random_state": 0}
+    cut = quietly(gw_align, X, Y, **given, callback=lambda progress: True, checkpoint=tmp_path / "solve")
+    assert cut.status.name == "CANCELLED"
+    assert cut.timings["search"] > 0.4
+    assert len(looked_for) == 2
+    again = quietly(resume, tmp_path / "solve")
+    assert len(looked_for) == 2
+    assert again.value == quietly(gw_align, X, Y, **given).value
 
 
 def test_scattered_points_are_solved_sharp_at_once(first: str) -> None:

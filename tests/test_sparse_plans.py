@@ -330,10 +330,17 @@ def test_it_runs_where_a_stored_plan_does_not_pay(monkeypatch: pytest.MonkeyPatc
     given = {"distances": "adjacency", "random_state": 0}
     assert gw_align(X, Y, epsilon=0, **given).strategy == "dense"
     monkeypatch.setattr(limits, "STORED_PAIRS", 120 * 120 - 1)
+    assert gw_align(X, Y, epsilon=0, **given).strategy == "dense", "8 % of the entries"
+    monkeypatch.setattr(limits, "FEW", 0.1)
     found = gw_align(X, Y, epsilon="auto", **given)
     assert (found.strategy, found.epsilon, found.options.strategy) == ("sparse", 0.0, "sparse")
     assert gw_align(X, Y, epsilon=0, **given).value == found.value
-    assert gw_align(X.toarray(), Y, epsilon=0, **given).strategy == "dense"
+    zeros = sparse.csr_array((np.r_[X.data, 0.0], np.r_[X.indices, 0], np.r_[X.indptr[:-1], X.nnz + 1]), X.shape)
+    for one in (X.toarray(), torch.from_numpy(X.toarray()), zeros, AdjacencyDistances(X.toarray())):
+        kinds = "auto" if isinstance(one, AdjacencyDistances) else "adjacency", "adjacency"
+        again = gw_align(one, Y, epsilon=0, **given | {"distances": kinds})
+        assert (again.strategy, again.value) == ("sparse", found.value)
+        np.testing.assert_array_equal(np.asarray(again.argmax()), found.argmax())
     assert quietly(gw_align, X, Y, epsilon=1e-2, **given).strategy == "dense"
     assert "sparse" in str(estimate(10**5, 10**5, epsilon=0, options=SPARSE, device="cpu"))
 

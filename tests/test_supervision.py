@@ -107,6 +107,7 @@ def test_soft_rules_have_the_oracles_plan_and_value(name: str, kind: str, strate
     assert result.violation == pytest.approx(float((P * T).sum()), abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.parametrize("strategy", ["dense", "streaming"])
 @pytest.mark.parametrize("kind", ["forbidden", "labels", "mask"])
 def test_hard_rules_leave_nothing_where_they_can_be_kept(kind: str, strategy: str) -> None:
@@ -144,6 +145,7 @@ def arc(n: int) -> tuple[np.ndarray, np.ndarray]:
     return np.stack((t, 0.3 * (1 - t**2)), axis=1), t
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("strategy", ["dense", "streaming"])
 def test_two_known_pairs_fix_the_orientation_of_a_symmetric_shape(strategy: str, seeds: range) -> None:

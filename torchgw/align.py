@@ -181,12 +181,12 @@ def gw_align(
     """
     request = Request.of(Asked(**locals()))  # of the arguments alone: no other name is made yet
     n, k = request.shape
-    if logger.isEnabledFor(logging.INFO):
-        logger.info("strategy %s", forecast(n, k, request.model.epsilon, request.options, request.device))
     with followed(callback, checkpoint, request.call, request.generator) as watch, threads_for(n * k):
         began = time.perf_counter()
         spaces, graphs = _prepared(request, watch)
         request = request.resolved(spaces)
+        expected = forecast(request.strategy, n, k, request.model.epsilon, request.options, request.device)
+        logger.info("strategy %s%s", expected, "; in the end dense, without entropy" if request.sharpens else "")
         prepared = time.perf_counter() - began
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in spaces), prepared)
         with stopped_by_interrupt(watch), _advised(request):

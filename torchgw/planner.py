@@ -15,18 +15,19 @@ import torch
 from torchgw import validate
 from torchgw.entry import check_options
 from torchgw.options import GWOptions
-from torchgw.request.combinations import facts_of, refuse, settled
+from torchgw.request.combinations import facts_of, refuse, settled, why_settled
 from torchgw.request.limits import UNRESOLVED, against_dense, check_rank, choose_strategy, dense_bytes, ends_sharp
 from torchgw.types import AUTO, Epsilon
 
 STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders
 LOW_RANK_COPIES = 8
 SPARSE_BYTES = 20_000  # for each node of degree ten
-SPARSE_SECONDS = 3e-4  # for each node of degree ten
+SPARSE_SECONDS = 5e-5  # for each node of degree ten
 NEAREST_SECONDS = 8e-9  # for each pair
 BASE_BYTES = 600 * 2**20
 DENSE_SECONDS = 2.2e-7  # for each pair
-SHARP_SECONDS = 6e-6  # the same without entropy
+SHARP_SECONDS = 6e-6  # the same without entropy, by linear programs
+ASSIGNED_SECONDS = 7e-4, 3e-7  # for each point and each pair, where these are assignments
 POINT_SECONDS = 2.5e-6  # for each point and bit of log2 N: neighbours, landmarks, lift
 PAIR_SECONDS = 7e-11  # for each pair: two reads of the fifth of the tiles that hold mass
 LOW_RANK_SECONDS = 3e-5  # for each point and unit of rank
@@ -96,6 +97,11 @@ def estimate(
     %; otherwise the dense strategy takes over as far as its memory is there, and products of the matrices finish it.
     Either takes several times as long.
 
+    What the points look like only the solve knows. With ``epsilon="auto"`` it looks before it streams: clouds in three
+    dimensions and more are then solved dense, up to 1e8 pairs, 16 bytes each; of equal sizes and masses, up to 6300
+    points, without entropy, 60 bytes a pair. Between 4000 and 6300 such points in the plane or on a surface it streams,
+    and ends dense, without entropy, from there: 60 bytes a pair as well. The forecast for ``epsilon=0`` is theirs.
+
     Parameters
     ----------
     N, K : numbers of points.
@@ -121,6 +127,7 @@ def estimate(
     validate.epsilon("epsilon", epsilon)
     check_options(options)
     refuse(facts := facts_of(options, epsilon))
+    asked = epsilon
     if epsilon == AUTO:
         alike = torch.ones(n), torch.ones(k)
         epsilon = 0.0 if ends_sharp(facts, alike, None, options) else UNRESOLVED
@@ -128,36 +135,43 @@ def estimate(
     check_rank(options, min(n, k))
     # The device need not be there: one may plan for another machine.
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return forecast(n, k, epsilon, settled(options, facts), where)
-
-
-def forecast(n: int, k: int, epsilon: float, options: GWOptions, where: torch.device) -> Estimate:
-    """`estimate` for options that are settled."""
+    decided = why_settled("strategy", facts)
+    if decided is None:
+        decided = f"the {options.strategy} strategy is asked for"
+    elif asked == AUTO and epsilon == 0:
+        decided += ", and epsilon='auto' ends without any here"
+    options = settled(options, facts)
     names = ("dense", "streaming", "low-rank", *(["sparse"] if options.strategy == "sparse" else []))
-    against = {name: why_not(name, n, k, epsilon, options, where) for name in names}
+    against = {name: why_not(name, n, k, epsilon, options, where, decided) for name in names}
     chosen = choose_strategy(n, k, epsilon, options, where)
     if chosen == "dense" and against["dense"] is not None:
         chosen = ""
     forecasts = tuple(
-        Forecast(
-            strategy=name,
-            memory=peak_memory(name, n, k, epsilon, options),
-            seconds=seconds(name, n, k, options, epsilon == 0) if where.type == "cpu" else math.nan,
-            against="" if name == chosen else reason or "",
-        )
+        forecast(name, n, k, epsilon, options, where, "" if name == chosen else reason or "")
         for name, reason in against.items()
     )
     return Estimate(chosen=chosen, forecasts=forecasts, device=str(where))
 
 
-def why_not(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
-    """What speaks against a strategy, or None."""
+def forecast(
+    strategy: str, n: int, k: int, epsilon: float, options: GWOptions, where: torch.device, against: str = ""
+) -> Forecast:
+    """What a strategy would cost, with options that are settled."""
+    taken = seconds(strategy, n, k, options, epsilon == 0) if where.type == "cpu" else math.nan
+    memory = peak_memory(strategy, n, k, epsilon, options)
+    return Forecast(strategy=strategy, memory=memory, seconds=taken, against=against)
+
+
+def why_not(
+    strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device, decided: str
+) -> str | None:
+    """What speaks against a strategy, or None; ``decided`` says why another one is no matter of choice."""
     if strategy == "sparse":
         return None
     if strategy == "low-rank":
         return None if options.strategy == strategy else "looks for a plan of small rank only: taken when asked for"
     if options.strategy not in ("auto", strategy):
-        return f"the {options.strategy} strategy is asked for, or the only one for this epsilon and loss"
+        return decided
     dense = against_dense(n, k, epsilon, options, device)
     if strategy == "dense":
         return dense
@@ -178,6 +192,9 @@ def peak_memory(strategy: str, n: int, k: int, epsilon: float, options: GWOption
 def seconds(strategy: str, n: int, k: int, options: GWOptions, sharp: bool = False) -> float:
     """Seconds from points to matching on two CPU cores."""
     prepare = POINT_SECONDS * (n * math.log2(n + 1) + k * math.log2(k + 1))
+    if strategy == "dense" and sharp and n == k:  # as `estimate` has it, masses are equal
+        point, pair = ASSIGNED_SECONDS
+        return prepare + point * (n + k) + pair * n * k
     if strategy == "dense":
         return prepare + (SHARP_SECONDS if sharp else DENSE_SECONDS) * n * k
     if strategy == "streaming":

@@ -19,6 +19,7 @@ import math
 import torch
 from torch import Tensor
 
+from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import spread_over
 from torchgw.losses import SQUARE, Function
 from torchgw.objective.bounds import c_transform
@@ -28,7 +29,9 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.landmark import storage
 from torchgw.types import DistanceProvider, multiplies
 
-LOOKED_AT, SEARCHED = 1000, 64  # points whose distances, or costs, stand for those of all
+# Points whose distances, or costs, stand for those of all. A search is kept by its provider for the solve; which ones
+# others have made before is no matter, so that a resumed solve has the same gain.
+LOOKED_AT, SEARCHED = 1000, 64
 NONE = 1e-9  # of the largest squared distance: below it a gain is rounding
 
 
@@ -62,10 +65,16 @@ def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | Non
         mean, square = mass @ product(space, mass[:, None])[:, 0], mean_squares(space, mass) @ mass
     else:
         index, weight = spread_over(mass, LOOKED_AT if space.stored else SEARCHED)
-        rows = space.rows(index).to(mass)
-        rows = rows if transformed is None else transformed(rows)
-        mean, square = weight @ (rows @ mass), weight @ (rows.square() @ mass)
+        means = torch.cat([_row_means(space, part, mass, transformed) for part in parts(index, space.size)])
+        mean, square = weight @ means
     return math.sqrt(max(float(square - mean.square()), 0.0))
+
+
+def _row_means(space: DistanceProvider, index: Tensor, mass: Tensor, transformed: Function | None) -> Tensor:
+    """Means by ``mass`` (N,) of some rows of distances, or of a function of them, and of their squares: (m, 2)."""
+    rows = space.rows(index).to(mass)
+    rows = rows if transformed is None else transformed(rows)
+    return torch.stack((rows @ mass, rows.square() @ mass), 1)
 
 
 def linear_gain(cost: FactoredCost, p: Tensor, q: Tensor) -> float:

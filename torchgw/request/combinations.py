@@ -291,11 +291,17 @@ def refuse(facts: Mapping[str, Fact]) -> None:
 
 def settled(options: GWOptions, facts: Mapping[str, Fact]) -> GWOptions:
     """The options with those that other arguments, as far as they are known, decide; later rows go before earlier."""
+    return replace(options, **{row.option: row.value for row in _deciding(facts)})
+
+
+def why_settled(option: str, facts: Mapping[str, Fact]) -> str | None:
+    """Why arguments of these kinds decide an option, None where they leave it free."""
+    return next((row.why for row in reversed(_deciding(facts)) if row.option == option), None)
+
+
+def _deciding(facts: Mapping[str, Fact]) -> list[Settled]:
     known = {name: fact.kind for name, fact in facts.items()}
-    changes = {
-        row.option: row.value for row in SETTLED if all(known.get(name) in kinds for name, kinds in row.given.items())
-    }
-    return replace(options, **changes)
+    return [row for row in SETTLED if all(known.get(name) in kinds for name, kinds in row.given.items())]
 
 
 def called(name: str, kinds: tuple[str, ...]) -> str:

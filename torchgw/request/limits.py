@@ -22,6 +22,7 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded, fact_of_space
 from torchgw.solvers.problem import Kernels
+from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.prepare import Space
 from torchgw.strategies.within_memory import DENSE_BYTES
 
@@ -29,7 +30,7 @@ SCATTERED_PAIRS = 1e8  # up to which points that cells do not stand for are solv
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
 SHARP_BYTES = 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
-STORED_PAIRS = 4_000_000  # between sparse matrices
+STORED_PAIRS, FEW = 4_000_000, 0.01  # between sparse matrices; the share of entries up to which they are
 SEARCHED_SIZE = 5000
 EXPECTED_RANK = 32
 # Up to which an optimum without entropy is found in about the time of a blurred one (measured): where its linear
@@ -56,13 +57,31 @@ def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: to
     return None
 
 
+def by_entries(spaces: tuple[Space, Space]) -> tuple[Space, Space]:
+    """The spaces; from where a stored plan no longer pays on, adjacencies of few entries as sparse ones, whatever they
+    were given as."""
+    x, y = spaces
+    return (x, y) if x.size * y.size <= STORED_PAIRS else (_by_entries(x), _by_entries(y))
+
+
+def _by_entries(space: Space) -> Space:
+    if not has_few_entries(space) or space.data.leaf is not None:
+        return space
+    return space._replace(data=space.data.compressed())
+
+
+def has_few_entries(space: Space) -> bool:
+    """Whether a space is a matrix taken as it is, most of whose entries are zero."""
+    return isinstance(space.data, AdjacencyDistances) and space.data.density <= FEW
+
+
 def takes_few_entries(facts: Mapping[str, Fact], spaces: Sequence[Space]) -> bool:
     """Whether the choice of a strategy, where it is free, is that for plans of few entries: between sparse matrices,
     where a stored plan no longer pays, beside arguments of these kinds."""
     n, k = (space.size for space in spaces)
     sparse = {"options.strategy": Fact("sparse", "'sparse'")} | {space.name: fact_of_space(space) for space in spaces}
-    free = facts["options.strategy"].kind == "auto"
-    return free and n * k > STORED_PAIRS and excluded({**facts, **sparse}) is None
+    free = facts["options.strategy"].kind == "auto" and n * k > STORED_PAIRS
+    return free and excluded({**facts, **sparse}) is None and all(map(has_few_entries, spaces))
 
 
 def dense_bytes(n: int, k: int, epsilon: float) -> int:

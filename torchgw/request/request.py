@@ -35,6 +35,7 @@ from torchgw.request.limits import (
     UNRESOLVED,
     against_exact,
     assigned,
+    by_entries,
     check_memory,
     check_rank,
     choose_kernels,
@@ -206,7 +207,7 @@ class Request:
         facts |= {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
         refuse(facts)
         options = settled(options, facts)
-        spaces = without_searches(spaces, options.max_memory)
+        spaces = by_entries(without_searches(spaces, options.max_memory))
         n, k = (space.size for space in spaces)
         p, q = validate.masses("p", asked.p, n, "N"), validate.masses("q", asked.q, k, "K")
         masses = torch.from_numpy(p), torch.from_numpy(q)

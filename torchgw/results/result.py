@@ -72,7 +72,8 @@ class GWResult(Readable):
     evaluated : share of all pairs of points that lie in tiles which were not left out.
     certificate : what is certain of the plan: stationarity gap, lower bound, distance from the optimum.
     basins : the local optima that the search found, the best first; empty without a search.
-    gradient : "exact" or "sampled", whichever ran; ``gradient_passed_over`` says why the exact one did not.
+    gradient : "exact", "sampled", or "leading factors": the exact one between factors that carry the distances to 1 %,
+        in streaming solves. ``gradient_passed_over`` says why it was sampled.
     status, converged : how the solve ended.
     n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
     history : cost, marginal error, epsilon and time at every check.

@@ -25,7 +25,7 @@ from torchgw.types import (
 
 BROKEN = 1e-3
 LOOKED_AT = 100  # points whose matches are counted
-MANY = 2.0  # matches of a point, from which on a plan is blurred
+MANY = 2.0  # matches from which on a plan is blurred, of a point or of the share of one that each target has
 MUCH = 0.02  # of what there is to gain: an epsilon above it blurs where there is anything to tell apart
 MISSED = 0.2  # of what there is to gain, that a plan may have left
 
@@ -94,7 +94,8 @@ def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> 
         return ""
     points, weight = spread_over(solution.marginals[0], LOOKED_AT)
     matches = math.exp(float(weight @ entropy_and_margin(solution.coupling, points)[0].to(weight)))
-    if matches < MANY:
+    rows, columns = result.shape
+    if matches < MANY * max(columns / rows, 1.0):
         return ""
     return (
         f"the plan is blurred: a point has {matches:.3g} matches on average, and epsilon = {result.epsilon:g} is "
@@ -104,8 +105,7 @@ def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> 
 
 def sampled(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Why the gradient was sampled, where that was not asked for, and what to pass instead."""
-    options = request.asked.options  # a strategy that is named says enough
-    if result.gradient != "sampled" or options.gradient == "sampled" or options.strategy == "streaming":
+    if result.gradient != "sampled" or request.asked.options.gradient == "sampled":
         return ""
     return (
         f"the gradient was sampled, so the optimum may be a worse one: {result.gradient_passed_over}; points with "

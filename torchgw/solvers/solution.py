@@ -105,7 +105,7 @@ class CertifiedSolution(Solution):
 
     coupling : the plan (N, K), on the marginals.
     marginals : its row and column sums (N,), (K,).
-    gradient : "exact" or "sampled", that of the last cost.
+    gradient : "exact", "sampled", or "leading factors", that of the last cost.
     values : all parts of the objective.
     value_exact, value_error : whether the quadratic part is exact, and its standard error where it is sampled.
     certificate : stationarity gap and lower bound.

@@ -63,7 +63,9 @@ class AdjacencyDistances(ScaledDistances):
         self.scale = self.largest = float(np.abs(entries).max())
         self.leaf = A if isinstance(A, Tensor) and A.requires_grad else None
         if issparse(matrix):  # SciPy would multiply by the inverse
-            self._set(csr_array((matrix.data / self.scale, matrix.indices, matrix.indptr), shape=matrix.shape))
+            kept = csr_array((matrix.data / self.scale, matrix.indices, matrix.indptr), shape=matrix.shape, copy=True)
+            kept.eliminate_zeros()
+            self._set(kept)
         else:
             self._set(matrix / self.scale)
 
@@ -96,6 +98,20 @@ class AdjacencyDistances(ScaledDistances):
     def sparse(self) -> bool:
         """Whether only the entries that are not zero are stored."""
         return self._D.layout == torch.sparse_csr
+
+    @property
+    def density(self) -> float:
+        """The share of entries that are not zero."""
+        entries = self._D.values() if self.sparse else self._D
+        return int(torch.count_nonzero(entries)) / self.size**2
+
+    def compressed(self) -> AdjacencyDistances:
+        """The same distances, sparse, on the CPU."""
+        if self.sparse:
+            return self
+        other = self._with()
+        other._set(csr_array(self._D.cpu().numpy()))
+        return other
 
     @property
     def matrix(self) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -26,6 +27,7 @@ from torchgw.types import DistanceProvider, is_metric, multiplies
 
 WANTED, RESIDUAL, MOST_RANK = 0.005, 0.01, 128  # residual of the factors: sought, accepted, and their most rank
 CERTIFIED_WORK = 5e11  # multiplications of the products that exact values take
+LEADING = "leading factors"  # whose gradient such a plan has
 
 
 def plain(space: DistanceProvider) -> bool:
@@ -36,23 +38,33 @@ def plain(space: DistanceProvider) -> bool:
 def led(asked: Problem) -> Problem | None:
     """The problem between factors, where products of distances take long, these may be stored to find factors, and the
     factors leave little; else None."""
-    spaces: list[DistanceProvider] = []
     if not asked.exact or asked.tol is not None or asked.model.loss is not SQUARE or not any(map(plain, asked.spaces)):
         return None
     n, k = (len(mass) for mass in asked.model.masses)
     if not all(map(is_metric, asked.spaces)) or any(map(multiplies, asked.spaces)) or not slow(n, k, asked.p.device):
         return None
-    for space, mass in zip(asked.spaces, asked.model.masses, strict=True):
-        if plain(space):
-            stored = PrecomputedDistances.of(
-                space.to(mass.device, loop_dtype(asked.options.mixed_precision)), mass.device
-            )
-            found = leading_factors(stored.matrix, mass, asked.generator, WANTED, MOST_RANK)
-            if found.residual > RESIDUAL:
-                return None
-            space = FactoredDistances.of(found.F, found.signs, space.scale)
-        spaces.append(space)
+    found = asked.stage("factors", partial(_factored, asked))
+    if found is None:
+        return None
+    spaces = (space if own is None else own for space, own in zip(asked.spaces, found, strict=True))
     return Problem.of(asked, spaces=tuple(spaces))
+
+
+def _factored(asked: Problem) -> tuple[FactoredDistances | None, ...] | None:
+    """Leading factors of each space that is plain, None for another; none where those of a space leave much."""
+    spaces: list[FactoredDistances | None] = []
+    for space, mass in zip(asked.spaces, asked.model.masses, strict=True):
+        if not plain(space):
+            spaces.append(None)
+            continue
+        narrow = space.to(mass.device, loop_dtype(asked.options.mixed_precision))
+        found = leading_factors(
+            PrecomputedDistances.of(narrow, mass.device).matrix, mass, asked.generator, WANTED, MOST_RANK
+        )
+        if found.residual > RESIDUAL:
+            return None
+        spaces.append(FactoredDistances.of(found.F, found.signs, space.scale))
+    return tuple(spaces)
 
 
 def solve_led(asked: Problem, between: Problem) -> CertifiedSolution:
@@ -60,8 +72,9 @@ def solve_led(asked: Problem, between: Problem) -> CertifiedSolution:
     return judged(asked, solve_streaming(between))
 
 
-def judged(asked: Problem, found: CertifiedSolution) -> CertifiedSolution:
-    """A solution between leading factors with its value and certificate by the distances that were asked for."""
+def judged(asked: Problem, found: CertifiedSolution, stores: bool = True) -> CertifiedSolution:
+    """A solution between leading factors with its value and certificate by the distances that were asked for, which a
+    plan that is stored has exactly."""
     model, options = asked.model, asked.options
     began = time.perf_counter()
     spaces = asked.source.to(model.p.device, torch.float64), asked.target.to(model.p.device, torch.float64)
@@ -69,7 +82,7 @@ def judged(asked: Problem, found: CertifiedSolution) -> CertifiedSolution:
     assert found.end is not None
     assert found.end.cost is not None
     dual = found.end.cost.column_dual(found.end.g, model.q, asked.epsilon)
-    if n * k * (n + k) <= CERTIFIED_WORK and 16 * n * k <= options.max_memory:
+    if stores and n * k * (n + k) <= CERTIFIED_WORK and 16 * n * k <= options.max_memory:
         stored = DenseCoupling(found.coupling.to_dense().to(torch.float64))
         read, sample = read_stored(stored, spaces, model, options.max_memory, asked.generator), None
     else:
@@ -79,6 +92,7 @@ def judged(asked: Problem, found: CertifiedSolution) -> CertifiedSolution:
     values, certificate = certify(read, dual, spaces, model, asked.unit, sample)
     return replace(
         found,
+        gradient=LEADING,
         values=values,
         certificate=certificate,
         value_exact=read.quadratic.exact,

@@ -6,10 +6,12 @@ stored: the dense strategy has their exact gradient, the streaming one would sam
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from torchgw.diagnostics.status import Status
 from torchgw.runtime.caller import out_of_memory, warn_caller
@@ -37,9 +39,19 @@ def solve_within_memory(problem: Problem, strategy: str) -> tuple[str, Certified
 
     The second attempt begins with the generator as the first one found it. What the callback raises passes through.
     """
-    state, between = problem.generator.get_state(), led(problem) if strategy == "streaming" else None
+    began, state = time.perf_counter(), problem.generator.get_state()
+    between = led(problem) if strategy == "streaming" else None
+    looked = time.perf_counter() - began
     if strategy == "streaming" and between is None and _better_dense(problem):
         strategy = "dense"
+    strategy, found = _attempted(problem, strategy, between, state)
+    return strategy, replace(found, seconds=found.seconds | {"search": found.seconds["search"] + looked})
+
+
+def _attempted(
+    problem: Problem, strategy: str, between: Problem | None, state: Tensor
+) -> tuple[str, CertifiedSolution]:
+    """The solution of the strategy, or of the next where memory ends; that begins with the generator in this state."""
     try:
         if strategy == "streaming" and problem.sharpens:
             return _sharpened(problem, between)
@@ -49,15 +61,16 @@ def solve_within_memory(problem: Problem, strategy: str) -> tuple[str, Certified
         if given or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # what torch keeps for itself is missing to everyone else on the device
-    warn_caller(
-        f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead; "
-        f"GWOptions(strategy='streaming') takes it at once",
-        OutOfMemoryWarning,
-    )
+    _tell_of_memory(f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead")
     problem.generator.set_state(state)
     return "streaming", _solved(replace(problem, sharpens=False), "streaming")
+
+
+def _tell_of_memory(what: str) -> None:
+    """Warn of what happened where memory ended, and free what can be."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what torch keeps for itself is missing to everyone else on the device
+    warn_caller(f"{what}; GWOptions(strategy='streaming') takes it at once", OutOfMemoryWarning)
 
 
 def _better_dense(problem: Problem) -> bool:
@@ -72,12 +85,25 @@ def _better_dense(problem: Problem) -> bool:
 
 
 def _sharpened(problem: Problem, between: Problem | None) -> tuple[str, CertifiedSolution]:
-    """The solution that streams, and where it settled the optimum without entropy from there, its plan stored."""
+    """The solution that streams, and where it settled the optimum without entropy from there, its plan stored; that
+    which streams where memory ends then."""
     found = _solved(problem if between is None else between, "streaming")
     if not found.status.converged or problem.watch.cut():
         return "streaming", found if between is None else judged(problem, found)
-    with problem.watch.within("dense"):
-        last = solve_dense(problem, found)
+    state = problem.generator.get_state()
+    try:
+        with problem.watch.within("dense"):
+            last = solve_dense(problem, found)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        message, last = str(error).partition("\n")[0], None
+    if last is None:
+        problem.generator.set_state(state)
+        _tell_of_memory(
+            f"memory ran out where the plan was to be stored ({message}), so the streaming one is the result"
+        )
+        return "streaming", found if between is None else judged(problem, found, stores=False)
     status = Status.CANCELLED if problem.watch.stopped else last.status
     seconds = {name: found.seconds[name] + taken for name, taken in last.seconds.items()}
     return "dense", replace(last, status=status, ladder=found.ladder, seconds=seconds)
