@@ -36,6 +36,7 @@ from torchgw import (
 )
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.losses import KULLBACK_LEIBLER, SQUARE, SeparableLoss
+from torchgw.objective.bounds import first_bound
 from torchgw.objective.exact import ExactGradient, PairLoss, mean_squares, product
 from torchgw.objective.model import mean_cost
 from torchgw.objective.value import exact_objective
@@ -232,6 +233,28 @@ def test_a_call_has_the_value_of_its_plan_and_true_bounds(epsilon: float, direct
         assert result.certificate.stationarity >= cost_gap - 1e-9
     assert found[0].value == pytest.approx(found[1].value, rel=1e-5)
     assert unit_of((AdjacencyDistances(A), AdjacencyDistances(B))) == 1
+
+
+@pytest.mark.parametrize("directed", [True, False])
+@pytest.mark.parametrize("density", [0.2, 0.5])
+def test_no_plan_lies_below_a_bound(directed: bool, density: float) -> None:
+    """Neither the best plan nor any other's certificate is contradicted by it, and bounds are those of the matrices."""
+    A, order = graph(30, 5, directed, density), np.random.default_rng(6).permutation(30)
+    B = A[order][:, order]
+    B[0, 1:4] = B[1:4, 0] = 1.5
+    p = torch.full((30,), 1 / 30, dtype=torch.float64)
+    rows = [torch.from_numpy(scaled(side) ** 2).mean(1) / 2 for side in (A, A.T, B, B.T)]
+    first = first_bound(rows[0] + rows[1], rows[2] + rows[3], p, p)
+    results = [
+        quietly(gw_align, *spaces, distances="adjacency", epsilon=epsilon, random_state=0)
+        for spaces in ((A, B), (sparse.csr_array(A), sparse.csr_array(B)))
+        for epsilon in (0.0, 1e-2, 0.3)
+    ]
+    lowest = min(result.value for result in results)
+    for result in results:
+        bound = result.certificate.lower_bound
+        assert first - 1e-5 <= bound <= lowest
+        assert result.certificate.gap == pytest.approx(result.value - bound)
 
 
 @pytest.mark.parametrize("directed", [True, False])

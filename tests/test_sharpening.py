@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,14 @@ import torch
 
 from tests.problems import quietly
 from tests.test_continuation import cloud
-from torchgw import GWOptions, GWResult, OutOfMemoryWarning, gw_align, resume
+from torchgw import GWOptions, GWResult, OutOfMemoryWarning, StoppingOptions, gw_align, resume
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.diagnostics.status import History
 from torchgw.objective import leading
 from torchgw.persist import checkpoint
 from torchgw.request import limits, request
 from torchgw.search import basins
 from torchgw.solvers.problem import Problem
-from torchgw.strategies import led, within_memory
+from torchgw.strategies import dense, led, sharp, within_memory
 
 POINTS = 420
 MASSES = np.linspace(1, 2, POINTS) / (1.5 * POINTS)
@@ -159,13 +159,59 @@ def test_the_same_bits_again_and_after_an_end(first: str, tmp_path: Path) -> Non
         assert [step.epsilon for step in other.path] == [step.epsilon for step in one.path]
 
 
-def test_histories_are_counted_on() -> None:
-    def entries(*numbers: int) -> History:
-        rest = {name: [0.5] * len(numbers) for name in ("cost", "marginal_error", "epsilon")}
-        return History(iteration=list(numbers), elapsed=[float(each) for each in numbers], **rest)
+def test_iterations_are_counted_once_and_on(first: str) -> None:
+    heard: list[int] = []
+    result, _ = solved(2, callback=lambda progress: heard.append(progress.iteration))
+    assert heard == sorted(set(heard))
+    assert heard[-1] == result.history.iteration[-1]
+    assert sum(step.n_iter for step in result.path) == result.n_iter
+    assert len(result.history.cost) >= result.path[-1].n_iter > 0
 
-    assert entries(1, 2).after(entries(1, 3)) == entries(1, 3, 4, 5)
-    assert entries(1, 2).after(History()) == entries(1, 2)
+
+def test_few_iterations_are_few() -> None:
+    X, Y, _ = cloud(200, 2)
+    options = GWOptions(stopping=StoppingOptions(max_iter=2))
+    result = quietly(gw_align, X, Y, distances="landmark", epsilon=0, options=options, random_state=0)
+    assert result.n_iter == len(result.history.cost)
+    assert result.n_iter <= 3
+
+
+def test_what_streamed_is_not_lost_when_it_is_stopped(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the plan that streamed and the first iteration of the sharp end."""
+    if first == "dense":
+        pytest.skip("one strategy has both ends")
+    made = dense.make_gradient
+
+    def stopped(problem: Any) -> Any:
+        problem.watch.stop()
+        return made(problem)
+
+    monkeypatch.setattr(dense, "make_gradient", stopped)
+    result, _ = solved(2)
+    assert result.status.name == "CANCELLED"
+    assert result.epsilon > 0
+    assert result.ladder
+    np.testing.assert_allclose(result.plan.sum(1), 1 / POINTS, rtol=1e-9)
+
+
+def test_a_higher_sharp_end_is_not_taken(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = sharp.solve_sharply
+    monkeypatch.setattr(sharp, "solve_sharply", lambda *given: replace(made(*given), energy=1.0))
+    result, _ = solved(2)
+    assert result.epsilon > 0
+    assert [step.epsilon for step in result.path] == [result.epsilon]
+
+
+def test_a_plan_below_the_first_permutation_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conditional gradients from a given plan never end above it."""
+    worst = np.roll(np.arange(30), 7)
+    monkeypatch.setattr(sharp, "assignment", lambda cost, dual: (worst, np.zeros(30)))
+    X, Y, match = cloud(30, 2, noise=0.05)
+    init = np.zeros((30, 30))
+    init[np.arange(30), match] = 1 / 30
+    given = {"distances": "landmark", "epsilon": 0, "init": init, "random_state": 0}
+    result = quietly(gw_align, X, Y, **given)
+    assert result.value <= quietly(gw_align, X, Y, **(given | {"epsilon": 1e-5})).value
 
 
 def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> None:

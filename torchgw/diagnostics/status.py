@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from torchgw.persist.codec import storable
@@ -71,14 +71,6 @@ class History:
     def copy(self) -> History:
         """The same entries, to be gone on with."""
         return History(**{entry.name: list(getattr(self, entry.name)) for entry in fields(self)})
-
-    def after(self, earlier: History) -> History:
-        """Those of an earlier solve and then these, whose iterations and seconds are counted on."""
-        last = earlier.iteration[-1] if earlier.iteration else 0
-        iteration, elapsed = [last + each for each in self.iteration], [earlier.seconds + each for each in self.elapsed]
-        counted = replace(self, iteration=iteration, elapsed=elapsed)
-        names = [entry.name for entry in fields(self)]
-        return History(**{name: getattr(earlier, name) + getattr(counted, name) for name in names})
 
     def go_on_from(self, other: History) -> None:
         """Take over the entries of another history."""

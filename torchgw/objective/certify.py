@@ -40,13 +40,14 @@ class Evaluated:
     cost : C(T) (N, K), exact or an estimate from anchors.
     exact : whether the cost is exact.
     expected : <cost, T>: of a stored plan with this very cost, elsewhere the value of ``quadratic``.
+    means : of the squares of each point's distances, (N,), (K,), None where the cost is not exact.
     marginals : of T, (N,), (K,).
     linear, penalty : <M, T>, <P, T>.
     """
 
     quadratic: Objective
     cost: FactoredCost
-    exact: bool
+    means: tuple[Tensor, Tensor] | None
     expected: float
     marginals: tuple[Tensor, Tensor]
     linear: float
@@ -61,14 +62,15 @@ def read_stored(
     generator: torch.Generator,
     cost: FactoredCost | None = None,
 ) -> Evaluated:
-    """Of a stored plan (N, K), whose exact ``cost`` may be known."""
+    """Of a stored plan (N, K), whose exact ``cost``, its row and column terms means of squares, may be known."""
     rows, columns = model.marginals_of(stored)
-    exact = cost is not None or affordable(*spaces, max_memory)
+    means = None if cost is None else (cost.a, cost.b)
     if cost is not None:
         expected = float(mean_cost(cost, stored, rows, columns))
         quadratic = Objective(expected, True, 0.0)
-    elif exact:
+    elif affordable(*spaces, max_memory):
         gradient = ExactGradient(*spaces, rows, columns, model.loss)
+        means = gradient.a, gradient.b
         # Products of centred distances are small: float32 leaves an error of 1e-9 in them, and takes half the time.
         cost = stored_cost(gradient, stored, rows, dtype=torch.float32) if leads(gradient) else gradient(stored, rows)
         expected = float(mean_cost(cost, stored, rows, columns))
@@ -83,7 +85,7 @@ def read_stored(
     linear, penalty = (
         0.0 if part is None else float(mean_cost(part, stored, rows, columns)) for part in (model.cost, model.penalty)
     )
-    return Evaluated(quadratic, cost, exact, expected, (rows, columns), linear, penalty)
+    return Evaluated(quadratic, cost, means, expected, (rows, columns), linear, penalty)
 
 
 def read_streamed(
@@ -99,6 +101,7 @@ def read_streamed(
 ) -> Evaluated:
     """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r') where the controls are the spaces' own
     factors. Elsewhere all distances may be computed where they fit ``max_memory``."""
+    means = None
     if product is None or controls is None:
         quadratic = objective(coupling, spaces, marginals, max_memory, generator)
         cost = sampled_cost(*spaces, sample_anchors(coupling, marginals[0], CERTIFICATE_ANCHORS, generator))
@@ -106,8 +109,9 @@ def read_streamed(
         x, y = controls
         value = float(factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), *marginals))
         quadratic = Objective(max(value, 0.0), True, 0.0)
-        cost = cost_of_core((x.F, x.signs), (y.F, y.signs), product, x.mean_squares, y.mean_squares)
-    return Evaluated(quadratic, cost, product is not None, quadratic.value, marginals, linear, penalty)
+        means = x.mean_squares, y.mean_squares
+        cost = cost_of_core((x.F, x.signs), (y.F, y.signs), product, *means)
+    return Evaluated(quadratic, cost, means, quadratic.value, marginals, linear, penalty)
 
 
 def certify(
@@ -125,19 +129,22 @@ def certify(
     """
     rows, columns = found.marginals
     values, lower = model.summed(found.quadratic.value, found.linear, found.penalty, rows, columns), 0.0
+    error = ROUNDING_ERROR if found.cost.U.dtype == torch.float64 else FLOAT32_ERROR
     if model.fixed and model.loss is SQUARE and model.alpha > 0:
         lower = second_bound(*spaces, model.p, model.q)
-        if found.exact:
-            lower = max(lower, first_bound(found.cost.a.double(), found.cost.b.double(), model.p, model.q))
+        if found.means is not None:
+            a, b = found.means
+            lower = max(lower, first_bound(a.double(), b.double(), model.p, model.q))
         # An isometric copy has both at zero, up to rounding.
-        error = ROUNDING_ERROR if found.cost.U.dtype == torch.float64 else FLOAT32_ERROR
         lower = max(lower - error * unit, 0.0)
     lower *= model.alpha
     if sample is None:
-        lower = min(lower + linear_bound(model), values.total)  # above it by rounding alone
+        lower += linear_bound(model)
+        rounding = error * (unit + abs(values.total))
+        lower = min(lower, values.total) if lower <= values.total + rounding else lower  # no bound hides a false one
     return values, Certificate(
         stationarity=stationarity(found, dual, model, sample),
-        stationarity_exact=found.exact and sample is None,
+        stationarity_exact=found.means is not None and sample is None,
         lower_bound=lower,
         gap=max(values.total - lower, 0.0),
     )

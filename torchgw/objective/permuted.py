@@ -9,7 +9,8 @@ D_Y = L' + R',
 
     D_X P D_Y = L P D_Y + R P L' + R P R',
 
-of which all but the last term is cheap; and that one is so small that float32 leaves it 1e-12 of the whole.
+of which all but the last term is cheap; and that one is small, so that float32 leaves 1e-11 to 1e-9 of the whole
+(clouds in 3 to 200 dimensions; of hop counts factors leave half, and float32 4e-9).
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class FactoredPermutations:
         product = self.left[0].T @ self.right[0][match] / len(match)
         cost = cost_of_core(self.left, self.right, product, self.a, self.b)
         return torch.mm(cost.U * -2.0, cost.V.T, out=out)
+
+    def value(self, match: Tensor, cost: Tensor | None = None) -> float:
+        """The objective of a permutation (N,), from its E (N, N) where that is at hand."""
+        found = self.at(match) if cost is None else cost
+        return self.constant + float(found.gather(1, match[:, None]).mean())
 
     def moved(self, cost: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """E of another permutation, in the memory of that of the ``old`` one."""

@@ -78,12 +78,9 @@ def permute(
     least : a value up to this is zero.
     """
 
-    def paid(cost: Tensor, match: Tensor) -> float:
-        return float(cost.gather(1, match[:, None]).mean())
-
     def begin() -> Permuted:
         cost = objective.at(match)
-        return Permuted(match=match, cost=cost, dual=dual, value=objective.constant + paid(cost, match))
+        return Permuted(match=match, cost=cost, dual=dual, value=objective.value(match, cost))
 
     def step(state: Permuted) -> tuple[Permuted, Check, Status | None]:
         old, cost, value, n_iter = state.match, state.cost, state.value, state.n_iter + 1
@@ -93,9 +90,9 @@ def permute(
         state = replace(state, n_iter=n_iter, dual=dual)
         if value <= least or torch.equal(old, new):
             return state, check, Status.STATIONARY
-        ended = Status.STATIONARY if 2 * (paid(cost, old) - paid(cost, new)) <= tol * value else Status.SETTLED
+        ended = Status.STATIONARY if 2 * (value - objective.value(new, cost)) <= tol * value else Status.SETTLED
         cost = objective.moved(cost, old, new)
-        fall = value - objective.constant - paid(cost, new)
+        fall = value - objective.value(new, cost)
         if fall <= 0:
             cost = objective.moved(cost, new, old)
             return replace(state, cost=cost, whole=ended is Status.STATIONARY), check, ended

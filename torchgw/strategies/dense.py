@@ -8,50 +8,37 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.evidence import NEAR_TIE, TINY
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_stored
-from torchgw.objective.exact import ExactGradient, dense, multiplied
-from torchgw.objective.leading import LeadingGradient, MatchingGradient
+from torchgw.objective.exact import ExactGradient, multiplied
+from torchgw.objective.leading import LeadingGradient
 from torchgw.objective.linearise import Gradient, gradient_of
-from torchgw.objective.permuted import permutations
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
-from torchgw.persist.watch import Watch
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import product_starts, sharp_starts
-from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.finish import finish, precision_warning
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.newton import refined, with_tolerance
-from torchgw.solvers.permutations import Permuted, permute
 from torchgw.solvers.problem import Problem, StoredProblem, descended, make_gradient
 from torchgw.solvers.sampled import solve_sampled
 from torchgw.solvers.solution import CertifiedSolution, Solution
-from torchgw.solvers.transport_lp import assignment, equal_masses
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
-from torchgw.strategies.continuation import continued, step_of
+from torchgw.strategies.continuation import continued
+from torchgw.strategies.sharp import sharpened, solve_sharply
 
 logger = logging.getLogger("torchgw")
 
 ROUNDING_SLACK = 2.0
 CORRECTIONS = 3  # by the exact gradient, at most
 MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
-SHARP_FALL = 0.2  # and how far it falls
-SHARP_RATIO = 0.5
-SHARP_STEPS = 4
-ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems that only lead to the first vertex
-SHARP_PROGRESS = 1e-3
-SHARP_TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
 SHARP_BASINS_PAIRS = 10_000
 PRODUCT_PAIRS = 1_000_000
@@ -59,7 +46,8 @@ LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 
 def solve_dense(asked: Problem, streamed: CertifiedSolution | None = None) -> CertifiedSolution:
-    """Solve with a stored plan, on the device of the masses; one that was ``streamed`` only ends here."""
+    """Solve with a stored plan, on the device of the masses; one that was ``streamed`` only ends here,
+    and comes back as it is where nothing lower is found."""
     began = time.perf_counter()
     (p, q), options = asked.model.masses, asked.options
     wide = [space.to(p.device, torch.float64) for space in asked.spaces]
@@ -81,6 +69,8 @@ def solve_dense(asked: Problem, streamed: CertifiedSolution | None = None) -> Ce
         solution, searched, basins = streamed, began, streamed.basins
     if asked.sharpens:
         solution = sharpened(problem, solution)
+    if solution is streamed:
+        return streamed
     solved, model = time.perf_counter(), asked.model.at(solution.path[-1].epsilon) if solution.path else asked.model
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
@@ -247,111 +237,3 @@ def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[So
     arguments = problem.wide, start, problem.model, inner, options, problem.watch, solution.history
     found = problem.stage("fixed-point", partial(refined, *arguments))
     return replace(found.after(solution), coupling=None), options
-
-
-def solve_sharply(problem: StoredProblem, start: Start) -> Solution:
-    """The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients.
-
-    They begin from the plan of a start that brings one, and annealing only finds potentials."""
-    p, q, epsilon, limit = problem.p, problem.q, problem.epsilon, problem.options.stopping.max_iter
-    steps = SHARP_STEPS if start.plan is None else 1
-    now, step = _annealed(problem, start, epsilon, History(), 0, steps), 1
-    while (
-        start.plan is None and epsilon > SHARP_FALL * problem.epsilon and now.n_iter < limit and not problem.watch.cut()
-    ):
-        before, epsilon = now.history.cost[-1], epsilon * SHARP_RATIO
-        assert now.end is not None
-        now = _annealed(problem, now.end, epsilon, now.history, step).after(now)
-        step += 1
-        if now.history.cost[-1] > (1 - SHARP_PROGRESS) * before:
-            break
-    assert now.end is not None
-    assert now.end.cost is not None
-    assert problem.wide is not None
-    plan = now.plan if start.plan is None else start.plan
-    dual = now.end.cost.column_dual(now.end.g.to(torch.float64), q, epsilon)
-    least = torch.finfo(p.dtype).eps * problem.unit
-    rest = SHARP_TOLERANCE, least, max(limit - now.n_iter, 1), now.history, problem.watch
-    found = _without_entropy(problem, plan, dual, rest)
-    warning = precision_warning(now.end.cost, epsilon, problem.options)
-    return replace(found.after(now), precision_warning=warning)
-
-
-def _without_entropy(
-    problem: StoredProblem, plan: Tensor, dual: Tensor, rest: tuple[float, float, int, History, Watch]
-) -> Solution:
-    """Where conditional gradients from a plan (N, K) and dual potentials (K,) of its linear problem end.
-
-    Where products take long, factors lead to the end and its cost is kept; between equal masses all plans but the first
-    are permutations there.
-    """
-    p, q, wide = problem.p, problem.q, problem.wide
-    assert wide is not None
-
-    def ended(found: FrankWolfe | Permuted, status: Status, dual: Tensor, cost: Tensor | None = None) -> Solution:
-        return Solution(
-            coupling=DenseCoupling(found.plan),
-            end=None,
-            status=status,
-            n_iter=found.n_iter,
-            n_iter_sinkhorn=0,
-            history=rest[3],
-            energy=found.value,
-            dual=dual,
-            cost=None if cost is None else FactoredCost.stored(cost, wide.a, wide.b),
-        )
-
-    exact = MatchingGradient(wide) if isinstance(problem.quadratic, LeadingGradient) else None
-    first = problem.quadratic.to(torch.float64, wide) if isinstance(problem.quadratic, LeadingGradient) else wide
-    matches = permutations(first) if equal_masses(p.cpu().numpy(), q.cpu().numpy()) else None
-    if matches is not None:
-        cost = problem.quadratic(DenseCoupling(plan), problem.masses[0]).to(torch.float64).rows(slice(None))
-        begun = assignment(cost.cpu().numpy(), dual.cpu().numpy())
-        match, dual = (torch.from_numpy(part).to(p.device) for part in begun)
-        matched, status = problem.stage("led", partial(permute, matches, match, dual - wide.b, *rest))
-        if exact is not None:
-            matches = matches.led_to(dense(wide.source), dense(wide.target))
-            last = partial(permute, matches, matched.match, matched.dual, *rest)
-            matched, status = problem.stage("matched", last)
-        plan, dual = matched.plan, matched.dual + wide.b
-        if matched.whole:
-            return ended(matched, status, dual, None if exact is None else matched.cost)
-    else:
-        plan = feasible(plan.to(torch.float64, copy=True), p, q)
-    if exact is None:
-        sharp, status = frank_wolfe(wide, plan, dual, p, q, *rest)
-        return ended(sharp, status, sharp.duals[0])
-    if matches is None:
-        led, _ = problem.stage("led", partial(frank_wolfe, first, plan, dual, p, q, *rest))
-        plan, dual = led.plan, led.duals[0]
-    sharp, status = frank_wolfe(exact, plan, dual, p, q, *rest, difference=exact.difference)
-    return ended(sharp, status, sharp.duals[0], sharp.cost.sub_(wide.a[:, None]).sub_(wide.b))
-
-
-def sharpened(problem: StoredProblem, first: Solution) -> Solution:
-    """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
-    settle."""
-    before = first.coupling if first.stored is None else first.stored
-    if before is None or first.end is None or not first.status.converged or problem.watch.cut():
-        return first
-    began, start = time.perf_counter(), first.end.to(problem.masses[0].dtype)
-    sharp = problem.at(0.0)
-    found = problem.stage("sharpen", partial(solve_sharply, sharp, start))
-    moved = float(problem.p @ (found.plan.argmax(1) != before.argmax(1)).to(problem.p) / problem.p.sum())
-    step = replace(step_of(sharp, found, time.perf_counter() - began), moved=moved)
-    logger.info("sharpened: %s", step)
-    return replace(found.after(first), history=found.history.after(first.history), path=(*first.path, step))
-
-
-def _annealed(
-    problem: StoredProblem, start: Start, epsilon: float, history: History, step: int, steps: int = SHARP_STEPS
-) -> Solution:
-    """A few iterations at one epsilon of the sharp end's ladder."""
-    steps, sinkhorn = min(steps, problem.options.stopping.max_iter - len(history.iteration)), problem.options.sinkhorn
-    rough = replace(
-        sinkhorn, tol=max(sinkhorn.tol, ANNEALED_TOL), exact_max_iter=min(sinkhorn.exact_max_iter, ANNEALED_ITERATIONS)
-    )
-    problem = replace(problem, options=replace(problem.options, sinkhorn=rough))
-    arguments = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch
-    whole = partial(descend, *arguments, max_iter=steps, history=history)
-    return problem.stage(f"anneal-{step}", whole)

@@ -1,0 +1,196 @@
+"""The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients.
+
+    potentials and a plan at a small epsilon -> a vertex of its linear problem -> steps to vertices -> stationary
+
+Between equal masses vertices are permutations, and where both spaces have factors, their own or leading ones, so are
+all plans (`torchgw.solvers.permutations`): these lead to an end, from which the exact gradient goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.rounding import feasible
+from torchgw.diagnostics.status import History, Status
+from torchgw.objective.exact import ExactGradient, dense
+from torchgw.objective.leading import LeadingGradient, MatchingGradient
+from torchgw.objective.model import mean_cost
+from torchgw.objective.permuted import permutations
+from torchgw.persist.watch import Watch
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.finish import precision_warning
+from torchgw.solvers.fixed_point import descend
+from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
+from torchgw.solvers.iterate import State
+from torchgw.solvers.permutations import Permuted, permute
+from torchgw.solvers.problem import StoredProblem
+from torchgw.solvers.solution import Solution
+from torchgw.solvers.transport_lp import assignment, equal_masses
+from torchgw.solvers.warm_start import Start
+from torchgw.strategies.continuation import step_of
+
+logger = logging.getLogger("torchgw")
+
+FALL = 0.2  # of epsilon, to which it is annealed
+RATIO = 0.5
+STEPS = 4
+PROGRESS = 1e-3
+ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
+TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
+
+StateT = TypeVar("StateT", bound=State)
+
+
+def solve_sharply(problem: StoredProblem, start: Start, history: History | None = None) -> Solution:
+    """A stationary plan without entropy, found from a start; a ``history`` is gone on with.
+
+    Conditional gradients begin from the plan of a start that brings one, and annealing only finds potentials."""
+    epsilon, history = problem.epsilon, History() if history is None else history
+    limit = len(history.iteration) + problem.options.stopping.max_iter
+    steps = STEPS if start.plan is None else 1
+    now, step = _annealed(problem, start, epsilon, history, 0, min(steps, limit)), 1
+    while start.plan is None and epsilon > FALL * problem.epsilon and not problem.watch.cut():
+        before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
+        if left <= 0:
+            break
+        assert now.end is not None
+        now = _annealed(problem, now.end, epsilon, now.history, step, min(STEPS, left)).after(now)
+        step += 1
+        if now.history.cost[-1] > (1 - PROGRESS) * before:
+            break
+    assert now.end is not None
+    assert now.end.cost is not None
+    dual = now.end.cost.column_dual(now.end.g.to(torch.float64), problem.q, epsilon)
+    descent = _Descent(problem, now.history, limit)
+    found = descent.solved(now.plan if start.plan is None else start.plan, dual, start.plan is not None)
+    warning = precision_warning(now.end.cost, epsilon, problem.options)
+    return replace(found.after(now), precision_warning=warning)
+
+
+def sharpened(problem: StoredProblem, first: Solution) -> Solution:
+    """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
+    settle, or where nothing lower was found."""
+    before = first.coupling if first.stored is None else first.stored
+    if before is None or first.end is None or not first.status.converged or problem.watch.cut():
+        return first
+    began, start = time.perf_counter(), first.end.to(problem.masses[0].dtype)
+    sharp = problem.at(0.0)
+    found = problem.stage("sharpen", partial(solve_sharply, sharp, start, first.history.copy()))
+    if found.energy > first.path[-1].value:
+        logger.info("the sharp end at %.6g is not taken", found.energy)
+        return first
+    moved = float(problem.p @ (found.plan.argmax(1) != before.argmax(1)).to(problem.p) / problem.p.sum())
+    step = replace(step_of(sharp, found, time.perf_counter() - began), moved=moved)
+    logger.info("sharpened: %s", step)
+    return replace(found.after(first), path=(*first.path, step))
+
+
+def _annealed(
+    problem: StoredProblem, start: Start, epsilon: float, history: History, step: int, steps: int
+) -> Solution:
+    """A few iterations at one epsilon on the way to zero."""
+    sinkhorn = problem.options.sinkhorn
+    rough = replace(
+        sinkhorn, tol=max(sinkhorn.tol, ANNEALED_TOL), exact_max_iter=min(sinkhorn.exact_max_iter, ANNEALED_ITERATIONS)
+    )
+    problem = replace(problem, options=replace(problem.options, sinkhorn=rough))
+    arguments = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch
+    whole = partial(descend, *arguments, max_iter=steps, history=history)
+    return problem.stage(f"anneal-{step}", whole)
+
+
+@dataclass(frozen=True)
+class _Descent:
+    """Conditional gradients one after the other, that go on with one history.
+
+    problem : whose optimum is looked for.
+    history : of all of them, and of what came before.
+    limit : entries that it may have in the end, at most.
+    """
+
+    problem: StoredProblem
+    history: History
+    limit: int
+
+    @property
+    def settings(self) -> tuple[float, float, int, History, Watch]:
+        """Tolerance, least value, iterations that are left, history and watch of the next loop."""
+        least = torch.finfo(self.problem.p.dtype).eps * self.problem.unit
+        left = max(self.limit - len(self.history.iteration), 1)
+        return TOLERANCE, least, left, self.history, self.problem.watch
+
+    def stage(self, name: str, loop: partial[tuple[StateT, Status]]) -> tuple[StateT, Status]:
+        """The result of a loop that is a stage of its own; where files had it, its entries too."""
+        state, status, entries = self.problem.stage(name, lambda: (*loop(*self.settings), self.history))
+        self.history.go_on_from(entries.copy())
+        return state, status
+
+    def solved(self, plan: Tensor, dual: Tensor, kept: bool) -> Solution:
+        """Where they end from a plan (N, K), which is left only for a lower one if it is to be ``kept``, and from
+        column potentials (K,) of its linear problem. Exact costs that they end with are kept."""
+        problem, (p, q), before = self.problem, self.problem.model.masses, len(self.history.iteration)
+        wide = problem.wide
+        assert wide is not None
+        leading = problem.quadratic if isinstance(problem.quadratic, LeadingGradient) else None
+        first = wide if leading is None else leading.to(torch.float64, wide)
+        matched = None
+        if equal_masses(p.cpu().numpy(), q.cpu().numpy()):
+            matched = self._by_permutations(first, wide if leading is not None else None, plan, dual, kept)
+        found: FrankWolfe | Permuted
+        if matched is not None:
+            found, status = matched
+            plan, dual = found.plan, found.dual + wide.b
+        else:
+            plan = feasible(plan.to(torch.float64, copy=True), p, q)
+        cost = None
+        if matched is not None and matched[0].whole:
+            cost = None if leading is None else matched[0].cost
+        elif leading is None:
+            found, status = frank_wolfe(wide, plan, dual, p, q, *self.settings)
+            dual = found.duals[0]
+        else:
+            if matched is None:
+                led, _ = self.stage("led", partial(frank_wolfe, first, plan, dual, p, q))
+                plan, dual = led.plan, led.duals[0]
+            exact = MatchingGradient(wide)
+            found, status = frank_wolfe(exact, plan, dual, p, q, *self.settings, difference=exact.difference)
+            dual, cost = found.duals[0], found.cost.sub_(wide.a[:, None]).sub_(wide.b)
+        return Solution(
+            coupling=DenseCoupling(found.plan),
+            end=None,
+            status=status,
+            n_iter=len(self.history.iteration) - before,
+            n_iter_sinkhorn=0,
+            history=self.history,
+            energy=found.value,
+            dual=dual,
+            cost=None if cost is None else FactoredCost.stored(cost, wide.a, wide.b),
+        )
+
+    def _by_permutations(
+        self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool
+    ) -> tuple[Permuted, Status] | None:
+        """From permutation to permutation, by a gradient between factors and then by the ``exact`` one where that is
+        another; None where spaces have none, or where the first permutation is above a plan to be ``kept``."""
+        matches = permutations(first)
+        if matches is None:
+            return None
+        p, gradient = self.problem.masses[0], self.problem.quadratic
+        cost = gradient(DenseCoupling(plan), p)
+        stored = cost.to(torch.float64).rows(slice(None)).cpu().numpy()
+        match, dual = (torch.from_numpy(part).to(plan.device) for part in assignment(stored, dual.cpu().numpy()))
+        if kept and matches.value(match) > float(mean_cost(cost, DenseCoupling(plan), *self.problem.masses)):
+            return None
+        found, status = self.stage("permuted", partial(permute, matches, match, dual - first.b))
+        if exact is None:
+            return found, status
+        led = matches.led_to(dense(exact.source), dense(exact.target))
+        return self.stage("matched", partial(permute, led, found.match, found.dual))
