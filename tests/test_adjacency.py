@@ -36,7 +36,7 @@ from torchgw import (
 )
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.losses import KULLBACK_LEIBLER, SQUARE, SeparableLoss
-from torchgw.objective.bounds import first_bound
+from torchgw.objective.bounds import first_bound, second_bound
 from torchgw.objective.exact import ExactGradient, PairLoss, mean_squares, product
 from torchgw.objective.model import mean_cost
 from torchgw.objective.value import exact_objective
@@ -245,6 +245,7 @@ def test_no_plan_lies_below_a_bound(directed: bool, density: float) -> None:
     p = torch.full((30,), 1 / 30, dtype=torch.float64)
     rows = [torch.from_numpy(scaled(side) ** 2).mean(1) / 2 for side in (A, A.T, B, B.T)]
     first = first_bound(rows[0] + rows[1], rows[2] + rows[3], p, p)
+    true = max(first, second_bound(AdjacencyDistances(A), AdjacencyDistances(B), p, p))
     results = [
         quietly(gw_align, *spaces, distances="adjacency", epsilon=epsilon, random_state=0)
         for spaces in ((A, B), (sparse.csr_array(A), sparse.csr_array(B)))
@@ -253,7 +254,8 @@ def test_no_plan_lies_below_a_bound(directed: bool, density: float) -> None:
     lowest = min(result.value for result in results)
     for result in results:
         bound = result.certificate.lower_bound
-        assert first - 1e-5 <= bound <= lowest
+        assert bound == pytest.approx(true, abs=1e-9)
+        assert bound <= lowest
         assert result.certificate.gap == pytest.approx(result.value - bound)
 
 
