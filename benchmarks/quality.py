@@ -3,7 +3,7 @@
 "default" is our call without arguments beyond the spaces and their distances; where a row has an epsilon beside it, as
 a peer has, both are judged.
 
-``python -m benchmarks quality`` runs everything (about 25 minutes on two cores, the timed groups first);
+``python -m benchmarks quality`` runs everything (about half an hour on two cores, the timed groups first);
 ``python -m benchmarks quality words views`` only those groups, and keeps the other rows that are stored.
 """
 
