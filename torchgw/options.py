@@ -283,8 +283,9 @@ class GWOptions(Worded):
     strategy : "dense" stores plan and score; "streaming" stores neither and climbs a ladder of resolutions; "low-rank"
         looks for a plan of small rank; "sparse" for one of few entries, between two sparse adjacencies; "auto" takes
         what is fastest within the memory, see `torchgw.estimate`.
-    gradient : "exact", "sampled", or "auto": exact from factors or from dense matrices where both fit and the products
-        are fast enough, sampled otherwise.
+    gradient : "exact", "sampled", or "auto": exact from factors, or from matrices within ``max_memory``, led by factors
+        where products take long; sampled, with a warning, where distances fit in neither way, cost thousands of graph
+        searches, or have no factors and a streaming strategy was named.
     loss : what a pair of distances costs: "square", "kl", or a `SeparableLoss`. Others than the square need the dense
         strategy and the exact gradient.
     mixed_precision : iterate in float32 and return float64; False iterates in float64 as well.
