@@ -39,7 +39,7 @@ from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import AUTO_START
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.strategies.continuation import FALL, LEFT, MOST_STEPS, RATIO
+from torchgw.strategies.continuation import FALL, LEFT_OF_FEW, MOST_STEPS, MOVED, RATIO, SHARP
 
 RNG = np.random.default_rng(0)
 
@@ -188,7 +188,18 @@ def test_it_falls_while_the_plan_sharpens() -> None:
 def test_blur_that_costs_nothing_stays() -> None:
     spread = {"marginals": Unbalanced(1.0, 1.0), "random_state": 0}
     result = quietly(gw_align, SPIRAL, SPIRAL, epsilon="auto", **spread)
-    assert result.path[-1].value <= LEFT * result.gain or len(result.path) > 1
+    *before, last = result.path
+    assert last.value <= LEFT_OF_FEW * result.gain
+    assert all(step.value > LEFT_OF_FEW * result.gain for step in before)
+    # Nothing else ended it.
+    assert 1 <= len(before) < MOST_STEPS
+    assert last.value < (1 - FALL) * before[-1].value
+    assert last.moved >= MOVED
+    assert float(np.mean(result.confidence().entropy)) > SHARP
+    six = np.repeat(RNG.normal(size=(6, 2)), 10, axis=0)
+    alike = quietly(gw_align, six, six, distances="euclidean", epsilon="auto", **spread)
+    assert len(alike.path) == 1
+    assert float(np.exp(np.mean(alike.confidence().entropy))) > 5
 
 
 def test_a_number_is_what_it_was() -> None:

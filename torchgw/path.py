@@ -5,6 +5,7 @@ perplexity(T) = exp(sum_i p_i H_i),    p = T 1 / sum(T),    H_i the entropy of r
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Sequence
@@ -23,12 +24,17 @@ from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
 from torchgw.entry import OURS, entry
 from torchgw.kernels.sampling import spread_over
+from torchgw.objective.gain import gain_of
+from torchgw.request.request import Asked, Request
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
+from torchgw.spaces.prepare import make_providers
+from torchgw.spaces.scale import unit_of
 from torchgw.types import AmbiguityWarning, Array, BlurWarning, ConvergenceWarning, is_provider
 
-HIGHEST, SOFT, SHARP, LOWEST = 10.0, 3e-2, 3e-4, 1e-5
-TOLERANCE, MOST_SOLVES, STRIDE = 0.02, 8, 2.5
+HIGHEST, LOWEST = 10.0, 1e-5
+SOFT, SHARP = 0.3, 0.003  # of what there is to gain, where paths begin and end by themselves
+FIRST, TOLERANCE, MOST_SOLVES, STRIDE = 3e-2, 0.02, 8, 2.5  # of perplexities
 STABLE, COMPARED, BLOCK_ELEMENTS = 0.01, 1000, 2**24
 PAIRS = 300
 
@@ -86,10 +92,11 @@ def epsilon_path(
 
     Parameters
     ----------
-    X, Y : the spaces, as `gw_align` takes them. They are prepared once.
-    epsilons : > 0 and different, in any order. By default ``n_points`` from 3e-2 to 3e-4, evenly in logarithms: from
-        where a point of a curve is spread over half of it to where clouds of many dimensions have become matchings;
-        below, ``epsilon=0`` is faster. With 8 points each is half of the one before.
+    X, Y : the spaces, as `gw_align` takes them. They are prepared once, for default epsilons twice.
+    epsilons : > 0 and different, in any order. By default ``n_points`` from 0.3 to 0.003 of what matching can gain
+        (`GWResult.gain`; 3e-2 to 3e-4 for curves), evenly in logarithms: from where a point of a curve is spread over
+        half of it to where clouds have become matchings; below, ``epsilon=0`` is faster. With 8 points each is half of
+        the one before.
     perplexities : to have instead, in [1, K], in any order and more than 4 % apart. Each is met to 2 %, or as near as 8
         solves in its bracket come, by an epsilon in [1e-5, 10].
     n_points : length of the default path.
@@ -139,8 +146,9 @@ def epsilon_path(
             if _cancelled(points):
                 break
     else:
-        default = np.geomspace(SOFT, SHARP, validate.integer("n_points", n_points, least=1))
-        for epsilon in _falling("epsilons", default if epsilons is None else epsilons):
+        if epsilons is None:
+            epsilons = np.geomspace(SOFT, SHARP, validate.integer("n_points", n_points, least=1)) * solver.gain()
+        for epsilon in _falling("epsilons", epsilons):
             points.append(solver(epsilon, points[-1] if points else None))
             if _cancelled(points):
                 break
@@ -204,6 +212,16 @@ class _Solver:
         self.X, self.Y, self.arguments = X, Y, arguments
         self.first: GWResult | None = None
         self.seen: list[tuple[float, float]] = []
+
+    def gain(self) -> float:
+        """What there is to gain between the spaces, before any solve."""
+        bound = inspect.signature(gw_align).bind(self.X, self.Y, **self.arguments)
+        bound.apply_defaults()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the first solve says it
+            request = Request.of(Asked(**bound.arguments))
+            spaces, _ = make_providers(request.spaces, request.options.spaces)
+        return gain_of(request.model, spaces, unit_of(spaces))
 
     def __call__(self, epsilon: float, before: _Point | None) -> _Point:
         if before is not None:
@@ -295,7 +313,7 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
             stride = min(STRIDE * gap if gap < before / 2 else 2 * stride, math.log(10))
             place = bound if stride > abs(bound - end[0]) else end[0] + way * stride
         else:
-            place = math.log(SOFT)
+            place = math.log(FIRST)
         point = solver(math.exp(place), above or (tried[-1] if tried else None))
         tried.append(point)
         if abs(point.perplexity / target - 1) <= TOLERANCE or _cancelled([point]):
