@@ -39,7 +39,7 @@ def path() -> EpsilonPath:
 
 def test_perplexity_falls_with_epsilon(path: EpsilonPath) -> None:
     gain = path.results[0].gain
-    np.testing.assert_allclose(path.epsilons, np.geomspace(0.3 * gain, 0.003 * gain, 8), rtol=1e-12)
+    np.testing.assert_allclose(path.epsilons, np.geomspace(0.3 * gain, 0.005 * gain, 8), rtol=1e-12)
     for side in (path.perplexities, path.values):
         assert all(larger > smaller for larger, smaller in pairwise(side))
     assert path.values == tuple(result.value for result in path.results)

@@ -33,7 +33,7 @@ from torchgw.spaces.scale import unit_of
 from torchgw.types import AmbiguityWarning, Array, BlurWarning, ConvergenceWarning, is_provider
 
 HIGHEST, LOWEST = 10.0, 1e-5
-SOFT, SHARP = 0.3, 0.003  # of what there is to gain, where paths begin and end by themselves
+SOFT, SHARP = 0.3, 0.005  # of what there is to gain, where paths begin and end by themselves
 FIRST, TOLERANCE, MOST_SOLVES, STRIDE = 3e-2, 0.02, 8, 2.5  # of perplexities
 STABLE, COMPARED, BLOCK_ELEMENTS = 0.01, 1000, 2**24
 PAIRS = 300
@@ -93,10 +93,10 @@ def epsilon_path(
     Parameters
     ----------
     X, Y : the spaces, as `gw_align` takes them. They are prepared once, for default epsilons twice.
-    epsilons : > 0 and different, in any order. By default ``n_points`` from 0.3 to 0.003 of what matching can gain
-        (`GWResult.gain`; 3e-2 to 3e-4 for curves), evenly in logarithms: from where a point of a curve is spread over
-        half of it to where clouds have become matchings; below, ``epsilon=0`` is faster. With 8 points each is half of
-        the one before.
+    epsilons : > 0 and different, in any order. By default ``n_points`` from 0.3 to 0.005 of what matching can gain
+        (`GWResult.gain`; 3e-2 to 5e-4 for curves), evenly in logarithms: from where a point of a curve is spread over
+        half of it to where clouds have become matchings; below, ``epsilon=0`` is faster. With 8 points each is 0.56
+        of the one before.
     perplexities : to have instead, in [1, K], in any order and more than 4 % apart. Each is met to 2 %, or as near as 8
         solves in its bracket come, by an epsilon in [1e-5, 10].
     n_points : length of the default path.
