@@ -97,6 +97,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("no points", align(X, np.zeros((0, 3))), "Y must hold at least 2 points"),
     ("too many neighbours", align(X, Y, options=GWOptions(spaces=SpaceOptions(k=30))), "k must be smaller"),
     ("asymmetric matrix", align(edited(D, 2, 5, 4.0), Y), "X must be a symmetric distance matrix"),
+    (
+        "not connected in one direction",
+        align(edited(edited(edited(D, 0, 1, 1e9), 1, 0, 1e9), 2, 5, np.inf), Y),
+        "X must be a symmetric distance matrix, got entries that differ by inf",
+    ),
     ("negative distances", align(-D, Y), "X is square, so it must be a non-negative distance matrix"),
     ("NaN distances", align(D * np.nan, Y), "X must not contain NaN"),
     ("similarities", align(np.exp(-D), Y), "X must have a zero diagonal"),

@@ -204,14 +204,15 @@ def _mirrored(array: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def _asymmetry(array: Array) -> float:
-    """The most that two mirrored entries of a non-negative square array differ, infinite ones counting as -1."""
+    """The most that two mirrored entries of a square array differ; two infinite ones do not."""
     gap = 0.0
     for one, other in _mirrored(array):
-        with np.errstate(invalid="ignore"):
-            here = float(np.abs(one - other).max())
-        if not math.isfinite(here):
-            here = float(np.abs(np.where(np.isinf(one), -1.0, one) - np.where(np.isinf(other), -1.0, other)).max())
-        gap = max(gap, here)
+        with np.errstate(invalid="ignore"):  # of two infinite ones
+            apart = np.abs(one - other)
+        largest = float(apart.max())
+        if math.isnan(largest):
+            largest = float(np.where(np.isinf(one) & np.isinf(other), 0.0, apart).max())
+        gap = max(gap, largest)
     return gap
 
 

@@ -85,8 +85,8 @@ def extended(
         coupling = with_potentials(coupling, known, epsilon)
     if coupling.potentials is None:
         raise ValueError(
-            "unseen points are mapped by potentials, and this plan of low rank has none: align with "
-            "GWOptions(strategy='dense') or 'streaming'"
+            f"unseen points are mapped by potentials, and this {type(coupling).__name__} has none: align with "
+            f"GWOptions(strategy='dense'), or 'streaming' where distances have no directions"
         )
     potential = coupling.potentials[1 - side]
     if isinstance(coupling, DenseCoupling):
