@@ -98,7 +98,7 @@ def test_what_cannot_be_mapped_is_refused() -> None:
         result.unseen(X[:3], side="both")
     ranked = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=4))
     narrow = gw_align(X[:60], Y[:70], distances="landmark", epsilon=0, options=ranked, random_state=0)
-    with pytest.raises(ValueError, match="low rank has none"):
+    with pytest.raises(ValueError, match="LowRankCoupling has none"):
         narrow.unseen(X[:3])
 
 
