@@ -33,7 +33,9 @@ from torchgw import (
     estimate,
     gw_align,
 )
+from torchgw.kernels import blocks
 from torchgw.losses import KULLBACK_LEIBLER as KL
+from torchgw.objective import gain
 from torchgw.objective.gain import deviation, gain_of, linear_gain
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
@@ -105,6 +107,16 @@ def test_rows_stand_for_all_where_points_are_many() -> None:
     least = max(float(mass @ M.amin(1)), float(more @ M.amin(0)))
     found = linear_gain(FactoredCost.stored(M), mass, more)
     assert found == pytest.approx(float(mass @ M @ more) - least, rel=0.05)
+
+
+def test_rows_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    space, mass = EuclideanDistances(RNG.normal(size=(1500, 3))), masses(1500, 2)[0]
+    whole, read, rows = deviation(space, mass), list[int](), EuclideanDistances.rows
+    monkeypatch.setattr(gain, "parts", lambda index, k: blocks.parts(index, k, 2**16))
+    monkeypatch.setattr(EuclideanDistances, "rows", lambda self, index: read.append(len(index)) or rows(self, index))
+    assert deviation(space, mass) == pytest.approx(whole, rel=1e-12)
+    assert sum(read) == 1000
+    assert max(read) * 1500 <= 2**16
 
 
 def test_a_constant_in_the_cost_is_no_gain() -> None:
