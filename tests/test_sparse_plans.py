@@ -13,6 +13,7 @@ from scipy import sparse
 from scipy.optimize import linear_sum_assignment, linprog
 
 from tests.problems import generator, quietly
+from tests.test_guesses import shuffled
 from torchgw import AdjacencyDistances, GWOptions, GWResult, StoppingOptions, estimate, gw_align, resume
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.evidence import entropy_and_margin
@@ -21,7 +22,9 @@ from torchgw.linalg.sparse_entries import inner, kept, largest, matrix, mutual, 
 from torchgw.objective.sparse import SparseObjective
 from torchgw.request import limits
 from torchgw.search import graph_matching
+from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.search.signatures import nearest, signatures
+from torchgw.search.sparse_basins import Hops
 from torchgw.solvers.sparse_descent import assigned, completed, dual_bound, transported
 from torchgw.types import Coupling
 
@@ -298,6 +301,44 @@ def test_it_is_no_worse_than_the_dense_solve_of_the_same_graphs() -> None:
     )
     assert stored.strategy == "dense"
     assert few.value <= 1.001 * stored.value
+
+
+@pytest.mark.parametrize("kind", ["grid", "tree"])
+def test_where_signatures_say_little_other_views_and_means_of_ends_lead_lower(kind: str) -> None:
+    made = {"grid": nx.grid_2d_graph(15, 12), "tree": nx.random_labeled_tree(200, seed=7)}[kind]
+    A = nx.to_numpy_array(made)
+    X, Y = (sparse.csr_array(side) for side in (A, shuffled(A, 0.1, 3)[0]))
+    result = quietly(gw_align, X, Y, distances="adjacency", epsilon="auto", options=SPARSE, random_state=0)
+    (signed,) = (basin for basin in result.basins if basin.origin == "signatures")
+    assert result.value <= 0.5 * signed.energy
+    (step,) = result.path
+    assert (step.epsilon, step.value) == (0.0, result.value)
+    best, *others = result.basins
+    assert best.energy == result.value
+    assert best.difference == 0.0
+    torch.testing.assert_close(best.matching, torch.from_numpy(result.argmax()))
+    for basin in others:
+        assert basin.energy >= best.energy * (1 - 1e-9)
+        assert basin.difference == pytest.approx(float((basin.matching != best.matching).double().mean()))
+    assert result.certificate.starts == sum(basin.count for basin in result.basins) > 1
+
+
+def test_signatures_that_agree_with_their_neighbours_are_the_only_start() -> None:
+    X, Y, _ = noisy_copy(graph("clustered", 300))
+    result = gw_align(X, Y, distances="adjacency", epsilon=0, options=SPARSE, random_state=0)
+    assert [(basin.origin, basin.count) for basin in result.basins] == [("signatures", 1)]
+    assert result.path == ()
+
+
+def test_hops_are_numbers_of_edges_over_the_largest() -> None:
+    D = sparse.csr_array(nx.to_scipy_sparse_array(nx.disjoint_union(nx.path_graph(5), nx.path_graph(2)), dtype=float))
+    rows = Hops(D, torch.float64).rows(torch.tensor([0, 6]))
+    torch.testing.assert_close(rows[0] * 4, torch.tensor([0, 1, 2, 3, 4, 6, 6], dtype=torch.float64))
+    torch.testing.assert_close(rows[1] * 4, torch.tensor([6, 6, 6, 6, 6, 1, 0], dtype=torch.float64))
+
+
+def test_between_sparse_graphs_of_any_size_there_is_a_search() -> None:
+    assert limits.STORED_PAIRS == MOST_CONTEST_PAIRS
 
 
 def test_it_begins_at_pairs_and_plans_that_are_given() -> None:

@@ -21,6 +21,7 @@ from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded, fact_of_space
+from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.prepare import Space
@@ -30,7 +31,7 @@ SCATTERED_PAIRS = 1e8  # up to which points that cells do not stand for are solv
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
 SHARP_BYTES = 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
-STORED_PAIRS, FEW = 4_000_000, 0.01  # between sparse matrices; the share of entries up to which they are
+STORED_PAIRS, FEW = MOST_CONTEST_PAIRS, 0.01  # between sparse matrices; the share of entries up to which they are
 SEARCHED_SIZE = 5000
 EXPECTED_RANK = 32
 # Up to which an optimum without entropy is found in about the time of a blurred one (measured): where its linear

@@ -59,7 +59,7 @@ class Graph:
     def of(cls, D: Any, symmetric: bool, weighted: bool) -> Graph:
         """Of a sparse matrix (N, N)."""
         turned = () if symmetric else (D.T.tocsr(),)
-        edges = _pattern(D + D.T if turned else D)
+        edges = pattern(D + D.T if turned else D)
         degrees = np.diff(edges.indptr).astype(float)
         wedges = ((edges @ edges).multiply(edges) + edges).tocsr()  # an entry wherever there is an edge
         wedges.sort_indices()
@@ -82,7 +82,7 @@ class Graph:
         return [over @ side for side in (*found, *self.weights)]
 
 
-def _pattern(D: Any) -> Any:
+def pattern(D: Any) -> Any:
     """Ones at the entries off the diagonal."""
     off = kept(D, (row_of(D) != D.indices) & (D.data != 0))
     off.sort_indices()

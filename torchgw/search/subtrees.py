@@ -78,11 +78,12 @@ class Edges:
         return cls(torch.stack((D[tail, head], D[head, tail]), 1), Families.of(beyond.to(D)), Families.of(into.to(D)))
 
 
-def likeness(X: Tensor, Y: Tensor, depth: int) -> Tensor | None:
+def likeness(X: Tensor, Y: Tensor, depth: int, most_work: int = MOST_WORK) -> Tensor | None:
     """How alike the trees of that depth are, (N, K), around the nodes of two graphs, matrices (N, N) and (K, K), zero
-    where there is no edge; None of graphs with no edges, or with so many that this takes long."""
+    where there is no edge; None of graphs with no edges, or with so many that a round reads more
+    than ``most_work`` entries."""
     (x, x_children), (y, y_children) = _counts(X), _counts(Y)
-    if not 0 < x * y_children + y * x_children <= min(WORK_PER_PAIR * len(X) * len(Y), MOST_WORK):
+    if not 0 < x * y_children + y * x_children <= min(WORK_PER_PAIR * len(X) * len(Y), most_work):
         return None
     source, target = Edges.of(X), Edges.of(Y)
     a, b = source.values, target.values

@@ -6,6 +6,7 @@ Nothing of the size N K is stored, and the value is exact; without entropy, of w
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,11 +18,17 @@ from torchgw.diagnostics.evidence import Basin, Certificate
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import first_bound
 from torchgw.objective.sparse import SparseObjective
-from torchgw.search.graph_matching import matched, of_pairs, seeds
+from torchgw.search.anneal import SAME_PLAN
+from torchgw.search.candidate import as_low
+from torchgw.search.contest import CROSSED
+from torchgw.search.graph_matching import matched, of_pairs
+from torchgw.search.sparse_basins import SparseEnd, search_sparsely
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.sparse_descent import completed, descend_sparsely
 from torchgw.spaces import AdjacencyDistances
+from torchgw.strategies.continuation import step_of
+from torchgw.types import Array
 
 TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
 
@@ -31,7 +38,7 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
     began = time.perf_counter()
     model, watch, options = asked.model, asked.watch, asked.options
     problem = objective_of(asked)
-    start = asked.stage("search", partial(_start, asked, problem))
+    start, basins = asked.stage("search", partial(_start, asked, problem))
     searched = time.perf_counter()
     history = History()
     least = float(np.finfo(float).eps) * asked.unit
@@ -53,6 +60,8 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
         history=history,
         energy=value,
     )
+    if asked.auto:
+        solution = replace(solution, path=(step_of(asked, solution, solved - began),))
     return solution.certified(
         marginals=marginals,
         gradient="exact",
@@ -62,22 +71,46 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
         certificate=Certificate(
             stationarity=state.gap, stationarity_exact=True, lower_bound=lower, gap=values.total - lower
         ),
-        basins=() if asked.init is not None else (_basin(coupling, value),),
+        basins=_listed(asked, basins, coupling, value),
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )
 
 
-def _basin(coupling: SparseCoupling, value: float) -> Basin:
-    """The one optimum that was looked for."""
-    matching = coupling.argmax(1)
-    return Basin(
-        energy=value,
-        count=1,
-        level="full",
-        origin="signatures",
-        difference=0.0,
-        matching=matching,
-        shift=torch.zeros_like(matching, dtype=torch.float64),
+def _listed(asked: Problem, basins: tuple[Basin, ...], coupling: SparseCoupling, value: float) -> tuple[Basin, ...]:
+    """The basins with the plan that the best one ended in; matchings differ by the mass that they match otherwise."""
+    if not basins:
+        return ()
+    best = replace(basins[0], energy=value, matching=coupling.argmax(1))
+    p = asked.p.double() / asked.p.sum()
+    found = []
+    for basin in (best, *basins[1:]):
+        shift = (basin.matching.to(p.device) != best.matching).to(p)
+        found.append(replace(basin, matching=basin.matching.to(p.device), shift=shift, difference=float(p @ shift)))
+    return tuple(found)
+
+
+def _basins(ends: list[SparseEnd], p: Array, unit: float) -> tuple[Basin, ...]:
+    """Ends that agree in values and in the matches of most of the mass, with how many starts came to each."""
+    groups: list[list[SparseEnd]] = []
+    for end in ends:
+        for group in groups:
+            otherwise = float(p @ (end.matching != group[0].matching).numpy()) / p.sum()
+            if as_low(end.value, group[0].value, unit) and otherwise <= SAME_PLAN / 2:
+                group.append(end)
+                break
+        else:
+            groups.append([end])
+    return tuple(
+        Basin(
+            energy=max(group[0].value, 0.0),
+            count=sum(end.origin != CROSSED for end in group),
+            level="full",
+            origin=group[0].origin,
+            difference=0.0,
+            matching=group[0].matching,
+            shift=torch.zeros(len(p), dtype=torch.float64),
+        )
+        for group in groups
     )
 
 
@@ -90,16 +123,16 @@ def objective_of(asked: Problem) -> SparseObjective:
     return SparseObjective.of(X.matrix, Y.matrix, p, q, X.symmetric and Y.symmetric)
 
 
-def _start(asked: Problem, problem: SparseObjective) -> SparseCoupling:
-    """The plan that was given, else the matching that the pairs that were, or those that signatures find, lead to."""
-    if asked.init is not None and asked.init.is_floating_point():
+def _start(asked: Problem, problem: SparseObjective) -> tuple[SparseCoupling, tuple[Basin, ...]]:
+    """The plan that was given, the matching that given pairs lead to, or the lowest end of the search; and the basins
+    of the search."""
+    basins: tuple[Basin, ...] = ()
+    if asked.init is None:
+        ends = search_sparsely(asked, problem)
+        plan, basins = ends[0].plan, _basins(ends, problem.p, asked.unit)
+    elif asked.init.is_floating_point():
         given = asked.init.double().cpu().numpy()
         plan = csr_array(given / given.sum())
     else:
-        if asked.init is None:
-            rng = np.random.default_rng(int(torch.randint(2**62, (), generator=asked.generator)))
-            plan = seeds(problem, rng)
-        else:
-            plan = of_pairs(problem, *asked.init.cpu().numpy().T)
-        plan = matched(problem, plan, asked.watch.cut)
-    return SparseCoupling.of(completed(plan, problem.p, problem.q), torch.device("cpu"))
+        plan = matched(problem, of_pairs(problem, *asked.init.cpu().numpy().T), asked.watch.cut)
+    return SparseCoupling.of(completed(plan, problem.p, problem.q), torch.device("cpu")), basins
