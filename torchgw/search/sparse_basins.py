@@ -45,7 +45,7 @@ DEPTH, MOST_MESSAGES, MOST_MESSAGE_WORK = 6, 40_000_000, 200_000_000
 SURE = 0.5  # agreement of pairs by signatures with their neighbours, from which no other view is asked
 PROMISING = 0.5  # of the largest such agreement
 MOST_DESCENDED = 100_000  # entries of both matrices, up to which all starts descend, and means of ends
-PARENTS, CROSSINGS, GAIN = 4, 8, 0.01  # ends, rounds, least relative fall in a round
+PARENTS, CROSSINGS, GAIN = 4, 5, 0.01  # ends, rounds, least relative fall in a round
 TOLERANCE, PROGRESS, MOST_STEPS = 1e-6, 1e-3, 100  # of descents
 
 
