@@ -330,6 +330,14 @@ def test_signatures_that_agree_with_their_neighbours_are_the_only_start() -> Non
     assert result.path == ()
 
 
+@pytest.mark.parametrize(("n", "k"), [(5, 5), (7, 4)])
+def test_paths_of_a_few_nodes_have_a_search(n: int, k: int) -> None:
+    X, Y = (sparse.csr_array(nx.to_scipy_sparse_array(nx.path_graph(size), dtype=float)) for size in (n, k))
+    result = quietly(gw_align, X, Y, distances="adjacency", epsilon=0, options=SPARSE, random_state=0)
+    assert result.value == pytest.approx(value_of(X, Y, result.plan.numpy()), abs=1e-14)
+    assert result.value <= 1e-12 or n != k
+
+
 def test_hops_are_numbers_of_edges_over_the_largest() -> None:
     D = sparse.csr_array(nx.to_scipy_sparse_array(nx.disjoint_union(nx.path_graph(5), nx.path_graph(2)), dtype=float))
     rows = Hops(D, torch.float64).rows(torch.tensor([0, 6]))

@@ -146,7 +146,7 @@ def _by_hops(asked: Problem, problem: SparseObjective, rng: np.random.Generator)
     found = landmark_basins(between, asked.epsilon, LANDMARK_STARTS, HOP_BASINS, generator)
     for rank, basin in enumerate(found, 1):
         start, _ = lift(basin, model, None)
-        yield f"hops, basin {rank}", _soft(problem, *start.coupling().top_k(MATCHES))
+        yield f"hops, basin {rank}", _soft(problem, *start.coupling().top_k(min(MATCHES, len(problem.q))))
 
 
 def _by_subtrees(problem: SparseObjective) -> Iterator[tuple[str, Any]]:
