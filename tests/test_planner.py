@@ -224,7 +224,7 @@ def test_a_low_rank_result_is_a_result() -> None:
     T = result.plan
     value = T.sum(1) @ D.square() @ T.sum(1) + T.sum(0) @ E.square() @ T.sum(0) - 2 * ((D @ T @ E) * T).sum()
     assert result.value == pytest.approx(float(value), rel=1e-5)
-    with pytest.raises(ValueError, match="low rank has none"):
+    with pytest.raises(ValueError, match="LowRankCoupling has none"):
         result.unseen(X)
 
 
