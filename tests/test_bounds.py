@@ -221,7 +221,7 @@ def test_a_streamed_plan_has_the_certificate_of_the_stored_one() -> None:
     assert second.stationarity == pytest.approx(first.stationarity, rel=0.2)
     assert first.stationarity_exact
     assert not second.stationarity_exact
-    assert not sampled.exact
+    assert sampled.means is None
 
 
 @pytest.mark.parametrize("marginals", [Balanced(), SemiRelaxed(0.1, "x"), SemiRelaxed(0.1, "y"), Partial(1.0)])

@@ -88,6 +88,7 @@ def test_a_residual_that_is_no_number_is_infinite(monkeypatch: pytest.MonkeyPatc
 
 
 @ANY_BASIN
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.parametrize(("rho", "strategy"), [(0.01, "dense"), (1e4, "streaming")])
 def test_a_small_epsilon_ends_near_the_plan_of_a_larger_one(rho: float, strategy: str) -> None:
     small, value = solved(rho, 1e-5, strategy)

@@ -55,6 +55,7 @@ def hears(solve: Callable[..., Any], *given: Any, **arguments: Any) -> set[tuple
     return seen
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 @pytest.mark.parametrize("arguments", [{}, {"epsilon": 0.0}, {"options": GWOptions(strategy="streaming")}])
 def test_a_small_solve_has_one_thread_and_leaves_what_it_found(arguments: dict[str, Any]) -> None:
     assert hears(gw_align, X, Y, random_state=0, **arguments) == {(1, GIVEN)}

@@ -16,6 +16,7 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.persist.codec import storable
 from torchgw.types import Array
 
+APART = 0.1  # of the largest distance: matchings that are nearer on average are one
 NEAR_TIE = 1.05  # ratio of energies up to which two basins are equally good
 TINY = 1e-9  # of the largest squared distance: below it energies are rounding
 

@@ -15,6 +15,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
 from torchgw.couplings.reader import Readable, point_indices
 from torchgw.couplings.rounding import marginal_error
 from torchgw.diagnostics.evidence import (
+    APART,
     Basin,
     Certificate,
     Confidence,
@@ -221,8 +222,9 @@ class GWResult(Readable):
 
     @property
     def rival(self) -> Basin | None:
-        """The basin of lowest energy among those that differ from the best and were compared on the same points."""
-        others = [basin for basin in self.basins[1:] if basin.level == self.basins[0].level]
+        """The basin of lowest energy among those with another matching that were compared on the same points."""
+        level = self.basins[0].level if self.basins else ""
+        others = [basin for basin in self.basins[1:] if basin.level == level and basin.difference > APART]
         return min(others, key=lambda basin: basin.energy, default=None)
 
     @property

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.diagnostics.evidence import Basin
+from torchgw.diagnostics.evidence import APART, Basin
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
@@ -48,7 +48,6 @@ FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, of what was solved between few: the second brings it within 2 % of its end
 NEAR = 2.0
 CLOSE = 1.25
-APART = 0.1  # of the largest distance
 POOR_COVERAGE = 0.02
 MANY_PAIRS = 4_000_000  # beyond which starts on all points wait for landmarks that leave a doubt
 ROUGH = 1e-2  # tolerance of comparisons on all points: of marginals, and relative of energies
