@@ -114,6 +114,13 @@ class LandmarkProblem:
         return cls(x, y, small, loss, small.linear(x.distances.dtype))
 
     @property
+    def unit(self) -> float:
+        """The product plan's energy, which temperatures are relative to."""
+        # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
+        height = abs(float(self.energies(self.product[None]))) / max(float(self.model.weight(1.0)), 1.0)
+        return max(height, torch.finfo(self.x.mass.dtype).tiny)
+
+    @property
     def product(self) -> Tensor:
         """The product plan (L, L') of mass one."""
         p, q = self.x.mass, self.y.mass
@@ -134,6 +141,10 @@ class LandmarkProblem:
         cost = linearise(model, cost, self.linear, moments)
         sides = model.sides_of(self.x.mass.log2(), self.y.mass.log2(), epsilon, *cost.offsets(epsilon))
         return cost.stored_score(epsilon), *sides
+
+    def feasible(self, plans: Tensor) -> Tensor:
+        """Plans (B, L, L') rounded, in place, onto the masses, where these are the marginals."""
+        return feasible(plans, self.x.mass, self.y.mass) if self.model.fixed else plans
 
     def moments(self, plans: Tensor) -> Moments:
         """Of plans (B, L, L'), with the marginals that they have."""
@@ -178,10 +189,7 @@ def landmark_basins(
     problem: LandmarkProblem, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
 ) -> list[CoarseBasin]:
     """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
-    x, y, p = problem.x, problem.y, problem.x.mass
-    # Energies of small masses are almost all linear cost, whose weight divides the costs that epsilon stands beside.
-    height = abs(float(problem.energies(problem.product[None]))) / max(float(problem.model.weight(1.0)), 1.0)
-    unit = max(height, torch.finfo(p.dtype).tiny)
+    p, unit = problem.x.mass, problem.unit
     batch = first_guesses(problem, max(n_starts - 1, 1), generator)
     cold = torch.arange(len(batch.plan), device=p.device) % 2 == 1
     for hot_step, cold_step in zip(HOT, COLD, strict=True):
@@ -190,15 +198,23 @@ def landmark_basins(
     groups = basins_of(batch.plan, problem.energies(batch.plan), n_kept)
     counts = [len(group) for group in groups]
     batch = batch[torch.tensor([group[0] for group in groups], device=p.device)]
-    last, now = max(epsilon, COLDEST * unit), float(batch.epsilon[0])
+    return cooled_basins(problem, batch, counts, max(epsilon, COLDEST * unit), n_kept)
+
+
+def cooled_basins(
+    problem: LandmarkProblem, batch: Batch, counts: list[int], epsilon: float, n_kept: int
+) -> list[CoarseBasin]:
+    """What plans of one temperature become at ``epsilon``, lowest energy first, at most ``n_kept``; so many starts had
+    ended in each."""
+    x, y, now = problem.x, problem.y, float(batch.epsilon[0])
     for fall in range(1, COOLING_STEPS + 1):
-        level = torch.full_like(batch.epsilon, cooled(now, last, fall / COOLING_STEPS))
+        level = torch.full_like(batch.epsilon, cooled(now, epsilon, fall / COOLING_STEPS))
         batch = annealed_batch(problem, batch, level, *COOLING)
-    plans = feasible(batch.plan.clone(), p, y.mass) if problem.model.fixed else batch.plan
+    plans = problem.feasible(batch.plan.clone())
     energy = problem.energies(plans)
     values = energy.tolist()
     return [
-        CoarseBasin(x, y, plans[i], batch.f[i], batch.g[i], last, values[i], sum(counts[j] for j in group))
+        CoarseBasin(x, y, plans[i], batch.f[i], batch.g[i], epsilon, values[i], sum(counts[j] for j in group))
         for group in basins_of(plans, energy, n_kept)
         for i in group[:1]
     ]
@@ -212,9 +228,13 @@ def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generat
     log_p, log_q = x.mass.log2(), y.mass.log2()
     first = log_p.expand(count, -1), log_q.expand(count, -1)
     plan, _, _ = _solve(costs * (-SHARPNESS * LOG2E), *problem.first_sides(), *first, 20)
-    plan = torch.cat((problem.product[None], plan))
-    shape = (count + 1, -1)
-    return Batch(plan, log_p.expand(shape), log_q.expand(shape), torch.ones_like(plan[:, 0, 0]))
+    return at_rest(problem, torch.cat((problem.product[None], plan)), 1.0)
+
+
+def at_rest(problem: LandmarkProblem, plans: Tensor, epsilon: float) -> Batch:
+    """Plans (B, L, L') whose potentials are not known yet."""
+    f, g = (side.mass.log2().expand(len(plans), -1) for side in (problem.x, problem.y))
+    return Batch(plans, f, g, plans.new_full((len(plans),), epsilon))
 
 
 def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:

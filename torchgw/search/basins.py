@@ -25,9 +25,10 @@ from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
-from torchgw.search.anneal import CoarseBasin, Solved, coarse_basins
+from torchgw.search.anneal import CoarseBasin, LandmarkProblem, Solved, coarse_basins
 from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.contest import contest
+from torchgw.search.crossing import CROSSED, crossed_basins
 from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_product, entropy_rules, from_product
 from torchgw.search.lift import lift
 from torchgw.search.views import Graph
@@ -44,6 +45,7 @@ Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 RUNG = 500
 RUNG_PAYS = 2
 RUNG_STEPS = 8
+CROSSED_LANDMARKS, CROSSED_PAYS = 250, 7  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, of what was solved between few: the second brings it within 2 % of its end
 NEAR = 2.0
@@ -75,23 +77,14 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
             raise FloatingPointError("no start has a finite objective")
         for rank, basin in enumerate(basins):
             near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
-            start, matching = _lifted(problem, basin)
-            found.append(
-                Candidate(
-                    start,
-                    matching,
-                    basin.energy,
-                    basin.count,
-                    "landmarks",
-                    near,
-                    rank == 0,
-                    basin,
-                    f"landmarks: {name}",
-                )
-            )
+            found.append(_candidate(problem, basin, name, near, rank == 0))
     found = _distinct(found, reference, p)
     if rung is not None:
         found = _distinct([_raised(problem, c, rung) if c.near else c for c in found], reference, p)
+    if graphs is None and not _stands_out([c for c in found if c.near]):
+        bred = _bred(problem, [c.basin for c in found if c.basin is not None], coarse)
+        bred = [c if rung is None else _raised(problem, c, rung) for c in bred]
+        found = _distinct([*found, *bred], reference, p)
     lowest = min(c.energy for c in found if c.near)
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
     apart = rung is None
@@ -210,6 +203,42 @@ def _lifted(problem: StoredProblem, solved: Solved) -> tuple[Start, Tensor]:
     return lift(solved, problem.model, gradient)
 
 
+def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:
+    start, matching = _lifted(problem, basin)
+    return Candidate(
+        start, matching, basin.energy, basin.count, "landmarks", near, leading, basin, f"landmarks: {name}"
+    )
+
+
+def _bred(problem: StoredProblem, basins: list[CoarseBasin], coarse: CoarseOptions) -> list[Candidate]:
+    """What comes of crossing basins between more landmarks than theirs, where there are points for it."""
+    count = min(CROSSED_LANDMARKS, min(len(mass) for mass in problem.masses) // CROSSED_PAYS)
+    if count <= coarse.n_landmarks or len(basins) < 2:
+        return []
+    x, y = _spread(problem, count)
+    between, at = LandmarkProblem.of(x, y, problem.model), (x.index, y.index)
+    plans = torch.stack([_seen(basin, between.model, problem.model, at)[0].coupling().to_dense() for basin in basins])
+    found = crossed_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.aside())
+    return [_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
+
+
+def _seen(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]) -> tuple[Start, Tensor]:
+    """A basin lifted to the points ``at`` of both spaces, whose ``model`` is a part of the ``whole`` one."""
+    source, target = (side.seen_by(index) for side, index in zip((basin.source, basin.target), at, strict=True))
+    return lift(replace(basin, source=source, target=target), model, None, whole, at)
+
+
+def _spread(problem: StoredProblem, count: int) -> tuple[Landmarks, Landmarks]:
+    """So many landmarks of both spaces, as the mass lies."""
+    named = problem.model.points or (None, None)
+    spaces = zip((problem.source, problem.target), problem.masses, named, strict=True)
+    x, y = (
+        choose_landmarks(space, mass, "spread", count, problem.generator, named=points)
+        for space, mass, points in spaces
+    )
+    return x, y
+
+
 def _raised(problem: StoredProblem, candidate: Candidate, rung: _Rung) -> Candidate:
     assert candidate.basin is not None
     solved, energy = rung.solve(candidate.basin)
@@ -233,12 +262,7 @@ class _Rung:
 
     @classmethod
     def of(cls, problem: StoredProblem) -> _Rung:
-        named = problem.model.points or (None, None)
-        spaces = zip((problem.source, problem.target), problem.masses, named, strict=True)
-        x, y = (
-            choose_landmarks(space, mass, "spread", RUNG, problem.generator, named=points)
-            for space, mass, points in spaces
-        )
+        x, y = _spread(problem, RUNG)
         near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
         p, q = (
             side.mass.to(torch.float64) * (whole.sum() / side.mass.to(torch.float64).sum())
@@ -253,10 +277,7 @@ class _Rung:
     def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
         """The basin solved on the subset, and its energy there."""
         inner = self.problem
-        seen = replace(
-            basin, source=basin.source.seen_by(self.source.index), target=basin.target.seen_by(self.target.index)
-        )
-        start, _ = lift(seen, inner.model, None, self.whole, (self.source.index, self.target.index))
+        start, _ = _seen(basin, inner.model, self.whole, (self.source.index, self.target.index))
         done = descended(inner, start, max(basin.epsilon, inner.epsilon), RUNG_STEPS)
         end = done.end
         assert end is not None

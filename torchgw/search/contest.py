@@ -36,6 +36,7 @@ from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import Candidate, as_low
+from torchgw.search.crossing import CROSSED, Entrant, Pair, energy_of, improved
 from torchgw.search.full_starts import PRODUCT
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph
 from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross
@@ -43,7 +44,7 @@ from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.proximal import MIXED, STEPS, Score, levels, product_energy, proximal_steps, score_of
 from torchgw.solvers.warm_start import Start
 
-CROSSED, BLURRED = "mean of two ends", "end blurred in part"
+BLURRED = "end blurred in part"
 ROUND = (5, 10, 25)  # proximal steps
 AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS = 0.03, 0.01, 20
 BLURRED_SHARES, BLURRED_HOPS, MOST_BLURRED, LEAST_PAID = (0.02, 0.05), 3, 0.6, 0.01
@@ -70,20 +71,6 @@ class Effort(NamedTuple):
 EFFORTS = (Effort(5, 8, 10), Effort(5, 6, 5))  # up to so many pairs as these
 EFFORT_PAIRS = (10_000, FEW_PAIRS)
 SPARSE_EFFORT, LEAST_EFFORT = Effort(5, 3, 5), Effort(2, 0, 1)  # beyond, where products skip zeros, and where not
-
-
-@dataclass(frozen=True, eq=False)
-class Entrant:
-    """A plan in the contest.
-
-    origin : the view that it came from.
-    plan : (N, K), of mass one.
-    energy : the objective without its entropy.
-    """
-
-    origin: str
-    plan: Tensor
-    energy: float
 
 
 Energies: TypeAlias = Callable[[Tensor], Tensor]
@@ -226,34 +213,27 @@ class _Field:
     def improved(self, entrants: list[Entrant]) -> list[Entrant]:
         """The ends, and those of what is made of the lowest distinct ones, until that betters none of them: means of
         pairs, which keep what both agree on, and plans that are blurred again where they cost most."""
-        pool, stale = sorted(entrants, key=_energy), 0
-        settled = self.settled(pool)
+        settled = self.settled(entrants)
         if settled and not self.few:
-            return pool
-        tried: set[frozenset[Entrant]] = set()
+            return sorted(entrants, key=energy_of)
         pairs = self.product.numel()
         last = SPARSE_EFFORT if self.sparse else LEAST_EFFORT
         effort = next((each for each, most in zip(EFFORTS, EFFORT_PAIRS, strict=True) if pairs <= most), last)
         epsilons = levels(self.unit, AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS)
-        for _ in range(effort.rounds):
-            lowest = _apart(pool, effort.parents)
-            fresh = [pair for pair in itertools.combinations(lowest, 2) if frozenset(pair) not in tried]
-            tried |= {frozenset(pair) for pair in fresh}
+
+        def born(fresh: list[Pair], lowest: list[Entrant]) -> list[Entrant]:
             means = [((one.plan + other.plan) / 2).to(self.product) for one, other in fresh]
             blurred = [
                 self.blurred(lowest[each // 2 % len(lowest)].plan.to(self.product)) for each in range(effort.blurred)
             ]
-            if not (means or blurred) or self.problem.watch.cut():
-                break
+            if self.problem.watch.cut():
+                return []
             if self.assignment is None:
                 means = self.stepped(means, epsilons)
             found = [self.end(CROSSED, plan) for plan in means]
-            found += [self.end(BLURRED, plan) for plan in self.stepped(blurred, epsilons)]
-            pool, best = sorted((*pool, *found), key=_energy), pool[0].energy
-            stale = 0 if pool[0].energy < best else stale + 1
-            if stale == (1 if settled else STALE):
-                break
-        return pool
+            return found + [self.end(BLURRED, plan) for plan in self.stepped(blurred, epsilons)]
+
+        return improved(entrants, effort.parents, effort.rounds, 1 if settled else STALE, 0.0, APART, born)
 
     def stepped(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Where steps from plans end."""
@@ -292,30 +272,15 @@ def _assignment(problem: StoredProblem, x: Graph, y: Graph) -> AssignmentProblem
 
 def _lowest(entrants: list[Entrant]) -> list[Entrant]:
     """Those that have the lowest energy."""
-    lowest = min(map(_energy, entrants))
+    lowest = min(map(energy_of, entrants))
     return [entrant for entrant in entrants if entrant.energy <= (1 + SAME_ENERGY) * lowest]
-
-
-def _energy(entrant: Entrant) -> float:
-    return entrant.energy if entrant.energy == entrant.energy else math.inf
-
-
-def _apart(pool: list[Entrant], most: int) -> list[Entrant]:
-    """At most so many of the first, whose plans differ."""
-    found: list[Entrant] = []
-    for entrant in pool:
-        if all(float((entrant.plan - other.plan).abs().sum()) > APART for other in found):
-            found.append(entrant)
-        if len(found) == most:
-            break
-    return found
 
 
 def _grouped(entrants: list[Entrant], unit: float) -> list[list[Entrant]]:
     """Those that agree in their energies, and in their plans up to an L1 distance of half the mass; the lowest first,
     in groups and between them."""
     groups: list[list[Entrant]] = []
-    for entrant in sorted(entrants, key=_energy):
+    for entrant in sorted(entrants, key=energy_of):
         same = (
             group
             for group in groups

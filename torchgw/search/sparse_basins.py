@@ -28,7 +28,7 @@ from torchgw.objective.sparse import SparseObjective
 from torchgw.persist.watch import Watch
 from torchgw.search.anneal import LandmarkProblem, landmark_basins
 from torchgw.search.candidate import as_low
-from torchgw.search.contest import CROSSED
+from torchgw.search.crossing import CROSSED
 from torchgw.search.graph_matching import ITERATIONS, MATCHES, matched, of_pairs, seeds
 from torchgw.search.lift import lift
 from torchgw.search.signatures import pattern

@@ -20,7 +20,7 @@ from torchgw.objective.bounds import first_bound
 from torchgw.objective.sparse import SparseObjective
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import as_low
-from torchgw.search.contest import CROSSED
+from torchgw.search.crossing import CROSSED
 from torchgw.search.graph_matching import matched, of_pairs
 from torchgw.search.sparse_basins import SparseEnd, search_sparsely
 from torchgw.solvers.problem import Problem

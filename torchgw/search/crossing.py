@@ -1,0 +1,135 @@
+"""Crossing: what comes of pairs of ends keeps what both agree on, and everything else is open again.
+
+    ends -> the lowest distinct ones -> the mean of each pair -> an end again -> ... until that betters none of them
+
+Between landmarks ends are annealed plans. Clusters that are as good as equally far from each other can be matched in
+very many ways, each an optimum of its own, and starts have only some of them right; parents that have others right
+bring them together.
+
+Source: R. Ahuja, J. Orlin, A. Tiwari, "A greedy genetic algorithm for the quadratic assignment problem", 2000.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgw.persist.watch import Watch
+from torchgw.search.anneal import (
+    COLDEST,
+    SAME_PLAN,
+    CoarseBasin,
+    LandmarkProblem,
+    annealed_batch,
+    at_rest,
+    cooled_basins,
+)
+from torchgw.sinkhorn.loop import cooled
+
+CROSSED = "mean of two ends"
+PARENTS, ROUNDS, STALE, FALL = 12, 10, 2, 0.001
+HOT, COLD, LEVELS = 0.15, 0.01, 6  # of the product plan's energy
+STEPS, SETTLING = (4, 8), 2
+MOST_ENTRIES = 4_000_000  # of plans that are annealed together
+
+
+@dataclass(frozen=True, eq=False)
+class Entrant:
+    """A plan among others.
+
+    origin : what it came from.
+    plan : (N, K).
+    energy : the objective without its entropy.
+    """
+
+    origin: str
+    plan: Tensor
+    energy: float
+
+
+Pair = tuple[Entrant, Entrant]
+
+
+def energy_of(entrant: Entrant) -> float:
+    """Its energy; infinite where that is no number."""
+    return entrant.energy if entrant.energy == entrant.energy else math.inf
+
+
+def improved(
+    pool: Sequence[Entrant],
+    parents: int,
+    rounds: int,
+    stale: int,
+    fall: float,
+    apart: float,
+    born: Callable[[list[Pair], list[Entrant]], list[Entrant]],
+) -> list[Entrant]:
+    """The pool, the lowest first, and what was ``born`` of it.
+
+    Parameters
+    ----------
+    parents : of how many distinct ends pairs are taken.
+    rounds, stale : rounds at most, and how many of them may end with none that is lower by a share ``fall``.
+    apart : L1 distance above which two plans are distinct.
+    born : ends of pairs that were not tried before, and of whatever else is made of the parents; none ends the search.
+    """
+    pool, tried, waited = sorted(pool, key=energy_of), set[frozenset[Entrant]](), 0
+    for _ in range(rounds):
+        lowest = _distinct(pool, parents, apart)
+        fresh = [pair for pair in itertools.combinations(lowest, 2) if frozenset(pair) not in tried]
+        tried |= {frozenset(pair) for pair in fresh}
+        found = born(fresh, lowest)
+        if not found:
+            break
+        pool, best = sorted((*pool, *found), key=energy_of), pool[0].energy
+        waited = 0 if pool[0].energy < (1 - fall) * best else waited + 1
+        if waited == stale:
+            break
+    return pool
+
+
+def crossed_basins(
+    problem: LandmarkProblem, plans: Tensor, epsilon: float, n_kept: int, watch: Watch
+) -> list[CoarseBasin]:
+    """The distinct optima that crossing leads to from plans (B, L, L') between landmarks, lowest energy first, at most
+    ``n_kept``. The plans are written over. No start led to any of these optima, so their counts are zero."""
+    unit, mass = problem.unit, problem.x.mass
+    levels = [max(cooled(HOT, COLD, level / (LEVELS - 1)) * unit, epsilon) for level in range(LEVELS)]
+    together = max(MOST_ENTRIES // plans[0].numel(), 1)
+
+    def ends(plans: Tensor, levels: list[float]) -> list[Entrant]:
+        found: list[Entrant] = []
+        for part in torch.split(plans, together):
+            batch = at_rest(problem, part, 1.0)
+            for level in levels:
+                batch = annealed_batch(problem, batch, mass.new_full((len(part),), level), *STEPS)
+            annealed = problem.feasible(batch.plan)
+            found += map(Entrant, itertools.repeat(CROSSED), annealed, problem.energies(annealed).tolist())
+        return found
+
+    def born(fresh: list[Pair], lowest: list[Entrant]) -> list[Entrant]:
+        cut = not fresh or watch.cut()
+        return [] if cut else ends(torch.stack([(one.plan + other.plan) / 2 for one, other in fresh]), levels)
+
+    # Plans that were lifted are too blurred to be warmed at once: their gradients would not hold them.
+    first, apart = ends(problem.feasible(plans), [*levels[-1:] * SETTLING, *levels]), SAME_PLAN * float(mass.sum())
+    pool = improved(first, PARENTS, ROUNDS, STALE, FALL, apart, born)
+    best = torch.stack([each.plan for each in _distinct(pool, n_kept, apart)])
+    last = max(epsilon, COLDEST * unit)
+    return cooled_basins(problem, at_rest(problem, best, levels[-1]), [0] * len(best), last, n_kept)
+
+
+def _distinct(pool: Sequence[Entrant], most: int, apart: float) -> list[Entrant]:
+    """At most so many of the first, whose plans differ."""
+    found: list[Entrant] = []
+    for entrant in pool:
+        if all(float((entrant.plan - other.plan).abs().sum()) > apart for other in found):
+            found.append(entrant)
+        if len(found) == most:
+            break
+    return found
