@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment, linprog
+from scipy.spatial.distance import pdist, squareform
 
 from tests.problems import gw_by_enumeration, quietly, random_distances, random_masses, random_plan
 from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
@@ -300,3 +301,15 @@ def test_permutations_end_where_a_whole_step_does_not_lower_the_value() -> None:
     assert status is Status.SETTLED
     assert not end.whole
     torch.testing.assert_close(end.cost, convex.at(end.match), rtol=0, atol=1e-12)
+
+
+def test_exchanges_better_an_end_that_steps_to_first_order_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(139)  # of 200 such problems the one in which no start leads to the optimum
+    DX, DY = (squareform(pdist(x)) for x in (rng.normal(size=(7, 3)), rng.normal(size=(7, 3))))
+    best = exhaustive(DX, DY)
+    found = quietly(gw_align, DX, DY, random_state=139)
+    assert found.value == pytest.approx(best, rel=1e-9)
+    assert found.status.converged
+    assert found.certificate.stationarity <= 1e-6 * found.value
+    monkeypatch.setattr("torchgw.strategies.sharp.EXCHANGED_PAIRS", 0)
+    assert quietly(gw_align, DX, DY, random_state=139).value > 1.001 * best

@@ -3,6 +3,9 @@
     landmark basins of each kind -> the best of each, solved on about 500 weighted points where there are many more
         -> those that are distinct and near the lowest, compared on all points -> where the loop begins
 
+Where none of them stands out then, basins are crossed (`torchgw.search.crossing`), and what comes of that is compared
+as well.
+
 Landmark energies of different kinds cannot be compared closely; energies on all points can, so they decide.
 """
 
@@ -45,7 +48,7 @@ Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 RUNG = 500
 RUNG_PAYS = 2
 RUNG_STEPS = 8
-CROSSED_LANDMARKS, CROSSED_PAYS = 250, 7  # of so many points each
+CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, of what was solved between few: the second brings it within 2 % of its end
 NEAR = 2.0
@@ -81,10 +84,6 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     found = _distinct(found, reference, p)
     if rung is not None:
         found = _distinct([_raised(problem, c, rung) if c.near else c for c in found], reference, p)
-    if graphs is None and not _stands_out([c for c in found if c.near]):
-        bred = _bred(problem, [c.basin for c in found if c.basin is not None], coarse)
-        bred = [c if rung is None else _raised(problem, c, rung) for c in bred]
-        found = _distinct([*found, *bred], reference, p)
     lowest = min(c.energy for c in found if c.near)
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
     apart = rung is None
@@ -99,6 +98,8 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     rest = [c for c in found if all(c is not f for f in finalists)]
     if pairs <= MANY_PAIRS:
         finalists, beside = finalists + [c for begin in beside for c in begin(problem)], []
+    if len(finalists) > 1 and graphs is None:
+        beside.append(partial(_bred, coarse=coarse, basins=[c.basin for c in found if c.basin is not None]))
     if len(finalists) > 1 or beside:
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
@@ -210,7 +211,7 @@ def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool
     )
 
 
-def _bred(problem: StoredProblem, basins: list[CoarseBasin], coarse: CoarseOptions) -> list[Candidate]:
+def _bred(problem: StoredProblem, coarse: CoarseOptions, basins: list[CoarseBasin]) -> list[Candidate]:
     """What comes of crossing basins between more landmarks than theirs, where there are points for it."""
     count = min(CROSSED_LANDMARKS, min(len(mass) for mass in problem.masses) // CROSSED_PAYS)
     if count <= coarse.n_landmarks or len(basins) < 2:

@@ -265,9 +265,7 @@ def _assignment(problem: StoredProblem, x: Graph, y: Graph) -> AssignmentProblem
     equal = len(p) == len(q) and float(p.max()) == float(p.min()) and float(q.max()) == float(q.min())
     if not (equal and problem.model.plain):
         return None
-    X, Y = x.D.double().cpu(), y.D.double().cpu()
-    constant = float((X.square().sum() + Y.square().sum()) / len(p) ** 2)
-    return AssignmentProblem(X, Y, Cross.of(X, Y, not x.directed), constant)
+    return AssignmentProblem.of(x.D, y.D, not x.directed)
 
 
 def _lowest(entrants: list[Entrant]) -> list[Entrant]:

@@ -87,6 +87,13 @@ class AssignmentProblem:
     cross: Cross
     constant: float
 
+    @classmethod
+    def of(cls, X: Tensor, Y: Tensor, symmetric: bool) -> AssignmentProblem:
+        """Between points of these distances (N, N); ``symmetric`` says whether both are."""
+        X, Y = X.double().cpu(), Y.double().cpu()
+        constant = float((X.square().sum() + Y.square().sum()) / len(X) ** 2)
+        return cls(X, Y, Cross.of(X, Y, symmetric), constant)
+
     def value(self, T: Tensor) -> float:
         """The objective of a plan (N, N)."""
         return self.constant - 2 * float((self.cross(T) * T).sum())
@@ -95,11 +102,15 @@ class AssignmentProblem:
         """A plan (N, N) from a feasible one, and its value, that neither steps nor exchanges better."""
         T = self.descended(plan)
         value = self.value(T)
-        other = self.of_order(self.exchanged(_best(T.numpy())))
+        other = self.after_exchanges(T)
         if self.value(other) < value:
             T = self.descended(other)
             value = self.value(T)
         return T, value
+
+    def after_exchanges(self, plan: Tensor) -> Tensor:
+        """The plan of a permutation that no exchange betters, from the one nearest to a plan (N, N)."""
+        return self.of_order(self.exchanged(_best(plan.numpy())))
 
     def of_order(self, order: Array) -> Tensor:
         """The plan of a permutation (N,)."""

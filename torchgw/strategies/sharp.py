@@ -26,6 +26,7 @@ from torchgw.objective.model import mean_cost
 from torchgw.objective.permuted import permutations
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
@@ -36,6 +37,7 @@ from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_lp import assignment, equal_masses
 from torchgw.solvers.warm_start import Start
 from torchgw.strategies.continuation import step_of
+from torchgw.types import is_symmetric
 
 logger = logging.getLogger("torchgw")
 
@@ -45,6 +47,7 @@ STEPS = 4
 PROGRESS = 1e-3
 ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
 TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
+EXCHANGED_PAIRS = 250_000
 
 StateT = TypeVar("StateT", bound=State)
 
@@ -71,6 +74,11 @@ def solve_sharply(problem: StoredProblem, start: Start, history: History | None 
     dual = now.end.cost.column_dual(now.end.g.to(torch.float64), problem.q, epsilon)
     descent = _Descent(problem, now.history, limit)
     found = descent.solved(now.plan if start.plan is None else start.plan, dual, start.plan is not None)
+    exchanged = None if problem.watch.cut() else _exchanged(problem, found)
+    if exchanged is not None:
+        assert found.dual is not None
+        with problem.watch.within("exchanged"):
+            found = descent.solved(exchanged, found.dual, True).after(found)
     warning = precision_warning(now.end.cost, epsilon, problem.options)
     return replace(found.after(now), precision_warning=warning)
 
@@ -91,6 +99,21 @@ def sharpened(problem: StoredProblem, first: Solution) -> Solution:
     step = replace(step_of(sharp, found, time.perf_counter() - began), moved=moved)
     logger.info("sharpened: %s", step)
     return replace(found.after(first), path=(*first.path, step))
+
+
+def _exchanged(problem: StoredProblem, found: Solution) -> Tensor | None:
+    """The plan (N, N) that exchanges of matches lead to, which steps to first order do not see; None where it is no
+    lower, and but between few points of equal masses."""
+    p, q = problem.model.masses
+    few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(p.cpu().numpy(), q.cpu().numpy())
+    if not few or not problem.model.plain or problem.wide is None:
+        return None
+    source, target = problem.wide.source, problem.wide.target
+    every = torch.arange(len(p), device=p.device)
+    symmetric = is_symmetric(source) and is_symmetric(target)
+    between = AssignmentProblem.of(source.rows(every), target.rows(every), symmetric)
+    plan = between.after_exchanges(found.plan.cpu())
+    return plan.to(problem.masses[0]) if between.value(plan) < (1 - TOLERANCE) * found.energy else None
 
 
 def _annealed(
