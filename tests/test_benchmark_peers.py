@@ -227,6 +227,17 @@ def test_sizes_are_named_like_400x500():
         suite.chosen(["large"], quick=False)
 
 
+def follow(monkeypatch, folder, measure, stored):
+    """Let a run of the suite measure by this function, and put what it would write into a list."""
+    monkeypatch.setattr(suite, "QUICK", folder)
+    monkeypatch.setattr(suite, "show", lambda rows: None)
+    monkeypatch.setattr(suite, "write", lambda name, rows, **more: stored.append({"rows": rows, **more}))
+    monkeypatch.setattr(
+        suite.Problem, "make", lambda folder, n, k: (suite.Problem(folder, np.zeros(n), np.zeros(k)), 1.0)
+    )
+    monkeypatch.setattr(suite, "measure", measure)
+
+
 def test_named_sizes_keep_the_rows_of_others(problem, monkeypatch, tmp_path):
     stored, given = [], []
 
@@ -234,14 +245,8 @@ def test_named_sizes_keep_the_rows_of_others(problem, monkeypatch, tmp_path):
         given.append({solver.name for solver in solvers})
         return [suite.row(SOLVERS[0], p, [took(p.x.size)], None, [1.0])]
 
-    monkeypatch.setattr(suite, "QUICK", tmp_path)
+    follow(monkeypatch, tmp_path, measure, stored)
     monkeypatch.setattr(suite, "RESULTS", tmp_path / "whole")
-    monkeypatch.setattr(suite, "show", lambda rows: None)
-    monkeypatch.setattr(suite, "write", lambda name, rows, **more: stored.append({"rows": rows, **more}))
-    monkeypatch.setattr(
-        suite.Problem, "make", lambda folder, n, k: (suite.Problem(folder, np.zeros(n), np.zeros(k)), 1.0)
-    )
-    monkeypatch.setattr(suite, "measure", measure)
     suite.run(["10x20", "30x40"], quick=True)
     (tmp_path / "peers.json").write_text(json.dumps(stored[-1]))
     suite.run(["10x20"], quick=True)
@@ -261,13 +266,7 @@ def test_a_run_of_ours_alone_keeps_the_peers_beside_it(problem, monkeypatch, tmp
             for solver in solvers
         ]
 
-    monkeypatch.setattr(suite, "QUICK", tmp_path)
-    monkeypatch.setattr(suite, "show", lambda rows: None)
-    monkeypatch.setattr(suite, "write", lambda name, rows, **more: stored.append({"rows": rows, **more}))
-    monkeypatch.setattr(
-        suite.Problem, "make", lambda folder, n, k: (suite.Problem(folder, np.zeros(n), np.zeros(k)), 1.0)
-    )
-    monkeypatch.setattr(suite, "measure", measure)
+    follow(monkeypatch, tmp_path, measure, stored)
     suite.run(["10x20", "30x40"], quick=True)
     for line in stored[-1]["rows"]:
         line["against"] = BASES["distances"]
