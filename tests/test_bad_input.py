@@ -133,7 +133,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("euclidean distances of a graph", align(csr_matrix(D), Y, distances="euclidean"), "distances='euclidean'"),
     ("kind for a provider", align(EuclideanDistances(X), Y, distances="landmark"), "distances must be 'auto'"),
     ("a path", align("source.npy", Y), "X must be .*, got a str; load it first"),
-    ("networkx graph", align(networkx_like(), Y), "X must be a SciPy sparse graph .*array makes one, .*='adjacency'"),
+    (
+        "networkx graph",
+        align(networkx_like(), Y),
+        "X must be given with distances='adjacency', .*to_scipy_sparse_array",
+    ),
     ("asymmetric matrix", align(np.triu(D), Y), "X must be a symmetric distance matrix, .*distances='adjacency'"),
     ("negative matrix", align(-D, Y), "X is square, so it must be a non-negative .*distances='adjacency'"),
     ("similarity matrix", align(D + 1, Y, distances="precomputed"), "X must have a zero diag.*distances='adjacency'"),
@@ -476,3 +480,24 @@ def test_a_remedy_for_a_small_epsilon_is_one_that_is_taken(
             assert isinstance(outcome(1e-32, marginals=torchgw.Unbalanced(1e-3, 1e-3)), FloatingPointError)
     else:
         assert not isinstance(refused, Begun)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_negative_distances_of_rounding_are_zeros_and_larger_ones_are_refused(dtype: Any) -> None:
+    D = np.abs(np.subtract.outer(np.arange(6.0), np.arange(6.0))).astype(dtype)
+    D[0, 1] = D[1, 0] = -4 * np.finfo(dtype).eps
+    assert torchgw.validate.distance_matrix("D", D)[0, 1] == 0
+    assert D[0, 1] < 0
+    D[0, 1] = D[1, 0] = -1e-3
+    with pytest.raises(ValueError, match=r"np.maximum\(D, 0\) mends rounding"):
+        torchgw.validate.distance_matrix("D", D)
+
+
+def test_a_graph_without_edges_has_no_paths() -> None:
+    with pytest.raises(ValueError, match="X must have edges, got a graph of 8 nodes"):
+        torchgw.gw_align(csr_matrix((8, 8)), np.eye(8))
+
+
+def test_cosine_distances_are_told_how_to_be_given() -> None:
+    with pytest.raises(ValueError, match="normalised rows and distances='euclidean'"):
+        torchgw.gw_align(np.eye(4)[:, :3], np.eye(4)[:, :3], distances="cosine")

@@ -23,6 +23,7 @@ CUT = np.kron(np.where(np.eye(2), 1.0, np.inf), np.ones((4, 4)))  # two parts, n
 np.fill_diagonal(CUT, 0.0)
 EVEN = np.linspace(0, 1, 20)[:, None]
 LINE = EVEN**2
+DOUBLED = np.repeat(np.arange(6.0), 2)[:, None]
 ONCE = GWOptions(stopping=StoppingOptions(max_iter=1, min_iter=1), gradient="sampled", coarse=None)
 
 
@@ -56,6 +57,8 @@ CASES = {
     ),
     "too short": (ConvergenceWarning, "max_iter", straight(LINE, options=ONCE)),
     "zeros and ones": (GraphWarning, r"csr_matrix\(X\)", straight(RING, distances=("auto", "euclidean"))),
+    "weights": (GraphWarning, r"csr_matrix\(X\)", straight(0.7 * RING, distances=("auto", "euclidean"))),
+    "two of them": (GraphWarning, "X and Y taken", straight(RING, RING, distances="auto")),
     "zeros and ones among many": (
         GraphWarning,
         r"csr_matrix\(spaces\[1\]\)",
@@ -114,9 +117,10 @@ def test_every_warning_of_the_package_takes_that_way() -> None:
         {"X": RING, "distances": ("precomputed", "euclidean")},
         {"X": csr_matrix(RING), "distances": ("auto", "euclidean")},
         {"X": 1 - np.eye(12), "distances": ("auto", "euclidean")},  # every pair has its edge: both readings agree
-        {"X": 2 * RING, "distances": ("auto", "euclidean")},
+        {"X": 2 * (1 - np.eye(12)) + RING, "distances": ("auto", "euclidean")},
+        {"X": np.abs(DOUBLED - DOUBLED.T), "distances": ("auto", "euclidean")},
     ],
-    ids=["said", "a graph", "complete", "other numbers"],
+    ids=["said", "a graph", "complete", "other numbers", "duplicated points"],
 )
 @pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
 def test_what_is_no_adjacency_matrix_or_is_meant_is_not_warned_of(meant: dict[str, Any]) -> None:

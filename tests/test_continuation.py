@@ -303,13 +303,14 @@ def told(X: Any, Y: Any, **given: Any) -> list[str]:
     return [str(each.message) for each in found if each.category is BlurWarning]
 
 
-def test_a_blurred_plan_names_the_number_to_take() -> None:
+def test_a_blurred_plan_names_auto_and_a_number_to_go_on_with() -> None:
     X, Y, truth = cloud(500, 50)
     text = told(X, Y, epsilon=1e-2, distances="euclidean")[0]
     number = float(text.rpartition(" ")[2])
-    assert "epsilon='auto'" in text
-    assert not told(X, Y, epsilon=number, distances="euclidean")
-    found = quietly(gw_align, X, Y, epsilon=number, distances="euclidean", random_state=0)
+    assert text.index("epsilon='auto'") < text.index("init=result")
+    sharp = quietly(gw_align, X, Y, distances="euclidean", random_state=0)
+    assert not told(X, Y, epsilon=number, distances="euclidean", init=sharp)
+    found = quietly(gw_align, X, Y, epsilon=number, distances="euclidean", init=sharp, random_state=0)
     assert (found.argmax() == truth).mean() >= 0.99
 
 

@@ -19,6 +19,7 @@ from torchgw.types import AUTO, Array
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
 ROUNDINGS = 16
+DOUBLE = float(np.finfo(np.float64).eps)
 BLOCK = 256  # of a matrix, which stays in the cache with its mirror image
 
 
@@ -154,8 +155,9 @@ def points(name: str, value: object, least: int = 2) -> Array:
 def distance_matrix(name: str, value: object) -> Array:
     """A symmetric non-negative matrix (N, N) with N >= 2 and a zero diagonal, as float64.
 
-    Infinite entries off the diagonal mean "not connected" and are allowed. Asymmetry and a diagonal as small as the
-    input's dtype rounds are mended; a float64 array with neither comes back as it is, not to be written to.
+    Infinite entries off the diagonal mean "not connected" and are allowed. Asymmetry, a diagonal and negative entries
+    as small as the input's dtype rounds are mended; a float64 array with none comes back as it is, not to be
+    written to.
     """
     tolerance = max(SYMMETRY_TOLERANCE, _resolution(value) ** 0.5)
     array = _numbers(name, value, 2, "(N, N)", copy=False)
@@ -166,12 +168,12 @@ def distance_matrix(name: str, value: object) -> Array:
     least = float(array.min())
     if math.isnan(least):
         raise ValueError(f"{name} must not contain NaN, got {count_bad(array)}")
-    if least < 0:
+    largest = largest_finite(array)
+    if least < -ROUNDINGS * max(_resolution(value), DOUBLE) * largest:
         raise ValueError(
             f"{name} is square, so it must be a non-negative distance matrix, got a smallest entry of {least:g}; "
-            f"{_otherwise(name)}"
+            f"np.maximum({name}, 0) mends rounding, and 1 - {name} makes distances of correlations; {_otherwise(name)}"
         )
-    largest = largest_finite(array)
     ranges.sizes(name, largest, most=math.inf)
     if (gap := _asymmetry(array)) > tolerance * largest:
         raise ValueError(
@@ -181,8 +183,8 @@ def distance_matrix(name: str, value: object) -> Array:
         raise ValueError(
             f"{name} must have a zero diagonal (distances, not similarities), got {worst:g} on it; {_otherwise(name)}"
         )
-    if gap > 0 or worst > 0:
-        array = array.copy()
+    if gap > 0 or worst > 0 or least < 0:
+        array = np.maximum(array, 0.0)
         for one, other in _mirrored(array):
             one[:] = other[:] = one / 2 + other / 2  # first: the sum of two large ones would not be finite
         np.fill_diagonal(array, 0.0)

@@ -14,7 +14,7 @@ import torch
 from torchgw import validate
 from torchgw.options import GWOptions
 from torchgw.request.combinations import excluded, facts_of
-from torchgw.request.spaces import METRIC_DISTANCES, check_space
+from torchgw.request.spaces import METRIC_DISTANCES, check_space, warn_of_adjacencies
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
 from torchgw.types import Array, DistanceProvider, is_graph, is_provider
@@ -137,6 +137,7 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space
             return Space(name, np.zeros((1, 1)), "point")
         return Space(name, validate.points(name, space, least=1), "point")
     checked = check_space(name, space, distances, options.spaces)
+    warn_of_adjacencies(checked, asked=(distances,))
     if not checked.metric:
         raise ValueError(
             f"{name} must have symmetric distances that say what is near, got {type(space).__name__}: pairs begin from "

@@ -3,6 +3,7 @@ the start of a solve, and the device that follows from them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -28,6 +29,11 @@ MOST_CHECKED = 8000
 def check_distances(distances: object) -> tuple[str, str]:
     """One of `DISTANCES` for each space, from one for both or a pair."""
     pair = distances if isinstance(distances, tuple) else (distances, distances)
+    if "cosine" in pair:
+        raise ValueError(
+            f"distances='cosine' goes as points with normalised rows and distances='euclidean', or as a matrix with "
+            f"distances='precomputed'; distances must be one of {DISTANCES}, got {distances!r}"
+        )
     if len(pair) != 2:
         raise ValueError(f"distances must be one of {DISTANCES} or a pair of them, got {len(pair)} entries")
     return validate.choice("distances", pair[0], DISTANCES), validate.choice("distances", pair[1], DISTANCES)
@@ -39,7 +45,9 @@ def check_spaces(
     """Both validated spaces; those of a problem that has no use for distances have none."""
     if alpha == 0:
         (X, Y), kinds = without_distances(X, Y, cost), ("auto", "auto")
-    return check_space("X", X, kinds[0], options), check_space("Y", Y, kinds[1], options)
+    found = check_space("X", X, kinds[0], options), check_space("Y", Y, kinds[1], options)
+    warn_of_adjacencies(*found, asked=kinds)
+    return found
 
 
 def check_loss(spaces: tuple[Space, Space], loss: object) -> None:
@@ -79,8 +87,9 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         return Space(name, AdjacencyDistances(space, name=name), "adjacency")
     if hasattr(space, "edges"):
         raise TypeError(
-            f"{name} must be a SciPy sparse graph of edge lengths, got {type(space).__name__}; "
-            f"networkx.to_scipy_sparse_array makes one, and distances='adjacency' takes weights of edges as they are"
+            f"{name} must be given with distances='adjacency', which compares edges, or as "
+            f"networkx.to_scipy_sparse_array({name}), whose shortest paths count, got a graph of networkx, "
+            f"{type(space).__name__}"
         )
     if is_provider(space):
         validate.provider(name, space)
@@ -96,13 +105,13 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         if distances == "euclidean":
             raise ValueError(f"distances='euclidean' needs points, got a sparse graph as {name}; use 'landmark'")
         graph = validate.graph(name, space)
+        if graph.nnz == 0:
+            raise ValueError(f"{name} must have edges, got a graph of {graph.shape[0]} nodes without any")
         return Space(name, graph, distances if distances != "auto" else _geodesic(graph.shape[0]))
     matrix_asked = distances in ("auto", "precomputed")
     shape = validate.shape_of(space)
     if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
         matrix = validate.distance_matrix(name, space)
-        if distances == "auto":
-            _warn_if_adjacency(name, matrix)
         return Space(name, matrix, "matrix")
     if matrix_asked and len(shape) == 1 and validate.is_condensed(shape[0]):
         raise ValueError(
@@ -119,17 +128,25 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
     return Space(name, points, distances if distances != "auto" else _geodesic(len(points)))
 
 
-def _warn_if_adjacency(name: str, matrix: Array) -> None:
-    """Say that distances of zeros and ones alone, some points apart by nothing, look like the edges of a graph."""
-    ones = np.count_nonzero(matrix == 1)
-    if 0 < ones < matrix.size - len(matrix) and ones == np.count_nonzero(matrix):
+def warn_of_adjacencies(*spaces: Space, asked: Sequence[str]) -> None:
+    """Say which matrices that nobody called distances look like edges of graphs: of zeros and ones alone, or with more
+    than half of their entries off the diagonal at exactly zero."""
+    found = [s.name for s, kind in zip(spaces, asked, strict=True) if kind == "auto" and _looks_like_edges(s)]
+    if found:
         warn_caller(
-            f"{name} holds only zeros and ones, like an adjacency matrix, and is taken for distances: points without "
-            f"an edge are at distance 0; gw_align(distances='adjacency') compares edges as they are, "
-            f"scipy.sparse.csr_matrix({name}) is a graph with edges of length 1, whose shortest paths count, and "
-            f"distances='precomputed' says that distances of zero and one are meant",
+            f"{' and '.join(found)} taken for distances, but like an adjacency matrix: most pairs would be at "
+            f"distance 0, or all at 0 or 1. distances='adjacency' (in gw_align) compares edges, scipy.sparse."
+            f"csr_matrix({found[0]}) gives shortest paths, distances='precomputed' says that distances are meant",
             GraphWarning,
         )
+
+
+def _looks_like_edges(space: Space) -> bool:
+    if space.kind != "matrix":
+        return False
+    matrix: Array = space.data
+    pairs, apart = matrix.size - len(matrix), int(np.count_nonzero(matrix))
+    return 0 < apart < pairs and (2 * apart < pairs or int(np.count_nonzero(matrix == 1)) == apart)
 
 
 def _geodesic(n: int) -> str:

@@ -72,7 +72,8 @@ class GWResult(Readable):
         potentials on all pairs: tiles that were left out, or taken as short sums of products.
     evaluated : share of all pairs of points that lie in tiles which were not left out.
     certificate : what is certain of the plan: stationarity gap, lower bound, distance from the optimum.
-    basins : the local optima that the search found, the best first; empty without a search.
+    basins : the local optima that the search found: the solved one first, then those of its level, then others, each
+        by energy; empty without a search.
     gradient : "exact", "sampled", or "leading factors": the exact one between factors that carry the distances to 1 %,
         in streaming solves. ``gradient_passed_over`` says why it was sampled.
     status, converged : how the solve ended.

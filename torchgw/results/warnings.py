@@ -28,6 +28,7 @@ LOOKED_AT = 100  # points whose matches are counted
 MANY = 2.0  # matches from which on a plan is blurred, of a point or of the share of one that each target has
 MUCH = 0.02  # of what there is to gain: an epsilon above it blurs where there is anything to tell apart
 MISSED = 0.2  # of what there is to gain, that a plan may have left
+DOZENS = 12  # basins from which on, with about a start each, there is little structure rather than a symmetry
 
 
 def warn(result: GWResult, solution: CertifiedSolution, request: Request) -> None:
@@ -78,9 +79,16 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
     more = "Known pairs or labels (supervision=), a feature of both sides (cost=, alpha=0.99), "
     if excluded(with_rules) is not None:  # solved for distances alone
         more = ""
+    scattered = len(result.basins) >= DOZENS and sum(basin.count for basin in result.basins) < 2 * len(result.basins)
+    cause = "a symmetry?"
+    if scattered:
+        cause = (
+            f"{len(result.basins)} basins with about a start each: little structure, or other distances are needed, "
+            f"as 'euclidean' for points in many dimensions"
+        )
     return (
         f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
-        f"{rival.energy:.4g}, and send points {far} the largest distance apart on average (a symmetry?); "
+        f"{rival.energy:.4g}, and send points {far} the largest distance apart on average ({cause}); "
         f"result.basins lists both. {more}{'a' if more else 'A'} plan or pairs to begin with (init=), or masses p "
         f"and q can break the tie{blurred}"
     )
@@ -99,7 +107,8 @@ def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> 
         return ""
     return (
         f"the plan is blurred: a point has {matches:.3g} matches on average, and epsilon = {result.epsilon:g} is "
-        f"{result.epsilon / gain:.2g} times what matching can gain; take epsilon='auto', or about {SOFT * gain:.1g}"
+        f"{result.epsilon / gain:.2g} times what matching can gain; take epsilon='auto', and for a soft plan in its "
+        f"basin init=result with epsilon = {SOFT * gain:.1g}"
     )
 
 
