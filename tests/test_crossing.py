@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from tests.problems import quietly
-from torchgw import gw_align
+from torchgw import Partial, SemiRelaxed, Unbalanced, gw_align
+from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.persist.watch import Watch
-from torchgw.search import basins
+from torchgw.search import basins, crossing
 from torchgw.search.anneal import LandmarkProblem
 from torchgw.search.crossing import CROSSED, Entrant, crossed_basins, improved
 from torchgw.spaces import PrecomputedDistances
@@ -58,6 +61,24 @@ def test_ends_that_have_half_of_the_clusters_right_lead_to_the_whole_matching() 
     assert float((found[0].plan.argmax(1) == torch.arange(90)).double().mean()) > 0.9
     assert all(basin.count == 0 for basin in found)
     np.testing.assert_allclose(found[0].plan.sum(1), problem.x.mass, atol=1e-12)
+
+
+def test_basins_are_no_higher_than_the_ends_that_they_are_cooled_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[float] = []
+
+    def followed(*given: Any) -> list[Any]:
+        pool = improved(*given)
+        ends.extend(each.energy for each in pool)
+        return pool
+
+    monkeypatch.setattr(crossing, "improved", followed)
+    X, Y, label = clusters(90, 8, 4, seed=0)
+    for problem in (between(X, X + 0.01), between(X, Y)):
+        rng = np.random.default_rng(2)
+        plans = torch.stack([mixed(label, {2 * i, 2 * i + 1}, rng) for i in range(4)])
+        ends.clear()
+        found = crossed_basins(problem, plans, 0.0, 6, Watch())
+        assert found[0].energy <= ends[0]
 
 
 def test_a_pair_is_tried_once_and_the_search_ends_where_nothing_falls() -> None:
@@ -111,3 +132,11 @@ def test_what_stands_out_is_not_crossed(monkeypatch: pytest.MonkeyPatch) -> None
     Q = np.linalg.qr(np.random.default_rng(6).normal(size=(3, 3)))[0]
     found = quietly(gw_align, X * (1, 2, 4), X * (1, 2, 4) @ Q, random_state=0)
     assert found.value < 1e-6
+
+
+@pytest.mark.parametrize("marginals", [SemiRelaxed(1.0), Unbalanced(1.0, 1.0), Partial(0.5)])
+def test_plans_whose_marginals_give_way_are_not_crossed(monkeypatch: pytest.MonkeyPatch, marginals: Marginals) -> None:
+    monkeypatch.setattr(basins, "crossed_basins", lambda *_: pytest.fail("crossed"))
+    X, Y, _ = clusters(400, 16, 10, seed=0)
+    found = quietly(gw_align, X, Y, marginals=marginals, random_state=0)
+    assert len(found.basins) > 1

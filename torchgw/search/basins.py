@@ -1,7 +1,8 @@
 """The search for the basin: landmark problems, a rung of weighted points, and the last comparison on all points.
 
     landmark basins of each kind -> the best of each, solved on about 500 weighted points where there are many more
-        -> those that are distinct and near the lowest, compared on all points -> where the loop begins
+        -> those that are distinct and near the lowest, between many points on 1000 first
+        -> those that are still near the lowest, compared on all points -> where the loop begins
 
 Where none of them stands out then, basins are crossed (`torchgw.search.crossing`), and what comes of that is compared
 as well.
@@ -45,9 +46,9 @@ logger = logging.getLogger("torchgw")
 
 Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 
-RUNG = 500
+RUNG, RUNG_STEPS = 500, 8
 RUNG_PAYS = 2
-RUNG_STEPS = 8
+UPPER_RUNG, UPPER_STEPS = 1000, 4  # between many points, before all of them are compared
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, of what was solved between few: the second brings it within 2 % of its end
@@ -73,7 +74,7 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     )
     reference, poor = kinds[0][0].target, _worst_side(coverage, kinds, p, q) > POOR_COVERAGE
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
-    rung = _Rung.of(problem) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
+    rung = _Rung.of(problem, RUNG, RUNG_STEPS) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = []
     for name, basins in zip(_named(kinds), kinds, strict=True):
         if not math.isfinite(basins[0].energy):
@@ -89,7 +90,12 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     apart = rung is None
     finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest or (apart and c.leading))]
     finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
-    pairs, beside = len(p) * len(q), []
+    pairs, beside, stands_out = len(p) * len(q), [], False
+    if pairs > MANY_PAIRS and rung is not None and len(finalists) > 1:
+        upper = _Rung.of(problem, UPPER_RUNG, UPPER_STEPS)
+        finalists = _distinct([_raised(problem, c, upper) for c in finalists], reference, p)
+        stands_out = _stands_out(finalists)
+        finalists = [c for c in finalists if c.energy <= CLOSE * finalists[0].energy]
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         beside.append(by_distributions)
     alone = poor or pairs <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
@@ -98,13 +104,13 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     rest = [c for c in found if all(c is not f for f in finalists)]
     if pairs <= MANY_PAIRS:
         finalists, beside = finalists + [c for begin in beside for c in begin(problem)], []
-    if len(finalists) > 1 and graphs is None:
+    if len(finalists) > 1 and graphs is None and problem.model.fixed:
         beside.append(partial(_bred, coarse=coarse, basins=[c.basin for c in found if c.basin is not None]))
     if len(finalists) > 1 or beside:
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
         for begin in beside:
-            if not _stands_out(finalists):
+            if not (stands_out or _stands_out(finalists)):
                 finalists = _settled(problem, begin(problem), warmest, reference, finalists)
     found = finalists + rest
     best = finalists[0]
@@ -218,7 +224,8 @@ def _bred(problem: StoredProblem, coarse: CoarseOptions, basins: list[CoarseBasi
         return []
     x, y = _spread(problem, count)
     between, at = LandmarkProblem.of(x, y, problem.model), (x.index, y.index)
-    plans = torch.stack([_seen(basin, between.model, problem.model, at)[0].coupling().to_dense() for basin in basins])
+    seen = [_seen(basin, between.model, problem.model, at)[0].with_rows(x.mass.log2()) for basin in basins]
+    plans = torch.stack([start.coupling().to_dense() for start in seen])
     found = crossed_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.aside())
     return [_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
 
@@ -253,17 +260,19 @@ class _Rung:
 
     source, target : landmarks (n,), (k,) with their masses and distances.
     problem : the problem between them.
+    steps : iterations that a basin is solved with.
     whole : the model (N, K) that it restricts.
     """
 
     source: Landmarks
     target: Landmarks
     problem: StoredProblem
+    steps: int
     whole: Model
 
     @classmethod
-    def of(cls, problem: StoredProblem) -> _Rung:
-        x, y = _spread(problem, RUNG)
+    def of(cls, problem: StoredProblem, size: int, steps: int) -> _Rung:
+        x, y = _spread(problem, size)
         near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
         p, q = (
             side.mass.to(torch.float64) * (whole.sum() / side.mass.to(torch.float64).sum())
@@ -271,15 +280,14 @@ class _Rung:
         )
         model = problem.model.taken(x.index, y.index, p, q)
         gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
-        return cls(
-            x, y, replace(problem, spaces=(near, far), gradient=gradient, model=model, exact=True), problem.model
-        )
+        between = replace(problem, spaces=(near, far), gradient=gradient, model=model, exact=True)
+        return cls(x, y, between, steps, problem.model)
 
     def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
         """The basin solved on the subset, and its energy there."""
         inner = self.problem
         start, _ = _seen(basin, inner.model, self.whole, (self.source.index, self.target.index))
-        done = descended(inner, start, max(basin.epsilon, inner.epsilon), RUNG_STEPS)
+        done = descended(inner, start, max(basin.epsilon, inner.epsilon), self.steps)
         end = done.end
         assert end is not None
         assert end.epsilon is not None

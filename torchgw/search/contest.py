@@ -36,7 +36,7 @@ from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import Candidate, as_low
-from torchgw.search.crossing import CROSSED, Entrant, Pair, energy_of, improved
+from torchgw.search.crossing import CROSSED, Entrant, energy_of, improved
 from torchgw.search.full_starts import PRODUCT
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph
 from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross
@@ -221,7 +221,7 @@ class _Field:
         effort = next((each for each, most in zip(EFFORTS, EFFORT_PAIRS, strict=True) if pairs <= most), last)
         epsilons = levels(self.unit, AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS)
 
-        def born(fresh: list[Pair], lowest: list[Entrant]) -> list[Entrant]:
+        def born(fresh: list[tuple[Entrant, Entrant]], lowest: list[Entrant]) -> list[Entrant]:
             means = [((one.plan + other.plan) / 2).to(self.product) for one, other in fresh]
             blurred = [
                 self.blurred(lowest[each // 2 % len(lowest)].plan.to(self.product)) for each in range(effort.blurred)

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torchgw.persist.watch import Watch
 from torchgw.search.anneal import (
     COLDEST,
     SAME_PLAN,
+    Batch,
     CoarseBasin,
     LandmarkProblem,
     annealed_batch,
@@ -52,7 +54,18 @@ class Entrant:
     energy: float
 
 
-Pair = tuple[Entrant, Entrant]
+@dataclass(frozen=True, eq=False)
+class Annealed(Entrant):
+    """A plan between landmarks, rounded, with what it was annealed to.
+
+    f, g : base-2 potentials (N,), (K,).
+    """
+
+    f: Tensor
+    g: Tensor
+
+
+EntrantT = TypeVar("EntrantT", bound=Entrant)
 
 
 def energy_of(entrant: Entrant) -> float:
@@ -61,14 +74,14 @@ def energy_of(entrant: Entrant) -> float:
 
 
 def improved(
-    pool: Sequence[Entrant],
+    pool: Sequence[EntrantT],
     parents: int,
     rounds: int,
     stale: int,
     fall: float,
     apart: float,
-    born: Callable[[list[Pair], list[Entrant]], list[Entrant]],
-) -> list[Entrant]:
+    born: Callable[[list[tuple[EntrantT, EntrantT]], list[EntrantT]], list[EntrantT]],
+) -> list[EntrantT]:
     """The pool, the lowest first, and what was ``born`` of it.
 
     Parameters
@@ -78,7 +91,7 @@ def improved(
     apart : L1 distance above which two plans are distinct.
     born : ends of pairs that were not tried before, and of whatever else is made of the parents; none ends the search.
     """
-    pool, tried, waited = sorted(pool, key=energy_of), set[frozenset[Entrant]](), 0
+    pool, tried, waited = sorted(pool, key=energy_of), set[frozenset[EntrantT]](), 0
     for _ in range(rounds):
         lowest = _distinct(pool, parents, apart)
         fresh = [pair for pair in itertools.combinations(lowest, 2) if frozenset(pair) not in tried]
@@ -102,31 +115,33 @@ def crossed_basins(
     levels = [max(cooled(HOT, COLD, level / (LEVELS - 1)) * unit, epsilon) for level in range(LEVELS)]
     together = max(MOST_ENTRIES // plans[0].numel(), 1)
 
-    def ends(plans: Tensor, levels: list[float]) -> list[Entrant]:
-        found: list[Entrant] = []
+    def ends(plans: Tensor, levels: list[float]) -> list[Annealed]:
+        found: list[Annealed] = []
         for part in torch.split(plans, together):
             batch = at_rest(problem, part, 1.0)
             for level in levels:
                 batch = annealed_batch(problem, batch, mass.new_full((len(part),), level), *STEPS)
             annealed = problem.feasible(batch.plan)
-            found += map(Entrant, itertools.repeat(CROSSED), annealed, problem.energies(annealed).tolist())
+            energies = problem.energies(annealed).tolist()
+            found += map(Annealed, itertools.repeat(CROSSED), annealed, energies, batch.f, batch.g)
         return found
 
-    def born(fresh: list[Pair], lowest: list[Entrant]) -> list[Entrant]:
+    def born(fresh: list[tuple[Annealed, Annealed]], lowest: list[Annealed]) -> list[Annealed]:
         cut = not fresh or watch.cut()
         return [] if cut else ends(torch.stack([(one.plan + other.plan) / 2 for one, other in fresh]), levels)
 
     # Plans that were lifted are too blurred to be warmed at once: their gradients would not hold them.
     first, apart = ends(problem.feasible(plans), [*levels[-1:] * SETTLING, *levels]), SAME_PLAN * float(mass.sum())
     pool = improved(first, PARENTS, ROUNDS, STALE, FALL, apart, born)
-    best = torch.stack([each.plan for each in _distinct(pool, n_kept, apart)])
-    last = max(epsilon, COLDEST * unit)
-    return cooled_basins(problem, at_rest(problem, best, levels[-1]), [0] * len(best), last, n_kept)
+    best = _distinct(pool, n_kept, apart)
+    plans, f, g = (torch.stack(parts) for parts in zip(*((each.plan, each.f, each.g) for each in best), strict=True))
+    batch = Batch(plans, f, g, mass.new_full((len(best),), levels[-1]))
+    return cooled_basins(problem, batch, [0] * len(best), max(epsilon, COLDEST * unit), n_kept)
 
 
-def _distinct(pool: Sequence[Entrant], most: int, apart: float) -> list[Entrant]:
+def _distinct(pool: Sequence[EntrantT], most: int, apart: float) -> list[EntrantT]:
     """At most so many of the first, whose plans differ."""
-    found: list[Entrant] = []
+    found: list[EntrantT] = []
     for entrant in pool:
         if all(float((entrant.plan - other.plan).abs().sum()) > apart for other in found):
             found.append(entrant)
