@@ -48,7 +48,7 @@ Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 
 RUNG, RUNG_STEPS = 500, 8
 RUNG_PAYS = 2
-UPPER_RUNG, UPPER_STEPS = 1000, 4  # between many points, before all of them are compared
+UPPER_RUNG, UPPER_STEPS = 1000, 2  # between many points, before all of them are compared
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, of what was solved between few: the second brings it within 2 % of its end
@@ -74,7 +74,9 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     )
     reference, poor = kinds[0][0].target, _worst_side(coverage, kinds, p, q) > POOR_COVERAGE
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
-    rung = _Rung.of(problem, RUNG, RUNG_STEPS) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
+    pairs = len(p) * len(q)
+    rough = _rough(problem) if pairs > MANY_PAIRS else problem
+    rung = _Rung.of(rough, RUNG, RUNG_STEPS) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = []
     for name, basins in zip(_named(kinds), kinds, strict=True):
         if not math.isfinite(basins[0].energy):
@@ -90,12 +92,9 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     apart = rung is None
     finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest or (apart and c.leading))]
     finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
-    pairs, beside, stands_out = len(p) * len(q), [], False
+    beside, stands_out = [], False
     if pairs > MANY_PAIRS and rung is not None and len(finalists) > 1:
-        upper = _Rung.of(problem, UPPER_RUNG, UPPER_STEPS)
-        finalists = _distinct([_raised(problem, c, upper) for c in finalists], reference, p)
-        stands_out = _stands_out(finalists)
-        finalists = [c for c in finalists if c.energy <= CLOSE * finalists[0].energy]
+        finalists, stands_out = _thinned(finalists, _Rung.of(rough, UPPER_RUNG, UPPER_STEPS))
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         beside.append(by_distributions)
     alone = poor or pairs <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
@@ -252,6 +251,13 @@ def _raised(problem: StoredProblem, candidate: Candidate, rung: _Rung) -> Candid
     solved, energy = rung.solve(candidate.basin)
     start, matching = _lifted(problem, solved)
     return replace(candidate, start=start, matching=matching, energy=energy, level="subset")
+
+
+def _thinned(candidates: list[Candidate], rung: _Rung) -> tuple[list[Candidate], bool]:
+    """Those that a rung finds near the lowest, and whether that is one of several."""
+    energies = [rung.solve(c.basin)[1] for c in candidates if c.basin is not None]
+    near = [c for c, energy in zip(candidates, energies, strict=True) if energy <= CLOSE * min(energies)]
+    return near, len(near) == 1
 
 
 @dataclass(frozen=True)
