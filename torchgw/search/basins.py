@@ -105,11 +105,11 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
         finalists, beside = finalists + [c for begin in beside for c in begin(problem)], []
     if len(finalists) > 1 and graphs is None and problem.model.fixed:
         beside.append(partial(_bred, coarse=coarse, basins=[c.basin for c in found if c.basin is not None]))
-    if len(finalists) > 1 or beside:
+    if not stands_out and (len(finalists) > 1 or beside):
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
         for begin in beside:
-            if not (stands_out or _stands_out(finalists)):
+            if not _stands_out(finalists):
                 finalists = _settled(problem, begin(problem), warmest, reference, finalists)
     found = finalists + rest
     best = finalists[0]
