@@ -42,7 +42,7 @@ from torchgw.types import is_symmetric
 logger = logging.getLogger("torchgw")
 
 FALL = 0.2  # of epsilon, to which it is annealed
-RATIO = 0.4
+RATIO = 0.5
 STEPS = 4
 PROGRESS = 1e-3
 ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
