@@ -42,7 +42,9 @@ from torchgw.objective.model import mean_cost
 from torchgw.objective.value import exact_objective
 from torchgw.persist.codec import decode, encode
 from torchgw.request import limits
+from torchgw.search import basins
 from torchgw.spaces.scale import unit_of
+from torchgw.strategies import dense
 
 N, K = 9, 7
 RNG = np.random.default_rng(0)
@@ -494,3 +496,14 @@ def test_a_directed_graph_on_a_gpu_is_that_on_the_cpu(kind: str) -> None:
             four_index(scaled(A), scaled(B), *[result.plan.cpu().numpy()] * 2), rel=1e-8
         )
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
+def test_a_lone_basin_has_the_energy_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SHARP_BASINS_PAIRS", "PRODUCT_PAIRS"):
+        monkeypatch.setattr(dense, name, 0)
+    monkeypatch.setattr(basins, "MOST_CONTEST_PAIRS", 0)
+    rng = np.random.default_rng(0)
+    A, B = rng.random((30, 30)), rng.random((30, 30))
+    result = quietly(gw_align, A, B, distances="adjacency", epsilon=0, random_state=0)
+    (basin,) = result.basins
+    assert basin.energy == pytest.approx(result.value, rel=1e-9)

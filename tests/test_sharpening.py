@@ -225,4 +225,30 @@ def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> No
     assert not tried, "a basin stood out"
 
 
-by_product = basins.by_product
+def test_between_many_points_only_the_lowest_of_a_rung_are_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(basins, "RUNG", 100)
+    _, right = solved(3, epsilon=0)
+    everywhere = lifted_from(monkeypatch, 3)
+    monkeypatch.setattr(basins, "MANY_PAIRS", 1000)
+    monkeypatch.setattr(basins, "MANY_RUNG", 150)
+    few = lifted_from(monkeypatch, 3)
+    assert 2 <= len(few) < len(everywhere)
+    assert max(few[2:], default=0.0) <= basins.MANY_CLOSE * min(few)
+    assert solved(3, epsilon=0)[1] == right == 1.0
+
+
+def lifted_from(monkeypatch: pytest.MonkeyPatch, d: int) -> list[float]:
+    """Energies on the rung of the candidates that were lifted from it, ascending."""
+    found: list[Any] = []
+
+    def raised(*given: Any) -> Any:
+        found.extend(raise_from(*given))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(basins, "_raised", raised)
+        solved(d, epsilon=0)
+    return sorted(c.energy for c in found if c.near)
+
+
+by_product, raise_from = basins.by_product, basins._raised

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LOG2E
+from torchgw.sinkhorn.scaling import scaled
 
 RELAXATION = 1.8
 EXTRAPOLATION = 0.7
@@ -101,7 +102,7 @@ def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: Effort) -> 
         u, v = scalings(kernel, turned, p, q, effort)
         f = f + u.log2()
         cost = f * epsilon
-        T = kernel.mul_(u.mT).mul_(v)
+        T = scaled(kernel, u[:, 0], v[:, 0])
     return Plans(T, f, (v / q).log2() - shift, epsilon)
 
 

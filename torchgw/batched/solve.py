@@ -29,6 +29,7 @@ from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
 from torchgw.sinkhorn.loop import cooled
+from torchgw.sinkhorn.scaling import scaled
 
 CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**26}
 SMALLEST_CRITICAL = 1e-14
@@ -150,7 +151,7 @@ def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tens
     kernel = torch.cat(scores).clamp_min_(LOWEST_EXPONENT).exp2_()
     p, q = (part.repeat(len(scores), 1, 1) for part in (pairs.p, pairs.q))
     u, v = scalings(kernel, kernel.mT.contiguous(), p, q, GUESS_EFFORT)
-    return torch.cat((product, kernel.mul_(u.mT).mul_(v)))
+    return torch.cat((product, scaled(kernel, u[:, 0], v[:, 0])))
 
 
 def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[PairBasin]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchgw.kernels import LN2
 
 LOWEST_EXPONENT = -120.0
+LEAST_ENTRY = 2.0**-100
 FLOOR = -1e30
 
 
@@ -26,6 +27,12 @@ def maxima(x: Tensor, axis: int) -> Tensor:
 def exponentials(x: Tensor, highest: Tensor, axis: int) -> Tensor:
     """2^(x - highest) in place, at least 2^-120; ``highest`` lacks ``axis``."""
     return x.sub_(highest.unsqueeze(axis)).clamp_min_(LOWEST_EXPONENT).exp2_()
+
+
+def flushed(plan: Tensor) -> Tensor:
+    """The plan in place, without entries up to 2^-100: products of smaller ones are no normal numbers of float32, which
+    cost some processors a hundred times as much."""
+    return torch.threshold_(plan, LEAST_ENTRY, 0.0)
 
 
 def logarithm(total: Tensor, highest: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.losses import SQUARE, SeparableLoss, loss_factors
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
@@ -227,14 +228,14 @@ def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
         return factored_mean_squares(F, signs, mass)
     if hasattr(space, "squares"):
         return symmetric_product(space.squares(), mass[:, None])[:, 0]
-    if isinstance(space, PrecomputedDistances):
-        return mean_of(space.matrix.to(mass.dtype).square(), mass, space.symmetric)
-    out = mass.new_zeros(space.size)
-    for part in torch.split(torch.arange(space.size, device=mass.device), BLOCK_ROWS):
-        squares = space.rows(part).to(mass.dtype).square()
-        out[part] += squares @ mass
+    n, every = space.size, torch.arange(space.size, device=mass.device)
+    stored = space.matrix if isinstance(space, PrecomputedDistances) else None
+    out = mass.new_zeros(n)
+    for where in blocks(n, BLOCK_ROWS if stored is None else block_rows(n, n, mass.device)):
+        squares = (space.rows(every[where]) if stored is None else stored[where]).to(mass.dtype).square()
+        out[where] += squares @ mass
         if not is_symmetric(space):
-            out += mass[part] @ squares
+            out += mass[where] @ squares
     return out if is_symmetric(space) else out / 2
 
 

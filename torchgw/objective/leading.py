@@ -202,8 +202,9 @@ def mean_terms(D: Tensor, mass: Tensor) -> Tensor:
 def _centred(D: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
     """D - u 1^T - 1 u^T (N, N) in another dtype, a block of rows at a time."""
     found = torch.empty(D.shape, dtype=dtype, device=D.device)
+    room = torch.empty_like(D[:ROWS])
     for where in blocks(len(D), ROWS):
-        found[where] = D[where] - u[where, None] - u
+        found[where] = torch.sub(D[where], u[where, None], out=room[: where.stop - where.start]).sub_(u)
     return found
 
 

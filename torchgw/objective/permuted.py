@@ -81,10 +81,12 @@ class LedPermutations(FactoredPermutations):
         turned[match] = F
         found = torch.mm(unit * s * F, turned.T @ E, out=out)
         A, B = (torch.empty(D.shape, dtype=torch.float32, device=D.device) for _ in range(2))
+        room = torch.empty_like(D[:ROWS])  # fresh memory for each block takes longer than its products
         for where in blocks(len(D), ROWS):
-            rest = D[where] - (F[where] * s) @ F.T
+            rest = torch.addmm(D[where], F[where] * s, F.T, alpha=-1.0, out=room[: where.stop - where.start])
             found[where].addmm_((rest @ matched) * t, G.T, alpha=unit)
-            A[where], B[where] = rest, E[match[where]] - (matched[where] * t) @ G.T
+            A[where] = rest
+            B[where] = torch.index_select(E, 0, match[where], out=rest).addmm_(matched[where] * t, G.T, alpha=-1.0)
         return found.add_(A @ B, alpha=unit)
 
     def moved(self, cost: Tensor, old: Tensor, new: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torchgw.runtime.threads import threads_for
 from torchgw.search.initial_guesses import SHARPNESS, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled, rescale
-from torchgw.sinkhorn.scaling import balance
+from torchgw.sinkhorn.scaling import balance, scaled
 from torchgw.sinkhorn.sides import Side, log_total, translation
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
 from torchgw.types import DistanceProvider
@@ -261,7 +261,7 @@ def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter:
         f, g = f + t, g + s
     kernel = (score + f[..., :, None]).add_(g[..., None, :]).clamp_min_(LOWEST_EXPONENT).exp2_()
     u, v = balance(kernel, row, column, f, g, n_iter - 1)
-    plan, f, g = kernel.mul_(u[..., :, None]).mul_(v[..., None, :]), f + u.log2(), g + v.log2()
+    plan, f, g = scaled(kernel, u, v), f + u.log2(), g + v.log2()
     if row.relaxed or column.relaxed:
         t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None].double().log2())
         plan, f, g = plan * (t + s).exp2()[..., None], f + t, g + s

@@ -1,8 +1,7 @@
 """The search for the basin: landmark problems, a rung of weighted points, and the last comparison on all points.
 
-    landmark basins of each kind -> the best of each, solved on about 500 weighted points where there are many more
-        -> those that are distinct and near the lowest, between many points on 1000 first
-        -> those that are still near the lowest, compared on all points -> where the loop begins
+    landmark basins of each kind -> the best of each, solved on a rung of weighted points where there are many more
+        -> those that are distinct and near the lowest, compared on all points -> where the loop begins
 
 Where none of them stands out then, basins are crossed (`torchgw.search.crossing`), and what comes of that is compared
 as well.
@@ -48,12 +47,12 @@ Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 
 RUNG, RUNG_STEPS = 500, 8
 RUNG_PAYS = 2
-UPPER_RUNG, UPPER_STEPS = 1000, 2  # between many points, before all of them are compared
+MANY_RUNG, MANY_STEPS = 1000, 2  # between many points, where one comparison on all of them costs more than this rung
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, of what was solved between few: the second brings it within 2 % of its end
 NEAR = 2.0
-CLOSE = 1.25
+CLOSE, MANY_CLOSE = 1.25, 1.1
 POOR_COVERAGE = 0.02
 MANY_PAIRS = 4_000_000  # beyond which starts on all points wait for landmarks that leave a doubt
 ROUGH = 1e-2  # tolerance of comparisons on all points: of marginals, and relative of energies
@@ -75,8 +74,7 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     reference, poor = kinds[0][0].target, _worst_side(coverage, kinds, p, q) > POOR_COVERAGE
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     pairs = len(p) * len(q)
-    rough = _rough(problem) if pairs > MANY_PAIRS else problem
-    rung = _Rung.of(rough, RUNG, RUNG_STEPS) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
+    rung = _Rung.of(problem, pairs > MANY_PAIRS) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = []
     for name, basins in zip(_named(kinds), kinds, strict=True):
         if not math.isfinite(basins[0].energy):
@@ -86,15 +84,13 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
             found.append(_candidate(problem, basin, name, near, rank == 0))
     found = _distinct(found, reference, p)
     if rung is not None:
-        found = _distinct([_raised(problem, c, rung) if c.near else c for c in found], reference, p)
+        found = _distinct(_raised(problem, found, rung, MANY_CLOSE if pairs > MANY_PAIRS else math.inf), reference, p)
     lowest = min(c.energy for c in found if c.near)
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
     apart = rung is None
     finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest or (apart and c.leading))]
     finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
-    beside, stands_out = [], False
-    if pairs > MANY_PAIRS and rung is not None and len(finalists) > 1:
-        finalists, stands_out = _thinned(finalists, _Rung.of(rough, UPPER_RUNG, UPPER_STEPS))
+    beside = []
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         beside.append(by_distributions)
     alone = poor or pairs <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
@@ -105,7 +101,7 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
         finalists, beside = finalists + [c for begin in beside for c in begin(problem)], []
     if len(finalists) > 1 and graphs is None and problem.model.fixed:
         beside.append(partial(_bred, coarse=coarse, basins=[c.basin for c in found if c.basin is not None]))
-    if not stands_out and (len(finalists) > 1 or beside):
+    if len(finalists) > 1 or beside:
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
         for begin in beside:
@@ -246,18 +242,20 @@ def _spread(problem: StoredProblem, count: int) -> tuple[Landmarks, Landmarks]:
     return x, y
 
 
-def _raised(problem: StoredProblem, candidate: Candidate, rung: _Rung) -> Candidate:
-    assert candidate.basin is not None
-    solved, energy = rung.solve(candidate.basin)
-    start, matching = _lifted(problem, solved)
-    return replace(candidate, start=start, matching=matching, energy=energy, level="subset")
-
-
-def _thinned(candidates: list[Candidate], rung: _Rung) -> tuple[list[Candidate], bool]:
-    """Those that a rung finds near the lowest, and whether that is one of several."""
-    energies = [rung.solve(c.basin)[1] for c in candidates if c.basin is not None]
-    near = [c for c, energy in zip(candidates, energies, strict=True) if energy <= CLOSE * min(energies)]
-    return near, len(near) == 1
+def _raised(problem: StoredProblem, candidates: list[Candidate], rung: _Rung, close: float) -> list[Candidate]:
+    """The candidates, near ones solved on the rung; of those only the two lowest, and others within ``close`` of the
+    lowest, stay near and are lifted."""
+    near = [(c, *rung.solve(c.basin)) for c in candidates if c.near and c.basin is not None]
+    energies = sorted(energy for _, _, energy in near)
+    most = max(close * energies[0], energies[min(1, len(energies) - 1)])
+    raised = [replace(c, near=False) if c.near else c for c in candidates if not c.near or c.basin is None]
+    for candidate, solved, energy in near:
+        if energy <= most:
+            start, matching = _lifted(problem, solved)
+            raised.append(replace(candidate, start=start, matching=matching, energy=energy, level="subset"))
+        else:
+            raised.append(replace(candidate, near=False))
+    return raised
 
 
 @dataclass(frozen=True)
@@ -277,7 +275,9 @@ class _Rung:
     whole: Model
 
     @classmethod
-    def of(cls, problem: StoredProblem, size: int, steps: int) -> _Rung:
+    def of(cls, problem: StoredProblem, many: bool) -> _Rung:
+        size, steps = (MANY_RUNG, MANY_STEPS) if many else (RUNG, RUNG_STEPS)
+        problem = _rough(problem) if many else problem
         x, y = _spread(problem, size)
         near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
         p, q = (

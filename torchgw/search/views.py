@@ -30,12 +30,13 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LOG2E
+from torchgw.kernels.logsumexp import flushed
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import PairLoss
 from torchgw.persist.watch import Watch
 from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
 from torchgw.search.subtrees import likeness
-from torchgw.sinkhorn.scaling import balance
+from torchgw.sinkhorn.scaling import balance, scaled
 from torchgw.sinkhorn.sides import Side
 from torchgw.solvers.proximal import levels, proximal_steps
 from torchgw.spaces.shortest_paths import hop_distances
@@ -193,7 +194,7 @@ def by_matrices(x: Graph, y: Graph, watch: Watch, matrix: Callable[[Graph], Tens
     first = loss.cost(product, p, q)
     unit = float(first.expectation((first.U * (product @ first.V)).sum(), p, q))
     score = lambda plan, epsilon: loss.cost(plan, p, q).centred(epsilon)[0].stored_score(epsilon)  # noqa: E731
-    return proximal_steps(score, product.log2(), p, q, levels(unit), watch).exp2_()
+    return flushed(proximal_steps(score, product.log2(), p, q, levels(unit), watch).exp2_())
 
 
 def by_spectra(x: Graph, y: Graph, watch: Watch, width: float) -> Tensor:
@@ -259,4 +260,4 @@ def plan_of(cost: Tensor, p: Tensor, q: Tensor) -> Tensor:
     score = score - score.amax(1, keepdim=True)
     kernel = (score.clamp_min_(SMALLEST_EXPONENT) + row.log_mass[:, None] + column.log_mass).exp2_()
     u, v = balance(kernel, row, column, row.log_mass, column.log_mass, ITERATIONS)
-    return kernel.mul_(u[:, None]).mul_(v)
+    return scaled(kernel, u, v)

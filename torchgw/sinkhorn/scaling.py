@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchgw.kernels.logsumexp import flushed
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import SinkhornState, checked_weight
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
@@ -85,11 +86,16 @@ def scaling(
         if safe or n_iter >= max_iter:
             break
     if safe:
-        out.mul_(u[:, None]).mul_(v)
+        scaled(out, u, v)
     else:
         f = row.potential(score.softmin(g, 1))
         score.absorb(f, g, out)
     return SinkhornState(f, g, known[0], n_iter, known[2])
+
+
+def scaled(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """The plans diag(u) K diag(v) in place, of a kernel (..., N, K), u (..., N), v (..., K)."""
+    return flushed(kernel.mul_(u[..., :, None]).mul_(v[..., None, :]))
 
 
 def balance(kernel: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:

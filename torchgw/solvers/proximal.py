@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.kernels.logsumexp import LOWEST_EXPONENT
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flushed
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import mean_cost
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled
+from torchgw.sinkhorn.scaling import scaled
 from torchgw.sinkhorn.sides import Side
 
 Score: TypeAlias = Callable[[Tensor, float], Tensor]
@@ -42,7 +43,8 @@ def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch) -> Ten
     q (K,) over their sums. O(N K) memory; 40 gradients, and O(N K) work for each."""
     p, q = p / p.sum(), q / q.sum()
     unit, _ = product_energy(gradient, p, q)
-    return proximal_steps(score_of(gradient, p), (p[:, None] * q).log2(), p, q, levels(unit), watch).exp2_()
+    exponent = proximal_steps(score_of(gradient, p), (p[:, None] * q).log2(), p, q, levels(unit), watch)
+    return flushed(exponent.exp2_())
 
 
 def levels(unit: float, hot: float = HOT, cold: float = COLD, steps: int = STEPS) -> list[float]:
@@ -61,7 +63,7 @@ def proximal_steps(
     """A step at each of ``epsilons`` from plans 2^``exponent`` (..., N, K), which is written over by the exponents of
     the plans that they end in; masses p (N,), q (K,) of sum one."""
     row, column = Side(p.log2()), Side(q.log2())
-    plan = exponent.exp2()
+    plan = flushed(exponent.exp2())
     v = torch.ones_like(exponent[..., 0, :])
     for epsilon in epsilons:
         if watch.cut() or epsilon <= 0:
@@ -73,7 +75,7 @@ def proximal_steps(
             u = row.scaled(row.log_mass, torch.matmul(plan, v[..., None])[..., 0])
             v = column.scaled(column.log_mass, torch.matmul(u[..., None, :], plan)[..., 0, :])
         exponent.add_(u.log2()[..., None]).add_(v.log2()[..., None, :])
-        plan.mul_(u[..., None]).mul_(v[..., None, :])
+        scaled(plan, u, v)
     return exponent
 
 

@@ -22,8 +22,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from scipy.sparse import csc_array
 
+from torchgw.kernels.blocks import blocks
 from torchgw.objective.bounds import monotone_coupling
 from torchgw.types import Array
 
@@ -195,11 +197,10 @@ def assignment(C: Array, dual: Array) -> tuple[Array, Array]:
 def _reduced(C: Array, dual: Array) -> Array:
     """C_ij - a_i - b_j (N, K) with the c-transform a of b = ``dual`` (K,): of NumPy's arrays, and from the one C - b
     that is needed anyway, where `torchgw.objective.bounds.c_transform` makes one and drops it."""
-    reduced = np.empty_like(C)
-    for start in range(0, len(C), BLOCK_ROWS):
-        block = np.subtract(C[start : start + BLOCK_ROWS], dual, out=reduced[start : start + BLOCK_ROWS])
-        block -= block.min(1)[:, None]
-    return reduced
+    reduced = torch.from_numpy(C) - torch.from_numpy(dual)
+    for where in blocks(len(C), BLOCK_ROWS):
+        reduced[where] -= reduced[where].amin(1, keepdim=True)
+    return reduced.numpy()
 
 
 def _mark_smallest(mask: Array, reduced: Array) -> None:

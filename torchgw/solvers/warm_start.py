@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
+from torchgw.kernels.logsumexp import flushed
 from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.linearise import Gradient, linearise
 from torchgw.objective.model import Model
@@ -77,7 +78,7 @@ def coupling_of(
     if cost.extra is None:
         return PotentialCoupling(*cost.balanced_score(epsilon), f, g)
     score = cost.stored_score(epsilon) if score is None else score
-    return DenseCoupling((score + f[:, None]).add_(g).exp2_())
+    return DenseCoupling(flushed((score + f[:, None]).add_(g).exp2_()))
 
 
 def product_start(log_p: Tensor, log_q: Tensor) -> Start:

@@ -52,11 +52,11 @@ class PrecomputedDistances(ScaledDistances):
 
     def _take(self, matrix: Array, name: str) -> None:
         self.scale = self.largest = positive_scale(validate.largest_finite(matrix))
-        scaled = matrix / self.scale
+        self._D = torch.empty(matrix.shape, dtype=torch.float64).zero_()  # all threads fetch what memory it takes
+        scaled = np.divide(matrix, self.scale, out=self._D.numpy())
         if np.isinf(matrix.max()):
             warn_unreachable(name)
             fill_unreachable(scaled, 1.0)
-        self._D = torch.from_numpy(scaled)
 
     @classmethod
     def from_graphs(cls, graphs: Sequence[Any], names: Sequence[str] | None = None) -> list[PrecomputedDistances]:

@@ -118,8 +118,6 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
             ends.append(problem.stage(f"solve-{position}", partial(solver, problem, candidate.start)))
         problem = quiet
     contenders = contenders[: len(ends)]
-    if len(ends) == 1 and not others:
-        return ends[0], candidates
     settled = [
         replace(c, energy=max(end.energy, 0.0), level="full", matching=end.plan.argmax(1), ended=problem.sharp)
         for c, end in zip(contenders, ends, strict=True)
