@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.blocks import block_rows
-from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flushed
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT
 from torchgw.kernels.sampling import draw
 from torchgw.persist.codec import storable
 
@@ -48,7 +48,7 @@ class PotentialCoupling(BlockCoupling):
         return self.f, self.g
 
     def rows(self, index: Tensor | slice) -> Tensor:
-        block = flushed(torch.addmm(self.g, self.A[index], self.B.T).add_(self.f[index][:, None]).exp2_())
+        block = torch.addmm(self.g, self.A[index], self.B.T).add_(self.f[index][:, None]).exp2_()
         if self.x is not None and self.y is not None:
             block.addr_(self.x[index], self.y)
         return block

@@ -85,8 +85,6 @@ def absorb(fill: Fill, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
     n, k = out.shape
     for where in blocks(n, block_rows(n, k, out.device)):
         fill(where, g, out[where]).add_(f[where, None]).clamp_min_(LOWEST_EXPONENT).exp2_()
-    for side, lines in ((f, out), (g, out.mT)):
-        empty = torch.isneginf(side)
-        if bool(empty.any()):
-            lines[empty] = 0.0
+    out[torch.isneginf(f)] = 0.0
+    out[:, torch.isneginf(g)] = 0.0
     return out

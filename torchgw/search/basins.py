@@ -51,6 +51,7 @@ MANY_RUNG, MANY_STEPS = 1000, 2  # between many points, where one comparison on 
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, of what was solved between few: the second brings it within 2 % of its end
+COOLED = 4.0  # of epsilon between many points, where a comparison leaves a doubt that a blurred plan may be the cause of
 NEAR = 2.0
 CLOSE, MANY_CLOSE = 1.25, 1.1
 POOR_COVERAGE = 0.02
@@ -104,6 +105,9 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     if len(finalists) > 1 or beside:
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
+        if pairs > MANY_PAIRS and problem.sharp and not _stands_out(finalists):  # which takes less than other starts
+            warmest /= COOLED
+            finalists = _settled(problem, finalists, warmest, reference)
         for begin in beside:
             if not _stands_out(finalists):
                 finalists = _settled(problem, begin(problem), warmest, reference, finalists)
