@@ -19,7 +19,9 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.objective import leading
 from torchgw.persist import checkpoint
 from torchgw.request import limits, request
-from torchgw.search import basins
+from torchgw.search import basins, rung
+from torchgw.search.anneal import CoarseBasin
+from torchgw.search.candidate import Candidate
 from torchgw.solvers.problem import Problem
 from torchgw.strategies import dense, led, sharp, within_memory
 
@@ -225,30 +227,54 @@ def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> No
     assert not tried, "a basin stood out"
 
 
-def test_between_many_points_only_the_lowest_of_a_rung_are_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the points of these tests were many."""
     monkeypatch.setattr(basins, "RUNG", 100)
-    _, right = solved(3, epsilon=0)
-    everywhere = lifted_from(monkeypatch, 3)
     monkeypatch.setattr(basins, "MANY_PAIRS", 1000)
-    monkeypatch.setattr(basins, "MANY_RUNG", 150)
-    few = lifted_from(monkeypatch, 3)
-    assert 2 <= len(few) < len(everywhere)
-    assert max(few[2:], default=0.0) <= basins.MANY_CLOSE * min(few)
-    assert solved(3, epsilon=0)[1] == right == 1.0
+    monkeypatch.setattr(rung, "MANY_RUNG", 150)
 
 
-def lifted_from(monkeypatch: pytest.MonkeyPatch, d: int) -> list[float]:
-    """Energies on the rung of the candidates that were lifted from it, ascending."""
-    found: list[Any] = []
+def raised_in(monkeypatch: pytest.MonkeyPatch, d: int) -> list[Candidate]:
+    """The candidates that were lifted from the rung, the lowest first."""
+    found: list[Candidate] = []
 
-    def raised(*given: Any) -> Any:
-        found.extend(raise_from(*given))
+    def raised(*given: Any) -> list[Candidate]:
+        found.extend(raise_on(*given))
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(basins, "_raised", raised)
+        patch.setattr(rung.Rung, "raised", raised)
         solved(d, epsilon=0)
-    return sorted(c.energy for c in found if c.near)
+    return sorted((c for c in found if c.near), key=lambda c: c.energy)
 
 
-by_product, raise_from = basins.by_product, basins._raised
+def test_between_many_points_only_the_lowest_of_a_rung_are_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(basins, "RUNG", 100)
+    everywhere = raised_in(monkeypatch, 3)
+    many(monkeypatch)
+    few = raised_in(monkeypatch, 3)
+    assert 2 <= len(few) < len(everywhere)
+    assert max((c.energy for c in few[2:]), default=0.0) <= rung.CLOSE * few[0].energy
+    assert all(c.level == "subset" for c in few)
+    assert solved(3, epsilon=0)[1] == 1.0
+
+
+@pytest.mark.parametrize(("d", "n"), [(3, 900), (10, 420)])
+def test_modes_of_all_points_turn_spaces_that_landmarks_miss(d: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the basins between landmarks only the worst are left, so that what is right can come from modes alone."""
+    many(monkeypatch)
+    monkeypatch.setattr(dense, "PRODUCT_PAIRS", 0)
+    for name in ("by_distributions", "by_product", "_bred"):
+        monkeypatch.setattr(basins, name, lambda *given, **named: [])
+    annealed = basins.coarse_basins
+
+    def wrong(*given: Any) -> list[list[CoarseBasin]]:
+        return [[max(kind, key=lambda basin: basin.energy)] for kind in annealed(*given)]
+
+    monkeypatch.setattr(basins, "coarse_basins", wrong)
+    assert solved(d, n, epsilon=0)[1] == 1.0
+    monkeypatch.setattr(rung.Rung, "_by_modes", lambda self: [])
+    assert solved(d, n, epsilon=0)[1] < 0.5
+
+
+by_product, raise_on = basins.by_product, rung.Rung.raised

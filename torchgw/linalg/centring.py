@@ -23,3 +23,17 @@ def centred_modes(S: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     # In float64, as nearly equal eigenvalues are common.
     values, vectors = torch.linalg.eigh(centred.to(torch.float64))
     return values, vectors / root.clamp_min(torch.finfo(mass.dtype).tiny)[:, None]
+
+
+def factored_modes(F: Tensor, signs: Tensor, mass: Tensor, count: int) -> Tensor:
+    """The modes u sqrt|v| (N, count) of S = F diag(signs) F^T that are largest in absolute value, in that order, from
+    factors F (N, r), masses (N,) of any sum; zero beyond the rank. O(N r^2), and as exact as the dtype of F."""
+    m = (mass / mass.sum()).to(F.dtype)
+    root = m.sqrt()[:, None]
+    Q, R = torch.linalg.qr(root * (F - m @ F))
+    values, vectors = torch.linalg.eigh((R * signs @ R.T).to(torch.float64))
+    order = values.abs().argsort(descending=True)[:count]
+    features = F.new_zeros(len(F), count)
+    scaled = (vectors[:, order] * values[order].abs().sqrt()).to(F.dtype)
+    features[:, : len(order)] = torch.where(root > 0, Q @ scaled / root, 0.0)
+    return features

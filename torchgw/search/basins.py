@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -24,39 +24,39 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import APART, Basin
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.linearise import gradient_of
-from torchgw.objective.model import Model
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
-from torchgw.search.anneal import CoarseBasin, LandmarkProblem, Solved, coarse_basins
+from torchgw.search.anneal import CoarseBasin, LandmarkProblem, coarse_basins
 from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.contest import contest
 from torchgw.search.crossing import CROSSED, crossed_basins
-from torchgw.search.full_starts import FEW_PAIRS, by_distributions, by_product, entropy_rules, from_product
-from torchgw.search.lift import lift
+from torchgw.search.full_starts import (
+    DISTRIBUTIONS,
+    FEW_PAIRS,
+    by_distributions,
+    by_product,
+    entropy_rules,
+    from_product,
+)
+from torchgw.search.rung import RUNG, Rung, lifted, rough, seen, spread
 from torchgw.search.views import Graph
 from torchgw.solvers.problem import StoredProblem, descended
-from torchgw.solvers.warm_start import Start
-from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, unlikeness
+from torchgw.spaces.quantisation import KINDS, Landmarks, coverage, unlikeness
 from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
 
 Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 
-RUNG, RUNG_STEPS = 500, 8
 RUNG_PAYS = 2
-MANY_RUNG, MANY_STEPS = 1000, 2  # between many points, where one comparison on all of them costs more than this rung
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
-LIFTED_STEPS = 2  # between many points, of what was solved between few: the second brings it within 2 % of its end
-COOLED = 4.0  # of epsilon between many points, where a comparison leaves a doubt that a blurred plan may be the cause of
+LIFTED_STEPS = 2  # between many points, but from distributions, which begin hot: the second comes within 2 % of the end
+COOLED = 4.0  # times as cold between many points, where a comparison of blurred plans leaves a doubt
 NEAR = 2.0
-CLOSE, MANY_CLOSE = 1.25, 1.1
+CLOSE = 1.25
 POOR_COVERAGE = 0.02
 MANY_PAIRS = 4_000_000  # beyond which starts on all points wait for landmarks that leave a doubt
-ROUGH = 1e-2  # tolerance of comparisons on all points: of marginals, and relative of energies
 MOST_QUANTILE_PAIRS = 8e7
 MOST_CONTEST_PAIRS = 2_250_000
 MOST_BESIDE_PLAN = 4  # times the pairs of a plan
@@ -75,7 +75,7 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     reference, poor = kinds[0][0].target, _worst_side(coverage, kinds, p, q) > POOR_COVERAGE
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     pairs = len(p) * len(q)
-    rung = _Rung.of(problem, pairs > MANY_PAIRS) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
+    rung = Rung.of(problem, pairs > MANY_PAIRS) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
     found = []
     for name, basins in zip(_named(kinds), kinds, strict=True):
         if not math.isfinite(basins[0].energy):
@@ -85,7 +85,9 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
             found.append(_candidate(problem, basin, name, near, rank == 0))
     found = _distinct(found, reference, p)
     if rung is not None:
-        found = _distinct(_raised(problem, found, rung, MANY_CLOSE if pairs > MANY_PAIRS else math.inf), reference, p)
+        found = rung.raised(found)
+    compared = sum(c.near for c in found)
+    found = _distinct(found, reference, p)
     lowest = min(c.energy for c in found if c.near)
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
     apart = rung is None
@@ -105,9 +107,11 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     if len(finalists) > 1 or beside:
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
-        if pairs > MANY_PAIRS and problem.sharp and not _stands_out(finalists):  # which takes less than other starts
-            warmest /= COOLED
-            finalists = _settled(problem, finalists, warmest, reference)
+        if pairs > MANY_PAIRS and compared > 1:  # where further steps take less than other starts
+            if problem.sharp and len(finalists) > 1 and not _stands_out(finalists):
+                warmest /= COOLED
+                finalists = _settled(problem, finalists, warmest, reference)
+            beside = beside if len(finalists) > 1 else []
         for begin in beside:
             if not _stands_out(finalists):
                 finalists = _settled(problem, begin(problem), warmest, reference, finalists)
@@ -204,13 +208,8 @@ def _worst_side(measure: Measure, kinds: list[list[CoarseBasin]], p: Tensor, q: 
     return max(measure(kinds[0][0].source, p), measure(kinds[0][0].target, q))
 
 
-def _lifted(problem: StoredProblem, solved: Solved) -> tuple[Start, Tensor]:
-    gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
-    return lift(solved, problem.model, gradient)
-
-
 def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:
-    start, matching = _lifted(problem, basin)
+    start, matching = lifted(problem, basin)
     return Candidate(
         start, matching, basin.energy, basin.count, "landmarks", near, leading, basin, f"landmarks: {name}"
     )
@@ -221,88 +220,12 @@ def _bred(problem: StoredProblem, coarse: CoarseOptions, basins: list[CoarseBasi
     count = min(CROSSED_LANDMARKS, min(len(mass) for mass in problem.masses) // CROSSED_PAYS)
     if count <= coarse.n_landmarks or len(basins) < 2:
         return []
-    x, y = _spread(problem, count)
+    x, y = spread(problem, count)
     between, at = LandmarkProblem.of(x, y, problem.model), (x.index, y.index)
-    seen = [_seen(basin, between.model, problem.model, at)[0].with_rows(x.mass.log2()) for basin in basins]
-    plans = torch.stack([start.coupling().to_dense() for start in seen])
+    starts = [seen(basin, between.model, problem.model, at)[0].with_rows(x.mass.log2()) for basin in basins]
+    plans = torch.stack([start.coupling().to_dense() for start in starts])
     found = crossed_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.aside())
     return [_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
-
-
-def _seen(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]) -> tuple[Start, Tensor]:
-    """A basin lifted to the points ``at`` of both spaces, whose ``model`` is a part of the ``whole`` one."""
-    source, target = (side.seen_by(index) for side, index in zip((basin.source, basin.target), at, strict=True))
-    return lift(replace(basin, source=source, target=target), model, None, whole, at)
-
-
-def _spread(problem: StoredProblem, count: int) -> tuple[Landmarks, Landmarks]:
-    """So many landmarks of both spaces, as the mass lies."""
-    named = problem.model.points or (None, None)
-    spaces = zip((problem.source, problem.target), problem.masses, named, strict=True)
-    x, y = (
-        choose_landmarks(space, mass, "spread", count, problem.generator, named=points)
-        for space, mass, points in spaces
-    )
-    return x, y
-
-
-def _raised(problem: StoredProblem, candidates: list[Candidate], rung: _Rung, close: float) -> list[Candidate]:
-    """The candidates, near ones solved on the rung; of those only the two lowest, and others within ``close`` of the
-    lowest, stay near and are lifted."""
-    near = [(c, *rung.solve(c.basin)) for c in candidates if c.near and c.basin is not None]
-    energies = sorted(energy for _, _, energy in near)
-    most = max(close * energies[0], energies[min(1, len(energies) - 1)])
-    raised = [replace(c, near=False) if c.near else c for c in candidates if not c.near or c.basin is None]
-    for candidate, solved, energy in near:
-        if energy <= most:
-            start, matching = _lifted(problem, solved)
-            raised.append(replace(candidate, start=start, matching=matching, energy=energy, level="subset"))
-        else:
-            raised.append(replace(candidate, near=False))
-    return raised
-
-
-@dataclass(frozen=True)
-class _Rung:
-    """The intermediate resolution of the search: a problem between landmarks of both spaces.
-
-    source, target : landmarks (n,), (k,) with their masses and distances.
-    problem : the problem between them.
-    steps : iterations that a basin is solved with.
-    whole : the model (N, K) that it restricts.
-    """
-
-    source: Landmarks
-    target: Landmarks
-    problem: StoredProblem
-    steps: int
-    whole: Model
-
-    @classmethod
-    def of(cls, problem: StoredProblem, many: bool) -> _Rung:
-        size, steps = (MANY_RUNG, MANY_STEPS) if many else (RUNG, RUNG_STEPS)
-        problem = _rough(problem) if many else problem
-        x, y = _spread(problem, size)
-        near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
-        p, q = (
-            side.mass.to(torch.float64) * (whole.sum() / side.mass.to(torch.float64).sum())
-            for side, whole in ((x, problem.p), (y, problem.q))
-        )
-        model = problem.model.taken(x.index, y.index, p, q)
-        gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
-        between = replace(problem, spaces=(near, far), gradient=gradient, model=model, exact=True)
-        return cls(x, y, between, steps, problem.model)
-
-    def solve(self, basin: CoarseBasin) -> tuple[Solved, float]:
-        """The basin solved on the subset, and its energy there."""
-        inner = self.problem
-        start, _ = _seen(basin, inner.model, self.whole, (self.source.index, self.target.index))
-        done = descended(inner, start, max(basin.epsilon, inner.epsilon), self.steps)
-        end = done.end
-        assert end is not None
-        assert end.epsilon is not None
-        solved = Solved(self.source, self.target, done.plan, end.f, end.g, end.epsilon)
-        return solved, done.history.cost[-1]
 
 
 def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> Candidate:
@@ -315,21 +238,13 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> C
         start = candidate.start.with_rows(problem.masses[0].log2()) if problem.model.fixed else candidate.start
         return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full")
     many = len(problem.p) * len(problem.q) > MANY_PAIRS
-    steps = LIFTED_STEPS if many and candidate.basin is not None else FULL_STEPS
-    done = descended(_rough(problem) if many else problem, candidate.start, epsilon, steps)
+    steps = FULL_STEPS if not many or candidate.origin == DISTRIBUTIONS else LIFTED_STEPS
+    done = descended(rough(problem) if many else problem, candidate.start, epsilon, steps)
     energy = max(done.history.cost[-1], 0.0)
     assert done.end is not None
     entropy = problem.model.entropic(done.plan, epsilon) if problem.model.fixed and not problem.sharp else 0.0
     matching = done.plan.argmax(1)
     return replace(candidate, start=done.end, energy=energy, level="full", matching=matching, entropy=entropy)
-
-
-def _rough(problem: StoredProblem) -> StoredProblem:
-    """The problem with tolerances that tell basins apart, which take a third of the iterations."""
-    options = problem.options
-    sinkhorn = replace(options.sinkhorn, tol=max(options.sinkhorn.tol, ROUGH))
-    stopping = replace(options.stopping, plan_tol=max(options.stopping.plan_tol, ROUGH))
-    return replace(problem, options=replace(options, sinkhorn=sinkhorn, stopping=stopping))
 
 
 def _stands_out(candidates: list[Candidate]) -> bool:

@@ -25,10 +25,10 @@ from torchgw.solvers.proximal import COLD, product_energy, proximal_plan
 from torchgw.solvers.warm_start import Start, plan_start, product_start
 
 FULL_QUANTILES = 32
-QUANTILE_SHARPNESS = 32.0
-LEAST_QUANTILE_COST = 1e-7  # of the largest squared distance
+FEATURE_SHARPNESS = 32.0
+LEAST_FEATURE_COST = 1e-7  # of the largest squared distance
 FEW_PAIRS = 40_000
-PRODUCT = "product plan"
+PRODUCT, DISTRIBUTIONS = "product plan", "distributions of distances"
 
 
 def by_distributions(problem: StoredProblem) -> list[Candidate]:
@@ -37,19 +37,21 @@ def by_distributions(problem: StoredProblem) -> list[Candidate]:
     every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
     U = quantiles(problem.source.rows(every[0]), p, FULL_QUANTILES) / FULL_QUANTILES**0.5
     V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
+    return by_features(problem, U, V, DISTRIBUTIONS)
+
+
+def by_features(problem: StoredProblem, U: Tensor, V: Tensor, origin: str) -> list[Candidate]:
+    """A start on all points from features U (N, d), V (K, d) of them, which are matched; none where all are alike."""
+    p, q = problem.masses
     cost = FactoredCost.squared_distance(U, V)
     mean = cost.expectation((cost.U.T @ p) @ (cost.V.T @ q), p, q)
-    if float(mean) <= LEAST_QUANTILE_COST * problem.unit:
-        return []  # all points see the same distances: nothing to go by
-    epsilon = float(mean) / QUANTILE_SHARPNESS
+    if float(mean) <= LEAST_FEATURE_COST * problem.unit:
+        return []
+    epsilon = float(mean) / FEATURE_SHARPNESS
     done = descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
     linearised = problem.gradient(DenseCoupling(done.plan), p)
     start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
-    return [
-        Candidate(
-            start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True, origin="distributions of distances"
-        )
-    ]
+    return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True, origin=origin)]
 
 
 def entropy_rules(problem: StoredProblem) -> bool:

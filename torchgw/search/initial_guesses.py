@@ -74,10 +74,14 @@ def leading_modes(S: Tensor, mass: Tensor, definite: bool = False) -> tuple[Tens
 
 
 def _signed_costs(x: Tensor, y: Tensor, product: Tensor) -> list[Tensor]:
-    """Costs between modes x (N, 3), y (K, 3) for every combination of signs of those that both have."""
+    """Costs between modes x (N, 3), y (K, 3) for every combination of signs."""
+    return [relative_cost(x * signs, y, product) for signs in signs_of(x, y)]
+
+
+def signs_of(x: Tensor, y: Tensor) -> list[Tensor]:
+    """Every combination of signs (3,) of the modes x (N, 3), y (K, 3) that both have."""
     shared = int((x.any(0) & y.any(0)).sum())
-    signs = (signs for signs in SIGNS if min(signs[shared:], default=1.0) > 0)
-    return [relative_cost(x * x.new_tensor(each), y, product) for each in signs]
+    return [x.new_tensor(signs) for signs in SIGNS if min(signs[shared:], default=1.0) > 0]
 
 
 def relative_cost(x: Tensor, y: Tensor, product: Tensor) -> Tensor:
