@@ -162,9 +162,10 @@ def test_modes_from_factors_are_those_of_their_product() -> None:
     _, whole = leading_modes((F * signs) @ F.T, mass)
     for found in (factored_modes(F, signs, mass, 3), factored_modes(F.float(), signs.float(), 7 * mass, 3).double()):
         torch.testing.assert_close(found * (found * whole).sum(0).sign(), whole, atol=1e-5, rtol=0)
-    few = factored_modes(F[:, :2], signs[:2], mass, 3)
-    assert not few[:, 2].any()
-    assert few[:, :2].any(0).all()
+    for flat in (F[:, :2], F[:, [0, 1, 0, 1]].float() * torch.tensor([1, 1, 2, 3])):  # of rank two, however many
+        few = factored_modes(flat, torch.ones(flat.shape[1], dtype=flat.dtype), mass, 3)
+        assert not few[:, 2].any()
+        assert few[:, :2].any(0).all()
 
 
 def test_leading_modes_are_those_of_the_centred_distances_and_zero_where_there_are_fewer() -> None:

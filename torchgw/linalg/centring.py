@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+SMALLEST_EIGENVALUE = 1e-3  # of the largest: modes below it are noise
+
 
 def centred_modes(S: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (n,), ascending, and functions u (n, n) in columns, float64; O(n^3)."""
@@ -25,15 +27,22 @@ def centred_modes(S: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors / root.clamp_min(torch.finfo(mass.dtype).tiny)[:, None]
 
 
+def largest_modes(values: Tensor, vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The eigenvalues v (count,) that are largest in absolute value, in that order, and their modes u sqrt|v|
+    (n, count), of all values (n',) and functions u (n, n'); zero where fewer matter."""
+    values = torch.where(values.abs() > SMALLEST_EIGENVALUE * values.abs().max(), values, 0.0)
+    order = values.abs().argsort(descending=True)[:count]
+    largest, modes = values.new_zeros(count), vectors.new_zeros(len(vectors), count)
+    largest[: len(order)] = values[order]
+    modes[:, : len(order)] = vectors[:, order] * values[order].abs().sqrt()
+    return largest, modes
+
+
 def factored_modes(F: Tensor, signs: Tensor, mass: Tensor, count: int) -> Tensor:
-    """The modes u sqrt|v| (N, count) of S = F diag(signs) F^T that are largest in absolute value, in that order, from
-    factors F (N, r), masses (N,) of any sum; zero beyond the rank. O(N r^2), and as exact as the dtype of F."""
+    """The modes (N, count) of S = F diag(signs) F^T that are largest in absolute value, from factors F (N, r), masses
+    (N,) of any sum; zero where fewer matter. O(N r^2), and as exact as the dtype of F."""
     m = (mass / mass.sum()).to(F.dtype)
     root = m.sqrt()[:, None]
     Q, R = torch.linalg.qr(root * (F - m @ F))
-    values, vectors = torch.linalg.eigh((R * signs @ R.T).to(torch.float64))
-    order = values.abs().argsort(descending=True)[:count]
-    features = F.new_zeros(len(F), count)
-    scaled = (vectors[:, order] * values[order].abs().sqrt()).to(F.dtype)
-    features[:, : len(order)] = torch.where(root > 0, Q @ scaled / root, 0.0)
-    return features
+    _, modes = largest_modes(*torch.linalg.eigh((R * signs @ R.T).to(torch.float64)), count)
+    return torch.where(root > 0, Q @ modes.to(F.dtype) / root, 0.0)

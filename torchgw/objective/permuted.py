@@ -80,14 +80,18 @@ class LedPermutations(FactoredPermutations):
         unit, turned, matched = -2.0 / len(match), torch.empty_like(F), G[match]
         turned[match] = F
         found = torch.mm(unit * s * F, turned.T @ E, out=out)
-        A, B = (torch.empty(D.shape, dtype=torch.float32, device=D.device) for _ in range(2))
-        room = torch.empty_like(D[:ROWS])  # fresh memory for each block takes longer than its products
+        # Blocks share their memory, as fresh memory takes longer than what is done in it.
+        room, narrow = torch.empty_like(D[:ROWS]), torch.empty_like(D[:ROWS], dtype=torch.float32)
+        product, B = torch.empty_like(narrow), torch.empty_like(D, dtype=torch.float32)
         for where in blocks(len(D), ROWS):
-            rest = torch.addmm(D[where], F[where] * s, F.T, alpha=-1.0, out=room[: where.stop - where.start])
+            left = torch.index_select(E, 0, match[where], out=room[: where.stop - where.start])
+            B[where] = left.addmm_(matched[where] * t, G.T, alpha=-1.0)
+        for where in blocks(len(D), ROWS):
+            rest, single, part = (each[: where.stop - where.start] for each in (room, narrow, product))
+            torch.addmm(D[where], F[where] * s, F.T, alpha=-1.0, out=rest)
             found[where].addmm_((rest @ matched) * t, G.T, alpha=unit)
-            A[where] = rest
-            B[where] = torch.index_select(E, 0, match[where], out=rest).addmm_(matched[where] * t, G.T, alpha=-1.0)
-        return found.add_(A @ B, alpha=unit)
+            found[where].add_(torch.mm(single.copy_(rest), B, out=part), alpha=unit)
+        return found
 
     def moved(self, cost: Tensor, old: Tensor, new: Tensor) -> Tensor:
         moved = torch.nonzero(old != new)[:, 0]

@@ -38,7 +38,7 @@ from torchgw.search.full_starts import (
     entropy_rules,
     from_product,
 )
-from torchgw.search.rung import RUNG, Rung, lifted, rough, seen, spread
+from torchgw.search.rung import Rung, lifted, rough, seen, spread
 from torchgw.search.views import Graph
 from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.spaces.quantisation import KINDS, Landmarks, coverage, unlikeness
@@ -48,7 +48,6 @@ logger = logging.getLogger("torchgw")
 
 Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 
-RUNG_PAYS = 2
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, but from distributions, which begin hot: the second comes within 2 % of the end
@@ -75,7 +74,7 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     reference, poor = kinds[0][0].target, _worst_side(coverage, kinds, p, q) > POOR_COVERAGE
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     pairs = len(p) * len(q)
-    rung = Rung.of(problem, pairs > MANY_PAIRS) if min(len(p), len(q)) >= RUNG_PAYS * RUNG else None
+    rung = Rung.of(problem, pairs > MANY_PAIRS)
     found = []
     for name, basins in zip(_named(kinds), kinds, strict=True):
         if not math.isfinite(basins[0].energy):
@@ -86,8 +85,8 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     found = _distinct(found, reference, p)
     if rung is not None:
         found = rung.raised(found)
-    compared = sum(c.near for c in found)
     found = _distinct(found, reference, p)
+    compared = sum(c.near for c in found)
     lowest = min(c.energy for c in found if c.near)
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
     apart = rung is None

@@ -34,7 +34,7 @@ from torchgw.search.anneal import (
 from torchgw.sinkhorn.loop import cooled
 
 CROSSED = "mean of two ends"
-PARENTS, ROUNDS, STALE, FALL = 12, 10, 2, 0.001
+PARENTS, ROUNDS, STALE, FALL = 20, 10, 2, 0.001
 HOT, COLD, LEVELS = 0.15, 0.01, 6  # of the product plan's energy
 STEPS, SETTLING = (4, 8), 2
 MOST_ENTRIES = 4_000_000  # of plans that are annealed together

@@ -26,13 +26,12 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sampling import draw
-from torchgw.linalg.centring import centred_modes
+from torchgw.linalg.centring import centred_modes, largest_modes
 from torchgw.objective.distributions import quantiles
 
 SHARPNESS = 8.0  # of a guess: mean cost over the temperature of its plan
 N_QUANTILES = 16
 N_MODES = 3
-SMALLEST_EIGENVALUE = 1e-3
 SIGNS = tuple(itertools.product((1.0, -1.0), repeat=N_MODES))
 ANCHORS = (2, 3, 4)
 
@@ -64,13 +63,8 @@ def leading_modes(S: Tensor, mass: Tensor, definite: bool = False) -> tuple[Tens
     The ``definite`` ones are without the negative eigenvalues: those of S = -D^2 / 2 are classical scaling's.
     """
     values, vectors = centred_modes(S, mass)
-    values = values.clamp_min(0.0) if definite else values
-    values = torch.where(values.abs() > SMALLEST_EIGENVALUE * values.abs().max(), values, 0.0)
-    order = values.abs().argsort(descending=True)[:N_MODES]
-    largest, features = values.new_zeros(N_MODES), S.new_zeros(len(S), N_MODES)
-    largest[: len(order)] = values[order]
-    features[:, : len(order)] = vectors[:, order] * values[order].abs().sqrt()
-    return largest, features
+    largest, features = largest_modes(values.clamp_min(0.0) if definite else values, vectors, N_MODES)
+    return largest, features.to(S.dtype)
 
 
 def _signed_costs(x: Tensor, y: Tensor, product: Tensor) -> list[Tensor]:

@@ -16,26 +16,46 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from torchgw.diagnostics.evidence import APART
 from torchgw.linalg.centring import factored_modes
 from torchgw.objective.exact import ExactGradient
+from torchgw.objective.leading import leading_factors
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.search.anneal import CoarseBasin, Solved
 from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import by_features
-from torchgw.search.initial_guesses import N_MODES, signs_of
+from torchgw.search.initial_guesses import N_MODES, SIGNS, signs_of
 from torchgw.search.lift import lift
 from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import Landmarks, choose_landmarks
+from torchgw.types import DistanceProvider
 
-RUNG, RUNG_STEPS = 500, 8
+RUNG, RUNG_STEPS, RUNG_PAYS = 500, 8, 2
 MANY_RUNG, MANY_STEPS = 1000, 2  # between many points, where one comparison on all of them costs more than this rung
-MODE_STEPS = 5  # from modes, which begin hot
-CLOSE = 1.1  # between many points, of the lowest: others are left behind, and one within it is a doubt
+MODE_STEPS = 5  # from modes, which begin hot, and of what is to be told from them
+DOUBT = 1.25  # between many points, of the lowest: after the first steps energies still fall by a quarter
+LEFT = 1.1  # between many points, of the lowest: others are left behind, and one within it is a doubt
 MODES = "modes of distances"
 ROUGH = 1e-2  # tolerance of comparisons: of marginals, and relative of energies
+
+
+@dataclass(frozen=True, eq=False)
+class Raised:
+    """A candidate as it ends on the rung.
+
+    candidate : of the search.
+    end : where more steps begin.
+    solved : the plan and its potentials.
+    energy : of that plan; infinite where it is no number.
+    """
+
+    candidate: Candidate
+    end: Start
+    solved: Solved
+    energy: float
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,10 @@ class Rung:
     many: bool
 
     @classmethod
-    def of(cls, whole: StoredProblem, many: bool) -> Rung:
+    def of(cls, whole: StoredProblem, many: bool) -> Rung | None:
+        """None where there are too few points for it to pay."""
+        if min(map(len, whole.masses)) < RUNG_PAYS * RUNG:
+            return None
         x, y = spread(whole, MANY_RUNG if many else RUNG)
         near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
         p, q = (
@@ -68,47 +91,81 @@ class Rung:
         return cls(x, y, replace(problem, spaces=(near, far), gradient=gradient, model=model, exact=True), whole, many)
 
     def raised(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The candidates, near ones solved here and lifted to all points. Between many points only the two lowest, and
-        others close to the lowest, stay near."""
-        raised = [(c, *self._solved(c.basin)) for c in candidates if c.near and c.basin is not None]
-        energies = sorted(energy for _, _, energy in raised)
-        if self.many and not (len(energies) > 1 and energies[1] > CLOSE * energies[0]):
-            raised += self._by_modes()
-            energies = sorted(energy for _, _, energy in raised)
-        most = max(CLOSE * energies[0], energies[min(1, len(energies) - 1)]) if self.many else math.inf
-        left = [replace(c, near=False) for c, _, energy in raised if energy > most and c.basin is not None]
-        found = [c for c in candidates if not c.near] + left
-        for candidate, solved, energy in raised:
-            if energy <= most:
-                start, matching = lifted(self.whole, solved)
-                found.append(replace(candidate, start=start, matching=matching, energy=energy, level="subset"))
+        """The candidates, near ones solved here, the distinct ones lifted to all points. Between many points only the
+        two lowest, and others close to the lowest, stay near."""
+        found = [c for c in candidates if not c.near or c.basin is None]
+        ends = self._distinct([self._solved(c, c.basin) for c in candidates if c.near and c.basin is not None])
+        if self.many and self._doubtful(ends, DOUBT):
+            close = [end for end in ends[: len(SIGNS)] if end.energy <= DOUBT * ends[0].energy]
+            ends = self._distinct([*map(self._gone_on, close), *ends[len(close) :]])
+            if self._doubtful(ends, LEFT):
+                ends = self._distinct([*ends, *self._by_modes()])
+        for rank, end in enumerate(ends):
+            if not self.many or rank < 2 or end.energy <= LEFT * ends[0].energy:
+                start, matching = lifted(self.whole, end.solved)
+                raised = replace(end.candidate, start=start, matching=matching, energy=end.energy, level="subset")
+                found.append(raised)
+            elif end.candidate.basin is not None:
+                found.append(replace(end.candidate, near=False))
         return found
 
-    def _solved(self, basin: CoarseBasin) -> tuple[Solved, float]:
-        """The basin solved on the rung, and its energy there."""
+    @staticmethod
+    def _doubtful(ends: list[Raised], share: float) -> bool:
+        """Whether the first of these distinct ends, the lowest first, does not stand out."""
+        return len(ends) < 2 or ends[1].energy <= share * ends[0].energy
+
+    def _distinct(self, ends: list[Raised]) -> list[Raised]:
+        """Those whose matchings are apart, the lowest first; counts of those merged are added."""
+        distances, mass = self.target.distances, self.source.mass
+        kept: list[Raised] = []
+        for end in sorted(ends, key=lambda end: end.energy):
+            matching = end.solved.plan.argmax(1)
+            gaps = [mass @ distances[matching, other.solved.plan.argmax(1)] for other in kept]
+            same = [i for i, gap in enumerate(gaps) if gap <= APART * mass.sum() * distances.max()]
+            if not same:
+                kept.append(end)
+                continue
+            one, other = kept[same[0]].candidate, end.candidate
+            merged = replace(one, count=one.count + other.count, leading=one.leading or other.leading)
+            kept[same[0]] = replace(kept[same[0]], candidate=merged)
+        return kept
+
+    def _solved(self, candidate: Candidate, basin: CoarseBasin) -> Raised:
+        """A candidate's basin solved on the rung."""
         start, _ = seen(basin, self.problem.model, self.whole.model, (self.source.index, self.target.index))
         epsilon = max(basin.epsilon, self.problem.epsilon)
-        return self._end(start, epsilon, MANY_STEPS if self.many else RUNG_STEPS)
+        return self._end(candidate, start, epsilon, MANY_STEPS if self.many else RUNG_STEPS)
 
-    def _by_modes(self) -> list[tuple[Candidate, Solved, float]]:
-        """What comes of the leading modes of all points; nothing of spaces without factors."""
-        gradient = self.whole.quadratic
+    def _gone_on(self, end: Raised) -> Raised:
+        """The end after as many steps as what begins at modes."""
+        return self._end(end.candidate, end.end, end.solved.epsilon, MODE_STEPS - MANY_STEPS)
+
+    def _by_modes(self) -> list[Raised]:
+        """What comes of the leading modes of all points; nothing where these are neither stored nor factored."""
+        gradient, p, q = self.whole.quadratic, *self.whole.masses
         spaces = (gradient.source, gradient.target) if isinstance(gradient, ExactGradient) else self.whole.spaces
-        left, right = (space.factors() for space in spaces)
-        if left is None or right is None:
+        x, y = (self._modes(space, mass) for space, mass in zip(spaces, (p, q), strict=True))
+        if x is None or y is None:
             return []
-        p, q = self.whole.masses
-        x = factored_modes(*left, p, N_MODES)[self.source.index]
-        y = factored_modes(*right, q, N_MODES)[self.target.index]
+        x, y = x[self.source.index], y[self.target.index]
         starts = [each for signs in signs_of(x, y) for each in by_features(self.problem, x * signs, y, MODES)]
-        return [(each, *self._end(each.start, self.problem.epsilon, MODE_STEPS)) for each in starts]
+        return [self._end(each, each.start, self.problem.epsilon, MODE_STEPS) for each in starts]
 
-    def _end(self, start: Start, epsilon: float, steps: int) -> tuple[Solved, float]:
+    def _modes(self, space: DistanceProvider, mass: Tensor) -> Tensor | None:
+        factors = space.factors()
+        if factors is None and isinstance(space, PrecomputedDistances):
+            led = leading_factors(space.matrix, mass, self.whole.generator, most=N_MODES)
+            factors = led.F, led.signs
+        return None if factors is None else factored_modes(*factors, mass, N_MODES)
+
+    def _end(self, candidate: Candidate, start: Start, epsilon: float, steps: int) -> Raised:
+        """Where the candidate ends after so many steps; an energy that is no number is infinite."""
         done = descended(self.problem, start, epsilon, steps)
-        end = done.end
+        end, energy = done.end, done.history.cost[-1]
         assert end is not None
         assert end.epsilon is not None
-        return Solved(self.source, self.target, done.plan, end.f, end.g, end.epsilon), done.history.cost[-1]
+        solved = Solved(self.source, self.target, done.plan, end.f, end.g, end.epsilon)
+        return Raised(candidate, end, solved, energy if energy == energy else math.inf)
 
 
 def rough(problem: StoredProblem) -> StoredProblem:

@@ -172,12 +172,12 @@ def _bindings() -> Any:
     return None
 
 
-def assignment(C: Array, dual: Array) -> tuple[Array, Array]:
-    """The best permutation (N,) for costs C (N, N), which are not written to, and its optimal column potentials (N,),
-    from others; good ones make it fast."""
+def assignment(C: Array, dual: Array, out: Array | None = None) -> tuple[Array, Array]:
+    """The best permutation (N,) for costs C (N, N), and its optimal column potentials (N,), from others; good ones make
+    it fast. What is written to is the memory ``out`` (N, N), which may be that of C."""
     from scipy.optimize import linear_sum_assignment
 
-    reduced = _reduced(C, dual)
+    reduced = _reduced(C, dual, out)
     match = linear_sum_assignment(reduced)[1]
     rows = np.arange(len(C))
     paid = reduced[rows, match]
@@ -194,10 +194,11 @@ def assignment(C: Array, dual: Array) -> tuple[Array, Array]:
     return match, dual + potential
 
 
-def _reduced(C: Array, dual: Array) -> Array:
+def _reduced(C: Array, dual: Array, out: Array | None = None) -> Array:
     """C_ij - a_i - b_j (N, K) with the c-transform a of b = ``dual`` (K,): of NumPy's arrays, and from the one C - b
     that is needed anyway, where `torchgw.objective.bounds.c_transform` makes one and drops it."""
-    reduced = torch.from_numpy(C) - torch.from_numpy(dual)
+    room = None if out is None else torch.from_numpy(out)
+    reduced = torch.sub(torch.from_numpy(C), torch.from_numpy(dual), out=room)
     for where in blocks(len(C), BLOCK_ROWS):
         reduced[where] -= reduced[where].amin(1, keepdim=True)
     return reduced.numpy()

@@ -52,7 +52,8 @@ class PrecomputedDistances(ScaledDistances):
 
     def _take(self, matrix: Array, name: str) -> None:
         self.scale = self.largest = positive_scale(validate.largest_finite(matrix))
-        self._D = torch.empty(matrix.shape, dtype=torch.float64).zero_()  # all threads fetch what memory it takes
+        # All threads fetch what memory zeroing takes.
+        self._D = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()
         scaled = np.divide(matrix, self.scale, out=self._D.numpy())
         if np.isinf(matrix.max()):
             warn_unreachable(name)

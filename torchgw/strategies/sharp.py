@@ -9,6 +9,7 @@ all plans (`torchgw.solvers.permutations`): these lead to an end, from which the
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,7 +57,8 @@ def solve_sharply(problem: StoredProblem, start: Start, history: History | None 
     """A stationary plan without entropy, found from a start; a ``history`` is gone on with.
 
     Conditional gradients begin from the plan of a start that brings one, and annealing only finds potentials."""
-    epsilon, history = problem.epsilon, History() if history is None else history
+    # A search that has cooled further is gone on from where it came to.
+    epsilon, history = min(problem.epsilon, start.epsilon or math.inf), History() if history is None else history
     limit = len(history.iteration) + problem.options.stopping.max_iter
     steps = STEPS if start.plan is None else 1
     now, step = _annealed(problem, start, epsilon, history, 0, min(steps, limit)), 1
@@ -209,7 +211,8 @@ class _Descent:
         p, gradient = self.problem.masses[0], self.problem.quadratic
         cost = gradient(DenseCoupling(plan), p)
         stored = cost.to(torch.float64).rows(slice(None)).cpu().numpy()
-        match, dual = (torch.from_numpy(part).to(plan.device) for part in assignment(stored, dual.cpu().numpy()))
+        best = assignment(stored, dual.cpu().numpy(), out=stored)
+        match, dual = (torch.from_numpy(part).to(plan.device) for part in best)
         if kept and matches.value(match) > float(mean_cost(cost, DenseCoupling(plan), *self.problem.masses)):
             return None
         found, status = self.stage("permuted", partial(permute, matches, match, dual - first.b))
