@@ -167,7 +167,8 @@ def distance_matrix(name: str, value: object) -> Array:
         raise ValueError(f"{name} must hold at least 2 points, got shape {array.shape}")
     least = float(array.min())
     if math.isnan(least):
-        raise ValueError(f"{name} must not contain NaN, got {count_bad(array)}")
+        row, column = np.argwhere(np.isnan(array))[0]
+        raise ValueError(f"{name} must not contain NaN, got {count_bad(array)}, the first NaN at ({row}, {column})")
     largest = largest_finite(array)
     if least < -ROUNDINGS * max(_resolution(value), DOUBLE) * largest:
         raise ValueError(
@@ -234,7 +235,10 @@ def graph(name: str, value: Any) -> Any:
     if not issparse(value):
         raise TypeError(f"{name} must be a SciPy sparse graph, such as csr_array(D), got {type(value).__name__}")
     if value.ndim != 2 or value.shape[0] != value.shape[1] or value.shape[0] < 2:
-        raise ValueError(f"{name} must be a square sparse graph (N, N), N >= 2, got shape {tuple(value.shape)}")
+        raise ValueError(
+            f"{name} must be a square sparse graph (N, N), N >= 2, got shape {tuple(value.shape)}; of points with "
+            f"coordinates, such as cells by genes, take {name}.toarray()"
+        )
     csr = _csr(name, value, "edge lengths")
     if not np.isfinite(csr.data).all():
         raise ValueError(f"{name} must have finite edge lengths, got {count_bad(csr.data)}")

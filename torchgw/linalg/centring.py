@@ -44,5 +44,6 @@ def factored_modes(F: Tensor, signs: Tensor, mass: Tensor, count: int) -> Tensor
     m = (mass / mass.sum()).to(F.dtype)
     root = m.sqrt()[:, None]
     Q, R = torch.linalg.qr(root * (F - m @ F))
-    _, modes = largest_modes(*torch.linalg.eigh((R * signs @ R.T).to(torch.float64)), count)
+    values, vectors = torch.linalg.eigh((R * signs @ R.T).to(torch.float64))
+    modes = largest_modes(values, vectors, count)[1]
     return torch.where(root > 0, Q @ modes.to(F.dtype) / root, 0.0)
