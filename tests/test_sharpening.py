@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from tests.problems import quietly
 from tests.test_continuation import cloud
@@ -316,6 +317,32 @@ def test_between_many_points_a_doubt_is_looked_into(
     else:
         assert not cooler
         assert not {"_bred", "by_product", "by_distributions"} & set(calls)
+
+
+def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_modes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One basin alone goes to the rung then; where no other was ever seen, modes are tried."""
+    many(monkeypatch)
+    modes, tried, alone = rung.Rung._by_modes, [], []
+    monkeypatch.setattr(rung.Rung, "_by_modes", lambda self: tried.append(1) or modes(self))
+    (X, x), (Y, y) = make_spiral(400), make_swiss_roll(420, random_state=1)
+    result = quietly(gw_align, X, Y, random_state=0)
+    assert spearmanr(x, y[result.argmax()])[0] > 0.99
+    assert [basin.level for basin in result.basins] == ["full", "landmarks"]
+    assert result.basins[1].energy > rung.BEATEN * result.basins[0].energy
+    assert not tried
+    annealed = basins.coarse_basins
+
+    def lowest(*given: Any) -> list[list[CoarseBasin]]:
+        found = [[min(kind, key=lambda basin: basin.energy)] for kind in annealed(*given)]
+        alone.append(len(found))
+        return found
+
+    monkeypatch.setattr(basins, "coarse_basins", lowest)
+    quietly(gw_align, X, Y, random_state=0)
+    assert alone
+    assert tried
 
 
 by_product, raise_on = basins.by_product, rung.Rung.raised

@@ -5,7 +5,8 @@
 Between many points landmarks can miss the optimum altogether: spaces as round as a Gaussian cloud have a basin for each
 way of turning one onto the other, and which is right only fine detail tells. Where none of theirs stands out there, the
 leading modes of all points' distances are starts on the rung as well, with every combination of signs: between many
-points modes are known so well that one combination turns the spaces nearly right.
+points modes are known so well that one combination turns the spaces nearly right. Curves have no such doubt: their
+other basins are left far behind between landmarks already.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ RUNG, RUNG_STEPS, RUNG_PAYS = 500, 8, 2
 MANY_RUNG, MANY_STEPS = 1000, 2  # between many points, where one comparison on all of them costs more than this rung
 MODE_STEPS = 5  # from modes, which begin hot, and of what is to be told from them
 DOUBT = 1.25  # between many points, of the lowest: after the first steps energies still fall by a quarter
+BEATEN = 2.0  # between landmarks, of the lowest: where one end comes of all others within it, no other is looked for
 LEFT = 1.1  # between many points, of the lowest: others are left behind, and one within it is a doubt
 MODES = "modes of distances"
 ROUGH = 1e-2  # tolerance of comparisons: of marginals, and relative of energies
@@ -95,10 +97,11 @@ class Rung:
         two lowest, and others close to the lowest, stay near."""
         found = [c for c in candidates if not c.near or c.basin is None]
         ends = self._distinct([self._solved(c, c.basin) for c in candidates if c.near and c.basin is not None])
-        if self.many and self._doubtful(ends, DOUBT):
+        beaten = len(ends) == 1 and self._stands_out(sorted(c.energy for c in candidates), BEATEN)
+        if self.many and not (beaten or self._stands_out([end.energy for end in ends], DOUBT)):
             close = [end for end in ends[: len(SIGNS)] if end.energy <= DOUBT * ends[0].energy]
             ends = self._distinct([*map(self._gone_on, close), *ends[len(close) :]])
-            if self._doubtful(ends, LEFT):
+            if not self._stands_out([end.energy for end in ends], LEFT):
                 ends = self._distinct([*ends, *self._by_modes()])
         for rank, end in enumerate(ends):
             if not self.many or rank < 2 or end.energy <= LEFT * ends[0].energy:
@@ -110,9 +113,10 @@ class Rung:
         return found
 
     @staticmethod
-    def _doubtful(ends: list[Raised], share: float) -> bool:
-        """Whether the first of these distinct ends, the lowest first, does not stand out."""
-        return len(ends) < 2 or ends[1].energy <= share * ends[0].energy
+    def _stands_out(energies: list[float], share: float) -> bool:
+        """Whether the first of these energies of distinct basins, the lowest first, is well below another one; a basin
+        that is alone is below none."""
+        return len(energies) > 1 and energies[1] > share * energies[0]
 
     def _distinct(self, ends: list[Raised]) -> list[Raised]:
         """Those whose matchings are apart, the lowest first; counts of those merged are added."""
