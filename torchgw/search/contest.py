@@ -2,7 +2,8 @@
 
     a plan from every view -> proximal steps for all of them, the lower half after each round
         -> the ends, of equal masses made sharp; where they differ, the views' own plans made sharp as well
-        -> means of pairs of ends, which keep what both agree on, and ends blurred where they cost most, again
+        -> means of pairs of ends, which keep what both agree on, ends blurred where they cost most, and between graphs
+           that are nearly trees ends whose branches are exchanged, again
         -> the distinct ends, the lowest first, with how many views led to each
 
 Around nodes that very many edges meet in, steps forget what a view had right and conditional gradients keep it; on most
@@ -40,17 +41,19 @@ from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.crossing import CROSSED, Entrant, energy_of, improved
 from torchgw.search.full_starts import PRODUCT
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph
-from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross
+from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, nearest
+from torchgw.solvers.chains import chained
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.proximal import MIXED, STEPS, Score, levels, product_energy, proximal_steps, score_of
 from torchgw.solvers.warm_start import Start
 
-BLURRED = "end blurred in part"
+BLURRED, CHAINED = "end blurred in part", "branches exchanged"
 ROUND = (5, 10, 25)  # proximal steps
 AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS = 0.03, 0.01, 20
 BLURRED_SHARES, BLURRED_HOPS, MOST_BLURRED, LEAST_PAID = (0.02, 0.05), 3, 0.6, 0.01
 STALE, AGREEING, SAME_ENERGY = 3, 4, 1e-6
 NUMBER = "0123456789."  # ends the names of views that differ in one alone
+BRANCHING = 4.0  # neighbours of a node in the mean, up to which branches are exchanged
 DIRECT_PAIRS = 250_000  # up to which the views' own plans are made sharp, without steps before
 APART = 0.05  # of the mass, between parents
 LISTED = 4
@@ -154,6 +157,11 @@ class _Field:
         return all(int((side.contrast != 0).sum()) <= SPARSE * side.D.numel() for side in (self.x, self.y))
 
     @property
+    def branching(self) -> bool:
+        """Whether both are close to trees."""
+        return all(float((side.weights > 0).sum()) <= BRANCHING * len(side.mass) for side in (self.x, self.y))
+
+    @property
     def few(self) -> bool:
         return len(self.x.mass) * len(self.y.mass) <= FEW_PAIRS
 
@@ -221,6 +229,7 @@ class _Field:
         last = SPARSE_EFFORT if self.sparse else LEAST_EFFORT
         effort = next((each for each, most in zip(EFFORTS, EFFORT_PAIRS, strict=True) if pairs <= most), last)
         epsilons = levels(self.unit, AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS)
+        exchanged = set[Entrant]()
 
         def born(fresh: list[tuple[Entrant, Entrant]], lowest: list[Entrant]) -> list[Entrant]:
             means = [((one.plan + other.plan) / 2).to(self.product) for one, other in fresh]
@@ -232,9 +241,18 @@ class _Field:
             if self.assignment is None:
                 means = self.stepped(means, epsilons)
             found = [self.end(CROSSED, plan) for plan in means]
+            if self.assignment is not None and self.branching:
+                found += [self.end(CHAINED, self.chained(one.plan)) for one in lowest if one not in exchanged]
+                exchanged.update(lowest)
             return found + [self.end(BLURRED, plan) for plan in self.stepped(blurred, epsilons)]
 
         return improved(entrants, effort.parents, effort.rounds, 1 if settled else STALE, 0.0, APART, born)
+
+    def chained(self, plan: Tensor) -> Tensor:
+        """The plan (N, N) of the permutation nearest to a plan, its branches exchanged."""
+        assert self.assignment is not None
+        x, y = (side.contrast.double().cpu().numpy() for side in (self.x, self.y))
+        return self.assignment.of_order(chained(x, y, nearest(plan)))
 
     def stepped(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Where steps from plans end."""
@@ -297,7 +315,7 @@ def _grouped(entrants: list[Entrant], unit: float) -> list[list[Entrant]]:
 
 def _starts(group: list[Entrant]) -> int:
     """How many of these ends views led to."""
-    return sum(entrant.origin not in (CROSSED, BLURRED) for entrant in group)
+    return sum(entrant.origin not in (CROSSED, BLURRED, CHAINED) for entrant in group)
 
 
 def _passed(problem: StoredProblem, entrant: Entrant, count: int, level: str) -> Basin:

@@ -110,7 +110,7 @@ class AssignmentProblem:
 
     def after_exchanges(self, plan: Tensor) -> Tensor:
         """The plan of a permutation that no exchange betters, from the one nearest to a plan (N, N)."""
-        return self.of_order(self.exchanged(_best(plan.numpy())))
+        return self.of_order(self.exchanged(nearest(plan)))
 
     def of_order(self, order: Array) -> Tensor:
         """The plan of a permutation (N,)."""
@@ -149,6 +149,11 @@ class AssignmentProblem:
             if not moved:
                 break
         return order
+
+
+def nearest(plan: Tensor) -> Array:
+    """The permutation (N,) that has the most mass in a plan (N, N)."""
+    return _best(plan.numpy())
 
 
 def _best(G: Array) -> Array:
