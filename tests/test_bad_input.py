@@ -200,7 +200,16 @@ BAD: list[tuple[str, Any, str]] = [
         lambda: gw_align(D, D, distances="adjacency", epsilon=1e-2, random_state=0).unseen(D),
         "points must have distances to be placed by",
     ),
-    ("graph with a one-way edge", align(ONE_WAY, Y), "X must be a symmetric graph, got edges without their reverse"),
+    (
+        "graph with a one-way edge",
+        align(ONE_WAY, Y),
+        "X must be a symmetric graph, got edges without their reverse; .*distances='adjacency' compares them",
+    ),
+    (
+        "cells by genes for Euclidean",
+        align(csr_matrix(np.ones((3, 4))), Y, distances="euclidean"),
+        r"X must be a square sparse graph .*X\.toarray\(\)",
+    ),
     ("points of astronomic size", align(X * 1e200, Y), "X must stay below"),
     (
         "sparse tensor",

@@ -59,6 +59,11 @@ CASES = {
     "zeros and ones": (GraphWarning, r"csr_matrix\(X\)", straight(RING, distances=("auto", "euclidean"))),
     "weights": (GraphWarning, r"csr_matrix\(X\)", straight(0.7 * RING, distances=("auto", "euclidean"))),
     "two of them": (GraphWarning, "X and Y taken", straight(RING, RING, distances="auto")),
+    "a sparse matrix of similarities": (
+        GraphWarning,
+        "distances='adjacency' compares similarities",
+        straight(csr_matrix(np.exp(-np.abs(LINE - LINE.T))), distances=("auto", "euclidean")),
+    ),
     "zeros and ones among many": (
         GraphWarning,
         r"csr_matrix\(spaces\[1\]\)",

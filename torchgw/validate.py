@@ -249,7 +249,10 @@ def graph(name: str, value: Any) -> Any:
     mutual = np.array_equal(csr.indptr, turned.indptr) and np.array_equal(csr.indices, turned.indices)
     if not mutual or (np.abs(csr.data - turned.data) > SYMMETRY_TOLERANCE * turned.data).any():
         what = "edge lengths that differ between the two directions" if mutual else "edges without their reverse"
-        raise ValueError(f"{name} must be a symmetric graph, got {what}; {name}.maximum({name}.T) makes edges mutual")
+        raise ValueError(
+            f"{name} must be a symmetric graph, got {what}; {name}.maximum({name}.T) makes edges mutual, and "
+            f"distances='adjacency' compares them as they are"
+        )
     return csr
 
 

@@ -102,9 +102,18 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             )
         return Space(name, space, "provider")
     if is_graph(space):
-        if distances == "euclidean":
-            raise ValueError(f"distances='euclidean' needs points, got a sparse graph as {name}; use 'landmark'")
         graph = validate.graph(name, space)
+        if distances == "euclidean":
+            raise ValueError(
+                f"distances='euclidean' needs points, got a sparse graph as {name}; use 'landmark', or "
+                f"{name}.toarray() if its rows are points"
+            )
+        if graph.diagonal().any():
+            warn_caller(
+                f"{name} has a diagonal, as similarities have, but was taken for edge lengths, which are larger the "
+                f"further; distances='adjacency' compares similarities, {name}.setdiag(0) says that lengths are meant",
+                GraphWarning,
+            )
         if graph.nnz == 0:
             raise ValueError(f"{name} must have edges, got a graph of {graph.shape[0]} nodes without any")
         return Space(name, graph, distances if distances != "auto" else _geodesic(graph.shape[0]))

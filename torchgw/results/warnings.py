@@ -13,6 +13,7 @@ from torchgw.request.request import SHARP, Request
 from torchgw.results.result import SOFT, GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.solvers.solution import CertifiedSolution
+from torchgw.spaces.prepare import ON_GRAPHS
 from torchgw.types import (
     AmbiguityWarning,
     BlurWarning,
@@ -21,6 +22,7 @@ from torchgw.types import (
     SamplingWarning,
     SupervisionWarning,
     TorchGWWarning,
+    is_graph,
 )
 
 BROKEN = 1e-3
@@ -28,7 +30,7 @@ LOOKED_AT = 100  # points whose matches are counted
 MANY = 2.0  # matches from which on a plan is blurred, of a point or of the share of one that each target has
 MUCH = 0.02  # of what there is to gain: an epsilon above it blurs where there is anything to tell apart
 MISSED = 0.2  # of what there is to gain, that a plan may have left
-DOZENS = 12  # basins from which on, with about a start each, there is little structure rather than a symmetry
+DOZENS = 12  # basins from which on, with few starts each, there is little structure rather than a symmetry
 
 
 def warn(result: GWResult, solution: CertifiedSolution, request: Request) -> None:
@@ -81,11 +83,10 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
         more = ""
     scattered = len(result.basins) >= DOZENS and sum(basin.count for basin in result.basins) < 2 * len(result.basins)
     cause = "a symmetry?"
-    if scattered:
-        cause = (
-            f"{len(result.basins)} basins with about a start each: little structure, or other distances are needed, "
-            f"as 'euclidean' for points in many dimensions"
-        )
+    if scattered and 2 * result.basins[0].count < DOZENS:
+        cause = f"{len(result.basins)} basins with few starts each: little structure, and there may be much lower ones"
+        if any(space.kind in ON_GRAPHS and not is_graph(space.data) for space in request.spaces):
+            cause += ", or other distances are needed, as 'euclidean' for points in many dimensions"
     return (
         f"the matching is ambiguous: two basins have energies {result.basins[0].energy:.4g} and "
         f"{rival.energy:.4g}, and send points {far} the largest distance apart on average ({cause}); "

@@ -83,6 +83,6 @@ def warn_unreachable(name: str) -> None:
     """Say that a space is not connected and what was done, at the line that called a provider's constructor."""
     warn_caller(
         f"{name} is not connected: infinite distances were replaced by {UNREACHABLE} x the largest finite one; align "
-        f"connected parts one by one, or give points with distances='euclidean'",
+        f"connected parts one by one, or where {name} comes of points take distances='euclidean'",
         GraphWarning,
     )
