@@ -24,7 +24,7 @@ from torchgw.search import basins, rung
 from torchgw.search.anneal import CoarseBasin
 from torchgw.search.candidate import Candidate
 from torchgw.solvers.problem import Problem
-from torchgw.strategies import dense, led, sharp, within_memory
+from torchgw.strategies import continuation, dense, led, sharp, within_memory
 
 POINTS = 420
 MASSES = np.linspace(1, 2, POINTS) / (1.5 * POINTS)
@@ -140,7 +140,11 @@ def test_curves_and_points_that_are_too_many_stay_as_they_are(first: str, monkey
     ],
     ids=["number", "masses", "strategy"],
 )
-def test_only_assignments_whose_epsilon_is_open(first: str, given: dict[str, Any]) -> None:
+def test_only_assignments_whose_epsilon_is_open(
+    first: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for steps that take long, between fewer points."""
+    monkeypatch.setattr(continuation, "FEW_PAIRS", 0)
     result, _ = solved(2, **given)
     assert result.epsilon > 0
 

@@ -404,6 +404,7 @@ def test_it_runs_where_a_stored_plan_does_not_pay(monkeypatch: pytest.MonkeyPatc
         ({"distances": "landmark"}, "X must be a sparse adjacency with the sparse strategy, got 'landmark'"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Y has a diagonal")
 def test_what_it_has_not_is_refused(argument: dict[str, Any], message: str) -> None:
     X, Y, _ = noisy_copy(graph("clustered", 60))
     with pytest.raises(ValueError, match=message):

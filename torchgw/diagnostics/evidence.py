@@ -73,7 +73,8 @@ class Certificate:
         not known: where the mass is free, and for large plans whose marginals are relaxed or bounded.
     stationarity_exact : False when the gap comes from a sampled gradient.
     lower_bound : no plan at all has a smaller value: the larger of Memoli's first and second bounds under hard
-        marginals, plus what each point would pay alone of a linear cost; 0 where nothing better is known.
+        marginals, the first alone for plans of few entries, plus what each point would pay alone of a linear cost; 0
+        where nothing better is known.
     gap : value minus lower bound: how far from the global optimum the plan can be.
     starts : how many starts the search made, as far as it kept where they ended; 0 without a search.
     agreeing_starts : how many of them ended in the basin of the returned plan.
@@ -142,7 +143,7 @@ class EpsilonStep:
     value : of its plan, without entropy.
     moved : share of the mass whose largest match is another than at the epsilon before; 0 for the first.
     n_iter, n_iter_sinkhorn : outer and inner iterations at this epsilon.
-    seconds : spent on it.
+    seconds : spent on it, and on a next one that was not taken.
     """
 
     epsilon: float

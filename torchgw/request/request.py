@@ -370,6 +370,7 @@ class Request:
             gain=self.gain,
             auto=self.asked.epsilon == AUTO,
             sharpens=self.sharpens,
+            may_sharpen=self.sharp,
         )
 
     def run_by(self, strategy: str) -> Request:

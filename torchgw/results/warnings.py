@@ -29,7 +29,7 @@ BROKEN = 1e-3
 LOOKED_AT = 100  # points whose matches are counted
 MANY = 2.0  # matches from which on a plan is blurred, of a point or of the share of one that each target has
 MUCH = 0.02  # of what there is to gain: an epsilon above it blurs where there is anything to tell apart
-MISSED = 0.2  # of what there is to gain, that a plan may have left
+MISSED = 0.05  # of what there is to gain, that a plan may have left
 DOZENS = 12  # basins from which on, with few starts each, there is little structure rather than a symmetry
 
 
@@ -117,9 +117,14 @@ def sampled(result: GWResult, solution: CertifiedSolution, request: Request) -> 
     """Why the gradient was sampled, where that was not asked for, and what to pass instead."""
     if result.gradient != "sampled" or request.asked.options.gradient == "sampled":
         return ""
+    remedy = (
+        "points with distances='landmark' or EuclideanDistances(points, squared=True) have factors, for which it is "
+        "exact"
+    )
+    if any(space.kind in ("matrix", "adjacency") for space in request.spaces):
+        remedy = "options.strategy='dense' has exact ones, with an options.max_memory that its plan fits in"
     return (
-        f"the gradient was sampled, so the optimum may be a worse one: {result.gradient_passed_over}; points with "
-        f"distances='landmark' or EuclideanDistances(points, squared=True) have factors, for which it is exact, and "
+        f"the gradient was sampled, so the optimum may be a worse one: {result.gradient_passed_over}; {remedy}, and "
         f"options.gradient='sampled' says that sampling is meant"
     )
 

@@ -173,7 +173,8 @@ def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landm
     for other, ended in found:
         basin, comparable = described(other, first, reference, mass), problem.sharp and first.ended and ended
         if _one_basin(basin.difference, best.energy, basin.energy, problem.unit if comparable else None):
-            best = replace(best, count=best.count + basin.count)
+            origin = best.origin if best.count or not basin.count else basin.origin  # of a start, where one led there
+            best = replace(best, count=best.count + basin.count, origin=origin)
         else:
             apart.append(basin)
     return (best, *apart)

@@ -40,20 +40,24 @@ from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.crossing import CROSSED, Entrant, energy_of, improved
 from torchgw.search.full_starts import PRODUCT
-from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph
+from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph, plan_of
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, nearest
 from torchgw.solvers.chains import chained
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.proximal import MIXED, STEPS, Score, levels, product_energy, proximal_steps, score_of
 from torchgw.solvers.warm_start import Start
 
+COST, EVERY = "linear cost", "all permutations"
 BLURRED, CHAINED = "end blurred in part", "branches exchanged"
+MADE = {CROSSED, BLURRED, CHAINED}  # of ends
 ROUND = (5, 10, 25)  # proximal steps
 AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS = 0.03, 0.01, 20
 BLURRED_SHARES, BLURRED_HOPS, MOST_BLURRED, LEAST_PAID = (0.02, 0.05), 3, 0.6, 0.01
 STALE, AGREEING, SAME_ENERGY = 3, 4, 1e-6
 NUMBER = "0123456789."  # ends the names of views that differ in one alone
 BRANCHING = 4.0  # neighbours of a node in the mean, up to which branches are exchanged
+MOST_TRIED = 7  # points of which all permutations are tried
 DIRECT_PAIRS = 250_000  # up to which the views' own plans are made sharp, without steps before
 APART = 0.05  # of the mass, between parents
 LISTED = 4
@@ -93,8 +97,8 @@ def contest(problem: StoredProblem, x: Graph, y: Graph) -> list[Candidate]:
         entrants = field.improved(field.ends(field.first_plans()))
     ended, groups = field.assignment is not None, _grouped(entrants, problem.unit)
     level = "full" if problem.sharp and ended else "contest"
-    passed = tuple(_passed(problem, group[0], _starts(group), level) for group in groups[LISTED:] if _starts(group))
-    first, *others = [_candidate(problem, group[0], _starts(group), ended) for group in groups[:LISTED]]
+    passed = tuple(_passed(problem, group, level) for group in groups[LISTED:] if _starts(group))
+    first, *others = [_candidate(problem, group, ended) for group in groups[:LISTED]]
     return [replace(first, passed=passed), *others]
 
 
@@ -170,7 +174,16 @@ class _Field:
         costly = frozenset() if self.few else COSTLY
         watch = self.problem.watch.aside()
         found = {name: view(self.x, self.y, watch) for name, view in VIEWS.items() if name not in costly}
+        if self.problem.model.cost is not None:
+            found[COST] = self.by_cost(self.problem.model.cost)
         return {name: plan for name, plan in found.items() if plan is not None}
+
+    def by_cost(self, cost: FactoredCost) -> Tensor | None:
+        """The plan (N, K) of the linear cost alone, blurred; None where it is the same for all matches."""
+        given = cost.to(self.product.dtype).rows(slice(None))
+        relative = given - given.min()
+        mean = float((relative * self.product).sum())
+        return plan_of(relative / mean, self.x.mass, self.y.mass) if mean > 0 else None
 
     def ends(self, plans: dict[str, Tensor]) -> list[Entrant]:
         """Where proximal steps take them, the better half of them after each round where points are many, and while
@@ -185,6 +198,8 @@ class _Field:
         if self.assignment is None:
             return found
         found.append(self.end(PRODUCT, self.product))
+        if len(self.product) <= MOST_TRIED:
+            found.append(self.end(EVERY, self.assignment.of_order(self.assignment.best_order())))
         if self.settled(found) or self.product.numel() > DIRECT_PAIRS:
             return found
         return [*found, *(self.end(name, plan) for name, plan in plans.items() if name != PRODUCT)]
@@ -214,7 +229,7 @@ class _Field:
     def end(self, origin: str, plan: Tensor) -> Entrant:
         """What comes of a plan (N, K) on the marginals, made sharp where that is an assignment."""
         if self.assignment is not None:
-            p = self.x.mass.double().cpu()
+            p = torch.full((len(self.x.mass),), 1 / len(self.x.mass), dtype=torch.float64)
             return Entrant(origin, *self.assignment.optimum(feasible(plan.double().cpu(), p, p)))
         plan = feasible(plan, self.x.mass, self.y.mass)
         return Entrant(origin, plan, float(self.energies(plan[None])))
@@ -314,29 +329,34 @@ def _grouped(entrants: list[Entrant], unit: float) -> list[list[Entrant]]:
 
 
 def _starts(group: list[Entrant]) -> int:
-    """How many of these ends views led to."""
-    return sum(entrant.origin not in (CROSSED, BLURRED, CHAINED) for entrant in group)
+    """How many views led to these ends, each by itself or by steps from it."""
+    return len({entrant.origin for entrant in group} - MADE)
 
 
-def _passed(problem: StoredProblem, entrant: Entrant, count: int, level: str) -> Basin:
-    """An end that is not gone on from, without its difference from the best."""
-    matching = entrant.plan.argmax(1).to(problem.p.device)
+def _origin(group: list[Entrant]) -> str:
+    """What the lowest of these ends came from, or where views led to them as well, of those."""
+    return next((entrant.origin for entrant in group if entrant.origin not in MADE), group[0].origin)
+
+
+def _passed(problem: StoredProblem, group: list[Entrant], level: str) -> Basin:
+    """Ends that are not gone on from, without their difference from the best."""
+    matching = group[0].plan.argmax(1).to(problem.p.device)
     return Basin(
-        energy=entrant.energy,
-        count=count,
+        energy=group[0].energy,
+        count=_starts(group),
         level=level,
         difference=math.nan,
-        origin=entrant.origin,
+        origin=_origin(group),
         matching=matching,
         shift=torch.full_like(matching, math.nan, dtype=torch.float64),
     )
 
 
-def _candidate(problem: StoredProblem, entrant: Entrant, count: int, ended: bool) -> Candidate:
-    """The plan of an entrant as a place to begin."""
-    p, q = problem.masses
-    plan = entrant.plan.to(p)
+def _candidate(problem: StoredProblem, group: list[Entrant], ended: bool) -> Candidate:
+    """The lowest plan of a group as a place to begin."""
+    (p, q), count, origin = problem.masses, _starts(group), _origin(group)
+    plan = group[0].plan.to(p)
     start = Start(problem.gradient(DenseCoupling(plan), p / p.sum()), p.log2(), q.log2(), problem.epsilon)
     start = replace(start, plan=plan) if problem.sharp else start
-    energy = entrant.energy if problem.sharp else math.inf
-    return Candidate(start, plan.argmax(1), energy, count, "full", True, origin=entrant.origin, ended=ended)
+    energy = group[0].energy if problem.sharp else math.inf
+    return Candidate(start, plan.argmax(1), energy, count, "full", True, origin=origin, ended=ended)

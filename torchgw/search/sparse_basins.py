@@ -113,7 +113,7 @@ def search_sparsely(asked: Problem, problem: SparseObjective) -> list[SparseEnd]
 def _likely(asked: Problem, problem: SparseObjective) -> Iterator[tuple[str, Any]]:
     """A plan (N, K) of likely pairs from each view that is worth going on from: signatures, and where their pairs agree
     little with their neighbours, the views whose pairs do so about as well as those of the best."""
-    rng = np.random.default_rng(int(torch.randint(2**62, (), generator=asked.generator)))
+    rng = np.random.default_rng(int(torch.randint(2**62, (), generator=asked.generator, device=asked.generator.device)))
     plan = seeds(problem, rng)
     yield "signatures", plan
     if asked.watch.cut() or (agreed := _agreement(problem, plan)) >= SURE:

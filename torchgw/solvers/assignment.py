@@ -14,6 +14,7 @@ taboo search for the quadratic assignment problem", 1991.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -111,6 +112,13 @@ class AssignmentProblem:
     def after_exchanges(self, plan: Tensor) -> Tensor:
         """The plan of a permutation that no exchange betters, from the one nearest to a plan (N, N)."""
         return self.of_order(self.exchanged(nearest(plan)))
+
+    def best_order(self) -> Array:
+        """The best of all permutations (N,), for a few points: O(N! N^2)."""
+        every = np.array(list(itertools.permutations(range(len(self.X)))))
+        sums = (self.X.numpy() * self.Y.numpy()[every[:, :, None], every[:, None, :]]).sum((1, 2))
+        best: Array = every[sums.argmax()]
+        return best
 
     def of_order(self, order: Array) -> Tensor:
         """The plan of a permutation (N,)."""

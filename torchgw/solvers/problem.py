@@ -67,6 +67,7 @@ class Problem:
     gain : what there is to gain over the product plan, in units of epsilon.
     auto : whether epsilon is left to the solve.
     sharpens : whether it ends at zero, from the plan that is solved first.
+    may_sharpen : whether an optimum without entropy could have been asked for.
     """
 
     spaces: tuple[DistanceProvider, DistanceProvider]
@@ -82,6 +83,7 @@ class Problem:
     gain: float = math.nan
     auto: bool = False
     sharpens: bool = False
+    may_sharpen: bool = False
 
     @classmethod
     def of(cls: type[ProblemT], problem: Problem, **more: Any) -> ProblemT:

@@ -58,17 +58,19 @@ def solve_dense(asked: Problem, streamed: CertifiedSolution | None = None) -> Ce
     problem = StoredProblem.of(narrow, gradient=make_gradient(narrow))
     if asked.sharp or asked.sharpens or asked.tol is not None:
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
+    sharpens = False
     if streamed is None:
         candidates, reference = where_to_start(problem)
         searched = time.perf_counter()
         solution, candidates = solve_contenders(problem, candidates)
         if asked.auto:
-            solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
+            solution, sharpens = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
         basins = () if reference is None else listed(problem, candidates, reference)
     else:
         solution, searched, basins = streamed, began, streamed.basins
-    if asked.sharpens:
-        solution = sharpened(problem, solution)
+    if sharpens or asked.sharpens:
+        exact = problem.wide or ExactGradient(wide[0], wide[1], p, q, asked.model.loss)
+        solution = sharpened(replace(problem, wide=exact), solution)
     if solution is streamed:
         return streamed
     solved, model = time.perf_counter(), asked.model.at(solution.path[-1].epsilon) if solution.path else asked.model
@@ -94,8 +96,9 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
 
     Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
     the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Small problems
-    without entropy are solved from every candidate, and up to a million pairs also from the product plan, so that no
-    search is worth less than that. A contest has had both.
+    without entropy are solved from every candidate, and up to a million pairs also from the product plan: by annealing,
+    and up to 40 000 by conditional gradients from the plan itself, so that no search is worth less than that. A contest
+    has had both.
     """
     best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
     near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)

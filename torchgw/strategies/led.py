@@ -90,8 +90,12 @@ def judged(asked: Problem, found: CertifiedSolution, stores: bool = True) -> Cer
         read = read_streamed(found.coupling, None, spaces, None, found.marginals, *parts, 0, asked.generator)
         sample = asked.generator
     values, certificate = certify(read, dual, spaces, model, asked.unit, sample)
+    path = found.path
+    if path:  # whose values are those between the factors
+        path = (*path[:-1], replace(path[-1], value=max(values.total, 0.0)))
     return replace(
         found,
+        path=path,
         gradient=LEADING,
         values=values,
         certificate=certificate,

@@ -105,6 +105,8 @@ def _sharpened(problem: Problem, between: Problem | None) -> tuple[str, Certifie
         )
         return "streaming", found if between is None else judged(problem, found, stores=False)
     status = Status.CANCELLED if problem.watch.stopped else last.status
+    if last is found:
+        return "streaming", replace(found if between is None else judged(problem, found), status=status)
     seconds = {name: found.seconds[name] + taken for name, taken in last.seconds.items()}
     return "dense", replace(last, status=status, ladder=found.ladder, seconds=seconds)
 
