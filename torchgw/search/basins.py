@@ -173,8 +173,7 @@ def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landm
     for other, ended in found:
         basin, comparable = described(other, first, reference, mass), problem.sharp and first.ended and ended
         if _one_basin(basin.difference, best.energy, basin.energy, problem.unit if comparable else None):
-            origin = best.origin if best.count or not basin.count else basin.origin  # of a start, where one led there
-            best = replace(best, count=best.count + basin.count, origin=origin)
+            best = replace(best, count=best.count + basin.count, origin=_origin([best, basin]))
         else:
             apart.append(basin)
     return (best, *apart)
@@ -299,11 +298,17 @@ def _distinct(
             replace(
                 first,
                 count=sum(c.count for c in group),
+                origin=_origin(group),
                 leading=any(c.leading for c in group),
                 passed=tuple(end for c in group for end in c.passed),
             )
         )
     return kept
+
+
+def _origin(group: Sequence[Candidate | Basin]) -> str:
+    """What the first of these came from to which a start led; of the first where none did."""
+    return next((each.origin for each in group if each.count), group[0].origin)
 
 
 def _one_basin(gap: float, energy: float, other: float, unit: float | None) -> bool:
