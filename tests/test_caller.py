@@ -61,7 +61,7 @@ CASES = {
     "two of them": (GraphWarning, "X and Y taken", straight(RING, RING, distances="auto")),
     "a sparse matrix of similarities": (
         GraphWarning,
-        "distances='adjacency' compares similarities",
+        r"distances='adjacency' \(in gw_align\) compares similarities",
         straight(csr_matrix(np.exp(-np.abs(LINE - LINE.T))), distances=("auto", "euclidean")),
     ),
     "zeros and ones among many": (

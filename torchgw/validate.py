@@ -251,7 +251,7 @@ def graph(name: str, value: Any) -> Any:
         what = "edge lengths that differ between the two directions" if mutual else "edges without their reverse"
         raise ValueError(
             f"{name} must be a symmetric graph, got {what}; {name}.maximum({name}.T) makes edges mutual, and "
-            f"distances='adjacency' compares them as they are"
+            f"distances='adjacency' (in gw_align) compares them as they are"
         )
     return csr
 

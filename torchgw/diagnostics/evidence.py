@@ -34,7 +34,7 @@ class Basin:
     level : "full" (all points), "subset" (weighted points), "landmarks", or "contest" (all points, where proximal
         steps ended).
     origin : what the search began from there, as "landmarks: farthest" or a view of the spaces; of several starts that
-        of the lowest. "unknown" in files of earlier versions.
+        of the lowest, what was made of ends only where no start led to it. "unknown" in files of earlier versions.
     difference : mean distance between its matches and those of the best basin, relative to the largest distance of the
         two spaces.
     matching : (N,) target index of each source point, to the resolution of the level.

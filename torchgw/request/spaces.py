@@ -102,16 +102,17 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             )
         return Space(name, space, "provider")
     if is_graph(space):
-        graph = validate.graph(name, space)
         if distances == "euclidean":
             raise ValueError(
-                f"distances='euclidean' needs points, got a sparse graph as {name}; use 'landmark', or "
-                f"{name}.toarray() if its rows are points"
+                f"distances='euclidean' needs points, got a sparse matrix as {name}; {name}.toarray() has its rows for "
+                f"points, 'landmark' takes it for a graph of edge lengths"
             )
+        graph = validate.graph(name, space)
         if graph.diagonal().any():
             warn_caller(
                 f"{name} has a diagonal, as similarities have, but was taken for edge lengths, which are larger the "
-                f"further; distances='adjacency' compares similarities, {name}.setdiag(0) says that lengths are meant",
+                f"further; distances='adjacency' (in gw_align) compares similarities, and after {name}.setdiag(0) "
+                f"lengths are meant",
                 GraphWarning,
             )
         if graph.nnz == 0:

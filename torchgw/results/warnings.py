@@ -122,7 +122,8 @@ def sampled(result: GWResult, solution: CertifiedSolution, request: Request) -> 
         "exact"
     )
     if any(space.kind in ("matrix", "adjacency") for space in request.spaces):
-        remedy = "options.strategy='dense' has exact ones, with an options.max_memory that its plan fits in"
+        way = "options.gradient='exact'" if result.strategy == "dense" else "options.strategy='dense'"
+        remedy = f"{way} has exact ones, with an options.max_memory that suffices"
     return (
         f"the gradient was sampled, so the optimum may be a worse one: {result.gradient_passed_over}; {remedy}, and "
         f"options.gradient='sampled' says that sampling is meant"

@@ -27,7 +27,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.search.anneal import CoarseBasin, LandmarkProblem, coarse_basins
-from torchgw.search.candidate import Candidate, as_low
+from torchgw.search.candidate import NEAR, Candidate, as_low, stands_out
 from torchgw.search.contest import contest
 from torchgw.search.crossing import CROSSED, crossed_basins
 from torchgw.search.full_starts import (
@@ -52,7 +52,6 @@ CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, but from distributions, which begin hot: the second comes within 2 % of the end
 COOLED = 4.0  # times as cold between many points, where a comparison of blurred plans leaves a doubt
-NEAR = 2.0
 CLOSE = 1.25
 POOR_COVERAGE = 0.02
 MANY_PAIRS = 4_000_000  # beyond which starts on all points wait for landmarks that leave a doubt
@@ -107,12 +106,12 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
         if pairs > MANY_PAIRS and compared > 1:  # where further steps take less than other starts
-            if problem.sharp and len(finalists) > 1 and not _stands_out(finalists):
+            if problem.sharp and len(finalists) > 1 and not stands_out([c.energy for c in finalists], CLOSE):
                 warmest /= COOLED
                 finalists = _settled(problem, finalists, warmest, reference)
             beside = beside if len(finalists) > 1 else []
         for begin in beside:
-            if not _stands_out(finalists):
+            if not stands_out([c.energy for c in finalists], CLOSE):
                 finalists = _settled(problem, begin(problem), warmest, reference, finalists)
     found = finalists + rest
     best = finalists[0]
@@ -244,11 +243,6 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> C
     entropy = problem.model.entropic(done.plan, epsilon) if problem.model.fixed and not problem.sharp else 0.0
     matching = done.plan.argmax(1)
     return replace(candidate, start=done.end, energy=energy, level="full", matching=matching, entropy=entropy)
-
-
-def _stands_out(candidates: list[Candidate]) -> bool:
-    """Whether the first of these distinct basins is well below all others."""
-    return len(candidates) > 1 and candidates[1].energy > CLOSE * candidates[0].energy
 
 
 def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:

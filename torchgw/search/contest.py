@@ -50,13 +50,13 @@ from torchgw.solvers.warm_start import Start
 
 COST, EVERY = "linear cost", "all permutations"
 BLURRED, CHAINED = "end blurred in part", "branches exchanged"
-MADE = {CROSSED, BLURRED, CHAINED}  # of ends
+MADE = {CROSSED, BLURRED, CHAINED, EVERY}  # by no view
 ROUND = (5, 10, 25)  # proximal steps
 AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS = 0.03, 0.01, 20
 BLURRED_SHARES, BLURRED_HOPS, MOST_BLURRED, LEAST_PAID = (0.02, 0.05), 3, 0.6, 0.01
 STALE, AGREEING, SAME_ENERGY = 3, 4, 1e-6
 NUMBER = "0123456789."  # ends the names of views that differ in one alone
-BRANCHING = 4.0  # neighbours of a node in the mean, up to which branches are exchanged
+BRANCHING = 20.0  # mean square of the degrees, up to which branches are exchanged
 MOST_TRIED = 7  # points of which all permutations are tried
 DIRECT_PAIRS = 250_000  # up to which the views' own plans are made sharp, without steps before
 APART = 0.05  # of the mass, between parents
@@ -162,8 +162,9 @@ class _Field:
 
     @property
     def branching(self) -> bool:
-        """Whether both are close to trees."""
-        return all(float((side.weights > 0).sum()) <= BRANCHING * len(side.mass) for side in (self.x, self.y))
+        """Whether both are close to trees, without hubs."""
+        degrees = ((side.weights > 0).sum(1) for side in (self.x, self.y))
+        return all(float(each.to(torch.float64).square().mean()) <= BRANCHING for each in degrees)
 
     @property
     def few(self) -> bool:
@@ -180,14 +181,14 @@ class _Field:
 
     def by_cost(self, cost: FactoredCost) -> Tensor | None:
         """The plan (N, K) of the linear cost alone, blurred; None where it is the same for all matches."""
-        given = cost.to(self.product.dtype).rows(slice(None))
-        relative = given - given.min()
+        given = cost.rows(slice(None))
+        relative = (given - given.min()).to(self.product)
         mean = float((relative * self.product).sum())
         return plan_of(relative / mean, self.x.mass, self.y.mass) if mean > 0 else None
 
     def ends(self, plans: dict[str, Tensor]) -> list[Entrant]:
         """Where proximal steps take them, the better half of them after each round where points are many, and while
-        these differ, what comes of the plans themselves."""
+        these differ, what comes of the plans themselves; of a few points also of all permutations."""
         alive = {name: self.mixed(plan) for name, plan in plans.items()}
         epsilons, ends = levels(self.unit), list(itertools.accumulate(ROUND))
         for first, last in zip((0, *ends), ends, strict=False):
@@ -236,7 +237,8 @@ class _Field:
 
     def improved(self, entrants: list[Entrant]) -> list[Entrant]:
         """The ends, and those of what is made of the lowest distinct ones, until that betters none of them: means of
-        pairs, which keep what both agree on, and plans that are blurred again where they cost most."""
+        pairs, which keep what both agree on, plans that are blurred again where they cost most, and branches that are
+        exchanged."""
         settled = self.settled(entrants)
         if settled and not self.few:
             return sorted(entrants, key=energy_of)
@@ -267,7 +269,7 @@ class _Field:
         """The plan (N, N) of the permutation nearest to a plan, its branches exchanged."""
         assert self.assignment is not None
         x, y = (side.contrast.double().cpu().numpy() for side in (self.x, self.y))
-        return self.assignment.of_order(chained(x, y, nearest(plan)))
+        return self.assignment.of_order(chained(x, y, nearest(plan), self.problem.watch.cut))
 
     def stepped(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Where steps from plans end."""

@@ -24,7 +24,7 @@ from torchgw.objective.leading import leading_factors
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.search.anneal import CoarseBasin, Solved
-from torchgw.search.candidate import Candidate
+from torchgw.search.candidate import NEAR, Candidate, stands_out
 from torchgw.search.full_starts import by_features
 from torchgw.search.initial_guesses import N_MODES, SIGNS, signs_of
 from torchgw.search.lift import lift
@@ -38,7 +38,6 @@ RUNG, RUNG_STEPS, RUNG_PAYS = 500, 8, 2
 MANY_RUNG, MANY_STEPS = 1000, 2  # between many points, where one comparison on all of them costs more than this rung
 MODE_STEPS = 5  # from modes, which begin hot, and of what is to be told from them
 DOUBT = 1.25  # between many points, of the lowest: after the first steps energies still fall by a quarter
-BEATEN = 2.0  # between landmarks, of the lowest: where one end comes of all others within it, no other is looked for
 LEFT = 1.1  # between many points, of the lowest: others are left behind, and one within it is a doubt
 MODES = "modes of distances"
 ROUGH = 1e-2  # tolerance of comparisons: of marginals, and relative of energies
@@ -97,11 +96,11 @@ class Rung:
         two lowest, and others close to the lowest, stay near."""
         found = [c for c in candidates if not c.near or c.basin is None]
         ends = self._distinct([self._solved(c, c.basin) for c in candidates if c.near and c.basin is not None])
-        beaten = len(ends) == 1 and self._stands_out(sorted(c.energy for c in candidates), BEATEN)
-        if self.many and not (beaten or self._stands_out([end.energy for end in ends], DOUBT)):
+        beaten = len(ends) == 1 and stands_out(sorted(c.energy for c in candidates), NEAR)
+        if self.many and not (beaten or stands_out([end.energy for end in ends], DOUBT)):
             close = [end for end in ends[: len(SIGNS)] if end.energy <= DOUBT * ends[0].energy]
             ends = self._distinct([*map(self._gone_on, close), *ends[len(close) :]])
-            if not self._stands_out([end.energy for end in ends], LEFT):
+            if not stands_out([end.energy for end in ends], LEFT):
                 ends = self._distinct([*ends, *self._by_modes()])
         for rank, end in enumerate(ends):
             if not self.many or rank < 2 or end.energy <= LEFT * ends[0].energy:
@@ -111,12 +110,6 @@ class Rung:
             elif end.candidate.basin is not None:
                 found.append(replace(end.candidate, near=False))
         return found
-
-    @staticmethod
-    def _stands_out(energies: list[float], share: float) -> bool:
-        """Whether the first of these energies of distinct basins, the lowest first, is well below another one; a basin
-        that is alone is below none."""
-        return len(energies) > 1 and energies[1] > share * energies[0]
 
     def _distinct(self, ends: list[Raised]) -> list[Raised]:
         """Those whose matchings are apart, the lowest first; counts of those merged are added."""

@@ -5,13 +5,16 @@
 Where a branch is matched with another one, exchanging the matches of two of its nodes breaks edges that only the
 exchanges of their neighbours mend, so no exchange betters it. A chain begins with one that restores an edge, goes on
 with the best around what it has moved, each node once, may lose on its way, and is kept up to where it has gained most.
-An exchange reads the edges of two nodes alone, so all of it takes about as long as there are edges that are not kept.
+An exchange reads the edges of two nodes alone; what it may be is as many pairs as the products of the degrees of nodes
+and their matches, so that graphs should have no hubs.
 
 Source: B. Kernighan, S. Lin, "An efficient heuristic procedure for partitioning graphs", 1970 (exchanges in chains).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,10 +22,10 @@ import numpy as np
 from torchgw.types import Array
 
 DEPTH = 40  # exchanges of a chain
-SLACK = 8.0  # mean squared weights that a chain may lose on its way, two of them an edge
+SLACK = 8.0  # mean products of weights that a chain may lose on its way, two of them an edge
 PASSES = 10
 TRIED = 4  # beginnings for each node, in one pass
-ROUNDING = 1e-9  # of a mean squared weight
+ROUNDING = 1e-9  # of a mean product of weights
 
 Pair = tuple[int, int]
 Edges = list[dict[int, float]]
@@ -102,12 +105,14 @@ class _Matching:
         done: list[Pair] = []
         total, most, kept = 0.0, least, 0
         step: tuple[float, Pair] | None = (self.gain(*first), first)
-        while step is not None and len(done) < DEPTH and total >= -slack:
+        while step is not None:
             total += step[0]
             self.exchange(*step[1])
             done.append(step[1])
             if total > most:
                 most, kept = total, len(done)
+            if total < -slack or len(done) == DEPTH:
+                break
             front = [v for pair in done for v in pair]
             step = self.next(front, set(front))
         for pair in reversed(done[kept:]):
@@ -115,15 +120,15 @@ class _Matching:
         return most if kept else 0.0
 
 
-def chained(X: Array, Y: Array, order: Array) -> Array:
-    """The permutation (N,) after all chains that better it, until none does, between matrices (N, N) that are mostly
-    zero; the same one where there is none."""
-    mean = float(np.mean(X[X != 0] ** 2)) if X.any() else 0.0
+def chained(X: Array, Y: Array, order: Array, cut: Callable[[], bool] = lambda: False) -> Array:
+    """The permutation (N,) after all chains that better it, until none does or it is to be ``cut``, between matrices
+    (N, N) that are mostly zero; the same one where there is none."""
+    unit = math.sqrt(math.prod(float(np.mean(D[D != 0] ** 2)) if D.any() else 0.0 for D in (X, Y)))
     matching = _Matching((_edges(X), _edges(X.T)), (_edges(Y), _edges(Y.T)), order.tolist())
     for _ in range(PASSES):
         starts = {tuple(sorted(pair)) for v in range(len(X)) for pair in matching.restoring(v, set())}
         best = sorted(starts, key=lambda pair: (-matching.gain(*pair), pair))[: TRIED * len(X)]
-        gained = [matching.follow((r, s), SLACK * mean, ROUNDING * mean) for r, s in best]
+        gained = [matching.follow((r, s), SLACK * unit, ROUNDING * unit) for r, s in best if not cut()]
         if not any(gained):
             break
     return np.array(matching.match)

@@ -25,7 +25,6 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import EpsilonStep, entropy_and_margin
 from torchgw.diagnostics.status import History, Status
-from torchgw.options import GWOptions
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
@@ -50,7 +49,8 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
     p, solution, sharpens = problem.p, first, False
     path: tuple[EpsilonStep, ...] = (step_of(problem, first, seconds),)
     few = len(problem.p) * len(problem.q) <= FEW_PAIRS
-    least, may_sharpen = (LEFT_OF_FEW if few else LEFT) * problem.gain, few and problem.may_sharpen
+    least, long = (LEFT_OF_FEW if few else LEFT) * problem.gain, problem.options.stopping.max_iter > STEP_ITERATIONS
+    may_sharpen = few and long and problem.may_sharpen
     for number in range(1, MOST_STEPS + 1):
         epsilon, end = path[-1].epsilon * RATIO, solution.end
         left = problem.continued and solution.status.converged and path[-1].value > least
@@ -63,13 +63,14 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
         began, start = time.perf_counter(), end.to(problem.masses[0].dtype)
         next_one = problem.at(epsilon)
         if may_sharpen:
-            next_one = replace(next_one, options=_limited(problem.options))
+            stopping = replace(next_one.options.stopping, max_iter=STEP_ITERATIONS)
+            next_one = replace(next_one, options=replace(next_one.options, stopping=stopping))
         found = problem.stage(f"epsilon-{number}", partial(solve, next_one, start, solution.history.copy()))
         spent = time.perf_counter() - began
         if not found.status.converged:
             logger.info("epsilon %.3g is left out: %s", epsilon, found.status)
             path = (*path[:-1], replace(path[-1], seconds=path[-1].seconds + spent))
-            sharpens = may_sharpen and found.status is Status.MAX_ITER
+            sharpens = may_sharpen and found.status in (Status.MAX_ITER, Status.MARGINALS)
             break
         moved = float(p @ (found.plan.argmax(1) != solution.plan.argmax(1)).to(p) / p.sum())
         path = (*path, replace(step_of(problem, found, spent), epsilon=epsilon, moved=moved))
@@ -78,12 +79,6 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
         if path[-1].value > (1 - FALL) * path[-2].value or moved < MOVED:
             break
     return replace(solution, path=path), sharpens
-
-
-def _limited(options: GWOptions) -> GWOptions:
-    """The options with as many iterations as a step may take."""
-    most = min(options.stopping.max_iter, STEP_ITERATIONS)
-    return replace(options, stopping=replace(options.stopping, max_iter=most))
 
 
 def blur(solution: Solution, p: Tensor) -> float:

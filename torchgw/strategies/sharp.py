@@ -94,8 +94,8 @@ def sharpened(problem: StoredProblem, first: Solution) -> Solution:
     began, start = time.perf_counter(), first.end.to(problem.masses[0].dtype)
     sharp = problem.at(0.0)
     found = problem.stage("sharpen", partial(solve_sharply, sharp, start, first.history.copy()))
-    if found.energy > first.path[-1].value:
-        logger.info("the sharp end at %.6g is not taken", found.energy)
+    if found.energy > first.path[-1].value or not (found.status.converged or problem.watch.cut()):
+        logger.info("the sharp end at %.6g is not taken: %s", found.energy, found.status)
         return first
     moved = float(problem.p @ (found.plan.argmax(1) != before.argmax(1)).to(problem.p) / problem.p.sum())
     step = replace(step_of(sharp, found, time.perf_counter() - began), moved=moved)
