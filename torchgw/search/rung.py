@@ -114,13 +114,15 @@ class Rung:
     def _distinct(self, ends: list[Raised]) -> list[Raised]:
         """Those whose matchings are apart, the lowest first; counts of those merged are added."""
         distances, mass = self.target.distances, self.source.mass
+        least = APART * mass.sum() * distances.max()
         kept: list[Raised] = []
+        matchings: list[Tensor] = []
         for end in sorted(ends, key=lambda end: end.energy):
             matching = end.solved.plan.argmax(1)
-            gaps = [mass @ distances[matching, other.solved.plan.argmax(1)] for other in kept]
-            same = [i for i, gap in enumerate(gaps) if gap <= APART * mass.sum() * distances.max()]
+            same = [i for i, other in enumerate(matchings) if mass @ distances[matching, other] <= least]
             if not same:
                 kept.append(end)
+                matchings.append(matching)
                 continue
             one, other = kept[same[0]].candidate, end.candidate
             merged = replace(one, count=one.count + other.count, leading=one.leading or other.leading)
