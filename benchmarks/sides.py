@@ -23,7 +23,7 @@ MOST = 1.1
 Side = Callable[[str], float]  # what runs a case, and returns its seconds
 HERE = Path(__file__).parent.parent
 WORKER = f"import runpy; runpy.run_path({__file__!r})['work']()"
-IMPORT = "import torchgw"
+IMPORT = "import torchgw.align"
 CASES = {  # rounds of each, the fewer the longer it takes
     "spiral 400 x 500": 9,
     "dense 2000 x 2500": 5,

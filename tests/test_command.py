@@ -33,8 +33,9 @@ from torchgw import (
 )
 from torchgw.cli import align as command
 from torchgw.cli import demo
+from torchgw.cli.arguments import SHELLS
 from torchgw.cli.output import check_output, write_matching, write_whole
-from torchgw.cli.parser import SHELLS, build_parser
+from torchgw.cli.parser import build_parser
 
 
 @pytest.fixture

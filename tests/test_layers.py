@@ -135,14 +135,14 @@ def test_a_circle_is_seen(tmp_path: Path) -> None:
     assert circle(found) == []
 
 
-def test_importing_the_package_loads_no_heavy_module() -> None:
-    code = f"import sys, torchgw; print([m for m in {HEAVY} if m in sys.modules])"
+def test_importing_the_solver_loads_no_heavy_module() -> None:
+    code = f"import sys, torchgw.align; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.slow
-def test_importing_the_package_costs_under_half_of_torch_on_top() -> None:
+def test_importing_the_solver_costs_under_half_of_torch_on_top() -> None:
     def median(module: str) -> float:
         code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
         runs = [
@@ -151,4 +151,4 @@ def test_importing_the_package_costs_under_half_of_torch_on_top() -> None:
         ]
         return sorted(runs)[3]
 
-    assert median("torchgw") < 1.5 * median("torch")
+    assert median("torchgw.align") < 1.5 * median("torch")

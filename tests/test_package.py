@@ -48,10 +48,39 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(source: Path
         names = opened.namelist()
         (told,) = (opened.read(name).decode() for name in names if name.endswith("/METADATA"))
     assert {name for name in names if ".dist-info/" not in name} == files
-    assert {Path(name).suffix for name in files} == {".py", ".typed", ".md", ".json", ".html", ".css", ".js"}
+    assert {Path(name).suffix for name in files} == {".py", ".pyi", ".typed", ".md", ".json", ".html", ".css", ".js"}
     assert f"Version: {torchgw.__version__}\n" in told
     assert "License-Expression: BSD-3-Clause\n" in told
     assert "Classifier: Programming Language :: Python :: 3.10\n" in told
+
+
+def test_type_checkers_see_what_is_imported_late() -> None:
+    seen: dict[str, list[str]] = {}
+    for node in ast.parse((ROOT / "torchgw" / "__init__.pyi").read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            assert all(name.asname == name.name for name in node.names)  # else they would not hand it on
+            seen.setdefault(node.module or "", []).extend(name.name for name in node.names)
+    assert seen.pop("torchgw._version") == ["__version__"]
+    assert seen.pop("torchgw") == list(torchgw.MODULES)
+    assert {home: sorted(names) for home, names in seen.items()} == {
+        home: sorted(names) for home, names in torchgw.HOMES.items()
+    }
+    for home, names in torchgw.HOMES.items():
+        assert all(getattr(torchgw, name) is getattr(sys.modules[home], name) for name in names)
+
+
+@pytest.mark.parametrize("asked", ["", "--help", "--version", "nonsense"])
+def test_nothing_heavy_is_imported_before_it_is_needed(asked: str) -> None:
+    call = f"cli.main([{asked!r}])" if asked else "dir(torchgw), torchgw.__version__, hasattr(torchgw, 'nonsense')"
+    code = f"""
+import sys, torchgw
+from torchgw import cli
+try:
+    {call}
+except SystemExit:
+    pass
+print(sorted({{"torch", "numpy", "scipy", "sklearn", "triton", "joblib"}} & set(sys.modules)))"""
+    assert run([sys.executable, "-c", code], ROOT).splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow

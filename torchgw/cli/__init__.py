@@ -7,34 +7,11 @@ the exit code.
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import os
 import sys
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from torchgw.cli.align import Interrupted, run_align, run_resume
-from torchgw.cli.demo import run_demo
-from torchgw.cli.info import run_estimate, run_info
-from torchgw.cli.pairwise import run_pairwise
-from torchgw.cli.parser import build_parser, run_completion
-from torchgw.runtime.caller import allocating
-from torchgw.types import AmbiguityWarning, TorchGWWarning
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {
-    "align": run_align,
-    "resume": run_resume,
-    "pairwise": run_pairwise,
-    "estimate": run_estimate,
-    "info": run_info,
-    "demo": run_demo,
-    "completion": run_completion,
-}
-REFUSALS = (ValueError, TypeError, MemoryError, ArithmeticError, OSError, ImportError)
-
+from torchgw.cli.parser import COMMANDS, build_parser
 
 UNREAD = 141  # as of a program that SIGPIPE ends
 
@@ -52,48 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """Parse, run, and print what was found."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.error(f"name a command: {', '.join(COMMANDS)}; torchgw --help says what each does")
-    if options.verbose:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="torchgw: %(message)s", force=True)
-    said: list[str] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", TorchGWWarning)
-        warnings.showwarning = lambda message, *_, **__: said.append(_in_words(message, options.command))
-        code, found, last = _outcome(options)
-    for warning in said:
-        print(f"torchgw: warning: {warning}", file=sys.stderr)
-    if last:
-        print(f"torchgw: {last}", file=sys.stderr)
-    if found and options.json:
-        print(json.dumps(found | {"warnings": said} if isinstance(found, dict) else found, indent=2))
-    elif isinstance(found, str) and found:
-        print(found)
-    return code
+    from torchgw.cli.run import run  # late: with it comes torch, which takes a second
 
-
-def _in_words(message: Warning | str, command: str) -> str:
-    """A warning in one line, with what the command has against it."""
-    said = " ".join(str(message).split())
-    if isinstance(message, AmbiguityWarning) and command == "align":
-        return f"{said}. Here these are --pairs and --features; a --report lists both matchings"
-    return said
-
-
-def _outcome(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, str]:
-    """The exit code, what the command found, and the last line for stderr."""
-    try:
-        with allocating(f"torchgw {options.command}", "torchgw estimate says what it takes"):
-            return 0, COMMANDS[options.command](options), ""
-    except Interrupted as ended:
-        return 130, ended.found, f"interrupted: {ended}"
-    except KeyboardInterrupt:
-        return 130, "", "interrupted"
-    except BrokenPipeError:
-        raise
-    except REFUSALS as error:
-        ran_out = isinstance(error, MemoryError) and error.__cause__ is not None  # rather than refused before any work
-        return 1 if ran_out else 2, "", f"error: {' '.join(str(error).split()).replace('supervision.pairs', '--pairs')}"
+    return run(options)
