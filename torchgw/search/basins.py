@@ -30,6 +30,7 @@ from torchgw.search.anneal import CoarseBasin, LandmarkProblem, coarse_basins
 from torchgw.search.candidate import NEAR, Candidate, as_low, stands_out
 from torchgw.search.contest import contest
 from torchgw.search.crossing import CROSSED, crossed_basins
+from torchgw.search.every_point import is_few, on_every_point
 from torchgw.search.full_starts import (
     DISTRIBUTIONS,
     FEW_PAIRS,
@@ -48,6 +49,7 @@ logger = logging.getLogger("torchgw")
 
 Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 
+ALL = "all points"  # what landmarks are where points are few
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, but from distributions, which begin hot: the second comes within 2 % of the end
@@ -66,6 +68,8 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     graphs = _graphs(problem)
     if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.similarity for graph in graphs)):
         return _without_landmarks(problem, graphs)
+    if is_few(problem) and graphs is None:
+        return _between_few(problem, coarse)
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
@@ -120,6 +124,16 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     return ordered, reference
 
 
+def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+    """Basins between few points, of which the best is to be annealed further, and all points of the target."""
+    p, q = problem.masses
+    rows = problem.target.rows(torch.arange(len(q), device=q.device))
+    reference = Landmarks.every(rows / problem.unit**0.5, q)
+    found = [*on_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]
+    best, *others = _distinct(found, reference, p, problem.unit)
+    return [replace(best, start=replace(best.start, plan=None)), *others], reference
+
+
 def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | None) -> tuple[list[Candidate], Landmarks]:
     """What comes of a contest between views; where there is none, starts on all points alone, and one landmark that is
     equally far from all, by which matchings differ by the mass that they match otherwise."""
@@ -159,7 +173,7 @@ def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
 
 def _named(kinds: list[list[CoarseBasin]]) -> tuple[str, ...]:
     """What landmarks were of each kind; of few points all are."""
-    return KINDS if len(kinds) == len(KINDS) else ("all points",)
+    return KINDS if len(kinds) == len(KINDS) else (ALL,)
 
 
 def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landmarks) -> tuple[Basin, ...]:

@@ -73,9 +73,9 @@ def from_product(problem: StoredProblem) -> Candidate:
 
 
 def product_starts(problem: StoredProblem) -> list[Candidate]:
-    """The product plan, for a problem without entropy."""
+    """The product plan, for a problem without entropy; between few points, whose search anneals it, as it is."""
     p, q = problem.masses
-    return sharp_starts(problem, p[:, None] * q, "full", PRODUCT)
+    return sharp_starts(problem, p[:, None] * q, "full", PRODUCT)[-1:]
 
 
 def sharp_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) -> list[Candidate]:

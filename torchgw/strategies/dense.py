@@ -40,7 +40,6 @@ ROUNDING_SLACK = 2.0
 CORRECTIONS = 3  # by the exact gradient, at most
 MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
-SHARP_BASINS_PAIRS = 10_000
 PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
@@ -95,22 +94,20 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
 
     Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
-    the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Small problems
-    without entropy are solved from every candidate, and up to a million pairs also from the product plan: by annealing,
-    and up to 40 000 by conditional gradients from the plan itself, so that no search is worth less than that. A contest
-    has had both.
+    the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Without entropy,
+    problems of up to a million pairs are also solved from the product plan: by annealing, and up to 40 000, whose
+    search has had that, by conditional gradients from the plan itself, so that no search is worth less than that. A
+    contest has had both.
     """
     best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
     near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
     tied = [
         c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + TINY * problem.unit
     ]
-    pairs = len(problem.p) * len(problem.q)
-    small = problem.sharp and pairs <= SHARP_BASINS_PAIRS
-    contenders = [best, *(others if small or best.level == "given" else tied[:most])]
+    contenders = [best, *(others if best.level == "given" else tied[:most])]
     if best.ended:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.ended)]
-    elif problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
+    elif problem.sharp and best.level != "given" and len(problem.p) * len(problem.q) <= PRODUCT_PAIRS:
         contenders += product_starts(problem)
     ends: list[Solution] = []
     quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
@@ -128,8 +125,9 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     entropic = problem.model.entropic if problem.model.fixed else lambda plan, epsilon: 0.0
     minimised = [end.energy + entropic(end.plan, problem.model.epsilon) for end in ends]
     order = sorted(range(len(ends)), key=minimised.__getitem__)
-    rest = [c for c in others if all(c is not contender for contender in contenders)]
-    return ends[order[0]], [*(settled[i] for i in order), *rest]
+    rest = [settled[i] for i in order[1:]] + [c for c in others if all(c is not each for each in contenders)]
+    rest.sort(key=lambda c: (c.level != "full", c.energy))
+    return ends[order[0]], [settled[order[0]], *rest]
 
 
 def where_to_start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
