@@ -10,7 +10,7 @@ DONE := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 SITE := docs/_build/html
 
-.PHONY: demo docs docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-quality bench-kinds bench-scale bench-gpu report clean
+.PHONY: demo docs docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-quality bench-kinds bench-small bench-scale bench-gpu report clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -75,6 +75,11 @@ bench-kinds: $(DONE)
 	$(BIN)/python -m pip install -q -e '.[peers]'
 	$(BIN)/python -m benchmarks verify
 	$(BIN)/python -m benchmarks kinds
+
+bench-small: $(DONE)
+	$(BIN)/python -m pip install -q -e '.[peers]'
+	$(BIN)/python -m benchmarks verify
+	$(BIN)/python -m benchmarks small
 
 bench-scale: $(DONE)
 	$(BIN)/python -m benchmarks verify

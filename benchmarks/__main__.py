@@ -16,6 +16,7 @@ SUITES = {
     "relaxation": "iterations of the last solve with and without over-relaxation",
     "quality": "the right optimum on every kind of problem, against POT, SCOT's recipe and the published solver",
     "kinds": "the right optimum by default on graphs, clouds, cosines, hops and large matrices, against POT",
+    "small": "problems of 30 to 2000 points without entropy against POT's conditional gradient, one start and sixteen",
     "models": "marginal models and fused costs against POT, and a space of which a part is missing",
     "pairwise": "all pairs of many small spaces against a loop of POT's, and what lower bounds save",
     "beside": "what a busy program on the same cores costs, with the threads that are chosen and with all",
@@ -28,6 +29,7 @@ SUITES = {
 GROUPS = {
     "quality": "speed sharp spiral gauss words shapes hops views tiny",
     "kinds": "matrix sparse graphs directed clouds cosine splits hops",
+    "small": "30 60 100 200 400 1000 2000",
     "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
     "peers": "sizes such as 400x500, and ours, to keep the peers' rows",

@@ -29,7 +29,6 @@ OF_SIXTEEN = 0.5  # times the seconds of POT's sixteen starts
 STARTS = 16
 ROUNDS = {30: 15, 60: 15, 100: 9, 200: 5, 400: 3, 1000: 1, 2000: 1}
 LOWER = 1 + 1e-6
-NOISE = 0.05
 ABSENT = {2000: ("trees", "blocks", "hops")}  # sixty problems in all
 
 
@@ -175,6 +174,9 @@ def of_size(n: int) -> list[Row]:
     return [row(f"{n} points, {len(runs)} kinds", required, measured_text, not slow and not high, runs=runs)]
 
 
+GROUPS = {str(n): partial(of_size, n) for n in MOST}
+
+
 def run(groups: list[str] | None = None) -> None:
     """Measure, print, store."""
-    run_groups("small", {str(n): partial(of_size, n) for n in MOST}, groups)
+    run_groups("small", GROUPS, groups)

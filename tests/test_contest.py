@@ -22,7 +22,8 @@ from torchgw.search.candidate import Candidate
 from torchgw.search.contest import Entrant, _Field
 from torchgw.search.subtrees import likeness
 from torchgw.search.views import VIEWS, Graph
-from torchgw.solvers.assignment import AssignmentProblem, Cross
+from torchgw.solvers import assignment
+from torchgw.solvers.assignment import AssignmentProblem, Cross, _best, _best_near, plan_of_order
 from torchgw.solvers.warm_start import product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.types import Array
@@ -83,6 +84,38 @@ def test_a_sparse_matrix_multiplies_a_batch_as_a_stored_one() -> None:
         assert sparse.X.layout == torch.sparse_csr
         torch.testing.assert_close(sparse(plans), Cross(X, B, symmetric)(plans))
         torch.testing.assert_close(sparse(plans[0]), sparse(plans)[0])
+
+
+def test_potentials_of_an_assignment_lead_to_the_next_one_as_well() -> None:
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(2, 70, 3))
+    G = x @ y.T
+    order, dual = _best_near(G, None)
+    assert G[np.arange(70), order].sum() == pytest.approx(G[np.arange(70), _best(G)].sum())
+    other = G + 0.1 * rng.normal(size=G.shape)
+    order, dual = _best_near(other, dual)
+    assert other[np.arange(70), order].sum() == pytest.approx(other[np.arange(70), _best(other)].sum())
+    reduced = -other - dual
+    assert (reduced[np.arange(70), order] - reduced.min(1)).max() < 1e-9
+    assert sorted(_best_near(np.ones((5, 5)), None)[0]) == list(range(5))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_one_product_gives_that_of_a_permutation(symmetric: bool) -> None:
+    rng = np.random.default_rng(5)
+    X, Y = rng.normal(size=(2, 9, 9))
+    cross = problem_of(*((D + D.T if symmetric else D) for D in (X, Y))).cross
+    order = rng.permutation(9)
+    torch.testing.assert_close(cross.of_order(order), cross(plan_of_order(order)))
+
+
+def test_dense_graphs_of_some_size_descend_as_small_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    X, Y = (D + D.T for D in rng.normal(size=(2, 40, 40)))
+    problem, plan = problem_of(X, Y), torch.full((40, 40), 1 / 1600, dtype=torch.float64)
+    expected = problem.value(problem.descended(plan))
+    monkeypatch.setattr(assignment, "SMOOTHED", 10)
+    assert problem.value(problem.descended(plan)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("directed", [False, True])

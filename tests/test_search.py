@@ -299,3 +299,25 @@ def test_a_result_or_its_matching_is_where_to_start() -> None:
         assert again.value == pytest.approx(first.value, rel=0.02)
     with pytest.raises(ValueError, match="init must hold pairs of indices below"):
         gw_align(X, Y, init=np.full(100, 120))
+
+
+@pytest.mark.parametrize("kind", ["cloud", "integers", "squared"])
+def test_few_points_are_searched_at_once_and_end_no_higher_than_from_the_product_plan(kind: str) -> None:
+    rng = np.random.default_rng(len(kind))
+    spaces = []
+    for n in (40, 47):
+        D = np.linalg.norm((x := rng.normal(size=(n, 3)))[:, None] - x, axis=-1)
+        spaces.append({"cloud": D, "integers": np.round(3 * D), "squared": D**2}[kind])
+    p, q = (rng.uniform(0.2, 1.0, len(D)) for D in spaces)
+    p[3] = q[0] = q[-1] = 0.0
+    given: dict[str, Any] = {"p": p / p.sum(), "q": q / q.sum(), "epsilon": 0, "random_state": 0}
+    result = quietly(gw_align, *spaces, **given)
+    product = np.outer(given["p"], given["q"])
+    assert result.value <= quietly(gw_align, *spaces, init=product, **given).value * (1 + 1e-9)
+    assert {basin.origin for basin in result.basins} <= {"landmarks: all points", "product plan"}
+    assert {basin.level for basin in result.basins} == {"full"}
+    assert result.basins[0].count > 1
+    np.testing.assert_allclose(result.plan.sum(1), given["p"], atol=1e-12)
+    np.testing.assert_allclose(result.plan.sum(0), given["q"], atol=1e-12)
+    again = quietly(gw_align, *spaces, **given)
+    assert torch.equal(result.plan, again.plan)

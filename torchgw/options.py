@@ -196,7 +196,8 @@ class CoarseOptions(Worded):
     ----------
     n_landmarks : landmarks of each space and kind (farthest-point, k-means++, random).
     n_starts : starts for each kind, solved as one batch, the product plan included (2 at least); several times as many
-        for spaces of fewer points than landmarks.
+        for spaces of fewer points than landmarks. Without entropy and up to 40 000 pairs of points all of them are
+        landmarks, of one kind, and there are half as many starts, or more where these take as long.
     n_basins : most basins carried to the full problem and compared there.
     """
 

@@ -125,13 +125,14 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
 
 
 def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
-    """Basins between few points, of which the best is to be annealed further, and all points of the target."""
+    """Basins between few points, of which the best is also to be annealed further, and all points of the target."""
     p, q = problem.masses
     rows = problem.target.rows(torch.arange(len(q), device=q.device))
     reference = Landmarks.every(rows / problem.unit**0.5, q)
     found = [*on_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]
     best, *others = _distinct(found, reference, p, problem.unit)
-    return [replace(best, start=replace(best.start, plan=None)), *others], reference
+    annealed = replace(best, start=replace(best.start, plan=None))
+    return [annealed, replace(best, count=0), *others], reference
 
 
 def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | None) -> tuple[list[Candidate], Landmarks]:

@@ -42,7 +42,7 @@ from torchgw.search.crossing import CROSSED, Entrant, energy_of, improved
 from torchgw.search.full_starts import PRODUCT
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph, plan_of
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, nearest
+from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, nearest, plan_of_order
 from torchgw.solvers.chains import chained
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.proximal import MIXED, STEPS, Score, levels, product_energy, proximal_steps, score_of
@@ -200,7 +200,7 @@ class _Field:
             return found
         found.append(self.end(PRODUCT, self.product))
         if len(self.product) <= MOST_TRIED:
-            found.append(self.end(EVERY, self.assignment.of_order(self.assignment.best_order())))
+            found.append(self.end(EVERY, plan_of_order(self.assignment.best_order())))
         if self.settled(found) or self.product.numel() > DIRECT_PAIRS:
             return found
         return [*found, *(self.end(name, plan) for name, plan in plans.items() if name != PRODUCT)]
@@ -269,7 +269,7 @@ class _Field:
         """The plan (N, N) of the permutation nearest to a plan, its branches exchanged."""
         assert self.assignment is not None
         x, y = (side.contrast.double().cpu().numpy() for side in (self.x, self.y))
-        return self.assignment.of_order(chained(x, y, nearest(plan), self.problem.watch.cut))
+        return plan_of_order(chained(x, y, nearest(plan), self.problem.watch.cut))
 
     def stepped(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Where steps from plans end."""

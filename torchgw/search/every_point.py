@@ -1,8 +1,8 @@
 """Without entropy, where points are few, each of them is a landmark: starts are annealed on all points, as one batch,
 to plans that are nearly optima, whose energies are compared as they are.
 
-The lowest is annealed further. The others, where it hardly stands out, are gone on with from their plans, and so is
-what comes of the product plan.
+The lowest is gone on with from its plan and, annealed further, from its potentials; the others, where it hardly stands
+out, from their plans, and so is the product plan.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from torchgw.objective.exact import directed_product, matrix_product
+from torchgw.solvers.transport_lp import assignment
 from torchgw.types import Array
 
 STEPS = 60
@@ -31,6 +32,7 @@ PASSES = 30
 TRIED = 4  # pairs for each point, in one pass
 SPARSE = 0.1  # of the entries, up to which products skip zeros
 ROUNDING = 1e-12  # of the largest sum
+SMOOTHED, SMOOTHNESS, SMOOTHING = 200, 5e-3, 30  # points, entropy over the range of costs, iterations
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,27 @@ class Cross:
         X, Y = (_sparse(D) if int((D != 0).sum()) <= SPARSE * D.numel() else D for D in (X, Y))
         return cls(X, Y, symmetric)
 
+    @property
+    def dense(self) -> bool:
+        """Whether both are taken as dense."""
+        return self.X.layout == self.Y.layout == torch.strided
+
     def __call__(self, T: Tensor) -> Tensor:
         source, target = partial(_times, self.X), partial(_times, self.Y)
         return target(source(T, 1).mT, 1).mT if self.symmetric else directed_product(source, target, T)
+
+    def of_order(self, order: Array) -> Tensor:
+        """The same of the plan of a permutation (N,), with one product where that is enough."""
+        if self.dense and self.symmetric:
+            return (self.X @ self.Y[torch.from_numpy(order)]).div_(len(order))
+        return self(plan_of_order(order).to(self.X))
+
+
+def plan_of_order(order: Array) -> Tensor:
+    """The plan (N, N) of a permutation (N,)."""
+    T = torch.zeros(len(order), len(order), dtype=torch.float64)
+    T[torch.arange(len(order)), torch.from_numpy(order)] = 1 / len(order)
+    return T
 
 
 def _times(D: Tensor, V: Tensor, axis: int) -> Tensor:
@@ -111,7 +131,7 @@ class AssignmentProblem:
 
     def after_exchanges(self, plan: Tensor) -> Tensor:
         """The plan of a permutation that no exchange betters, from the one nearest to a plan (N, N)."""
-        return self.of_order(self.exchanged(nearest(plan)))
+        return plan_of_order(self.exchanged(nearest(plan)))
 
     def best_order(self) -> Array:
         """The best of all permutations (N,), for a few points: O(N! N^2)."""
@@ -120,18 +140,15 @@ class AssignmentProblem:
         best: Array = every[sums.argmax()]
         return best
 
-    def of_order(self, order: Array) -> Tensor:
-        """The plan of a permutation (N,)."""
-        T = torch.zeros_like(self.X)
-        T[torch.arange(len(order)), torch.from_numpy(order)] = 1 / len(order)
-        return T
-
     def descended(self, T: Tensor) -> Tensor:
         """Conditional gradients until no permutation is better to first order."""
-        G = self.cross(T)
+        G, dual, near = self.cross(T), None, self.cross.dense and len(T) >= SMOOTHED
         for _ in range(STEPS):
-            S = self.of_order(_best(G.numpy()))
-            direction, change = S - T, self.cross(S) - G
+            if near:
+                order, dual = _best_near(G.numpy(), dual)
+            else:
+                order = _best(G.numpy())
+            direction, change = plan_of_order(order) - T, self.cross.of_order(order) - G
             slope, curvature = float((G * direction).sum()), float((change * direction).sum())
             if slope <= ROUNDING * float(G.abs().max()):
                 break
@@ -172,14 +189,35 @@ def _best(G: Array) -> Array:
     return order
 
 
+def _best_near(G: Array, dual: Array | None) -> tuple[Array, Array]:
+    """The same, and column potentials (N,) of -G, from those of a sum nearby or of one with some entropy. Of dense
+    sums that takes a twentieth or a third of the time, of those between sparse graphs, where most are tied, longer."""
+    cost = -G
+    if dual is None:
+        least, most = float(cost.min()), float(cost.max())
+        epsilon = max(SMOOTHNESS * (most - least), np.finfo(float).tiny)
+        kernel = torch.from_numpy(cost).sub(least).div_(-epsilon).exp_()
+        v = kernel.new_ones(len(cost))
+        for _ in range(SMOOTHING):
+            v = 1 / (kernel.T @ (1 / (kernel @ v)))
+        dual = epsilon * v.log().numpy()
+    return assignment(cost, dual, out=cost)
+
+
 def _gains(X: Array, B: Array, symmetric: bool) -> Array:
     """By how much sum X o B grows when r and s change places in B, (N, N)."""
     G = 2 * (X @ B) if symmetric else X @ B.T + X.T @ B
     d, x, b = np.diagonal(G), np.diagonal(X), np.diagonal(B)
-    found: Array = G + G.T - d[:, None] - d
-    for one, other in ((X, B), (X.T, B.T)):  # along rows, along columns: the terms of k = r, s
-        found -= (x[:, None] - one.T) * (other.T - b[:, None]) + (one - x) * (b - other)
-    found += (x[:, None] - x) * (b - b[:, None]) + (X - X.T) * (B.T - B)
+    G -= d
+    found: Array = G + G.T
+    sides = ((X, B),) if symmetric else ((X, B), (X.T, B.T))
+    for one, other in sides:  # along rows, along columns: the terms of k = r, s
+        terms = (one - x) * (b - other)
+        found -= (2 / len(sides)) * (terms + terms.T)
+    if x.any() and b.any():
+        found += (x[:, None] - x) * (b - b[:, None])
+    if not symmetric:
+        found += (X - X.T) * (B.T - B)
     return found
 
 
