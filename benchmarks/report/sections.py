@@ -199,6 +199,12 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "The right optimum by default on graphs by adjacency, clouds, cosines, splits, hops and large matrices.",
         partial(of_rows, name="kinds"),
     ),
+    "small": (
+        "Small problems",
+        "30 to 2000 points without entropy, from matrices: time and value beside POT's conditional gradient, from one "
+        "start and from sixteen.",
+        partial(of_rows, name="small"),
+    ),
     "models": (
         "Marginal models and fused costs",
         "Partial, semi-relaxed, unbalanced and fused problems against POT, and a space of which a part is missing.",

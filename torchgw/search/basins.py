@@ -65,6 +65,12 @@ MOST_BESIDE_PLAN = 4  # times the pairs of a plan
 def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
     """Every basin that was found, the best first, and landmarks of the target to compare matchings by, their rows
     relative to the largest distance."""
+    found, reference = _found(problem, coarse)
+    logger.info("coarse stage: %s", ", ".join(f"{c.energy:.3g} ({c.level}, {c.count} starts)" for c in found))
+    return found, reference
+
+
+def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
     graphs = _graphs(problem)
     if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.similarity for graph in graphs)):
         return _without_landmarks(problem, graphs)
@@ -120,7 +126,6 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
-    logger.info("coarse stage: %s", ", ".join(f"{c.energy:.3g} ({c.level}, {c.count} starts)" for c in ordered))
     return ordered, reference
 
 

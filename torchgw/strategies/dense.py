@@ -21,6 +21,7 @@ from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.candidate import Candidate
+from torchgw.search.every_point import is_few
 from torchgw.search.full_starts import product_starts, sharp_starts
 from torchgw.solvers.finish import finish, precision_warning
 from torchgw.solvers.fixed_point import descend
@@ -100,10 +101,10 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     contest has had both.
     """
     best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
-    near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
-    tied = [
-        c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + TINY * problem.unit
-    ]
+    near, most, slack = *((SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)), TINY * problem.unit
+    if is_few(problem):  # their energies are those of annealed plans, the best is there twice
+        most, slack = most + 1, problem.epsilon
+    tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + slack]
     contenders = [best, *(others if best.level == "given" else tied[:most])]
     if best.ended:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.ended)]
