@@ -499,7 +499,8 @@ def test_a_directed_graph_on_a_gpu_is_that_on_the_cpu(kind: str) -> None:
 
 
 def test_a_lone_basin_has_the_energy_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "PRODUCT_PAIRS", 0)
+    for name in ("SHARP_BASINS_PAIRS", "PRODUCT_PAIRS"):
+        monkeypatch.setattr(dense, name, 0)
     monkeypatch.setattr(basins, "MOST_CONTEST_PAIRS", 0)
     rng = np.random.default_rng(0)
     A, B = rng.random((30, 30)), rng.random((30, 30))

@@ -115,7 +115,11 @@ def test_dense_graphs_of_some_size_descend_as_small_ones_do(monkeypatch: pytest.
     problem, plan = problem_of(X, Y), torch.full((40, 40), 1 / 1600, dtype=torch.float64)
     expected = problem.value(problem.descended(plan))
     monkeypatch.setattr(assignment, "SMOOTHED", 10)
+    asked: list[bool] = []
+    monkeypatch.setattr(assignment, "_best_near", lambda G, dual: asked.append(dual is None) or _best_near(G, dual))
     assert problem.value(problem.descended(plan)) == pytest.approx(expected)
+    assert asked[0]
+    assert not any(asked[1:])
 
 
 @pytest.mark.parametrize("directed", [False, True])

@@ -18,6 +18,8 @@ from torchgw.entry import OF_MANY, OURS, PLACES
 
 X, Y = np.zeros((30, 2)), np.zeros((40, 3))
 
+PUBLIC = {name: getattr(torchgw, name) for name in torchgw.__all__ if name not in torchgw.MODULES}
+
 
 @pytest.mark.parametrize(
     ("word", "ours"),
@@ -105,7 +107,7 @@ def test_every_place_of_an_option_is_where_it_is() -> None:
             value = functools.reduce(getattr, way[1:], GWOptions())
             assert way[-1] == word
             text = place.removeprefix("options=").replace("(...)", "()").replace("...", "value")
-            assert eval(text, vars(torchgw) | {"value": value}) == GWOptions()
+            assert eval(text, PUBLIC | {"value": value}) == GWOptions()
 
 
 @pytest.mark.parametrize("function", [torchgw.gw_pairwise, torchgw.gw_neighbours])
@@ -147,7 +149,7 @@ def test_every_answer_to_another_word_is_an_argument_or_an_expression_of_this_pa
         assert word not in arguments
         assert name in arguments
         if value:
-            found = eval(value.replace("...", "7").replace("loss=7", "loss='kl'"), vars(torchgw) | NAMES)
+            found = eval(value.replace("...", "7").replace("loss=7", "loss='kl'"), PUBLIC | NAMES)
             assert isinstance(found, GWOptions | torchgw.Unbalanced | torchgw.Partial)
 
 

@@ -303,13 +303,26 @@ def test_permutations_end_where_a_whole_step_does_not_lower_the_value() -> None:
     torch.testing.assert_close(end.cost, convex.at(end.match), rtol=0, atol=1e-12)
 
 
-def test_exchanges_better_an_end_that_steps_to_first_order_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(139)  # of 200 such problems the one in which no start leads to the optimum
+def test_the_hardest_of_two_hundred_problems_ends_in_the_best_permutation() -> None:
+    rng = np.random.default_rng(139)
     DX, DY = (squareform(pdist(x)) for x in (rng.normal(size=(7, 3)), rng.normal(size=(7, 3))))
-    best = exhaustive(DX, DY)
     found = quietly(gw_align, DX, DY, random_state=139)
-    assert found.value == pytest.approx(best, rel=1e-9)
+    assert found.value == pytest.approx(exhaustive(DX, DY), rel=1e-9)
     assert found.status.converged
     assert found.certificate.stationarity <= 1e-6 * found.value
+
+
+def test_exchanges_better_ends_that_steps_to_first_order_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    def values() -> list[float]:
+        found = []
+        for seed in (2, 25, 49):
+            rng = np.random.default_rng(seed)
+            spaces = random_distances(12, rng), random_distances(12, rng)
+            found.append(quietly(gw_align, *spaces, epsilon=0, random_state=seed).value)
+        return found
+
+    exchanged = values()
     monkeypatch.setattr("torchgw.strategies.sharp.EXCHANGED_PAIRS", 0)
-    assert quietly(gw_align, DX, DY, random_state=139).value > 1.001 * best
+    ratios = [left / bettered for left, bettered in zip(values(), exchanged, strict=True)]
+    assert min(ratios) >= 1 - 1e-9
+    assert max(ratios) > 1.0005

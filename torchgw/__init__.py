@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = found = getattr(import_module(_HOME[name]), name)
         return found
     missing = AttributeError(f"module 'torchgw' has no attribute {name!r}")
-    if name.startswith("_"):
+    if name.startswith("_") or not name.isidentifier():
         raise missing
     try:
         return import_module(f"torchgw.{name}")

@@ -3,8 +3,9 @@
     landmark basins of each kind -> the best of each, solved on a rung of weighted points where there are many more
         -> those that are distinct and near the lowest, compared on all points -> where the loop begins
 
-Where none of them stands out then, basins are crossed (`torchgw.search.crossing`), and what comes of that is compared
-as well.
+Without entropy few points are all landmarks, and what the first line finds is compared as it is
+(`torchgw.search.every_point`). Elsewhere, where none of them stands out then, basins are crossed
+(`torchgw.search.crossing`), and what comes of that is compared as well.
 
 Landmark energies of different kinds cannot be compared closely; energies on all points can, so they decide.
 """
@@ -130,14 +131,12 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
 
 
 def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
-    """Basins between few points, of which the best is also to be annealed further, and all points of the target."""
+    """Basins between few points, which bring their plans, and all points of the target."""
     p, q = problem.masses
     rows = problem.target.rows(torch.arange(len(q), device=q.device))
     reference = Landmarks.every(rows / problem.unit**0.5, q)
     found = [*on_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]
-    best, *others = _distinct(found, reference, p, problem.unit)
-    annealed = replace(best, start=replace(best.start, plan=None))
-    return [annealed, replace(best, count=0), *others], reference
+    return _distinct(found, reference, p, problem.unit), reference
 
 
 def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | None) -> tuple[list[Candidate], Landmarks]:

@@ -1,12 +1,13 @@
 """Without entropy, where points are few, each of them is a landmark: starts are annealed on all points, as one batch,
 to plans that are nearly optima, whose energies are compared as they are.
 
-The lowest is gone on with from its plan and, annealed further, from its potentials; the others, where it hardly stands
-out, from their plans, and so is the product plan.
+The lowest is gone on with from its plan and, annealed further, from its potentials; so are the others, where it hardly
+stands out, and the product plan as it is.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -22,13 +23,15 @@ from torchgw.spaces.quantisation import Landmarks
 from torchgw.types import DistanceProvider
 
 KEPT = 8
+MOST_OF_A_SPACE = 4  # times the pairs that are few
 STARTS_OF_FEW = 20  # times as many as for landmarks, at most
 PAIRS_AT_ONCE = 30_000  # of all starts: a batch of fewer takes as long
 
 
 def is_few(problem: StoredProblem) -> bool:
-    """Whether the search may take every point for a landmark, and its plans for ends."""
-    return problem.sharp and problem.exact and len(problem.p) * len(problem.q) <= FEW_PAIRS
+    """Whether the search may take every point for a landmark: pairs of points are few, and so are those of a space."""
+    n, k = len(problem.p), len(problem.q)
+    return problem.sharp and problem.exact and n * k <= FEW_PAIRS and max(n, k) ** 2 <= MOST_OF_A_SPACE * FEW_PAIRS
 
 
 def on_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
@@ -37,7 +40,9 @@ def on_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: str) -
     between = LandmarkProblem.of(x, y, problem.model)
     most = PAIRS_AT_ONCE // (len(x.mass) * len(y.mass))
     count = min(max(coarse.n_starts // 2, most), STARTS_OF_FEW * coarse.n_starts)
-    basins = landmark_basins(between, problem.epsilon, count, KEPT, problem.generator)
+    basins = landmark_basins(between, 0.0, count, KEPT, problem.generator)
+    if not math.isfinite(basins[0].energy):
+        raise FloatingPointError("no start has a finite objective")
     return [_candidate(problem, basin, origin) for basin in basins]
 
 
@@ -53,4 +58,4 @@ def _candidate(problem: StoredProblem, basin: CoarseBasin, origin: str) -> Candi
     plan = p.new_zeros(len(p), len(q))
     plan[basin.source.index[:, None], basin.target.index] = basin.plan.to(p)
     start = replace(start, plan=plan)
-    return Candidate(start, matching, basin.energy, basin.count, "full", True, basin=basin, origin=origin)
+    return Candidate(start, matching, basin.energy, basin.count, "full", True, origin=origin, annealed=True)

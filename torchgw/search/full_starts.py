@@ -73,9 +73,9 @@ def from_product(problem: StoredProblem) -> Candidate:
 
 
 def product_starts(problem: StoredProblem) -> list[Candidate]:
-    """The product plan, for a problem without entropy; between few points, whose search anneals it, as it is."""
+    """The product plan, for a problem without entropy."""
     p, q = problem.masses
-    return sharp_starts(problem, p[:, None] * q, "full", PRODUCT)[-1:]
+    return sharp_starts(problem, p[:, None] * q, "full", PRODUCT)
 
 
 def sharp_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) -> list[Candidate]:

@@ -21,7 +21,6 @@ from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.candidate import Candidate
-from torchgw.search.every_point import is_few
 from torchgw.search.full_starts import product_starts, sharp_starts
 from torchgw.solvers.finish import finish, precision_warning
 from torchgw.solvers.fixed_point import descend
@@ -33,7 +32,7 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
-from torchgw.strategies.sharp import sharpened, solve_sharply
+from torchgw.strategies.sharp import sharpened, solve_further, solve_sharply
 
 logger = logging.getLogger("torchgw")
 
@@ -41,6 +40,7 @@ ROUNDING_SLACK = 2.0
 CORRECTIONS = 3  # by the exact gradient, at most
 MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
+SHARP_BASINS_PAIRS = 10_000
 PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
@@ -95,28 +95,31 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
 
     Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
-    the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Without entropy,
-    problems of up to a million pairs are also solved from the product plan: by annealing, and up to 40 000, whose
-    search has had that, by conditional gradients from the plan itself, so that no search is worth less than that. A
-    contest has had both.
+    the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Small problems
+    without entropy are solved from every candidate, and up to a million pairs also from the product plan: by annealing,
+    and up to 40 000 by conditional gradients from the plan itself, so that no search is worth less than that. A contest
+    has had both; a search that annealed plans on all points has annealed that one too, and only what is nearly as low
+    is solved.
     """
     best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
-    near, most, slack = *((SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)), TINY * problem.unit
-    if is_few(problem):  # their energies are those of annealed plans, the best is there twice
-        most, slack = most + 1, problem.epsilon
+    near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
+    slack = problem.epsilon if best.annealed else TINY * problem.unit  # energies are known no better
     tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + slack]
-    contenders = [best, *(others if best.level == "given" else tied[:most])]
+    pairs = len(problem.p) * len(problem.q)
+    small = problem.sharp and pairs <= SHARP_BASINS_PAIRS and not best.annealed
+    contenders = [best, *(others if small or best.level == "given" else tied[:most])]
     if best.ended:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.ended)]
-    elif problem.sharp and best.level != "given" and len(problem.p) * len(problem.q) <= PRODUCT_PAIRS:
-        contenders += product_starts(problem)
+    elif problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
+        contenders += product_starts(problem)[-1 if best.annealed else 0 :]
     ends: list[Solution] = []
     quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
     for position, candidate in enumerate(contenders):
         if position == 0 or not problem.watch.cut():
             if position:  # anchors of another basin
                 recall(problem.gradient, NOTHING)
-            ends.append(problem.stage(f"solve-{position}", partial(solver, problem, candidate.start)))
+            taken = solve_further if candidate is best and best.annealed else solver
+            ends.append(problem.stage(f"solve-{position}", partial(taken, problem, candidate.start)))
         problem = quiet
     contenders = contenders[: len(ends)]
     settled = [

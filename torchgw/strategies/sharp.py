@@ -85,6 +85,17 @@ def solve_sharply(problem: StoredProblem, start: Start, history: History | None 
     return replace(found.after(now), precision_warning=warning)
 
 
+def solve_further(problem: StoredProblem, start: Start) -> Solution:
+    """The lower end of both ways on from an annealed plan: from the plan itself, and annealed further."""
+    kept = solve_sharply(problem, start)
+    if problem.watch.cut():
+        return kept
+    quiet = replace(problem, watch=problem.watch.silent())
+    with problem.watch.within("further"):
+        found = solve_sharply(quiet, replace(start, plan=None))
+    return found if found.energy < kept.energy else kept
+
+
 def sharpened(problem: StoredProblem, first: Solution) -> Solution:
     """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
     settle, or where nothing lower was found."""
