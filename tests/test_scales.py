@@ -37,7 +37,7 @@ def test_unrelated_clouds_have_the_same_optimum_basins_and_verdict(scale: float)
     assert other.certificate.lower_bound * factor == pytest.approx(one.certificate.lower_bound, rel=1e-6) != 0
     assert len(other.basins) == len(one.basins) > 2
     assert other.ambiguous == one.ambiguous
-    np.testing.assert_allclose(other.confidence().stability, one.confidence().stability, atol=1e-4)
+    np.testing.assert_allclose(other.confidence().stability, one.confidence().stability, atol=1e-5)
     assert 0.1 < one.confidence().stability.mean() < 0.9
     assert sentences.verdict(other, 1.0) == sentences.verdict(one, 1.0)
     assert sentences.ambiguity(other) == sentences.ambiguity(one)
