@@ -40,7 +40,7 @@ ROUNDING_SLACK = 2.0
 CORRECTIONS = 3  # by the exact gradient, at most
 MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
-SHARP_BASINS_PAIRS = 10_000
+SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
 PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
@@ -98,15 +98,15 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Small problems
     without entropy are solved from every candidate, and up to a million pairs also from the product plan: by annealing,
     and up to 40 000 by conditional gradients from the plan itself, so that no search is worth less than that. A contest
-    has had both; a search that annealed plans on all points has annealed that one too, and only what is nearly as low
-    is solved.
+    has had both; a search that annealed plans on all points has annealed that one too, and beyond 20 x 20 points
+    only what is nearly as low is solved.
     """
     best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
     near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
     slack = problem.epsilon if best.annealed else TINY * problem.unit  # energies are known no better
     tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + slack]
     pairs = len(problem.p) * len(problem.q)
-    small = problem.sharp and pairs <= SHARP_BASINS_PAIRS and not best.annealed
+    small = problem.sharp and pairs <= (ANNEALED_BASINS_PAIRS if best.annealed else SHARP_BASINS_PAIRS)
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
     if best.ended:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.ended)]
