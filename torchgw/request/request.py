@@ -65,6 +65,7 @@ from torchgw.request.spaces import (
     without_searches,
 )
 from torchgw.runtime.threads import threads_for
+from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
 from torchgw.spaces.quantisation import SCATTERED, WIDE, dispersion
@@ -150,6 +151,7 @@ class Request:
     sharp : whether the same call with epsilon=0 would be accepted, which remedies then name.
     gain : what there is to gain over the product plan, in units of epsilon, where it decides; NaN before, and beside a
         given epsilon.
+    curves : whether what was given as points lies on curves, as far as that decides anything.
     sharpens : whether an epsilon that is left to the solve ends at zero, from a plan that is solved with one.
     """
 
@@ -170,6 +172,7 @@ class Request:
     against_exact: str | None
     sharp: bool
     gain: float = math.nan
+    curves: bool = False
     sharpens: bool = False
 
     @classmethod
@@ -273,31 +276,38 @@ class Request:
         ValueError, FloatingPointError
             For costs, and for distances beside an epsilon, that float64 does not resolve.
         """
-        own, largest = self, unit_of(spaces) ** 0.5
+        largest, pairs, points = unit_of(spaces) ** 0.5, math.prod(self.shape), all(x.points for x in self.spaces)
+        looks = FEW_PAIRS < pairs <= SCATTERED_PAIRS and (points or self.ends_assigned or self.streams_by_choice)
+        widest = max(map(dispersion, spaces, self.model.masses)) if looks else math.inf
+        own = replace(self, curves=points and widest <= WIDE)
         if self.asked.epsilon == AUTO:
-            own = replace(self, gain=gain_of(self.model, spaces, largest**2))
-            if self.model.epsilon > 0:
+            own = replace(own, gain=gain_of(self.model, spaces, largest**2))
+            if self.model.epsilon > 0 or own.curves:
                 epsilon = max(AUTO_START * own.gain, least_resolved(self.model, largest))
                 options = tolerances_for(self.options, epsilon, self.asked.marginals)
                 own = replace(own, model=self.model.at(epsilon), options=options)
             check_resolved(own.model, own.spaces, own.options, own.remedy)
-            own = own._ending(spaces)
+            own = own._ending(widest)
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own
 
-    def _ending(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> Request:
+    def _ending(self, widest: float) -> Request:
         """The same request; between many points that are no curves, dense where they are scattered, and without
-        entropy in the end where its linear programs are assignments."""
-        few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
-        ends = self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
+        entropy in the end where its linear programs are assignments. The points of one space are ``widest``."""
+        ends = self.ends_assigned and not self.curves
         if not (ends or self.streams_by_choice):
             return self
-        widest = max(map(dispersion, spaces, self.model.masses))
         if widest <= SCATTERED:
-            return replace(self, sharpens=ends and widest > WIDE)
+            return replace(self, sharpens=ends)
         own = self.run_by("dense") if self.streams_by_choice else self
         return replace(own, model=own.model.at(0.0)) if ends else own
+
+    @property
+    def ends_assigned(self) -> bool:
+        """Whether an epsilon that is left to the solve may be followed by assignments, which would take no longer."""
+        few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
+        return self.asked.epsilon == AUTO and self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
 
     @property
     def streams_by_choice(self) -> bool:
@@ -368,6 +378,7 @@ class Request:
             init=self.init,
             tol=None if mode is None else mode.tolerance(self.strategy),
             gain=self.gain,
+            curves=self.curves,
             auto=self.asked.epsilon == AUTO,
             sharpens=self.sharpens,
             may_sharpen=self.sharp,

@@ -7,6 +7,7 @@ product plan. Plans that agree are one basin; its count says how many starts fou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled, rescale
 from torchgw.sinkhorn.scaling import balance, scaled
 from torchgw.sinkhorn.sides import Side, log_total, translation
-from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
+from torchgw.spaces.quantisation import KINDS, WIDE, Landmarks, choose_landmarks, coverage
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -37,6 +38,8 @@ KEPT, SMALL_KEPT = 2, 4
 SAME_PLAN = 0.5
 SEARCH_STEPS = (4, 8)
 COOLING = (4, 10)
+NEAR = 2.0  # of the lowest energy: what is left behind above it
+ALL = "all points"  # what landmarks are where points are few
 MOST_TIMES = 30  # as many starts, where points are few: what the default landmarks are to the two points of a space
 
 
@@ -166,22 +169,31 @@ def coarse_basins(
     options: CoarseOptions,
     generator: torch.Generator,
     first: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> list[list[CoarseBasin]]:
-    """The basins of each kind of landmarks, lowest energy first; masses p, q in the dtype of the spaces."""
+) -> dict[str, list[CoarseBasin]]:
+    """The basins of each kind of landmarks, lowest energy first; masses p, q in the dtype of the spaces.
+
+    One kind is enough where landmarks are all points, and where points lie on curves that it stands for and one of its
+    basins stands out.
+    """
     largest = max(int((p > 0).sum()), int((q > 0).sum()))
     small = largest <= options.n_landmarks
     # Where the landmarks are all points, starts cost little, and their problem is the whole problem.
     times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
     count = len(KINDS) * options.n_starts * times if small else options.n_starts
-    kinds = KINDS[:1] if small else KINDS
-    found = []
-    for kind in kinds:
+    found: dict[str, list[CoarseBasin]] = {}
+    for kind in KINDS:
         named = model.points or (None, None)
         x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
         y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
         kept = (SMALL_KEPT if small else KEPT) * options.n_basins
         with threads_for(count * len(x.index) * len(y.index)):
-            found.append(landmark_basins(LandmarkProblem.of(x, y, model), epsilon, count, kept, generator))
+            basins = landmark_basins(LandmarkProblem.of(x, y, model), epsilon, count, kept, generator)
+        if small:
+            return {ALL: basins}
+        found[kind] = basins
+        curves = max(coverage(x, p), coverage(y, q)) <= WIDE
+        if curves and stands_out([basin.energy for basin in basins], NEAR):
+            break
     return found
 
 
@@ -281,3 +293,9 @@ def basins_of(plans: Tensor, energy: Tensor, most: int) -> list[list[int]]:
         groups.append([i for i in rest if same[i]])
         rest = [i for i in rest if not same[i]]
     return groups
+
+
+def stands_out(energies: Sequence[float], share: float) -> bool:
+    """Whether the first energy of distinct basins, the lowest first, is well below another one's; one that is alone is
+    below none."""
+    return len(energies) > 1 and energies[1] > share * energies[0]

@@ -27,8 +27,8 @@ from torchgw.diagnostics.evidence import APART, Basin
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
-from torchgw.search.anneal import CoarseBasin, LandmarkProblem, coarse_basins
-from torchgw.search.candidate import NEAR, Candidate, as_low, stands_out
+from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkProblem, coarse_basins, stands_out
+from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.contest import contest
 from torchgw.search.crossing import CROSSED, crossed_basins
 from torchgw.search.every_point import is_few, on_every_point
@@ -43,14 +43,13 @@ from torchgw.search.full_starts import (
 from torchgw.search.rung import Rung, lifted, rough, seen, spread
 from torchgw.search.views import Graph
 from torchgw.solvers.problem import StoredProblem, descended
-from torchgw.spaces.quantisation import KINDS, Landmarks, coverage, unlikeness
+from torchgw.spaces.quantisation import Landmarks, coverage, unlikeness
 from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
 
 Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 
-ALL = "all points"  # what landmarks are where points are few
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, but from distributions, which begin hot: the second comes within 2 % of the end
@@ -81,12 +80,13 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
     )
-    reference, poor = kinds[0][0].target, _worst_side(coverage, kinds, p, q) > POOR_COVERAGE
+    first_basin = next(iter(kinds.values()))[0]
+    reference, poor = first_basin.target, _worst_side(coverage, first_basin, p, q) > POOR_COVERAGE
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     pairs = len(p) * len(q)
     rung = Rung.of(problem, pairs > MANY_PAIRS)
     found = []
-    for name, basins in zip(_named(kinds), kinds, strict=True):
+    for name, basins in kinds.items():
         if not math.isfinite(basins[0].energy):
             raise FloatingPointError("no start has a finite objective")
         for rank, basin in enumerate(basins):
@@ -105,7 +105,7 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     beside = []
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         beside.append(by_distributions)
-    alone = poor or pairs <= FEW_PAIRS or _worst_side(unlikeness, kinds, p, q) > POOR_COVERAGE
+    alone = poor or pairs <= FEW_PAIRS or _worst_side(unlikeness, first_basin, p, q) > POOR_COVERAGE
     if problem.exact and alone and not entropy_rules(problem):
         beside.append(by_product if graphs is None else partial(contest, x=graphs[0], y=graphs[1]))
     rest = [c for c in found if all(c is not f for f in finalists)]
@@ -176,11 +176,6 @@ def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
     return (x, y) if (x.sparse and y.sparse) or not all(map(is_metric, problem.spaces)) else None
 
 
-def _named(kinds: list[list[CoarseBasin]]) -> tuple[str, ...]:
-    """What landmarks were of each kind; of few points all are."""
-    return KINDS if len(kinds) == len(KINDS) else (ALL,)
-
-
 def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landmarks) -> tuple[Basin, ...]:
     """What the result says of the basins, the best first; those that have come to its matching count as it, unless
     both are ends without entropy, of energies that differ."""
@@ -220,9 +215,9 @@ def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
     return spread.masked_fill(mass <= 0, -1.0).argmax()
 
 
-def _worst_side(measure: Measure, kinds: list[list[CoarseBasin]], p: Tensor, q: Tensor) -> float:
+def _worst_side(measure: Measure, basin: CoarseBasin, p: Tensor, q: Tensor) -> float:
     """The larger ``measure`` of the landmarks of the two spaces, which grows with dimension and lack of structure."""
-    return max(measure(kinds[0][0].source, p), measure(kinds[0][0].target, q))
+    return max(measure(basin.source, p), measure(basin.target, q))
 
 
 def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,18 +12,11 @@ from torchgw.search.anneal import CoarseBasin
 from torchgw.solvers.warm_start import Start
 
 SAME_ENERGY = 1.01
-NEAR = 2.0  # between landmarks, of the lowest: what is left behind above it
 
 
 def as_low(energy: float, least: float, unit: float) -> bool:
     """Whether an energy is the ``least`` one up to 1 % and rounding; ``unit`` is the largest squared distance."""
     return energy <= SAME_ENERGY * least + TINY * unit
-
-
-def stands_out(energies: Sequence[float], share: float) -> bool:
-    """Whether the first energy of distinct basins, the lowest first, is well below another one's; one that is alone is
-    below none."""
-    return len(energies) > 1 and energies[1] > share * energies[0]
 
 
 @storable

@@ -23,8 +23,8 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import leading_factors
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
-from torchgw.search.anneal import CoarseBasin, Solved
-from torchgw.search.candidate import NEAR, Candidate, stands_out
+from torchgw.search.anneal import NEAR, CoarseBasin, Solved, stands_out
+from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import by_features
 from torchgw.search.initial_guesses import N_MODES, SIGNS, signs_of
 from torchgw.search.lift import lift

@@ -56,6 +56,11 @@ class Space(NamedTuple):
         return int(self.data.size if is_provider(self.data) else self.data.shape[0])
 
     @property
+    def points(self) -> bool:
+        """Whether the space was given as points."""
+        return self.kind != "matrix" and not is_provider(self.data) and not is_graph(self.data)
+
+    @property
     def symmetric(self) -> bool:
         """Whether distances are the same in both directions."""
         return is_symmetric(self.data)

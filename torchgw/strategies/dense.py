@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.diagnostics.evidence import NEAR_TIE, TINY
+from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_stored
@@ -45,9 +46,28 @@ PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 
-def solve_dense(asked: Problem, streamed: CertifiedSolution | None = None) -> CertifiedSolution:
-    """Solve with a stored plan, on the device of the masses; one that was ``streamed`` only ends here,
-    and comes back as it is where nothing lower is found."""
+@dataclass(frozen=True)
+class Begun:
+    """A first solution between all points, its plan stored.
+
+    seconds : that the search took.
+    basins : what it found, the best first.
+    ladder : the rungs that led to all points.
+    """
+
+    solution: Solution
+    seconds: float
+    basins: tuple[Basin, ...]
+    ladder: tuple[Rung, ...] = ()
+
+
+def solve_dense(
+    asked: Problem,
+    streamed: CertifiedSolution | None = None,
+    begin: Callable[[StoredProblem], Begun] | None = None,
+) -> CertifiedSolution:
+    """Solve with a stored plan, on the device of the masses, from where ``begin`` leads, by default a search on all
+    points; one that was ``streamed`` only ends here, and comes back as it is where nothing lower is found."""
     began = time.perf_counter()
     (p, q), options = asked.model.masses, asked.options
     wide = [space.to(p.device, torch.float64) for space in asked.spaces]
@@ -58,14 +78,12 @@ def solve_dense(asked: Problem, streamed: CertifiedSolution | None = None) -> Ce
     problem = StoredProblem.of(narrow, gradient=make_gradient(narrow))
     if asked.sharp or asked.sharpens or asked.tol is not None:
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
-    sharpens = False
+    sharpens, ladder = False, ()
     if streamed is None:
-        candidates, reference = where_to_start(problem)
-        searched = time.perf_counter()
-        solution, candidates = solve_contenders(problem, candidates)
+        begun = (begin or _begun)(problem)
+        solution, basins, ladder, searched = begun.solution, begun.basins, begun.ladder, began + begun.seconds
         if asked.auto:
             solution, sharpens = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
-        basins = () if reference is None else listed(problem, candidates, reference)
     else:
         solution, searched, basins = streamed, began, streamed.basins
     if sharpens or asked.sharpens:
@@ -87,8 +105,19 @@ def solve_dense(asked: Problem, streamed: CertifiedSolution | None = None) -> Ce
         values=values,
         certificate=certificate,
         basins=basins,
+        ladder=ladder,
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )
+
+
+def _begun(problem: StoredProblem) -> Begun:
+    """The lowest end of what a search on all points found."""
+    began = time.perf_counter()
+    candidates, reference = where_to_start(problem)
+    searched = time.perf_counter() - began
+    solution, candidates = solve_contenders(problem, candidates)
+    basins = () if reference is None else listed(problem, candidates, reference)
+    return Begun(solution, searched, basins)
 
 
 def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
@@ -174,13 +203,18 @@ def solve_smoothly(problem: StoredProblem, start: Start, history: History | None
         solution = solve_sampled(problem.gradient, start, model, epsilon, kernel, options, watch)
     if problem.tol is not None:
         solution, options = _refined(problem, solution, problem.tol)
-    warm = solution.end
+    return finished(problem, solution, options)
+
+
+def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> Solution:
+    """The solution with its last linear problem solved to the end, its plan feasible and stored."""
+    model, epsilon, watch, warm = problem.model, problem.epsilon, problem.watch, solution.end
     assert warm is not None
     assert warm.cost is not None
     inner = options.sinkhorn
     if watch.cut():  # rounding makes any plan feasible
         inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
-    last = finish(solution, epsilon, model, kernel, inner)
+    last = finish(solution, epsilon, model, problem.kernels.stored, inner)
     assert last.end is not None
     assert last.stored is not None
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.

@@ -18,6 +18,7 @@ from torchgw.runtime.caller import out_of_memory, warn_caller
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
+from torchgw.strategies.from_cells import solve_stored
 from torchgw.strategies.led import judged, led, solve_led
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.sparse import solve_sparsely
@@ -27,7 +28,7 @@ from torchgw.types import OutOfMemoryWarning
 DENSE_BYTES = 16  # for each pair of points: score and plan
 
 SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
-    "dense": solve_dense,
+    "dense": solve_stored,
     "streaming": solve_streaming,
     "low-rank": solve_with_rank,
     "sparse": solve_sparsely,
