@@ -221,7 +221,7 @@ class LadderOptions(Worded):
     n_cells : cells of either space on the first rung, where the search takes place; 16 at least.
     omitted_mass : share of the mass by which the returned plan may differ from that of its potentials on all pairs of
         points, by a strict bound, because tiles without mass are not evaluated and small ones are taken as short sums
-        of products; 0 evaluates all pairs. A fiftieth of ``marginal_tol`` when None.
+        of products; 0 evaluates all pairs. A twentieth of ``marginal_tol`` when None.
     """
 
     marginal_tol: float = 5e-3
@@ -237,7 +237,7 @@ class LadderOptions(Worded):
     @property
     def omitted(self) -> float:
         """The share in force."""
-        return self.marginal_tol / 50 if self.omitted_mass is None else self.omitted_mass
+        return self.marginal_tol / 20 if self.omitted_mass is None else self.omitted_mass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.blocks import block_rows
+from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.sums import add_by_label, running
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Array, DistanceProvider
 
 N_BINS = 2**14
 MOST_PAIRS = 2.5e7
-FEWEST_ROWS = 16  # of a block: each reads all column factors
+WIDE = 2**14  # columns of a block, at most, so that dozens of rows fit the cache
 
 
 def c_transform(cost: Tensor | FactoredCost, potential: Tensor, mass: Tensor) -> Tensor:
@@ -42,11 +42,12 @@ def c_transform(cost: Tensor | FactoredCost, potential: Tensor, mass: Tensor) ->
     b = torch.where(mass > 0, potential, -torch.inf)
     if isinstance(cost, Tensor):
         return (cost - b[..., None, :]).amin(-1)
-    found = b.new_empty(len(cost.a))
-    step = max(FEWEST_ROWS, block_rows(len(found), len(b), b.device))
-    for start in range(0, len(found), step):
-        where = slice(start, start + step)
-        found[where] = cost.rows(where).to(b.dtype).sub_(b).amin(1)
+    found = b.new_full((len(cost.a),), torch.inf)
+    step = block_rows(len(found), min(len(b), WIDE), b.device)
+    for columns in blocks(len(b), WIDE):
+        part = cost.taken(slice(None), columns)
+        for where in blocks(len(found), step):
+            torch.minimum(found[where], part.rows(where).to(b.dtype).sub_(b[columns]).amin(1), out=found[where])
     return found
 
 

@@ -36,9 +36,10 @@ from torchgw.strategies.ladder import Climb, climb
 
 EVERY_PAIR = 2**22
 FEW_POINTS = 300
-DISPLACED_IN_RUN = 0.05
-CROSS_BITS = 1.0  # 1 + x ln 2 is above zero for all |x| up to 1.44
-SIZES = (1024, 512, 256, 128, 64)
+DISPLACED, DISPLACED_IN_RUN = 0.8, 0.05
+USUALLY_ABOVE = 1.25  # measured: the bound on what is displaced, over the usual share
+CROSS_BITS = 1.2  # 1 + x ln 2 is above zero for all |x| up to 1.44
+SIZES = (8192, 4096, 2048, 1024, 512, 256, 128, 64)
 
 
 def solve_streaming(asked: Problem) -> CertifiedSolution:
@@ -178,18 +179,18 @@ def _inner_products(
 def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, share: float) -> tuple[Tiles, float]:
     """The tiles to evaluate, and a bound on the mass that this leaves out or moves: all where there are few pairs.
 
-    On a CPU tiles are taken as short sums of products where they are small enough for that; half of the ``share`` is
-    for what that moves, half for the tiles that are left out.
+    On a CPU tiles are taken as short sums of products where they are small enough for that; most of the ``share`` is
+    for what that moves, which stays near, the rest for the tiles that are left out.
     """
     if share == 0 or len(A) * len(B) <= EVERY_PAIR:
         return all_tiles(len(A), len(B), TILE, A.device), 0.0
     if A.device.type != "cpu":
         return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
     for size in SIZES:
-        if _usual_displaced(A, B, size) <= share:
-            found = choose_tiles(A, B, f, g, p, q, size, share / 2)
+        if USUALLY_ABOVE * _usual_displaced(A, B, size) <= DISPLACED * share:
+            found = choose_tiles(A, B, f, g, p, q, size, (1 - DISPLACED) * share)
             if (
-                found.displaced <= share / 2
+                found.displaced <= DISPLACED * share
                 and found.displaced_in_run <= DISPLACED_IN_RUN
                 and found.cross <= CROSS_BITS
             ):

@@ -17,16 +17,27 @@ from torchgw.kernels.blocks import Fill, block_rows, blocks, over_columns
 from torchgw.kernels.blocks import absorb as absorb_blocks
 from torchgw.kernels.blocks import sweep as sweep_blocks
 from torchgw.kernels.kernel import Kernel, Operands, in_two_reads
-from torchgw.kernels.logsumexp import logsumexp2_
+from torchgw.kernels.logsumexp import FLOOR, logsumexp2_
 
 # Longer sums are added up in parts of this many: it halves the float32 error at r = 130, and the block is in the cache.
 CHUNK = 64
+WIDE = 2**14  # columns of a block, at most: of rows as long as that dozens fit the cache
 
 
 def softmin(A: Tensor, B: Tensor, bias: Tensor, axis: int) -> Tensor:
     """log2 of the sum of 2^(A B^T + bias) over ``axis``; -inf where every term is."""
     kept, summed = (A, B) if axis == 1 else (B, A)
-    return over_columns(product(kept, summed), len(kept), bias)
+    if len(summed) <= WIDE:
+        return over_columns(product(kept, summed), len(kept), bias)
+    # A row alone would fill the cache, and a block of one row reads all factors for it.
+    highest, total = bias.new_full((len(kept),), FLOOR), bias.new_zeros(len(kept))
+    for columns in blocks(len(summed), WIDE):
+        found = over_columns(product(kept, summed[columns]), len(kept), bias[columns])
+        top = torch.maximum(highest, found)
+        total = total * (highest - top).exp2_() + (found - top).exp2_()
+        highest = top
+    found = total.log2_().add_(highest)
+    return found.masked_fill_(found < FLOOR / 2, -torch.inf)
 
 
 def sweep(A: Tensor, B: Tensor, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:

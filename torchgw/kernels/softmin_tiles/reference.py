@@ -111,9 +111,9 @@ def read(
                 highest.append(_run_maxima(exponent, run))
             plan = exponent.clamp_min_(LOWEST_EXPONENT).exp2_()
             if V.shape[1]:
-                TV[rows] += plan @ V[columns]
+                TV[rows].add_(plan @ V[columns])
             if W.shape[1]:
-                WtT[:, columns] += W[rows].T @ plan
+                WtT[:, columns].add_(W[rows].T @ plan)
         if find:
             starts = [torch.arange(c.start, c.stop, run, device=A.device) for c in blocks]
             maxima = torch.cat(highest, 1)

@@ -115,7 +115,7 @@ def _add(total: Tensor, found: Tensor, spans: list[slice]) -> None:
     """Add rows of the kept columns, in their order, where they belong."""
     start = 0
     for span in spans:
-        total[span] += found[start : start + span.stop - span.start]
+        total[span].add_(found[start : start + span.stop - span.start])  # += would copy it onto itself as well
         start += span.stop - span.start
 
 
