@@ -2,7 +2,8 @@
 
 Each landmark is the point farthest from those before it, so the searches of one graph cannot run side by side, but
 those of two graphs can. SciPy's Dijkstra holds the interpreter lock, so the other graph needs a process of its own:
-this file, run as a script. It imports NumPy and SciPy only, so that the process starts in a third of a second.
+this file, run as a script. It imports NumPy and SciPy only, so that the process starts in a third of a second; of many
+points it builds the neighbour graph as well, for which it imports what that needs.
 
 Source: T. Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985.
 """
@@ -14,7 +15,8 @@ import os
 import pickle
 import subprocess
 import sys
-from typing import IO, TYPE_CHECKING, Any, cast
+import warnings
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 SECONDS_PER_STEP = 2e-8
 WORTH_SECONDS = 0.4
+BUILT_ASIDE = 300_000  # points from which building their graph takes longer than the imports that it needs
 # The working directory must not stand in for anybody's modules.
 RUN = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
 
@@ -70,6 +73,18 @@ def worthwhile(n: int, k: int, n_landmarks: int) -> bool:
     return bool(sys.executable) and (os.cpu_count() or 1) > 1 and seconds > WORTH_SECONDS
 
 
+class Searched(NamedTuple):
+    """What a process found.
+
+    index, columns : landmarks (L,) and distances to them (N, L), as of `farthest_points`.
+    report : of the neighbour graph, where it was given points.
+    """
+
+    index: Array
+    columns: Array
+    report: Any
+
+
 class SearchAside:
     """A process for one search, started early so that it is ready when the graph is; to be used in a ``with``."""
 
@@ -79,27 +94,32 @@ class SearchAside:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, "PYTHONPATH": path})
 
-    def start(self, graph: Any, n_landmarks: int, dtype: str) -> None:
-        """Hand over the arguments of `farthest_points`; it keeps no reference to the graph."""
-        self._shape, self._dtype = graph.shape[0], dtype
+    def start(self, data: Any, n_landmarks: int, dtype: str, k: int | None = None, name: str = "points") -> None:
+        """Hand over a graph, or points (N, D) with the number of neighbours and their name; no reference is kept."""
+        self._shape, self._dtype = data.shape[0], dtype
         to = cast(IO[bytes], self._process.stdin)
         try:
-            pickle.dump((graph, n_landmarks, dtype), to, protocol=5)
+            pickle.dump((data, n_landmarks, dtype, k, name), to, protocol=5)
             to.close()
         except BrokenPipeError:
             self._fail()
 
-    def result(self) -> tuple[Array, Array]:
-        """What `farthest_points` returned, once it has."""
+    def result(self) -> Searched:
+        """What was found, once it is. Warns of the graph as its builder did."""
         source = cast(IO[bytes], self._process.stdout)
         try:
-            index: Array = pickle.load(source)
+            index, report, warned = pickle.load(source)
         except EOFError:
             self._fail()
         columns = np.empty((len(index), self._shape), dtype=self._dtype)
         if source.readinto(columns.data.cast("B")) != columns.nbytes:  # type: ignore[attr-defined]
             self._fail()
-        return index, columns.T
+        if warned:
+            from torchgw.runtime.caller import warn_caller  # late: it imports torch
+
+            for text, category in warned:
+                warn_caller(text, category)
+        return Searched(index, columns.T, report)
 
     def _fail(self) -> None:
         code = self._process.wait()
@@ -122,9 +142,19 @@ class SearchAside:
 
 
 def serve() -> None:
-    """Read (graph, n_landmarks, dtype) from standard input; write the landmarks and the raw columns (L, N)."""
-    index, columns = farthest_points(*pickle.load(sys.stdin.buffer))
-    pickle.dump(index, sys.stdout.buffer)
+    """Read what `SearchAside.start` was given from standard input; write the landmarks, what is told of the graph, and
+    the raw columns (L, N)."""
+    data, n_landmarks, dtype, k, name = pickle.load(sys.stdin.buffer)
+    report, warned = None, []
+    if isinstance(data, np.ndarray):
+        from torchgw.spaces.graph import build_graph
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            data, report = build_graph(data, k, name)
+        warned = [(str(each.message), each.category) for each in caught]
+    index, columns = farthest_points(data, n_landmarks, dtype)
+    pickle.dump((index, report, warned), sys.stdout.buffer)
     sys.stdout.buffer.write(columns.T.data)
 
 

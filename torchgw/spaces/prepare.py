@@ -18,7 +18,7 @@ from torchgw.options import SpaceOptions
 from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
-from torchgw.spaces.farthest import SearchAside, farthest_points, worthwhile
+from torchgw.spaces.farthest import BUILT_ASIDE, SearchAside, farthest_points, worthwhile
 from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import LandmarkDistances, storage
 from torchgw.spaces.precomputed import PrecomputedDistances
@@ -135,19 +135,22 @@ def _graph(space: Space, options: SpaceOptions) -> tuple[Any, GraphReport | None
 
 
 def _two_landmark_spaces(spaces: Sequence[Space], options: SpaceOptions) -> tuple[Pair, Graphs]:
-    """Landmark distances of both spaces. Another process searches the first while this one does the second."""
+    """Landmark distances of both spaces. Another process searches the first, and of many points builds its graph, while
+    this one does the second."""
     x, y = spaces
     with SearchAside() as aside:
-        graph, report_x = _graph(x, options)
-        aside.start(graph, options.n_landmarks, storage(x.size))
-        del graph
+        built = not x.points or x.size < BUILT_ASIDE
+        data, report_x = _graph(x, options) if built else (x.data, None)
+        aside.start(data, options.n_landmarks, storage(x.size), options.k, x.name)
+        del data
         graph, report_y = _graph(y, options)
         found = farthest_points(graph, options.n_landmarks, storage(y.size))
         del graph
         second = LandmarkDistances.from_search(*found, name=y.name)
         del found
-        first = LandmarkDistances.from_search(*aside.result(), name=x.name)
-    return (first, second), (report_x, report_y)
+        searched = aside.result()
+        first = LandmarkDistances.from_search(searched.index, searched.columns, name=x.name)
+    return (first, second), (report_x or searched.report, report_y)
 
 
 def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider | None:
