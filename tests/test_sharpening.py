@@ -21,8 +21,8 @@ from torchgw.objective import leading
 from torchgw.persist import checkpoint
 from torchgw.request import limits, request
 from torchgw.search import basins, rung
-from torchgw.search.anneal import CoarseBasin
-from torchgw.search.candidate import NEAR, Candidate
+from torchgw.search.anneal import NEAR, CoarseBasin
+from torchgw.search.candidate import Candidate
 from torchgw.solvers.problem import Problem
 from torchgw.strategies import continuation, dense, led, sharp, within_memory
 
@@ -273,8 +273,8 @@ def test_modes_of_all_points_turn_spaces_that_landmarks_miss(d: int, n: int, mon
         monkeypatch.setattr(basins, name, lambda *given, **named: [])
     annealed = basins.coarse_basins
 
-    def wrong(*given: Any) -> list[list[CoarseBasin]]:
-        return [[max(kind, key=lambda basin: basin.energy)] for kind in annealed(*given)]
+    def wrong(*given: Any) -> dict[str, list[CoarseBasin]]:
+        return {name: [max(kind, key=lambda basin: basin.energy)] for name, kind in annealed(*given).items()}
 
     monkeypatch.setattr(basins, "coarse_basins", wrong)
     result, right = solved(d, n, epsilon=0)
@@ -338,8 +338,8 @@ def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_m
     assert not tried
     annealed = basins.coarse_basins
 
-    def lowest(*given: Any) -> list[list[CoarseBasin]]:
-        found = [[min(kind, key=lambda basin: basin.energy)] for kind in annealed(*given)]
+    def lowest(*given: Any) -> dict[str, list[CoarseBasin]]:
+        found = {name: [min(kind, key=lambda basin: basin.energy)] for name, kind in annealed(*given).items()}
         alone.append(len(found))
         return found
 

@@ -19,7 +19,7 @@ from torchgw.gradients.parameters import Given
 from torchgw.kernels.dispatch import BACKENDS, Selection
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.sampling import make_generator
-from torchgw.losses import LOSSES, SeparableLoss
+from torchgw.losses import LOSSES, SQUARE, SeparableLoss
 from torchgw.marginals import Marginals
 from torchgw.objective.features import FeatureCost
 from torchgw.objective.gain import gain_of
@@ -30,6 +30,7 @@ from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
 from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
 from torchgw.request.limits import (
+    CURVED_PAIRS,
     SCATTERED_PAIRS,
     SHARP_SCATTERED_PAIRS,
     UNRESOLVED,
@@ -282,12 +283,14 @@ class Request:
         own = replace(self, curves=points and widest <= WIDE)
         if self.asked.epsilon == AUTO:
             own = replace(own, gain=gain_of(self.model, spaces, largest**2))
-            if self.model.epsilon > 0 or own.curves:
+            if self.model.epsilon > 0 or (own.curves and not assigned(self.masses)):
                 epsilon = max(AUTO_START * own.gain, least_resolved(self.model, largest))
                 options = tolerances_for(self.options, epsilon, self.asked.marginals)
                 own = replace(own, model=self.model.at(epsilon), options=options)
             check_resolved(own.model, own.spaces, own.options, own.remedy)
             own = own._ending(widest)
+        if own.curves and own.may_stream and all(space.factors() is not None for space in spaces):
+            own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own
@@ -308,6 +311,13 @@ class Request:
         """Whether an epsilon that is left to the solve may be followed by assignments, which would take no longer."""
         few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
         return self.asked.epsilon == AUTO and self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
+
+    @property
+    def may_stream(self) -> bool:
+        """Whether it is dense by choice, where streaming between curves is faster and ends as sharp."""
+        model, many = self.model, math.prod(self.shape) >= CURVED_PAIRS.get(self.device.type, math.inf)
+        free = self.strategy == "dense" and self.options.strategy == "auto" and self.asked.gradient_mode is None
+        return many and free and model.epsilon > 0 and model.fixed and model.loss is SQUARE
 
     @property
     def streams_by_choice(self) -> bool:

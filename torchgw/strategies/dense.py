@@ -50,6 +50,7 @@ LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 class Begun:
     """A first solution between all points, its plan stored.
 
+    solution : how it ended, with its own energy.
     seconds : that the search took.
     basins : what it found, the best first.
     ladder : the rungs that led to all points.
@@ -62,9 +63,7 @@ class Begun:
 
 
 def solve_dense(
-    asked: Problem,
-    streamed: CertifiedSolution | None = None,
-    begin: Callable[[StoredProblem], Begun] | None = None,
+    asked: Problem, streamed: CertifiedSolution | None = None, begin: Callable[[StoredProblem], Begun] | None = None
 ) -> CertifiedSolution:
     """Solve with a stored plan, on the device of the masses, from where ``begin`` leads, by default a search on all
     points; one that was ``streamed`` only ends here, and comes back as it is where nothing lower is found."""
