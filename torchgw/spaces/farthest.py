@@ -76,11 +76,11 @@ def worthwhile(n: int, k: int, n_landmarks: int) -> bool:
 class Searched(NamedTuple):
     """What a process found.
 
-    index, columns : landmarks (L,) and distances to them (N, L), as of `farthest_points`.
+    landmarks, columns : (L,) and distances to them (N, L), as of `farthest_points`.
     report : of the neighbour graph, where it was given points.
     """
 
-    index: Array
+    landmarks: Array
     columns: Array
     report: Any
 

@@ -149,7 +149,7 @@ def _two_landmark_spaces(spaces: Sequence[Space], options: SpaceOptions) -> tupl
         second = LandmarkDistances.from_search(*found, name=y.name)
         del found
         searched = aside.result()
-        first = LandmarkDistances.from_search(searched.index, searched.columns, name=x.name)
+        first = LandmarkDistances.from_search(searched.landmarks, searched.columns, name=x.name)
     return (first, second), (report_x or searched.report, report_y)
 
 

@@ -77,7 +77,8 @@ def solve_dense(
     problem = StoredProblem.of(narrow, gradient=make_gradient(narrow))
     if asked.sharp or asked.sharpens or asked.tol is not None:
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
-    sharpens, ladder = False, ()
+    sharpens = False
+    ladder: tuple[Rung, ...] = ()
     if streamed is None:
         begun = (begin or _begun)(problem)
         solution, basins, ladder, searched = begun.solution, begun.basins, begun.ladder, began + begun.seconds
