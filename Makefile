@@ -10,7 +10,7 @@ DONE := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 SITE := docs/_build/html
 
-.PHONY: demo docs docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-quality bench-kinds bench-small bench-scale bench-gpu report clean
+.PHONY: demo docs docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-quality bench-kinds bench-small bench-sizes bench-scale bench-gpu report clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -80,6 +80,11 @@ bench-small: $(DONE)
 	$(BIN)/python -m pip install -q -e '.[peers]'
 	$(BIN)/python -m benchmarks verify
 	$(BIN)/python -m benchmarks small
+
+bench-sizes: $(DONE)
+	$(BIN)/python -m pip install -q -e '.[peers]'
+	$(BIN)/python -m benchmarks verify
+	$(BIN)/python -m benchmarks sizes
 
 bench-scale: $(DONE)
 	$(BIN)/python -m benchmarks verify

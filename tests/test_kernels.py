@@ -69,6 +69,20 @@ def test_eager_stream_softmin_of_any_size(n: int, k: int, dtype: torch.dtype, po
     cases.stream_softmin(STREAM, "cpu", n, k, 16, dtype, 1, holes=True)
 
 
+@pytest.mark.parametrize("holes", [False, True])
+def test_long_rows_are_summed_in_parts(holes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    A, B, bias = 5 * torch.randn(7, 3), 5 * torch.randn(100, 3), torch.randn(100)
+    if holes:
+        bias[:40] = -torch.inf
+    whole = STREAM.softmin(A, B, bias, 1)
+    monkeypatch.setattr(softmin_stream.reference, "WIDE", 16)
+    torch.testing.assert_close(STREAM.softmin(A, B, bias, 1), whole)
+    torch.testing.assert_close(STREAM.softmin(B, A, bias, 0), whole)
+    nothing = STREAM.softmin(A, B, torch.full((100,), -torch.inf), 1)
+    assert torch.isneginf(nothing).all()
+
+
 def test_eager_stream_softmin_reads_any_layout_and_bfloat16() -> None:
     cases.stream_layouts(STREAM, "cpu")
     cases.stream_bfloat16(STREAM, "cpu")

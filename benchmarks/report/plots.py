@@ -130,6 +130,20 @@ def growth(details: Sequence[Row]) -> Figure | None:
     return figure
 
 
+def sizes(runs: Sequence[Row]) -> Figure | None:
+    """Seconds of the default call over the points of the first space."""
+    if not runs:
+        return None
+    figure, (axes,) = blank(3.8)
+    name = titled("default call, points", [run["N"] for run in runs], [run["seconds"] for run in runs])
+    curve(axes, runs, "N", "seconds", color=SERIES[0], marker=MARKERS[0], label=name)
+    axes.set(xscale="log", yscale="log", xlabel="points N", ylabel="seconds")
+    plain(axes.xaxis)
+    plain(axes.yaxis)
+    axes.legend()
+    return figure
+
+
 WAYS = {
     "floor": {"color": INK, "marker": "|", "markersize": 13, "markeredgewidth": 2, "label": "floor"},
     "eager": {"color": BLUE, "marker": "o", "label": "eager"},

@@ -120,6 +120,14 @@ def of_scale(results: Results) -> tuple[list[Plot], list[Table]]:
     return [Plot("scale", "Time and memory against points.", draw)], [Table("", result.rows)]
 
 
+def of_sizes(results: Results) -> tuple[list[Plot], list[Table]]:
+    """Requirements, and time over size."""
+    result = results["sizes"]
+    runs = [run for lines in result.more["groups"].get("curve", []) for run in lines["detail"].get("runs", [])]
+    draw = partial(plots.sizes, runs)
+    return [Plot("sizes", "Time of the default call against points.", draw)], [Table("", result.rows)]
+
+
 def of_kernels(results: Results) -> tuple[list[Plot], list[Table]]:
     """Times over the floor."""
     result = results["kernels"]
@@ -204,6 +212,12 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "30 to 2000 points without entropy, from matrices: time and value beside POT's conditional gradient, from one "
         "start and from sixteen.",
         partial(of_rows, name="small"),
+    ),
+    "sizes": (
+        "Sizes",
+        "The default call from a hundred to a million points, beside POT where it ends, and where a limit could be a "
+        "cliff.",
+        of_sizes,
     ),
     "models": (
         "Marginal models and fused costs",

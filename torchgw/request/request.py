@@ -19,7 +19,7 @@ from torchgw.gradients.parameters import Given
 from torchgw.kernels.dispatch import BACKENDS, Selection
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.sampling import make_generator
-from torchgw.losses import LOSSES, SQUARE, SeparableLoss
+from torchgw.losses import LOSSES, SeparableLoss
 from torchgw.marginals import Marginals
 from torchgw.objective.features import FeatureCost
 from torchgw.objective.gain import gain_of
@@ -30,9 +30,10 @@ from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
 from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
 from torchgw.request.limits import (
-    CURVED_PAIRS,
     SCATTERED_PAIRS,
     SHARP_SCATTERED_PAIRS,
+    SHARPENED_PAIRS,
+    SMOOTH_PAIRS,
     UNRESOLVED,
     against_exact,
     assigned,
@@ -280,16 +281,17 @@ class Request:
         largest, pairs, points = unit_of(spaces) ** 0.5, math.prod(self.shape), all(x.points for x in self.spaces)
         looks = FEW_PAIRS < pairs <= SCATTERED_PAIRS and (points or self.ends_assigned or self.streams_by_choice)
         widest = max(map(dispersion, spaces, self.model.masses)) if looks else math.inf
-        own = replace(self, curves=points and widest <= WIDE)
+        own, factored = replace(self, curves=points and widest <= WIDE), all(x.factors() is not None for x in spaces)
         if self.asked.epsilon == AUTO:
             own = replace(own, gain=gain_of(self.model, spaces, largest**2))
-            if self.model.epsilon > 0 or (own.curves and not assigned(self.masses)):
+            surfaces = WIDE < widest <= SCATTERED and factored and own.may_stream
+            if self.model.epsilon > 0 or (surfaces if assigned(self.masses) else own.curves):
                 epsilon = max(AUTO_START * own.gain, least_resolved(self.model, largest))
                 options = tolerances_for(self.options, epsilon, self.asked.marginals)
                 own = replace(own, model=self.model.at(epsilon), options=options)
             check_resolved(own.model, own.spaces, own.options, own.remedy)
             own = own._ending(widest)
-        if own.curves and own.may_stream and all(space.factors() is not None for space in spaces):
+        if own.model.epsilon > 0 and widest <= SCATTERED and own.may_stream and factored:
             own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
@@ -314,10 +316,13 @@ class Request:
 
     @property
     def may_stream(self) -> bool:
-        """Whether it is dense by choice, where streaming between curves is faster and ends as sharp."""
-        model, many = self.model, math.prod(self.shape) >= CURVED_PAIRS.get(self.device.type, math.inf)
+        """Whether it is dense by choice, where streaming between curves and surfaces is faster and ends as sharp."""
+        model, sharpens = self.model, self.asked.epsilon == AUTO and assigned(self.masses)
+        least = (SHARPENED_PAIRS if sharpens else SMOOTH_PAIRS).get(self.device.type, math.inf)
         free = self.strategy == "dense" and self.options.strategy == "auto" and self.asked.gradient_mode is None
-        return many and free and model.epsilon > 0 and model.fixed and model.loss is SQUARE
+        points = all(space.points for space in self.spaces)
+        many, points = math.prod(self.shape) >= least, all(space.points for space in self.spaces)
+        return points and many and free and model.plain
 
     @property
     def streams_by_choice(self) -> bool:

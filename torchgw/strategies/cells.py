@@ -67,10 +67,15 @@ def streamed(problem: Problem) -> StreamedProblem:
     if linear is not None:
         features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
     first, second = (
-        cells_of(problem, side, axis, feature, min(options.ladder.n_cells, max(len(side.mass) // 2, FEWEST)))
+        cells_of(problem, side, axis, feature, min(options.ladder.n_cells, max(_halved(len(side.mass)), FEWEST)))
         for axis, (side, feature) in enumerate(zip((x, y), features, strict=True))
     )
     return StreamedProblem.of(problem, spaces=(x.space, y.space), x=x, y=y, cells=(first, second))
+
+
+def _halved(n: int) -> int:
+    """The largest power of two up to n / 2, as cells are halved: at least two points for each."""
+    return 1 << max(n // 2, 1).bit_length() - 1
 
 
 def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> CellSpace:

@@ -8,19 +8,16 @@ repeat what those on cells did, at many times their cost.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.losses import SQUARE
-from torchgw.objective.linearise import ModelGradient
 from torchgw.objective.model import mean_cost
 from torchgw.solvers.problem import Problem, StoredProblem
-from torchgw.solvers.solution import CertifiedSolution, Solution
+from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.cells import solve_on_cells, streamed
 from torchgw.strategies.dense import Begun, finished, solve_dense
-from torchgw.strategies.ladder import climb
+from torchgw.strategies.ladder import climbed
 
 CELLS_PAIRS = 500_000  # from which on it pays (measured)
 
@@ -34,27 +31,14 @@ def _pays(asked: Problem) -> bool:
     """Whether both spaces are curves with factors, of enough points."""
     model, free = asked.model, asked.options.strategy == "auto" and asked.exact and not asked.sharp
     many = len(model.p) * len(model.q) >= CELLS_PAIRS and all(space.factors() is not None for space in asked.spaces)
-    return asked.curves and free and asked.tol is None and model.fixed and model.loss is SQUARE and many
+    return asked.curves and free and asked.tol is None and model.plain and many
 
 
 def _from_cells(asked: Problem, problem: StoredProblem) -> Begun:
     between = streamed(asked)
     first, basins, seconds = solve_on_cells(between)
-    climbed, status, history = asked.stage("climb", lambda: climb(between, first, sum(seconds.values())))
-    solution = Solution(
-        coupling=None,
-        end=climbed.end,
-        status=status,
-        n_iter=climbed.n_iter,
-        n_iter_sinkhorn=climbed.n_iter_sinkhorn,
-        history=history,
-    )
-    if not all(bool((side < math.inf).all()) for side in (climbed.f, climbed.g)):  # NaN as well
-        raise FloatingPointError(f"epsilon = {asked.epsilon:g} is too small: potentials are beyond what float64 holds")
+    state, solution = climbed(between, first, sum(seconds.values()))
     found = finished(problem, solution, problem.options)
     plan, (p, q) = DenseCoupling(found.plan.to(problem.masses[0])), problem.masses
-    if isinstance(problem.gradient, ModelGradient):
-        energy = problem.gradient.evaluated(plan, p)[1]
-    else:
-        energy = mean_cost(problem.gradient(plan, p), plan, p, q)
-    return Begun(replace(found, energy=float(energy)), seconds["search"], basins, climbed.rungs)
+    energy = mean_cost(problem.gradient(plan, p), plan, p, q)
+    return Begun(replace(found, energy=float(energy)), seconds["search"], basins, state.rungs)

@@ -114,6 +114,12 @@ class Climb(State):
     def complete(self) -> bool:
         return True
 
+    def require_numbers(self) -> None:
+        """Refuse potentials that are none."""
+        if not all(bool((side < math.inf).all()) for side in (self.f, self.g)):  # NaN as well
+            epsilon = float(self.solved.score.epsilon)
+            raise FloatingPointError(f"epsilon = {epsilon:g} is too small: potentials are beyond what float64 holds")
+
 
 def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Climb, Status, History]:
     """From the solution between the first cells, found in these seconds, to all points.
@@ -168,6 +174,26 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
 
     state, status = iterate(Climb, step, begin, problem.watch, history, None)
     return state, status, history
+
+
+def climbed(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Climb, Solution]:
+    """Where the climb ends, and the same as a solution without its plan; a stage.
+
+    Raises
+    ------
+    FloatingPointError
+        When potentials are no numbers.
+    """
+    state, status, history = problem.stage("climb", lambda: climb(problem, first, seconds))
+    state.require_numbers()
+    return state, Solution(
+        coupling=None,
+        end=state.end,
+        status=status,
+        n_iter=state.n_iter,
+        n_iter_sinkhorn=state.n_iter_sinkhorn,
+        history=history,
+    )
 
 
 def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor]:

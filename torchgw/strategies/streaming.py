@@ -7,7 +7,6 @@ one what rounding has to add, the largest entry of each row, and F^T T G, from w
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,7 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.hierarchy import bisect
 from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed
 from torchgw.strategies.continuation import step_of
-from torchgw.strategies.ladder import Climb, climb, tolerance
+from torchgw.strategies.ladder import Climb, climbed, tolerance
 
 EVERY_PAIR = 2**22
 FEW_POINTS = 300
@@ -49,29 +48,20 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
     problem = streamed(asked)
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
-    climbed, status, history = problem.stage("climb", lambda: climb(problem, first, sum(seconds.values())))
-    solution = Solution(
-        coupling=None,
-        end=climbed.end,
-        status=status,
-        n_iter=climbed.n_iter,
-        n_iter_sinkhorn=climbed.n_iter_sinkhorn,
-        history=history,
-    )
+    state, solution = climbed(problem, first, sum(seconds.values()))
     if asked.tol is not None:
-        climbed, solution = _refined(asked, climbed, solution, asked.tol)
-    if not all(bool((side < math.inf).all()) for side in (climbed.f, climbed.g)):  # NaN as well
-        raise FloatingPointError(f"epsilon = {asked.epsilon:g} is too small: potentials are beyond what float64 holds")
+        state, solution = _refined(asked, state, solution, asked.tol)
+        state.require_numbers()
     solved = time.perf_counter()
-    found = finish_tiles(problem, climbed, solution)
+    found = finish_tiles(problem, state, solution)
     seconds = {"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved}
     path = (replace(step_of(asked, found, sum(seconds.values())), value=found.values.total),) if asked.auto else ()
     return replace(found, basins=basins, seconds=seconds, path=path)
 
 
-def _refined(asked: Problem, climbed: Climb, solution: Solution, tol: float) -> tuple[Climb, Solution]:
+def _refined(asked: Problem, state: Climb, solution: Solution, tol: float) -> tuple[Climb, Solution]:
     """The fixed point between all points, near where the climb ended."""
-    (p, q), kernels, end = asked.model.masses, asked.kernels, climbed.end
+    (p, q), kernels, end = asked.model.masses, asked.kernels, state.end
     x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
     options = with_tolerance(asked.options, tol, end.coupling(), asked.model)
     inner = StreamedInner(kernels.streamed, kernels.tiled, asked.model, options.sinkhorn, 0.0)
@@ -80,24 +70,24 @@ def _refined(asked: Problem, climbed: Climb, solution: Solution, tol: float) -> 
     end = done.end or end
     assert end.cost is not None
     score = factored_score(end.cost, p, q, asked.epsilon, tol, wide=True)
-    solved = replace(climbed.solved, cost=end.cost, score=score)
-    return replace(climbed, solved=solved, f=end.f + score.row, g=end.g + score.column), done.after(solution)
+    solved = replace(state.solved, cost=end.cost, score=score)
+    return replace(state, solved=solved, f=end.f + score.row, g=end.g + score.column), done.after(solution)
 
 
-def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -> CertifiedSolution:
+def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> CertifiedSolution:
     """The plan of the last potentials, without the tiles that hold nothing, rounded onto exact marginals.
 
     Two passes over the kept tiles.
     """
-    score, p, q = climbed.solved.score, problem.p, problem.q
+    score, p, q = state.solved.score, problem.p, problem.q
     # Cut at multiples of the largest tile first and halved within, so that one order serves all sizes of tiles.
     rows, columns = (bisect(side, -(-len(side) // SIZES[-1]), SIZES[0]).order for side in (score.A, score.B))
-    A, B, f, g = score.A[rows], score.B[columns], climbed.f[rows], climbed.g[columns]
+    A, B, f, g = score.A[rows], score.B[columns], state.f[rows], state.g[columns]
     if len(A) * len(B) <= EVERY_PAIR:
         A, B = A.double(), B.double()
     tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], problem.options.ladder.omitted)
     model = problem.model
-    if model.plain and tolerance(problem) < climbed.rungs[-1].residual:
+    if model.plain and tolerance(problem) < state.rungs[-1].residual:
         f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns])
     (F, _), (G, _) = centred = _centred(problem.x, rows), _centred(problem.y, columns)
     narrow = F.shape[1] <= G.shape[1]
@@ -129,8 +119,8 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
     coupling = rounded.coupling(rows, columns, matching)
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
     held = model.fixed or model.marginals.total is not None
-    residual = rounded.residual if held else max(rounded.residual, climbed.rungs[-1].residual)
-    dual = climbed.solved.cost.column_dual(climbed.end.g, q, problem.epsilon)
+    residual = rounded.residual if held else max(rounded.residual, state.rungs[-1].residual)
+    dual = state.solved.cost.column_dual(state.end.g, q, problem.epsilon)
     found = read_streamed(
         coupling,
         product,
@@ -146,17 +136,17 @@ def finish_tiles(problem: StreamedProblem, climbed: Climb, solution: Solution) -
     reached = residual <= problem.options.ladder.marginal_tol or solution.status is Status.CANCELLED
     return solution.certified(
         coupling=coupling,
-        end=climbed.end,
+        end=state.end,
         status=solution.status if reached else Status.MARGINALS,
         marginal_residual=residual,
         precision_warning=_precision_warning(score, problem.options),
         marginals=marginals,
-        gradient="exact" if climbed.exact else "sampled",
+        gradient="exact" if state.exact else "sampled",
         value_exact=found.quadratic.exact,
         value_error=found.quadratic.error,
         values=totals,
         certificate=certificate,
-        ladder=climbed.rungs,
+        ladder=state.rungs,
         omitted=omitted,
         evaluated=tiles.pairs / (len(p) * len(q)),
     )
