@@ -29,6 +29,7 @@ MESHES, MESH_SECONDS = (4990, 5000, 5010), 3.0
 MATRIX, MATRIX_SECONDS = (4000, 5000), 5.0
 CURVE = (100, 200, 300, 400, 500, 700, 1000, 1400, 2000, 2200, 2800, 4000, 4500, 5600, 8000, 20_000, 45_000, 100_000)
 MILLION, MILLION_SECONDS = 1_000_000, 100.0
+RESOLVED = 400  # below, neighbours join turns of some rolls, whatever is made of them
 APART, STEP, NOISE, QUICK_SIZE = 1.1, 1.5, 1.2, 300
 
 
@@ -129,8 +130,9 @@ def of_curve() -> list[Row]:
     steps = {early["N"]: late["seconds"] / early["seconds"] for early, late in itertools.pairwise(runs)}
     near = {n: steps[n] for n in CURVE}
     steepest, falls = max(near, key=near.__getitem__), [n for n, step in steps.items() if step < 1 / NOISE]
-    worst = min(run["rho"] for run in runs)
-    said = f"steepest step {near[steepest]:.2g}x (from {steepest}), falls after {falls or 'none'}, rho >= {worst:.4f}"
+    worst = min(run["rho"] for run in runs if run["N"] >= RESOLVED)
+    steep, agreed = f"steepest step {near[steepest]:.2g}x (from {steepest})", f"rho >= {worst:.4f} from {RESOLVED} on"
+    said = f"{steep}, falls after {falls or 'none'}, {agreed}"
     met = near[steepest] <= STEP and not falls and worst >= RHO
     required = f"no step above {STEP:g}x between sizes a tenth apart, no fall of time by more than {NOISE - 1:.0%}"
     largest = point(MILLION)

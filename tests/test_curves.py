@@ -44,9 +44,11 @@ def test_a_solve_begun_between_cells_ends_as_one_of_all_points(epsilon: float | 
     assert result.path[-1].value == pytest.approx(result.value, rel=1e-3) if epsilon == "auto" else not result.path
 
 
-def test_where_more_than_distances_counts_cells_are_not_begun_from() -> None:
+def test_where_more_than_distances_counts_or_nothing_is_searched_cells_are_not_begun_from() -> None:
     cost = np.abs(ANGLE_X[:, None] - ANGLE_Y) / np.ptp(ANGLE_X)
-    for given in ({"marginals": SemiRelaxed(0.1, "y")}, {"cost": cost, "alpha": 0.5}):
+    plan = np.full(cost.shape, 1 / cost.size)
+    unsearched = {"options": GWOptions(coarse=None)}
+    for given in ({"marginals": SemiRelaxed(0.1, "y")}, {"cost": cost, "alpha": 0.5}, {"init": plan}, unsearched):
         result = curves(epsilon=1e-2, **given)
         assert result.strategy == "dense"
         assert not result.ladder

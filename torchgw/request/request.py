@@ -319,10 +319,10 @@ class Request:
         """Whether it is dense by choice, where streaming between curves and surfaces is faster and ends as sharp."""
         model, sharpens = self.model, self.asked.epsilon == AUTO and assigned(self.masses)
         least = (SHARPENED_PAIRS if sharpens else SMOOTH_PAIRS).get(self.device.type, math.inf)
-        free = self.strategy == "dense" and self.options.strategy == "auto" and self.asked.gradient_mode is None
-        points = all(space.points for space in self.spaces)
-        many, points = math.prod(self.shape) >= least, all(space.points for space in self.spaces)
-        return points and many and free and model.plain
+        options, many = self.options, math.prod(self.shape) >= least
+        free = self.strategy == "dense" and options.strategy == "auto" and options.gradient != "sampled"
+        searched = options.coarse is not None and self.init is None and self.asked.gradient_mode is None
+        return many and free and searched and model.plain and all(space.points for space in self.spaces)
 
     @property
     def streams_by_choice(self) -> bool:

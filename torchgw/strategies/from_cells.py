@@ -28,10 +28,12 @@ def solve_stored(asked: Problem) -> CertifiedSolution:
 
 
 def _pays(asked: Problem) -> bool:
-    """Whether both spaces are curves with factors, of enough points."""
-    model, free = asked.model, asked.options.strategy == "auto" and asked.exact and not asked.sharp
+    """Whether a search between curves is asked for, with factors and of enough points."""
+    model, options = asked.model, asked.options
+    free = options.strategy == "auto" and asked.exact and not asked.sharp and asked.tol is None
+    searched = options.coarse is not None and asked.init is None
     many = len(model.p) * len(model.q) >= CELLS_PAIRS and all(space.factors() is not None for space in asked.spaces)
-    return asked.curves and free and asked.tol is None and model.plain and many
+    return asked.curves and free and searched and model.plain and many
 
 
 def _from_cells(asked: Problem, problem: StoredProblem) -> Begun:
