@@ -291,7 +291,7 @@ class Request:
                 own = replace(own, model=self.model.at(epsilon), options=options)
             check_resolved(own.model, own.spaces, own.options, own.remedy)
             own = own._ending(widest)
-        if own.model.epsilon > 0 and widest <= SCATTERED and own.may_stream and factored:
+        if own.model.epsilon > 0 and (own.curves or own.sharpens) and own.may_stream and factored:
             own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
@@ -304,7 +304,7 @@ class Request:
         if not (ends or self.streams_by_choice):
             return self
         if widest <= SCATTERED:
-            return replace(self, sharpens=ends)
+            return replace(self, sharpens=ends and widest > WIDE)
         own = self.run_by("dense") if self.streams_by_choice else self
         return replace(own, model=own.model.at(0.0)) if ends else own
 
@@ -317,7 +317,7 @@ class Request:
     @property
     def may_stream(self) -> bool:
         """Whether it is dense by choice, where streaming between curves and surfaces is faster and ends as sharp."""
-        model, sharpens = self.model, self.asked.epsilon == AUTO and assigned(self.masses)
+        model, sharpens = self.model, self.asked.epsilon == AUTO and assigned(self.masses) and self.sharp
         least = (SHARPENED_PAIRS if sharpens else SMOOTH_PAIRS).get(self.device.type, math.inf)
         options, many = self.options, math.prod(self.shape) >= least
         free = self.strategy == "dense" and options.strategy == "auto" and options.gradient != "sampled"
