@@ -31,9 +31,7 @@ SCATTERED_PAIRS = 1e8  # up to which points that cells do not stand for are solv
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
 SHARP_BYTES = 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
-# From which points on curves and surfaces stream, once they are seen to be on some: where a stored plan ends it without
-# entropy, and where it would be the end.
-SHARPENED_PAIRS, SMOOTH_PAIRS = {"cpu": 1e6}, {"cpu": 6e6}
+SHARPENED_PAIRS = {"cpu": 1e6}  # from which points on surfaces stream before assignments end them without entropy
 STORED_PAIRS, FEW = MOST_CONTEST_PAIRS, 0.01  # between sparse matrices; the share of entries up to which they are
 SEARCHED_SIZE = 5000
 EXPECTED_RANK = 32

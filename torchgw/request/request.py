@@ -33,7 +33,6 @@ from torchgw.request.limits import (
     SCATTERED_PAIRS,
     SHARP_SCATTERED_PAIRS,
     SHARPENED_PAIRS,
-    SMOOTH_PAIRS,
     UNRESOLVED,
     against_exact,
     assigned,
@@ -67,10 +66,9 @@ from torchgw.request.spaces import (
     without_searches,
 )
 from torchgw.runtime.threads import threads_for
-from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
-from torchgw.spaces.quantisation import SCATTERED, WIDE, dispersion
+from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curve, coverage, few_landmarks
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
@@ -278,29 +276,39 @@ class Request:
         ValueError, FloatingPointError
             For costs, and for distances beside an epsilon, that float64 does not resolve.
         """
-        largest, pairs, points = unit_of(spaces) ** 0.5, math.prod(self.shape), all(x.points for x in self.spaces)
-        looks = FEW_PAIRS < pairs <= SCATTERED_PAIRS and (points or self.ends_assigned or self.streams_by_choice)
-        widest = max(map(dispersion, spaces, self.model.masses)) if looks else math.inf
-        own, factored = replace(self, curves=points and widest <= WIDE), all(x.factors() is not None for x in spaces)
+        largest, (widest, curves) = unit_of(spaces) ** 0.5, self._looked_at(spaces)
+        factored = all(space.factors() is not None for space in spaces)
+        own = replace(self, curves=curves and factored)
         if self.asked.epsilon == AUTO:
             own = replace(own, gain=gain_of(self.model, spaces, largest**2))
-            surfaces = WIDE < widest <= SCATTERED and factored and own.may_stream
-            if self.model.epsilon > 0 or (surfaces if assigned(self.masses) else own.curves):
+            surfaces = own.streams_first and factored and WIDE < widest <= SCATTERED
+            if self.model.epsilon > 0 or surfaces:
                 epsilon = max(AUTO_START * own.gain, least_resolved(self.model, largest))
                 options = tolerances_for(self.options, epsilon, self.asked.marginals)
                 own = replace(own, model=self.model.at(epsilon), options=options)
             check_resolved(own.model, own.spaces, own.options, own.remedy)
             own = own._ending(widest)
-        if own.model.epsilon > 0 and (own.curves or own.sharpens) and own.may_stream and factored:
-            own = own.run_by("streaming")
+            if surfaces:
+                own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own
 
+    def _looked_at(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[float, bool]:
+        """How well a few landmarks cover the space that they cover worst, and whether what is given as points lies on
+        curves; infinite and False where nothing depends on it."""
+        many = self.from_points and math.prod(self.shape) >= SHARPENED_PAIRS.get(self.device.type, math.inf)
+        ends = self.asked.epsilon == AUTO and (self.ends_assigned or self.streams_by_choice)
+        if not (many or ends):
+            return math.inf, False
+        few = [few_landmarks(space, mass) for space, mass in zip(spaces, self.model.masses, strict=True)]
+        curves = many and all(map(along_curve, few, self.model.masses))
+        return max(map(coverage, few, self.model.masses)), curves
+
     def _ending(self, widest: float) -> Request:
         """The same request; between many points that are no curves, dense where they are scattered, and without
-        entropy in the end where its linear programs are assignments. The points of one space are ``widest``."""
-        ends = self.ends_assigned and not self.curves
+        entropy in the end where its linear programs are assignments. ``widest`` is the worse coverage."""
+        ends = self.ends_assigned
         if not (ends or self.streams_by_choice):
             return self
         if widest <= SCATTERED:
@@ -310,19 +318,25 @@ class Request:
 
     @property
     def ends_assigned(self) -> bool:
-        """Whether an epsilon that is left to the solve may be followed by assignments, which would take no longer."""
+        """Whether an epsilon that is left to the solve, and begins above zero, may end there by assignments."""
         few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
-        return self.asked.epsilon == AUTO and self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
+        return self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
 
     @property
-    def may_stream(self) -> bool:
-        """Whether it is dense by choice, where streaming between curves and surfaces is faster and ends as sharp."""
-        model, sharpens = self.model, self.asked.epsilon == AUTO and assigned(self.masses) and self.sharp
-        least = (SHARPENED_PAIRS if sharpens else SMOOTH_PAIRS).get(self.device.type, math.inf)
-        options, many = self.options, math.prod(self.shape) >= least
-        free = self.strategy == "dense" and options.strategy == "auto" and options.gradient != "sampled"
-        searched = options.coarse is not None and self.init is None and self.asked.gradient_mode is None
-        return many and free and searched and model.plain and all(space.points for space in self.spaces)
+    def from_points(self) -> bool:
+        """Whether both spaces are points with factors, and a search between them is dense by choice."""
+        options, asked = self.options, self.asked
+        free = self.strategy == "dense" and options.strategy == "auto" and self.against_exact is None
+        searched = options.coarse is not None and self.init is None and asked.gradient_mode is None
+        given = all(space.points and space.kind in ("landmark", "checked") for space in self.spaces)
+        return given and free and searched and options.gradient != "sampled" and self.model.plain
+
+    @property
+    def streams_first(self) -> bool:
+        """Whether points on surfaces, which end without entropy by assignments, do so faster from a streamed plan."""
+        many = math.prod(self.shape) >= SHARPENED_PAIRS.get(self.device.type, math.inf)
+        ends = self.model.epsilon == 0 or self.ends_assigned
+        return self.from_points and many and ends and assigned(self.masses)
 
     @property
     def streams_by_choice(self) -> bool:
@@ -403,8 +417,8 @@ class Request:
         """The same request, run by a strategy that took over."""
         if strategy == self.strategy:
             return self
-        backend, _ = choose_kernels(strategy, self.asked.backend, self.device, self.shape, self.options)
-        return replace(self, strategy=strategy, backend=backend)
+        backend, kernels = choose_kernels(strategy, self.asked.backend, self.device, self.shape, self.options)
+        return replace(self, strategy=strategy, backend=backend, kernels=kernels)
 
 
 def remedy_of(sharp: bool) -> str:

@@ -27,7 +27,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled, rescale
 from torchgw.sinkhorn.scaling import balance, scaled
 from torchgw.sinkhorn.sides import Side, log_total, translation
-from torchgw.spaces.quantisation import KINDS, WIDE, Landmarks, choose_landmarks, coverage
+from torchgw.spaces.quantisation import KINDS, Landmarks, along_curve, choose_landmarks
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -191,8 +191,8 @@ def coarse_basins(
         if small:
             return {ALL: basins}
         found[kind] = basins
-        curves = max(coverage(x, p), coverage(y, q)) <= WIDE
-        if curves and stands_out([basin.energy for basin in basins], NEAR):
+        apart = stands_out([basin.energy for basin in basins], NEAR)
+        if kind == KINDS[0] and apart and along_curve(x, p) and along_curve(y, q):
             break
     return found
 

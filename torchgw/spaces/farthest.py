@@ -16,6 +16,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -89,7 +90,8 @@ class SearchAside:
     """A process for one search, started early so that it is ready when the graph is; to be used in a ``with``."""
 
     def __init__(self) -> None:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
+        # The package last: it may have been found through the working directory alone.
+        path = os.pathsep.join([*filter(None, sys.path), str(Path(__file__).resolve().parents[2])])
         command = [sys.executable, "-c", RUN, __file__]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, "PYTHONPATH": path})
@@ -108,9 +110,12 @@ class SearchAside:
         """What was found, once it is. Warns of the graph as its builder did."""
         source = cast(IO[bytes], self._process.stdout)
         try:
-            index, report, warned = pickle.load(source)
+            found = pickle.load(source)
         except EOFError:
             self._fail()
+        if isinstance(found, Exception):
+            raise found
+        index, report, warned = found
         columns = np.empty((len(index), self._shape), dtype=self._dtype)
         if source.readinto(columns.data.cast("B")) != columns.nbytes:  # type: ignore[attr-defined]
             self._fail()
@@ -151,7 +156,11 @@ def serve() -> None:
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            data, report = build_graph(data, k, name)
+            try:
+                data, report = build_graph(data, k, name)
+            except Exception as error:  # whatever it is, it is raised where the points were given
+                pickle.dump(error, sys.stdout.buffer)
+                return
         warned = [(str(each.message), each.category) for each in caught]
     index, columns = farthest_points(data, n_landmarks, dtype)
     pickle.dump((index, report, warned), sys.stdout.buffer)

@@ -34,8 +34,7 @@ logger = logging.getLogger("torchgw")
 
 RATIO = 1 / 3
 MOST_STEPS, STEP_ITERATIONS = 3, 40
-# Of the gain: a value below has nothing left that is worth a step; between few points steps are cheap, and on curves
-# blur is no wider than the noise of the points.
+# Of the gain: a value below has nothing left that is worth a step; between few points steps are cheap.
 LEFT, LEFT_OF_FEW, FEW_PAIRS = 0.02, 0.002, 2_000_000
 FALL = 0.05  # of the value, that a step must have brought to be followed by another
 SHARP = 0.05  # mean entropy of the rows, below which a plan is a matching
@@ -49,7 +48,7 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
     whether it is to end without entropy from there."""
     p, solution, sharpens = problem.p, first, False
     path: tuple[EpsilonStep, ...] = (step_of(problem, first, seconds),)
-    few = len(problem.p) * len(problem.q) <= FEW_PAIRS and not problem.curves
+    few = len(problem.p) * len(problem.q) <= FEW_PAIRS
     least, long = (LEFT_OF_FEW if few else LEFT) * problem.gain, problem.options.stopping.max_iter > STEP_ITERATIONS
     may_sharpen = few and long and problem.may_sharpen
     for number in range(1, MOST_STEPS + 1):

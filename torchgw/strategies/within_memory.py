@@ -86,15 +86,16 @@ def _better_dense(problem: Problem) -> bool:
 
 
 def _sharpened(problem: Problem, between: Problem | None) -> tuple[str, CertifiedSolution]:
-    """The solution that streams, and where it settled the optimum without entropy from there, its plan stored; that
-    which streams where memory ends then."""
+    """The optimum without entropy from the solution that streams, its plan stored, or from a search of its own where
+    that did not settle; that which streams where memory ends then."""
     found = _solved(problem if between is None else between, "streaming")
-    if not found.status.converged or problem.watch.cut():
+    if problem.watch.cut():
         return "streaming", found if between is None else judged(problem, found)
     state = problem.generator.get_state()
     try:
         with problem.watch.within("dense"):
-            last = solve_dense(problem, found)
+            alone = replace(problem, model=problem.model.at(0.0), sharpens=False)
+            last = solve_dense(problem, found) if found.status.converged else solve_dense(alone)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
