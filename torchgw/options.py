@@ -194,7 +194,8 @@ class CoarseOptions(Worded):
 
     Parameters
     ----------
-    n_landmarks : landmarks of each space and kind (farthest-point, k-means++, random).
+    n_landmarks : landmarks of each space and kind (farthest-point, k-means++, random; along curves the first alone,
+        where one of its basins stands out).
     n_starts : starts for each kind, solved as one batch, the product plan included (2 at least); several times as many
         for spaces of fewer points than landmarks. Without entropy and up to 40 000 pairs of points all of them are
         landmarks, of one kind, and there are half as many starts, or more where these take as long.
@@ -279,7 +280,7 @@ class GWOptions(Worded):
     ----------
     spaces, sampling, sinkhorn, annealing, stopping : one group each, see there.
     coarse : the landmark problem that finds where to start; None starts at the product plan.
-    ladder : how large problems are climbed in resolution (``strategy`` "streaming").
+    ladder : how large problems are climbed in resolution: where they stream, or begin between cells.
     low_rank : couplings of low rank (``strategy`` "low-rank").
     strategy : "dense" stores plan and score; "streaming" stores neither and climbs a ladder of resolutions; "low-rank"
         looks for a plan of small rank; "sparse" for one of few entries, between two sparse adjacencies; "auto" takes

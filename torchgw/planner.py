@@ -29,7 +29,7 @@ DENSE_SECONDS = 2.2e-7  # for each pair
 SHARP_SECONDS = 6e-6  # the same without entropy, by linear programs
 ASSIGNED_SECONDS = 1e-3, 2e-7  # for each point and each pair, where these are assignments
 POINT_SECONDS = 2.5e-6  # for each point and bit of log2 N: neighbours, landmarks, lift
-PAIR_SECONDS = 7e-11  # for each pair: two reads of the fifth of the tiles that hold mass
+PAIR_SECONDS = 4e-11  # for each pair: four reads of the fifth of the tiles that hold mass
 LOW_RANK_SECONDS = 3e-5  # for each point and unit of rank
 CELLS_SECONDS = 1.0
 
@@ -99,8 +99,8 @@ def estimate(
 
     What the points look like only the solve knows. With ``epsilon="auto"`` it looks before it streams: clouds in three
     dimensions and more are then solved dense, up to 1e8 pairs, 16 bytes each; of equal sizes and masses, up to 6300
-    points, without entropy, 60 bytes a pair. Between 4000 and 6300 such points in the plane or on a surface it streams,
-    and ends dense, without entropy, from there: 60 bytes a pair as well. The forecast for ``epsilon=0`` is theirs.
+    points, without entropy, 60 bytes a pair. Points on surfaces from 1000 on, and between 4000 and 6300 such points in
+    the plane, stream first and end dense, without entropy, from there: 60 bytes a pair as well. The forecast for ``epsilon=0`` is theirs.
 
     Parameters
     ----------

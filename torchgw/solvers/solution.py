@@ -110,7 +110,7 @@ class CertifiedSolution(Solution):
     value_exact, value_error : whether the quadratic part is exact, and its standard error where it is sampled.
     certificate : stationarity gap and lower bound.
     basins : local optima that the search found, the best first.
-    ladder : the rungs of a streaming solve.
+    ladder : the rungs of a solve that streamed, or began between cells.
     omitted : bound on the mass of the tiles that were not evaluated.
     evaluated : share of pairs in tiles that were.
     seconds : of each phase.
