@@ -99,8 +99,9 @@ def estimate(
 
     What the points look like only the solve knows. With ``epsilon="auto"`` it looks before it streams: clouds in three
     dimensions and more are then solved dense, up to 1e8 pairs, 16 bytes each; of equal sizes and masses, up to 6300
-    points, without entropy, 60 bytes a pair. Points on surfaces from 1000 on, and between 4000 and 6300 such points in
-    the plane, stream first and end dense, without entropy, from there: 60 bytes a pair as well. The forecast for ``epsilon=0`` is theirs.
+    points, without entropy, 60 bytes a pair. Points on surfaces from 1000 on, and in the plane between 4000 and 6300,
+    stream first and end dense, without entropy, from there: 60 bytes a pair as well. The forecast for ``epsilon=0`` is
+    theirs.
 
     Parameters
     ----------

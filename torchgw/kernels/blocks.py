@@ -16,6 +16,7 @@ from torchgw.kernels.kernel import HIGHEST_EXPONENT, half_step, relax
 from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, exponentials, maxima
 
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+WIDE = 2**14  # columns, at most, of a block that is made of factors: of longer rows too few fit to read these once
 
 Fill = Callable[[slice, Tensor, Tensor], Tensor]
 """``fill(rows, bias, out)`` writes S[rows] + bias into ``out`` (len, K) and returns it."""

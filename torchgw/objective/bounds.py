@@ -23,14 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.blocks import block_rows, blocks
+from torchgw.kernels.blocks import WIDE, block_rows, blocks
 from torchgw.kernels.sums import add_by_label, running
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Array, DistanceProvider
 
 N_BINS = 2**14
 MOST_PAIRS = 2.5e7
-WIDE = 2**14  # columns of a block, at most, so that dozens of rows fit the cache
 
 
 def c_transform(cost: Tensor | FactoredCost, potential: Tensor, mass: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class GWResult(Readable):
         rounded; reads of a large plan, in float32 arithmetic, differ by up to about 1e-6 of the mass.
     marginal_residual : the same before rounding, relative to the total mass: what the last Sinkhorn solve left.
     strategy : "dense", "streaming", "low-rank" or "sparse", whichever ran.
-    ladder : the resolutions climbed by a solve that streamed or began between cells: cells, residuals, seconds; else empty.
+    ladder : the resolutions climbed where it streamed or began between cells: cells, residuals, seconds; else empty.
     omitted_mass : a strict bound, relative to the total, on the mass by which the plan differs from that of its
         potentials on all pairs: tiles that were left out, or taken as short sums of products.
     evaluated : share of all pairs of points that lie in tiles which were not left out.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import compiler
-from torchgw.kernels.blocks import Fill, block_rows, blocks, over_columns
+from torchgw.kernels.blocks import WIDE, Fill, block_rows, blocks, over_columns
 from torchgw.kernels.blocks import absorb as absorb_blocks
 from torchgw.kernels.blocks import sweep as sweep_blocks
 from torchgw.kernels.kernel import Kernel, Operands, in_two_reads
@@ -21,7 +21,6 @@ from torchgw.kernels.logsumexp import FLOOR, logsumexp2_
 
 # Longer sums are added up in parts of this many: it halves the float32 error at r = 130, and the block is in the cache.
 CHUNK = 64
-WIDE = 2**14  # columns of a block, at most: of rows as long as that dozens fit the cache
 
 
 def softmin(A: Tensor, B: Tensor, bias: Tensor, axis: int) -> Tensor:
