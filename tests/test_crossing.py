@@ -13,7 +13,7 @@ from torchgw import Partial, SemiRelaxed, Unbalanced, gw_align
 from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.persist.watch import Watch
-from torchgw.search import basins, crossing
+from torchgw.search import basins, crossing, every_point
 from torchgw.search.anneal import LandmarkProblem
 from torchgw.search.crossing import CROSSED, Entrant, crossed_basins, improved
 from torchgw.spaces import PrecomputedDistances
@@ -120,7 +120,7 @@ def test_the_default_crosses_where_clusters_leave_many_optima(monkeypatch: pytes
     X, Y, _ = clusters(500, 20, 10, seed=0)
     found = quietly(gw_align, X, Y, random_state=0)
     assert any(CROSSED in basin.origin for basin in found.basins)
-    monkeypatch.setattr(basins, "CROSSED_LANDMARKS", 0)
+    monkeypatch.setattr(every_point, "DOUBT", 1.0)
     without = quietly(gw_align, X, Y, random_state=0)
     assert not any(CROSSED in basin.origin for basin in without.basins)
     assert found.value < 0.995 * without.value
@@ -128,7 +128,7 @@ def test_the_default_crosses_where_clusters_leave_many_optima(monkeypatch: pytes
 
 def test_what_stands_out_is_not_crossed(monkeypatch: pytest.MonkeyPatch) -> None:
     X, _, _ = clusters(400, 8, 3, seed=5)
-    monkeypatch.setattr(basins, "crossed_basins", lambda *_: pytest.fail("crossed"))
+    monkeypatch.setattr(every_point, "crossed_basins", lambda *_: pytest.fail("crossed"))
     Q = np.linalg.qr(np.random.default_rng(6).normal(size=(3, 3)))[0]
     found = quietly(gw_align, X * (1, 2, 4), X * (1, 2, 4) @ Q, random_state=0)
     assert found.value < 1e-6

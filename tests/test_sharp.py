@@ -67,7 +67,7 @@ def test_transport_is_the_optimum_of_the_full_linear_program(n: int, k: int, equ
     rng = np.random.default_rng(n)
     C, start = rng.normal(size=(n, k)), 50 * rng.normal(size=k)
     p, q = (np.full(m, 1 / m) if equal else random_masses(m, rng) for m in (n, k))
-    plan, dual = transport(C, p, q, [start])
+    plan, dual, _ = transport(C, p, q, [start])
     sums = np.zeros((n + k, n * k))
     for i, j in itertools.product(range(n), range(k)):
         sums[[i, n + j], i * k + j] = 1
@@ -89,6 +89,54 @@ def test_transport_among_candidates_is_feasible_and_no_better_than_the_optimum()
     np.testing.assert_allclose(few.plan.sum(0), q, atol=1e-12)
     cost, found, lowest = ((C * each.plan).sum() for each in (few, near, best))
     assert cost > found == pytest.approx(lowest, rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "k"), [(12, 17), (30, 9), (60, 70)])
+def test_transport_goes_on_from_the_basis_of_another_program_to_the_same_optimum(n: int, k: int) -> None:
+    rng = np.random.default_rng(n)
+    C, p, q = rng.normal(size=(n, k)), random_masses(n, rng), random_masses(k, rng)
+    before = transport(C, p, q, [np.zeros(k)])
+    assert before.basis is not None
+    assert len(before.basis) == n + k
+    basic = np.zeros(n * k, dtype=bool)
+    basic[before.basis[before.basis >= 0]] = True
+    assert not np.any(before.plan.ravel()[~basic])
+    for change in (0.0, 0.1, 10.0):
+        other = C + change * rng.normal(size=(n, k))
+        cold, warm = transport(other, p, q, [np.zeros(k)]), transport(other, p, q, [before.dual], basis=before.basis)
+        assert float((other * warm.plan).sum()) == pytest.approx(float((other * cold.plan).sum()), abs=1e-9)
+        np.testing.assert_allclose(warm.plan.sum(1), p, atol=1e-9)
+        np.testing.assert_allclose(warm.plan.sum(0), q, atol=1e-9)
+
+
+def test_a_basis_is_gone_on_from_where_costs_are_tied() -> None:
+    rng = np.random.default_rng(3)
+    C, p, q = rng.integers(0, 3, size=(40, 50)).astype(float), random_masses(40, rng), random_masses(50, rng)
+    before = transport(C, p, q, [np.zeros(50)])
+    other = rng.integers(0, 3, size=(40, 50)).astype(float)
+    cold, warm = transport(other, p, q, [np.zeros(50)]), transport(other, p, q, [before.dual], basis=before.basis)
+    assert float((other * warm.plan).sum()) == pytest.approx(float((other * cold.plan).sum()), abs=1e-9)
+
+
+def test_the_simplex_takes_few_exchanges_from_the_basis_of_a_program_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, took = transport_lp._bindings(), []
+    if core is None:
+        pytest.skip("HiGHS does not tell its basis here")
+    solver = core._Highs
+
+    class Counting(solver):  # type: ignore[misc, valid-type]
+        def run(self) -> object:
+            status = super().run()
+            took.append(self.getInfo().simplex_iteration_count)
+            return status
+
+    monkeypatch.setattr(core, "_Highs", Counting)
+    rng = np.random.default_rng(8)
+    C, p, q = rng.uniform(size=(150, 180)), random_masses(150, rng), random_masses(180, rng)
+    before = transport(C, p, q, [np.zeros(180)])
+    first = sum(took)
+    transport(C + 1e-3 * rng.uniform(size=C.shape), p, q, [before.dual], basis=before.basis)
+    assert sum(took) - first < first / 5
 
 
 def test_linear_programs_are_the_same_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +177,12 @@ def test_the_gap_is_that_of_the_dual_that_is_kept(monkeypatch: pytest.MonkeyPatc
     def forgetful(*masses: torch.Tensor) -> object:
         """Of exact problems the plan alone, so that their duals are looser than those before."""
         solve = make(*masses)
-        return lambda C, duals, priced: (solve(C, duals, priced)[0], 0 * q) if priced else solve(C, duals, True)
+
+        def without_duals(C: torch.Tensor, duals: tuple[torch.Tensor, ...], priced: bool, basis: None) -> object:
+            found = solve(C, duals, True, basis)
+            return (found[0], 0 * q, found[2]) if priced else found
+
+        return without_duals
 
     monkeypatch.setattr(solver, "_linear_oracle", forgetful)
     found, _ = descended(DX, DY, torch.from_numpy(random_plan(p.numpy(), q.numpy(), rng)), p, q, History())

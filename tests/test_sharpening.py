@@ -233,7 +233,8 @@ def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the points of these tests were many."""
+    """As if the points of these tests were many, and had no cells."""
+    monkeypatch.setattr(basins, "has_cells", lambda problem: False)
     monkeypatch.setattr(rung, "RUNG", 100)
     monkeypatch.setattr(basins, "MANY_PAIRS", 1000)
     monkeypatch.setattr(rung, "MANY_RUNG", 150)
@@ -254,6 +255,7 @@ def raised_in(monkeypatch: pytest.MonkeyPatch, d: int) -> list[Candidate]:
 
 
 def test_between_many_points_only_the_lowest_of_a_rung_are_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(basins, "has_cells", lambda problem: False)
     monkeypatch.setattr(rung, "RUNG", 100)
     everywhere = raised_in(monkeypatch, 3)
     many(monkeypatch)

@@ -31,7 +31,7 @@ from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkProblem, coars
 from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.contest import contest
 from torchgw.search.crossing import CROSSED, crossed_basins
-from torchgw.search.every_point import is_few, on_every_point
+from torchgw.search.every_point import has_cells, is_few, on_cells, on_every_point
 from torchgw.search.full_starts import (
     DISTRIBUTIONS,
     FEW_PAIRS,
@@ -43,7 +43,7 @@ from torchgw.search.full_starts import (
 from torchgw.search.rung import Rung, lifted, rough, seen, spread
 from torchgw.search.views import Graph
 from torchgw.solvers.problem import StoredProblem, descended
-from torchgw.spaces.quantisation import Landmarks, coverage, unlikeness
+from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, unlikeness
 from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
@@ -74,8 +74,8 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     graphs = _graphs(problem)
     if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.similarity for graph in graphs)):
         return _without_landmarks(problem, graphs)
-    if is_few(problem) and graphs is None:
-        return _between_few(problem, coarse)
+    if (graphs is None) if is_few(problem) else has_cells(problem):
+        return _without_entropy(problem, coarse)
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
@@ -130,13 +130,18 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     return ordered, reference
 
 
-def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
-    """Basins between few points, which bring their plans, and all points of the target."""
-    p, q = problem.masses
+def _without_entropy(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+    """Basins between few points or between cells, which bring their plans, and landmarks of the target."""
+    q = problem.masses[1]
+    if not is_few(problem):
+        found = on_cells(problem, coarse, "cells")
+        reference = choose_landmarks(problem.target, q, KINDS[0], coarse.n_landmarks, problem.generator)
+        reference = replace(reference, rows=reference.rows / problem.unit**0.5)
+        return _distinct(found, reference, problem.masses[0], problem.unit), reference
     rows = problem.target.rows(torch.arange(len(q), device=q.device))
     reference = Landmarks.every(rows / problem.unit**0.5, q)
     found = [*on_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]
-    return _distinct(found, reference, p, problem.unit), reference
+    return _distinct(found, reference, problem.masses[0], problem.unit), reference
 
 
 def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | None) -> tuple[list[Candidate], Landmarks]:

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ logger = logging.getLogger("torchgw")
 
 STALLED = 0.1  # of the tolerance
 
+Oracle: TypeAlias = Callable[[Tensor, tuple[Tensor, ...], bool, Tensor | None], tuple[Tensor, Tensor, Tensor | None]]
+
 
 @storable
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,7 @@ class FrankWolfe(State):
     value : <C(T), T>, the objective.
     gap : a bound on the Frank-Wolfe gap at T.
     stalled : whether the last step, towards a vertex among candidates, hardly bettered the plan.
+    basis : of the last vertex, see `torchgw.solvers.transport_lp.Vertex`.
     """
 
     plan: Tensor
@@ -56,6 +60,7 @@ class FrankWolfe(State):
     value: float
     gap: float
     stalled: bool = False
+    basis: Tensor | None = None
 
     @property
     def complete(self) -> bool:
@@ -94,13 +99,13 @@ def frank_wolfe(
     def linearise(plan: Tensor) -> Tensor:
         return gradient(DenseCoupling(plan), p).rows(whole)
 
-    def stands(plan: Tensor, cost: Tensor, duals: tuple[Tensor, ...], n_iter: int, stalled: bool) -> FrankWolfe:
+    def stands(plan: Tensor, cost: Tensor, duals: tuple[Tensor, ...], **more: Any) -> FrankWolfe:
         value = float((cost * plan).sum())
         bounds = [consistent_bound(cost, p, q, dual) for dual in duals]
         gaps = gap(value, torch.stack([bound for bound, _ in bounds])).tolist()
         order = sorted(range(len(gaps)), key=gaps.__getitem__)
         duals, least = tuple(bounds[i][1] for i in order), gaps[order[0]]
-        return FrankWolfe(n_iter=n_iter, plan=plan, cost=cost, duals=duals, value=value, gap=least, stalled=stalled)
+        return FrankWolfe(plan=plan, cost=cost, duals=duals, value=value, gap=least, **more)
 
     def step(state: FrankWolfe) -> tuple[FrankWolfe, Check, Status | None]:
         plan, cost, value, n_iter = state.plan, state.cost, state.value, state.n_iter + 1
@@ -108,7 +113,7 @@ def frank_wolfe(
         if value <= least or (bound_ends and state.gap <= tol * value):
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
         try:
-            vertex, dual = solve(cost, state.duals, state.stalled)
+            vertex, dual, basis = solve(cost, state.duals, state.stalled, state.basis)
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
@@ -127,27 +132,30 @@ def frank_wolfe(
                 return replace(state, n_iter=n_iter, duals=(tightest,), gap=least_gap), check, status
         if fall > 0:
             plan, cost = plan + length * direction, cost + length * change
-        return stands(plan, cost, (state.duals[0], dual), n_iter, stalled), check, None
+        duals = state.duals[0], dual
+        return stands(plan, cost, duals, n_iter=n_iter, stalled=stalled, basis=basis), check, None
 
     def begin() -> FrankWolfe:
-        return stands(plan, linearise(plan), (dual,), 0, False)
+        return stands(plan, linearise(plan), (dual,), n_iter=0)
 
     return iterate(FrankWolfe, step, begin, watch, history, max_iter)
 
 
-def _linear_oracle(p: Tensor, q: Tensor) -> Callable[[Tensor, tuple[Tensor, ...], bool], tuple[Tensor, Tensor]]:
-    """From C (N, K), column potentials to begin with and whether all entries are priced to a feasible plan and column
-    potentials."""
+def _linear_oracle(p: Tensor, q: Tensor) -> Oracle:
+    """From C (N, K), column potentials to begin with, whether all entries are priced, and the basis of the vertex
+    before, to a feasible plan, column potentials and its own basis."""
     rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
     every = len(rows) * len(columns) == len(p) * len(q)
     where = (slice(None), slice(None)) if every else (rows[:, None], columns)
     masses = p[rows].cpu().numpy(), q[columns].cpu().numpy()
 
-    def solve(cost: Tensor, duals: tuple[Tensor, ...], priced: bool) -> tuple[Tensor, Tensor]:
-        given = [dual[columns].cpu().numpy() for dual in duals]
-        found = transport(cost[where].cpu().numpy(), *masses, given, priced)
+    def solve(
+        cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        given, known = [dual[columns].cpu().numpy() for dual in duals], None if basis is None else basis.cpu().numpy()
+        found = transport(cost[where].cpu().numpy(), *masses, given, priced, known)
         plan, dual = torch.zeros_like(cost), torch.zeros_like(q)
         plan[where], dual[columns] = torch.from_numpy(found.plan).to(plan), torch.from_numpy(found.dual).to(q)
-        return feasible(plan, p, q), dual
+        return feasible(plan, p, q), dual, None if found.basis is None else torch.from_numpy(found.basis)
 
     return solve

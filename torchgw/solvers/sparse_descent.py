@@ -190,7 +190,7 @@ def transported(W: Any, T: Any, p: Array, q: Array, price: Array) -> Best:
         columns = np.concatenate((j, np.full(n, k), np.arange(k + 1)))
         cost = np.concatenate((-value / scale, np.zeros(n + k + 1)))
         masses = np.concatenate((p, [q.sum()], q, [p.sum()])) / unit
-        x, dual = linear_program(cost, rows, columns + n + 1, masses)
+        x, dual, _ = linear_program(cost, rows, columns + n + 1, masses)
         best = matrix(i, j, x[: len(i)].clip(min=0.0) * unit, W.shape)
         f, g = (-scale * (side + other) for side, other in ((dual[:n], dual[-1]), (dual[n + 1 : -1], dual[n])))
         g = g.clip(min=0.0)

@@ -2,8 +2,10 @@
 
 HiGHS solves it on the few entries whose cost, reduced by dual potentials, is small. Entries that price out negative are
 added until none does, so the optimum is that of the full problem; after good potentials the first round almost always
-suffices. A conditional-gradient step needs a good direction and not the best, so pricing can be left out. Where all
-masses are equal, vertices are permutations, and SciPy's assignment is exact; its potentials b are shortest paths,
+suffices. A conditional-gradient step needs a good direction and not the best, so pricing can be left out. Its program
+has the masses of the step before, so the vertex found there is one of its own, and the primal simplex goes on from it:
+a few exchanges where the first step takes thousands. Where all masses are equal, vertices are permutations, and SciPy's
+assignment is exact; its potentials b are shortest paths,
 
     b_j = min over i of b_s(i) + C_ij - C_i,s(i),    s the permutation,
 
@@ -38,8 +40,9 @@ PRICING_TOLERANCE, PRICING_ROUNDS = 1e-6, 20
 FEASIBLE = 1e-10  # the least that HiGHS takes
 ROUNDING = 1e-14
 BLOCK_ROWS = 64
+SAMPLED_ROWS = 32  # whose entries say which are small
 BINDINGS = ("highspy._core", "scipy.optimize._highspy._core")
-DEVEX, COLUMNWISE, MINIMISE = 1, 1, 1
+DEVEX, COLUMNWISE, MINIMISE, PRIMAL = 1, 1, 1, 4
 
 
 class Vertex(NamedTuple):
@@ -47,17 +50,35 @@ class Vertex(NamedTuple):
 
     plan : (N, K).
     dual : column potentials (K,) in units of cost, optimal among the entries that were priced.
+    basis : flat positions of the entries in the basis, and below zero, -1 - i, the masses i of p and q whose own
+        variable is in it; N + K in all. None between equal masses, and where HiGHS does not tell.
     """
 
     plan: Array
     dual: Array
+    basis: Array | None = None
+
+
+class Program(NamedTuple):
+    """The solution of a linear program in standard form.
+
+    x : (m,).
+    dual : potentials of the masses (n + k,).
+    basis : positions (n + k,) in x, and below zero, -1 - i, the masses i whose own variable is in the basis.
+    """
+
+    x: Array
+    dual: Array
+    basis: Array | None
 
 
 class TransportError(ArithmeticError):
     """A linear transport problem was not solved to its optimum."""
 
 
-def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool = True) -> Vertex:
+def transport(
+    C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool = True, basis: Array | None = None
+) -> Vertex:
     """A vertex of little cost C (N, K), which is not written to: the optimum, or without ``priced`` that among the
     candidates alone.
 
@@ -65,6 +86,7 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
     ----------
     p, q : positive masses (N,), (K,) of equal sums.
     duals : one or more column potentials (K,), the best first; entries that are cheap under any of them are candidates.
+    basis : of a vertex for other costs, to go on from.
 
     Raises
     ------
@@ -78,17 +100,24 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
         return Vertex(plan, dual)
     reduced = _reduced(C, duals[0])
     (n, k), mask = C.shape, np.zeros(C.shape, dtype=bool)
-    mask.reshape(-1)[staircase(p, q)] = True
-    _mark_smallest(mask, reduced)
+    if basis is None:
+        mask.reshape(-1)[staircase(p, q)] = True
+        _mark_smallest(mask, reduced)
+    else:
+        mask.reshape(-1)[basis[basis >= 0]] = True
+        _mark_small(mask, reduced)
     for dual in duals[1:]:
-        _mark_smallest(mask, _reduced(C, dual))
+        (_mark_smallest if basis is None else _mark_small)(mask, _reduced(C, dual))
     # HiGHS has absolute tolerances: masses near one, and reduced costs around a hundred.
     scale = max(float(reduced.mean()), np.finfo(float).tiny) / COST_SCALE
     reduced /= scale
     unit, masses = p.mean(), np.concatenate((p, q)) / p.mean()
     for _ in range(PRICING_ROUNDS):
-        row, column = np.nonzero(mask)
-        x, potential = linear_program(reduced[row, column], row, column + n, masses)
+        where = np.flatnonzero(mask)
+        row, column = where // k, where % k
+        known = None if basis is None else np.where(basis >= 0, np.searchsorted(where, basis), basis)
+        x, potential, found = linear_program(reduced[row, column], row, column + n, masses, known)
+        basis = None if found is None else np.where(found >= 0, where[found], found)
         missing = np.zeros_like(mask)
         if priced:
             price = reduced - potential[:n, None] - potential[n:]
@@ -102,7 +131,7 @@ def transport(C: Array, p: Array, q: Array, duals: Sequence[Array], priced: bool
         raise TransportError(f"the linear transport problem ({n} x {k}) was not priced out in {PRICING_ROUNDS} rounds")
     plan = np.zeros_like(C)
     plan[row, column] = x.clip(min=0.0) * unit
-    return Vertex(plan, duals[0] + scale * potential[n:])
+    return Vertex(plan, duals[0] + scale * potential[n:], basis)
 
 
 def equal_masses(p: Array, q: Array) -> bool:
@@ -110,14 +139,14 @@ def equal_masses(p: Array, q: Array) -> bool:
     return len(p) == len(q) and bool(np.ptp(p) == 0 == np.ptp(q))
 
 
-def linear_program(cost: Array, row: Array, column: Array, masses: Array) -> tuple[Array, Array]:
+def linear_program(cost: Array, row: Array, column: Array, masses: Array, basis: Array | None = None) -> Program:
     """x (m,) >= 0 of least cost (m,) whose sums over equal ``row`` and over equal ``column`` are ``masses`` (n + k,),
-    and the dual potentials (n + k,). ``column`` counts on from the rows: n <= column < n + k."""
+    found from a ``basis`` of such sums where there is one. ``column`` counts on from the rows: n <= column < n + k."""
     ends, core = np.stack((row, column), 1).ravel().astype(np.int32), _bindings()
-    return _by_linprog(cost, ends, masses) if core is None else _by_bindings(core, cost, ends, masses)
+    return _by_linprog(cost, ends, masses) if core is None else _by_bindings(core, cost, ends, masses, basis)
 
 
-def _by_linprog(cost: Array, ends: Array, masses: Array) -> tuple[Array, Array]:
+def _by_linprog(cost: Array, ends: Array, masses: Array) -> Program:
     from scipy.optimize import linprog  # late: it takes a third of the import of this package
 
     count = len(cost)
@@ -131,25 +160,44 @@ def _by_linprog(cost: Array, ends: Array, masses: Array) -> tuple[Array, Array]:
     found = linprog(cost, A_eq=sums, b_eq=masses, method="highs-ds", options=options)
     if found.status != 0:
         raise TransportError(f"the linear transport problem ({len(masses)} masses) was not solved: {found.message}")
-    return found.x, found.eqlin.marginals
+    return Program(found.x, found.eqlin.marginals, None)
 
 
-def _by_bindings(core: Any, cost: Array, ends: Array, masses: Array) -> tuple[Array, Array]:
+def _by_bindings(core: Any, cost: Array, ends: Array, masses: Array, basis: Array | None = None) -> Program:
     count, options, highs = len(cost), core.HighsOptions(), core._Highs()
     options.output_flag, options.presolve, options.solver = False, "off", "simplex"
     options.simplex_dual_edge_weight_strategy = DEVEX
     options.primal_feasibility_tolerance = FEASIBLE
+    if basis is not None:
+        options.simplex_strategy = PRIMAL
     highs.passOptions(options)
     columns = cost, np.zeros(count), np.full(count, np.inf), masses, masses
     entries = np.arange(0, 2 * count, 2, dtype=np.int32), ends, np.ones(2 * count), np.zeros(count, np.int32)
     highs.passModel(count, len(masses), 2 * count, COLUMNWISE, MINIMISE, 0.0, *columns, *entries)
+    if basis is not None:
+        highs.setBasis(_basis(core, count, len(masses), basis))
     highs.run()
     status = highs.getModelStatus()
+    if basis is not None and status != core.HighsModelStatus.kOptimal:
+        return _by_bindings(core, cost, ends, masses)
     if status != core.HighsModelStatus.kOptimal:
         text = highs.modelStatusToString(status)
         raise TransportError(f"the linear transport problem ({len(masses)} masses) was not solved: {text}")
     solution = highs.getSolution()
-    return np.array(solution.col_value), np.array(solution.row_dual)
+    return Program(np.array(solution.col_value), np.array(solution.row_dual), np.array(highs.getBasicVariables()[1]))
+
+
+def _basis(core: Any, count: int, masses: int, positions: Array) -> Any:
+    """HiGHS's record of a basis of so many variables and sums."""
+    status, basis = core.HighsBasisStatus, core.HighsBasis()
+    columns, rows = [status.kLower] * count, [status.kLower] * masses
+    for position in positions.tolist():
+        if position >= 0:
+            columns[position] = status.kBasic
+        else:
+            rows[-1 - position] = status.kBasic
+    basis.col_status, basis.row_status, basis.valid = columns, rows, True
+    return basis
 
 
 @functools.cache
@@ -163,7 +211,8 @@ def _bindings() -> Any:
     for name in BINDINGS:
         try:
             core = import_module(name)
-            x, price = _by_bindings(core, np.array([1.0, 3.0, 2.0, 1.0]), ends, masses)
+            x, price, basis = _by_bindings(core, np.array([2.0, 1.0, 1.0, 3.0]), ends, masses)
+            x, price, basis = _by_bindings(core, np.array([1.0, 3.0, 2.0, 1.0]), ends, masses, basis)
         except Exception as error:  # whatever a private module does in another version
             logger.debug("HiGHS through %s: %r", name, error)
             continue
@@ -216,6 +265,19 @@ def _mark_smallest(mask: Array, reduced: Array) -> None:
         np.put_along_axis(small, np.argpartition(reduced, last[0], axis=1)[:, :CANDIDATES], True, 1)
         np.put_along_axis(small, np.argpartition(reduced, last[1], axis=0)[:CANDIDATES], True, 0)
     mask |= small
+
+
+def _mark_small(mask: Array, reduced: Array) -> None:
+    """Mark about as many entries, the smallest of all by what some rows tell: a pass where `_mark_smallest` sorts. As
+    it does where too many are as small."""
+    n, k = reduced.shape
+    sample = reduced[:: max(n // SAMPLED_ROWS, 1)].ravel()
+    last = min(len(sample) * CANDIDATES * (n + k) // (n * k), len(sample) - 1)
+    small = reduced <= np.partition(sample, last)[last]
+    if np.count_nonzero(small) > MOST_TIED * CANDIDATES * (n + k):
+        _mark_smallest(mask, reduced)
+    else:
+        mask |= small
 
 
 def staircase(p: Array, q: Array) -> Array:

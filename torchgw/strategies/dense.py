@@ -22,7 +22,7 @@ from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.candidate import Candidate
-from torchgw.search.full_starts import product_starts, sharp_starts
+from torchgw.search.full_starts import FEW_PAIRS, product_starts, sharp_starts
 from torchgw.solvers.finish import finish, precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredInner
@@ -33,7 +33,7 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
-from torchgw.strategies.sharp import sharpened, solve_further, solve_sharply
+from torchgw.strategies.sharp import descend_sharply, first_steps, sharpened, solve_sharply
 
 logger = logging.getLogger("torchgw")
 
@@ -41,6 +41,7 @@ ROUNDING_SLACK = 2.0
 CORRECTIONS = 3  # by the exact gradient, at most
 MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
+NEARLY = 1.03  # of the lowest after a few steps, which leave less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
 PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
@@ -127,8 +128,8 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Small problems
     without entropy are solved from every candidate, and up to a million pairs also from the product plan: by annealing,
     and up to 40 000 by conditional gradients from the plan itself, so that no search is worth less than that. A contest
-    has had both; a search that annealed plans on all points has annealed that one too, and beyond 20 x 20 points
-    only what is nearly as low is solved.
+    has had both; a search that brings annealed plans has annealed that one too, and beyond 20 x 20 points only what is
+    nearly as low after a few steps is solved, and the lowest once more, annealed further.
     """
     best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
     near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
@@ -137,9 +138,13 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     pairs = len(problem.p) * len(problem.q)
     small = problem.sharp and pairs <= (ANNEALED_BASINS_PAIRS if best.annealed else SHARP_BASINS_PAIRS)
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
+    if best.annealed and not small and len(contenders) > 1:
+        others = [c for c in others if all(c is not each for each in contenders)]
+        contenders, beaten = _raced(problem, contenders)
+        others, best = [*beaten, *others], contenders[0]
     if best.ended:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.ended)]
-    elif problem.sharp and best.level != "given" and pairs <= PRODUCT_PAIRS:
+    elif problem.sharp and best.level != "given" and pairs <= (FEW_PAIRS if best.annealed else PRODUCT_PAIRS):
         contenders += product_starts(problem)[-1 if best.annealed else 0 :]
     ends: list[Solution] = []
     quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
@@ -147,10 +152,16 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         if position == 0 or not problem.watch.cut():
             if position:  # anchors of another basin
                 recall(problem.gradient, NOTHING)
-            taken = solve_further if candidate is best and best.annealed else solver
+            taken = descend_sharply if candidate.annealed else solver
             ends.append(problem.stage(f"solve-{position}", partial(taken, problem, candidate.start)))
         problem = quiet
     contenders = contenders[: len(ends)]
+    if best.annealed and not problem.watch.cut():
+        lowest = min((i for i, c in enumerate(contenders) if c.annealed), key=lambda i: ends[i].energy)
+        start = replace(contenders[lowest].start, plan=None)
+        further = problem.stage("further", partial(solve_sharply, problem, start))
+        if further.energy < ends[lowest].energy:
+            ends[lowest] = further
     settled = [
         replace(c, energy=max(end.energy, 0.0), level="full", matching=end.plan.argmax(1), ended=problem.sharp)
         for c, end in zip(contenders, ends, strict=True)
@@ -161,6 +172,21 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     rest = [settled[i] for i in order[1:]] + [c for c in others if all(c is not each for each in contenders)]
     rest.sort(key=lambda c: (c.level != "full", c.energy))
     return ends[order[0]], [settled[order[0]], *rest]
+
+
+def _raced(problem: StoredProblem, candidates: list[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+    """Candidates after a few conditional gradients from the plans that they bring: those that are nearly as low as the
+    lowest, that one first, and the others."""
+    quiet, raced = replace(problem, watch=problem.watch.silent()), []
+    for position, candidate in enumerate(candidates):
+        if position and problem.watch.cut():
+            break
+        end = quiet.stage(f"race-{position}", partial(first_steps, quiet, candidate.start))
+        start = replace(candidate.start, plan=end.plan.to(problem.masses[0]))
+        raced.append(replace(candidate, start=start, energy=end.value))
+    raced.sort(key=lambda c: c.energy)
+    near = sum(c.energy <= NEARLY * raced[0].energy + TINY * problem.unit for c in raced)
+    return raced[:near], raced[near:]
 
 
 def where_to_start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:

@@ -49,6 +49,7 @@ PROGRESS = 1e-3
 ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
 TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
 EXCHANGED_PAIRS = 250_000
+FIRST = 3  # steps, that say which of several plans leads lowest
 
 StateT = TypeVar("StateT", bound=State)
 
@@ -76,24 +77,31 @@ def solve_sharply(problem: StoredProblem, start: Start, history: History | None 
     dual = now.end.cost.column_dual(now.end.g.to(torch.float64), problem.q, epsilon)
     descent = _Descent(problem, now.history, limit)
     found = descent.solved(now.plan if start.plan is None else start.plan, dual, start.plan is not None)
-    exchanged = None if problem.watch.cut() else _exchanged(problem, found)
-    if exchanged is not None:
-        assert found.dual is not None
-        with problem.watch.within("exchanged"):
-            found = descent.solved(exchanged, found.dual, True).after(found)
+    found = _exchanged_further(problem, descent, found)
     warning = precision_warning(now.end.cost, epsilon, problem.options)
     return replace(found.after(now), precision_warning=warning)
 
 
-def solve_further(problem: StoredProblem, start: Start) -> Solution:
-    """The lower end of both ways on from an annealed plan: from the plan itself, and annealed further."""
-    kept = solve_sharply(problem, start)
-    if problem.watch.cut():
-        return kept
-    quiet = replace(problem, watch=problem.watch.silent())
-    with problem.watch.within("further"):
-        found = solve_sharply(quiet, replace(start, plan=None))
-    return found if found.energy < kept.energy else kept
+def descend_sharply(problem: StoredProblem, start: Start) -> Solution:
+    """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
+    assert start.plan is not None
+    descent = _Descent(problem, History(), problem.options.stopping.max_iter)
+    return _exchanged_further(problem, descent, descent.solved(start.plan, _dual(problem, start), True))
+
+
+def first_steps(problem: StoredProblem, start: Start) -> FrankWolfe:
+    """A few steps of the same."""
+    assert start.plan is not None
+    descent = _Descent(problem, History(), FIRST)
+    (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
+    return frank_wolfe(descent.first, feasible(plan, p, q), _dual(problem, start), p, q, *descent.settings)[0]
+
+
+def _dual(problem: StoredProblem, start: Start) -> Tensor:
+    """Column potentials (K,) in units of cost, float64, from those of a start."""
+    assert start.cost is not None
+    assert start.epsilon is not None
+    return start.cost.column_dual(start.g, problem.masses[1], start.epsilon).to(torch.float64)
 
 
 def sharpened(problem: StoredProblem, first: Solution) -> Solution:
@@ -112,6 +120,16 @@ def sharpened(problem: StoredProblem, first: Solution) -> Solution:
     step = replace(step_of(sharp, found, time.perf_counter() - began), moved=moved)
     logger.info("sharpened: %s", step)
     return replace(found.after(first), path=(*first.path, step))
+
+
+def _exchanged_further(problem: StoredProblem, descent: _Descent, found: Solution) -> Solution:
+    """What exchanges of matches lead to, where that is lower."""
+    exchanged = None if problem.watch.cut() else _exchanged(problem, found)
+    if exchanged is None:
+        return found
+    assert found.dual is not None
+    with problem.watch.within("exchanged"):
+        return descent.solved(exchanged, found.dual, True).after(found)
 
 
 def _exchanged(problem: StoredProblem, found: Solution) -> Tensor | None:
@@ -157,6 +175,15 @@ class _Descent:
     limit: int
 
     @property
+    def first(self) -> ExactGradient:
+        """The gradient that leads most of the way: between leading factors where the problem has some."""
+        assert self.problem.wide is not None
+        leading = self.problem.quadratic
+        return (
+            leading.to(torch.float64, self.problem.wide) if isinstance(leading, LeadingGradient) else self.problem.wide
+        )
+
+    @property
     def settings(self) -> tuple[float, float, int, History, Watch]:
         """Tolerance, least value, iterations that are left, history and watch of the next loop."""
         least = torch.finfo(self.problem.p.dtype).eps * self.problem.unit
@@ -175,11 +202,10 @@ class _Descent:
         problem, (p, q), before = self.problem, self.problem.model.masses, len(self.history.iteration)
         wide = problem.wide
         assert wide is not None
-        leading = problem.quadratic if isinstance(problem.quadratic, LeadingGradient) else None
-        first = wide if leading is None else leading.to(torch.float64, wide)
+        leading, first = isinstance(problem.quadratic, LeadingGradient), self.first
         matched = None
         if equal_masses(p.cpu().numpy(), q.cpu().numpy()):
-            matched = self._by_permutations(first, wide if leading is not None else None, plan, dual, kept)
+            matched = self._by_permutations(first, wide if leading else None, plan, dual, kept)
         found: FrankWolfe | Permuted
         if matched is not None:
             found, status = matched
@@ -188,8 +214,8 @@ class _Descent:
             plan = feasible(plan.to(torch.float64, copy=True), p, q)
         cost = None
         if matched is not None and matched[0].whole:
-            cost = None if leading is None else matched[0].cost
-        elif leading is None:
+            cost = matched[0].cost if leading else None
+        elif not leading:
             found, status = frank_wolfe(wide, plan, dual, p, q, *self.settings)
             dual = found.duals[0]
         else:

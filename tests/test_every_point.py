@@ -1,0 +1,95 @@
+"""The search without entropy on cells: what their means keep, and what is found by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+
+from tests.problems import random_masses
+from torchgw import gw_align
+from torchgw.search.every_point import cells_of
+from torchgw.spaces import FactoredDistances, PrecomputedDistances
+
+pytestmark = pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
+
+
+def space(n: int, rng: np.random.Generator) -> tuple[torch.Tensor, PrecomputedDistances]:
+    D = torch.from_numpy(cdist(x := rng.normal(size=(n, 3)), x))
+    return D, PrecomputedDistances.stored_matrix(D, 1.0)
+
+
+@pytest.mark.parametrize("n", [60, 300])
+def test_cells_have_the_means_of_distances_and_the_masses_of_their_points(n: int) -> None:
+    rng = np.random.default_rng(n)
+    D, given = space(n, rng)
+    mass = torch.from_numpy(random_masses(n, rng))
+    side, cells = cells_of(given, mass, 16, torch.Generator().manual_seed(0))
+    assert 8 <= cells.count <= 16
+    np.testing.assert_allclose(side.mass, cells.sums(mass), rtol=1e-12)
+    share = torch.zeros(n, cells.count, dtype=torch.float64)
+    share[torch.arange(n), cells.label] = mass / side.mass[cells.label]
+    np.testing.assert_allclose(side.rows, share.T @ D, atol=1e-12)
+    np.testing.assert_allclose(side.distances, share.T @ D @ share, atol=1e-12)
+    np.testing.assert_array_equal(cells.label[side.index], np.arange(cells.count))
+
+
+def test_a_plan_that_is_constant_on_cells_has_the_value_of_the_plan_between_them() -> None:
+    rng = np.random.default_rng(0)
+    (DX, x), (DY, y) = space(80, rng), space(70, rng)
+    p, q = (torch.from_numpy(random_masses(m, rng)) for m in (80, 70))
+    generator = torch.Generator().manual_seed(0)
+    (near, in_x), (far, in_y) = cells_of(x, p, 8, generator), cells_of(y, q, 8, generator)
+    between = torch.from_numpy(rng.uniform(size=(in_x.count, in_y.count)))
+    between /= between.sum()
+    whole = between[in_x.label][:, in_y.label] * (p / near.mass[in_x.label])[:, None] * (q / far.mass[in_y.label])
+    cross = float(((DX @ whole @ DY) * whole).sum())
+    assert float(((near.distances @ between @ far.distances) * between).sum()) == pytest.approx(cross, rel=1e-12)
+
+
+def test_cells_of_factors_are_those_of_their_distances() -> None:
+    rng = np.random.default_rng(1)
+    F, mass = torch.from_numpy(rng.normal(size=(200, 4))), torch.full((200,), 1 / 200, dtype=torch.float64)
+    signs = torch.tensor([1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
+    found, cells = cells_of(FactoredDistances.of(F, signs, 1.0), mass, 16, torch.Generator().manual_seed(0))
+    stored = PrecomputedDistances.stored_matrix((F * signs) @ F.T, 1.0)
+    same, others = cells_of(stored, mass, 16, torch.Generator().manual_seed(0))
+    np.testing.assert_array_equal(cells.label, others.label)
+    np.testing.assert_allclose(found.distances, same.distances, atol=1e-10)
+
+
+def test_points_without_mass_and_points_that_coincide_leave_no_empty_cell() -> None:
+    rng = np.random.default_rng(2)
+    x = np.repeat(rng.normal(size=(5, 2)), 30, axis=0)
+    mass = torch.from_numpy(random_masses(150, rng))
+    mass[::7] = 0.0
+    given = PrecomputedDistances.stored_matrix(torch.from_numpy(cdist(x, x)), 1.0)
+    side, cells = cells_of(given, mass, 32, torch.Generator().manual_seed(0))
+    assert float(side.mass.min()) > 0
+    assert float(mass[side.index].min()) > 0
+    assert int(cells.label.max()) + 1 == cells.count
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_far_points_and_squared_distances_hide_no_lower_optimum(seed: int) -> None:
+    rng = np.random.default_rng((400, seed, 7))
+    DX, DY = (cdist(x := rng.exponential(size=(240, 3)), x, "sqeuclidean") for _ in range(2))
+    p = rng.uniform(0.2, 1, 240)
+    found = gw_align(DX, DY, p=p / p.sum(), distances="precomputed", epsilon=0.0, random_state=0)
+    from_product = np.outer(p / p.sum(), np.full(240, 1 / 240))
+    product = gw_align(DX, DY, p=p / p.sum(), distances="precomputed", epsilon=0.0, init=from_product)
+    assert found.value <= product.value * (1 + 1e-9)
+    assert found.status.converged
+
+
+def test_a_copy_in_another_order_is_found_between_unequal_masses() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.exponential(size=(260, 3))
+    p, order = rng.uniform(0.2, 1, 260), rng.permutation(260)
+    p /= p.sum()
+    found = gw_align(
+        cdist(x, x), cdist(x, x)[np.ix_(order, order)], p=p, q=p[order], distances="precomputed", epsilon=0
+    )
+    np.testing.assert_array_equal(order[found.argmax()], np.arange(260))
+    assert found.value <= 1e-9
