@@ -217,15 +217,24 @@ class MatchingGradient:
     def __init__(self, exact: ExactGradient) -> None:
         self.exact = exact
 
+    @classmethod
+    def of(cls, exact: ExactGradient) -> MatchingGradient | None:
+        """None where a product takes less anyway, or is another: of factors, sparse or asymmetric matrices."""
+        factors = any(space.factors() is not None for space in (exact.source, exact.target))
+        return None if factors or exact.stores_product else cls(exact)
+
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
         plan = coupling.to_dense().to(p.dtype)
         if q is not None or int(plan.count_nonzero()) > FEW_ENTRIES * plan.numel():
             return self.exact(coupling, p, q)
         return FactoredCost.of_product(self.exact.a, self.exact.b, self._product(plan))
 
-    def difference(self, direction: Tensor) -> Tensor:
-        """C(S) - C(T) (N, K) from S - T, of plans with the same marginals."""
-        return self._product(direction).mul_(-2.0)
+    def change(self, vertex: Tensor, direction: Tensor, cost: Tensor) -> Tensor:
+        """C(S) - C(T) (N, K) of a plan S of few entries, from S - T and C(T): of either plan the one with less work."""
+        few = int(direction.count_nonzero()) <= FEW_ENTRIES * direction.numel()
+        if few or int((direction != 0).any(1).sum()) <= len(direction) // 2:
+            return self._product(direction).mul_(-2.0)
+        return self._product(vertex).mul_(-2.0).add_(self.exact.b).add_(self.exact.a[:, None]).sub_(cost)
 
     def _product(self, T: Tensor) -> Tensor:
         """D_X T D_Y (N, K)."""

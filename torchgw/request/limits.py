@@ -22,6 +22,7 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded, fact_of_space
 from torchgw.search.basins import MOST_CONTEST_PAIRS
+from torchgw.search.every_point import CELLS_PAIRS
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.prepare import Space
@@ -37,7 +38,7 @@ SEARCHED_SIZE = 5000
 EXPECTED_RANK = 32
 # Up to which an optimum without entropy is found in about the time of a blurred one (measured): where its linear
 # programs are assignments, between points that no landmark stands for and between others, and elsewhere.
-SHARP_SCATTERED_PAIRS, SHARP_ASSIGNED_PAIRS, SHARP_PAIRS = 40_000_000, 16_000_000, 400_000
+SHARP_SCATTERED_PAIRS, SHARP_ASSIGNED_PAIRS, SHARP_PAIRS = 40_000_000, 16_000_000, CELLS_PAIRS
 RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 
 

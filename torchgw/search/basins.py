@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import APART, Basin
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.exact import ExactGradient, mean_squares
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkProblem, coarse_basins, stands_out
@@ -55,6 +55,7 @@ FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, but from distributions, which begin hot: the second comes within 2 % of the end
 COOLED = 4.0  # times as cold between many points, where a comparison of blurred plans leaves a doubt
 CLOSE = 1.25
+DIAMETER = 2.5  # root mean squares of distances: of an interval, 2.4
 POOR_COVERAGE = 0.02
 MANY_PAIRS = 4_000_000  # beyond which starts on all points wait for landmarks that leave a doubt
 MOST_QUANTILE_PAIRS = 8e7
@@ -136,8 +137,13 @@ def _without_entropy(problem: StoredProblem, coarse: CoarseOptions) -> tuple[lis
     if not is_few(problem):
         found = on_cells(problem, coarse, "cells")
         reference = choose_landmarks(problem.target, q, KINDS[0], coarse.n_landmarks, problem.generator)
-        reference = replace(reference, rows=reference.rows / problem.unit**0.5)
-        return _distinct(found, reference, problem.masses[0], problem.unit), reference
+        largest, typical = (
+            problem.unit**0.5,
+            DIAMETER * float(q @ mean_squares(problem.target, q) / q.sum() ** 2) ** 0.5,
+        )
+        near = replace(reference, rows=reference.rows / min(largest, typical))  # what is near beside a few far points
+        reference = replace(reference, rows=reference.rows / largest)
+        return _distinct(found, near, problem.masses[0]), reference
     rows = problem.target.rows(torch.arange(len(q), device=q.device))
     reference = Landmarks.every(rows / problem.unit**0.5, q)
     found = [*on_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]

@@ -27,6 +27,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import consistent_bound, gap
+from torchgw.objective.leading import MatchingGradient
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
@@ -79,20 +80,18 @@ def frank_wolfe(
     history: History,
     watch: Watch,
     bound_ends: bool = False,
-    difference: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[FrankWolfe, Status]:
     """The last plan, and why the loop ended. O(N K) memory; a linear program and a linearised cost for each step.
 
     Parameters
     ----------
-    gradient : C(T) of a plan, in float64.
+    gradient : C(T) of a plan, in float64; a `MatchingGradient` is asked for C(S) - C(T) of steps.
     plan : feasible (N, K), with marginals p (N,), q (K,).
     dual : column potentials (K,) of its linear problem, in units of cost; anything will do.
     tol : gap over value at which a plan is stationary.
     least : a value up to this is zero.
     bound_ends : whether a bound within ``tol`` ends the loop. Otherwise the linear problem is solved at the last plan
         too, for where it has several optima, the value can fall towards another to second order alone.
-    difference : C(S) - C(T) (N, K) from S - T, where that takes less than C(S).
     """
     solve, whole = _linear_oracle(p, q), slice(0, len(p))
 
@@ -118,7 +117,10 @@ def frank_wolfe(
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
         direction = vertex - plan
-        change = linearise(vertex) - cost if difference is None else difference(direction)
+        if isinstance(gradient, MatchingGradient):
+            change = gradient.change(vertex, direction, cost)
+        else:
+            change = linearise(vertex).sub_(cost)
         slope, curvature = torch.stack(((cost * direction).sum(), (change * direction).sum())).tolist()
         length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
         fall = -2 * length * slope - length**2 * curvature

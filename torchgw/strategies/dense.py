@@ -20,6 +20,7 @@ from torchgw.objective.leading import LeadingGradient
 from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
+from torchgw.search.anneal import NEAR, stands_out
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import FEW_PAIRS, product_starts, sharp_starts
@@ -41,6 +42,7 @@ ROUNDING_SLACK = 2.0
 CORRECTIONS = 3  # by the exact gradient, at most
 MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
+RACED = 4
 NEARLY = 1.03  # of the lowest after a few steps, which leave less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
 PRODUCT_PAIRS = 1_000_000
@@ -138,10 +140,10 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     pairs = len(problem.p) * len(problem.q)
     small = problem.sharp and pairs <= (ANNEALED_BASINS_PAIRS if best.annealed else SHARP_BASINS_PAIRS)
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
-    if best.annealed and not small and len(contenders) > 1:
-        others = [c for c in others if all(c is not each for each in contenders)]
-        contenders, beaten = _raced(problem, contenders)
-        others, best = [*beaten, *others], contenders[0]
+    if best.annealed and not small:  # how low a plan leads, its own energy hardly says
+        left = [c for c in candidates[:RACED] if c.energy <= NEAR * best.energy + TINY * problem.unit]
+        contenders, beaten = _raced(problem, left)
+        best, others = contenders[0], [*beaten, *candidates[len(left) :]]
     if best.ended:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.ended)]
     elif problem.sharp and best.level != "given" and pairs <= (FEW_PAIRS if best.annealed else PRODUCT_PAIRS):
@@ -152,12 +154,13 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         if position == 0 or not problem.watch.cut():
             if position:  # anchors of another basin
                 recall(problem.gradient, NOTHING)
-            taken = descend_sharply if candidate.annealed else solver
+            taken = descend_sharply if best.annealed else solver
             ends.append(problem.stage(f"solve-{position}", partial(taken, problem, candidate.start)))
         problem = quiet
     contenders = contenders[: len(ends)]
-    if best.annealed and not problem.watch.cut():
-        lowest = min((i for i, c in enumerate(contenders) if c.annealed), key=lambda i: ends[i].energy)
+    alone = best.annealed and stands_out([c.energy for c in candidates], NEAR)
+    if best.annealed and not (alone or problem.watch.cut()):
+        lowest = min(range(len(ends)), key=lambda i: ends[i].energy)
         start = replace(contenders[lowest].start, plan=None)
         further = problem.stage("further", partial(solve_sharply, problem, start))
         if further.energy < ends[lowest].energy:
@@ -177,13 +180,13 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
 def _raced(problem: StoredProblem, candidates: list[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
     """Candidates after a few conditional gradients from the plans that they bring: those that are nearly as low as the
     lowest, that one first, and the others."""
-    quiet, raced = replace(problem, watch=problem.watch.silent()), []
+    annealed, quiet, raced = candidates[0].annealed, replace(problem, watch=problem.watch.silent()), []
     for position, candidate in enumerate(candidates):
         if position and problem.watch.cut():
             break
         end = quiet.stage(f"race-{position}", partial(first_steps, quiet, candidate.start))
         start = replace(candidate.start, plan=end.plan.to(problem.masses[0]))
-        raced.append(replace(candidate, start=start, energy=end.value))
+        raced.append(replace(candidate, start=start, energy=end.value, annealed=annealed))
     raced.sort(key=lambda c: c.energy)
     near = sum(c.energy <= NEARLY * raced[0].energy + TINY * problem.unit for c in raced)
     return raced[:near], raced[near:]
