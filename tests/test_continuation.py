@@ -28,7 +28,6 @@ from torchgw import (
     Partial,
     PrecomputedDistances,
     SemiRelaxed,
-    Status,
     Unbalanced,
     epsilon_path,
     estimate,
@@ -39,12 +38,9 @@ from torchgw.losses import KULLBACK_LEIBLER as KL
 from torchgw.objective import gain
 from torchgw.objective.gain import deviation, gain_of, linear_gain
 from torchgw.objective.model import Model
-from torchgw.request import limits
-from torchgw.search import every_point
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import AUTO_START
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.strategies import continuation
 from torchgw.strategies.continuation import FALL, LEFT_OF_FEW, MOST_STEPS, MOVED, RATIO, SHARP
 
 RNG = np.random.default_rng(0)
@@ -199,27 +195,6 @@ def test_it_falls_while_the_plan_sharpens() -> None:
     given_one = align(**given, epsilon=path[0].epsilon)
     assert given_one.path == ()
     assert result.history.cost[: given_one.n_iter] == given_one.history.cost
-
-
-def test_a_step_that_would_take_long_ends_without_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between different numbers of points, where it may; what comes back is about as low as without entropy."""
-    monkeypatch.setattr(limits, "SHARP_PAIRS", 100)
-    monkeypatch.setattr(continuation, "STEP_ITERATIONS", 4)
-    monkeypatch.setattr(every_point, "FEW_PAIRS", 0)  # so many points as take steps have landmarks without entropy, too
-    X, Y, _ = cloud(90, 2, noise=0.05)
-    given: dict[str, Any] = {"X": X[:80], "Y": Y, "distances": "euclidean", "random_state": 0}
-    result = align(**given)
-    *before, last = result.path
-    assert result.epsilon == last.epsilon == 0
-    assert before
-    assert last.value < before[-1].value
-    assert result.status is Status.STATIONARY
-    assert result.value == pytest.approx(last.value, rel=1e-6)
-    assert result.value <= align(**given, epsilon=0).value * 1.01
-    assert result.marginal_residual < 1e-12
-    assert sum(step.seconds for step in result.path) <= result.timings["solve"]
-    relaxed = align(**given, marginals=SemiRelaxed(1.0))
-    assert relaxed.epsilon > 0  # it has no optimum without entropy, and steps of any length
 
 
 def test_blur_that_costs_nothing_stays() -> None:

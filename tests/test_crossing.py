@@ -117,7 +117,7 @@ def test_a_cancelled_search_keeps_what_it_has() -> None:
 
 
 def test_the_default_crosses_where_clusters_leave_many_optima(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, Y, _ = clusters(500, 20, 10, seed=0)
+    X, Y, _ = clusters(300, 20, 10, seed=3)
     found = quietly(gw_align, X, Y, random_state=0)
     assert any(CROSSED in basin.origin for basin in found.basins)
     monkeypatch.setattr(every_point, "DOUBT", 1.0)

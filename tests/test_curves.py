@@ -17,7 +17,7 @@ from torchgw import EuclideanDistances, GWOptions, GWResult, SemiRelaxed, Stoppi
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import Status
 from torchgw.objective import bounds
-from torchgw.request import request
+from torchgw.request import limits, request
 from torchgw.search import anneal
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import LandmarkDistances
@@ -62,7 +62,10 @@ def blobs(count: int, n: int, width: float) -> Array:
 
 
 @pytest.mark.parametrize("epsilon", ["auto", 1e-3, 2e-4])
-def test_a_solve_begun_between_cells_ends_as_one_of_all_points(epsilon: float | str, few: None) -> None:
+def test_a_solve_begun_between_cells_ends_as_one_of_all_points(
+    epsilon: float | str, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SHARP_PAIRS", 0)
     result, whole = curves(epsilon=epsilon), curves(epsilon=epsilon, options=DENSE)
     assert result.strategy == whole.strategy == "dense"
     assert result.ladder

@@ -410,7 +410,6 @@ class Request:
             curves=self.curves,
             auto=self.asked.epsilon == AUTO,
             sharpens=self.sharpens,
-            may_sharpen=self.sharp,
         )
 
     def run_by(self, strategy: str) -> Request:

@@ -68,7 +68,6 @@ class Problem:
     curves : whether what was given as points lies on curves, where that was looked at.
     auto : whether epsilon is left to the solve.
     sharpens : whether it ends at zero, from the plan that is solved first.
-    may_sharpen : whether an optimum without entropy could have been asked for.
     """
 
     spaces: tuple[DistanceProvider, DistanceProvider]
@@ -85,7 +84,6 @@ class Problem:
     curves: bool = False
     auto: bool = False
     sharpens: bool = False
-    may_sharpen: bool = False
 
     @classmethod
     def of(cls: type[ProblemT], problem: Problem, **more: Any) -> ProblemT:

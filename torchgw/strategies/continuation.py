@@ -5,8 +5,7 @@
 The start is large enough to find the basin and small beside what there is to gain. The plan then follows its optimum
 down while it is no matching yet, its value is far above zero and still falls, and matches still change: blur that costs
 nothing keeps potentials smooth and solves short. A step that does not converge, or whose scores float32 cannot carry,
-is not taken; where one without entropy could be, up to two million pairs, a step that needs more than forty iterations
-is left for that (`torchgw.strategies.sharp.sharpened`): there the plan would still have fallen.
+is not taken.
 
 Source: K. Rose, "Deterministic annealing for clustering, compression, classification, regression", 1998.
 """
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import EpsilonStep, entropy_and_margin
-from torchgw.diagnostics.status import History, Status
+from torchgw.diagnostics.status import History
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
@@ -33,7 +32,7 @@ from torchgw.solvers.warm_start import Start
 logger = logging.getLogger("torchgw")
 
 RATIO = 1 / 3
-MOST_STEPS, STEP_ITERATIONS = 3, 40
+MOST_STEPS = 3
 # Of the gain: a value below has nothing left that is worth a step; between few points steps are cheap.
 LEFT, LEFT_OF_FEW, FEW_PAIRS = 0.02, 0.002, 2_000_000
 FALL = 0.05  # of the value, that a step must have brought to be followed by another
@@ -43,14 +42,12 @@ MOVED = 0.01  # of the mass, whose match a step must have changed likewise
 Solve = Callable[[StoredProblem, Start, History], Solution]
 
 
-def continued(problem: StoredProblem, first: Solution, seconds: float, solve: Solve) -> tuple[Solution, bool]:
-    """The solution where epsilon stops falling, from ``first``, at the epsilon asked for, which took these seconds; and
-    whether it is to end without entropy from there."""
-    p, solution, sharpens = problem.p, first, False
+def continued(problem: StoredProblem, first: Solution, seconds: float, solve: Solve) -> Solution:
+    """The solution where epsilon stops falling, from ``first``, at the epsilon asked for, which took these seconds."""
+    p, solution = problem.p, first
     path: tuple[EpsilonStep, ...] = (step_of(problem, first, seconds),)
     few = len(problem.p) * len(problem.q) <= FEW_PAIRS
-    least, long = (LEFT_OF_FEW if few else LEFT) * problem.gain, problem.options.stopping.max_iter > STEP_ITERATIONS
-    may_sharpen = few and long and problem.may_sharpen
+    least = (LEFT_OF_FEW if few else LEFT) * problem.gain
     for number in range(1, MOST_STEPS + 1):
         epsilon, end = path[-1].epsilon * RATIO, solution.end
         left = problem.continued and solution.status.converged and path[-1].value > least
@@ -61,16 +58,11 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
             logger.info("epsilon %.3g is left out: %s", epsilon, reason)
             break
         began, start = time.perf_counter(), end.to(problem.masses[0].dtype)
-        next_one = problem.at(epsilon)
-        if may_sharpen:
-            stopping = replace(next_one.options.stopping, max_iter=STEP_ITERATIONS)
-            next_one = replace(next_one, options=replace(next_one.options, stopping=stopping))
-        found = problem.stage(f"epsilon-{number}", partial(solve, next_one, start, solution.history.copy()))
+        found = problem.stage(f"epsilon-{number}", partial(solve, problem.at(epsilon), start, solution.history.copy()))
         spent = time.perf_counter() - began
         if not found.status.converged:
             logger.info("epsilon %.3g is left out: %s", epsilon, found.status)
             path = (*path[:-1], replace(path[-1], seconds=path[-1].seconds + spent))
-            sharpens = may_sharpen and found.status in (Status.MAX_ITER, Status.MARGINALS)
             break
         moved = float(p @ (found.plan.argmax(1) != solution.plan.argmax(1)).to(p) / p.sum())
         path = (*path, replace(step_of(problem, found, spent), epsilon=epsilon, moved=moved))
@@ -78,7 +70,7 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
         solution = found.after(solution)
         if path[-1].value > (1 - FALL) * path[-2].value or moved < MOVED:
             break
-    return replace(solution, path=path), sharpens
+    return replace(solution, path=path)
 
 
 def blur(solution: Solution, p: Tensor) -> float:

@@ -80,18 +80,16 @@ def solve_dense(
     problem = StoredProblem.of(narrow, gradient=make_gradient(narrow))
     if asked.sharp or asked.sharpens or asked.tol is not None:
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
-    sharpens = False
     ladder: tuple[Rung, ...] = ()
     if streamed is None:
         begun = (begin or _begun)(problem)
         solution, basins, ladder, searched = begun.solution, begun.basins, begun.ladder, began + begun.seconds
         if asked.auto:
-            solution, sharpens = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
+            solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
     else:
         solution, searched, basins = streamed, began, streamed.basins
-    if sharpens or asked.sharpens:
-        exact = problem.wide or ExactGradient(wide[0], wide[1], p, q, asked.model.loss)
-        solution = sharpened(replace(problem, wide=exact), solution)
+    if asked.sharpens:
+        solution = sharpened(problem, solution)
     if solution is streamed:
         return streamed
     solved, model = time.perf_counter(), asked.model.at(solution.path[-1].epsilon) if solution.path else asked.model

@@ -176,10 +176,11 @@ class _Descent:
 
     @property
     def exact(self) -> ExactGradient | MatchingGradient:
-        """The gradient that decides."""
+        """The gradient that decides, of plans of few entries where products of stored matrices take long."""
         wide = self.problem.wide
         assert wide is not None
-        return MatchingGradient.of(wide) or wide
+        long = wide.a.device.type == "cpu" or isinstance(self.problem.quadratic, LeadingGradient)
+        return (MatchingGradient.of(wide) if long else None) or wide
 
     @property
     def first(self) -> ExactGradient | MatchingGradient:
