@@ -9,10 +9,14 @@ from scipy.spatial.distance import cdist
 
 from tests.problems import random_masses
 from torchgw import gw_align
+from torchgw.diagnostics.status import History
+from torchgw.objective.exact import ExactGradient
+from torchgw.persist.watch import Watch
 from torchgw.search.every_point import cells_of
+from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning", "ignore::torchgw.ConvergenceWarning")
 
 
 def space(n: int, rng: np.random.Generator) -> tuple[torch.Tensor, PrecomputedDistances]:
@@ -72,15 +76,37 @@ def test_points_without_mass_and_points_that_coincide_leave_no_empty_cell() -> N
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3])
-def test_far_points_and_squared_distances_hide_no_lower_optimum(seed: int) -> None:
+def test_beside_far_points_nothing_is_above_conditional_gradients_from_the_product_plan(seed: int) -> None:
     rng = np.random.default_rng((400, seed, 7))
     DX, DY = (cdist(x := rng.exponential(size=(240, 3)), x, "sqeuclidean") for _ in range(2))
     p = rng.uniform(0.2, 1, 240)
     found = gw_align(DX, DY, p=p / p.sum(), distances="precomputed", epsilon=0.0, random_state=0)
-    from_product = np.outer(p / p.sum(), np.full(240, 1 / 240))
-    product = gw_align(DX, DY, p=p / p.sum(), distances="precomputed", epsilon=0.0, init=from_product)
-    assert found.value <= product.value * (1 + 1e-9)
-    assert found.status.converged
+    masses = torch.from_numpy(p / p.sum()), torch.full((240,), 1 / 240, dtype=torch.float64)
+    spaces = (PrecomputedDistances.stored_matrix(torch.from_numpy(D), 1.0) for D in (DX, DY))
+    gradient, product = ExactGradient(*spaces, *masses), torch.outer(*masses)
+    end, _ = frank_wolfe(gradient, product, torch.zeros(240), *masses, 1e-6, 0.0, 200, History(), Watch())
+    assert found.value <= end.value * (1 + 1e-6)
+    assert found.converged
+
+
+def test_a_space_of_few_places_beside_their_copies_is_matched() -> None:
+    """Cells that lose nothing, and a plan of value zero."""
+    x = np.random.default_rng(6).normal(size=(50, 3))
+    many = np.tile(x, (20, 1))
+    found = gw_align(x, many, distances="euclidean", epsilon=0.0, random_state=0)
+    np.testing.assert_array_equal(found.plan.argmax(0), np.tile(np.arange(50), 20))
+    assert found.value < 1e-9
+
+
+def test_a_cancelled_solve_between_cells_keeps_what_it_has() -> None:
+    rng = np.random.default_rng(7)
+    DX, DY = (cdist(x := rng.exponential(size=(230, 3)), x) for _ in range(2))
+    given = {"distances": "precomputed", "epsilon": 0.0, "random_state": 0}
+    whole = gw_align(DX, DY, **given)
+    found = gw_align(DX, DY, **given, callback=lambda progress: True)
+    assert len(found.basins) == len(whole.basins) > 1
+    np.testing.assert_allclose(found.plan.sum(1), 1 / 230, atol=1e-12)
+    assert not found.converged
 
 
 def test_a_copy_in_another_order_is_found_between_unequal_masses() -> None:

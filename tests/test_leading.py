@@ -7,11 +7,14 @@ import pytest
 import torch
 
 import torchgw
+from tests.problems import random_masses
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.rounding import feasible
 from torchgw.objective import leading
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import LeadingGradient, MatchingGradient, leading_factors, stored_cost
 from torchgw.objective.value import exact_objective
+from torchgw.solvers.transport_lp import transport
 from torchgw.spaces import PrecomputedDistances
 
 
@@ -149,6 +152,22 @@ def test_plans_with_few_entries_have_the_exact_gradient_and_its_differences() ->
         change = exact(DenseCoupling(other), p).rows(whole) - wanted
         found = gradient.change(other, other - plan, wanted)
         torch.testing.assert_close(found, change, rtol=0, atol=1e-14)
+
+
+def test_a_vertex_between_unequal_masses_has_few_entries_and_the_exact_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    p, q = (torch.from_numpy(random_masses(n, rng)) for n in (300, 320))
+    x, y = (PrecomputedDistances.stored_matrix(cloud(n, 4, n), 1.0) for n in (300, 320))
+    exact, whole, product = ExactGradient(x, y, p, q), slice(0, 300), p[:, None] * q
+    found = transport(rng.normal(size=(300, 320)), p.numpy(), q.numpy(), [np.zeros(320)]).plan
+    vertex, cost = feasible(torch.from_numpy(found), p, q), exact(DenseCoupling(product), p).rows(whole)
+    taken = []
+    sparse = torch.sparse.mm
+    monkeypatch.setattr(torch.sparse, "mm", lambda *given: taken.append(1) or sparse(*given))
+    change = MatchingGradient(exact).change(vertex, vertex - product, cost)
+    wanted = exact(DenseCoupling(vertex), p).rows(whole) - cost
+    torch.testing.assert_close(change, wanted, rtol=0, atol=1e-13)
+    assert taken
 
 
 @pytest.mark.usefixtures("led")

@@ -323,7 +323,7 @@ def test_few_points_are_searched_at_once_and_end_no_higher_than_from_the_product
     assert torch.equal(result.plan, again.plan)
 
 
-def test_a_large_space_beside_a_tiny_one_keeps_its_landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_space_beside_a_tiny_one_is_not_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchgw.search import basins
 
     monkeypatch.setattr(basins, "on_every_point", lambda *_: pytest.fail("all points were taken for landmarks"))

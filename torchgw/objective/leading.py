@@ -40,6 +40,7 @@ BLOCK, MOST_RANK, POINTS_A_RANK = 64, 512, 8
 POWERS, OVERSAMPLED = 1, 8
 ROWS = 256
 FEW_ENTRIES = 0.01  # share of a plan's, up to which a sparse product takes less
+ROUNDING = 1e-15  # of the largest entry
 
 
 @dataclass(frozen=True)
@@ -231,14 +232,15 @@ class MatchingGradient:
 
     def change(self, vertex: Tensor, direction: Tensor, cost: Tensor) -> Tensor:
         """C(S) - C(T) (N, K) of a plan S of few entries, from S - T and C(T): of either plan the one with less work."""
-        few = int(direction.count_nonzero()) <= FEW_ENTRIES * direction.numel()
-        if few or int((direction != 0).any(1).sum()) <= len(direction) // 2:
+        moved = direction.abs() > ROUNDING * float(vertex.max())
+        if int(moved.sum()) <= FEW_ENTRIES * moved.numel() or int(moved.any(1).sum()) <= len(moved) // 2:
             return self._product(direction).mul_(-2.0)
         return self._product(vertex).mul_(-2.0).add_(self.exact.b).add_(self.exact.a[:, None]).sub_(cost)
 
     def _product(self, T: Tensor) -> Tensor:
         """D_X T D_Y (N, K)."""
         D, E = dense(self.exact.source), dense(self.exact.target)
+        T = torch.where(T.abs() > ROUNDING * float(T.abs().max()), T, 0.0)  # a vertex is rounded onto its marginals
         rows = torch.nonzero((T != 0).any(1))[:, 0]
         part = T[rows]
         few = int(part.count_nonzero()) <= FEW_ENTRIES * T.numel()

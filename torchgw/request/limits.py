@@ -6,6 +6,7 @@ space has factors, some that lead make iterations of the exact gradient cheap (`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -39,6 +40,7 @@ EXPECTED_RANK = 32
 # Up to which an optimum without entropy is found in about the time of a blurred one (measured): where its linear
 # programs are assignments, between points that no landmark stands for and between others, and elsewhere.
 SHARP_SCATTERED_PAIRS, SHARP_ASSIGNED_PAIRS, SHARP_PAIRS = 40_000_000, 16_000_000, CELLS_PAIRS
+SHARP_CONTEST_PAIRS = 400_000  # between others that are no metric spaces, and have a contest in place of cells
 RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 
 
@@ -182,11 +184,14 @@ def sharp_fits(facts: Mapping[str, Fact], shape: tuple[int, int], against: str |
     return excluded({**facts, "epsilon": Fact("zero", "0")}) is None and stored and against is None
 
 
-def ends_sharp(facts: Mapping[str, Fact], masses: tuple[Tensor, Tensor], against: str | None, asked: GWOptions) -> bool:
+def ends_sharp(
+    facts: Mapping[str, Fact], masses: tuple[Tensor, Tensor], against: str | None, asked: GWOptions, metric: bool = True
+) -> bool:
     """Whether an epsilon that is left to the solve is none at all: where the call would be taken with epsilon=0, and
-    the optimum without entropy costs little more than a blurred one."""
+    the optimum without entropy costs little more than a blurred one. ``metric`` says whether spaces are metric."""
     n, k = map(len, masses)
-    few = n * k <= (SHARP_ASSIGNED_PAIRS if assigned(masses) else SHARP_PAIRS)
+    unequal = min(SHARP_PAIRS, math.inf if metric else SHARP_CONTEST_PAIRS)
+    few = n * k <= (SHARP_ASSIGNED_PAIRS if assigned(masses) else unequal)
     return few and asked.strategy != "low-rank" and sharp_fits(facts, (n, k), against, asked)
 
 

@@ -220,7 +220,9 @@ class Request:
             facts |= {"options.strategy": Fact("sparse", "'sparse'")}
             options = replace(options, strategy="sparse")
         few = options.strategy == "sparse"
-        if auto and (few or ends_sharp(facts, masses, against_exact(spaces, device, options), asked.options)):
+        metric = all(space.metric for space in spaces)
+        against = against_exact(spaces, device, options)
+        if auto and (few or ends_sharp(facts, masses, against, asked.options, metric)):
             epsilon, facts = 0.0, facts | {"epsilon": fact_of_epsilon(0.0)}
         options = options if auto else tolerances_for(options, epsilon, marginals)
         linear, cost_scale = check_cost(cost, n, k)

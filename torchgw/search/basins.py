@@ -137,10 +137,8 @@ def _without_entropy(problem: StoredProblem, coarse: CoarseOptions) -> tuple[lis
     if not is_few(problem):
         found = on_cells(problem, coarse, "cells")
         reference = choose_landmarks(problem.target, q, KINDS[0], coarse.n_landmarks, problem.generator)
-        largest, typical = (
-            problem.unit**0.5,
-            DIAMETER * float(q @ mean_squares(problem.target, q) / q.sum() ** 2) ** 0.5,
-        )
+        largest, share = problem.unit**0.5, q / q.sum()
+        typical = DIAMETER * max(float(share @ mean_squares(problem.target, share)), 0.0) ** 0.5 or largest
         near = replace(reference, rows=reference.rows / min(largest, typical))  # what is near beside a few far points
         reference = replace(reference, rows=reference.rows / largest)
         return _distinct(found, near, problem.masses[0]), reference

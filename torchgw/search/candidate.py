@@ -33,7 +33,7 @@ class Candidate:
     basin : the basin between landmarks that it came from.
     origin : what the search began from there.
     ended : whether it is the end of a descent without entropy, with its energy.
-    annealed : whether it brings the plan of a search on all points without entropy, with that plan's energy.
+    annealed : whether it brings the plan of a search without entropy, on all points or between cells, with its energy.
     entropy : what the entropy adds to the energy, where both are minimised.
     passed : ends of its contest that are too high to go on from, without differences from the best.
     """

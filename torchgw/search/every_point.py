@@ -1,5 +1,5 @@
 """Without entropy a search needs sharp plans, and these need no landmarks: where points are few, starts are annealed on
-all of them, as one batch; where they are more, on cells, which the whole problem has no better plans between.
+all of them, as one batch; where they are more, between cells of them.
 
     cells -> starts annealed between them -> plans that are constant on pairs of cells -> conditional gradients
 
@@ -7,8 +7,9 @@ The objective of such a plan is that of a plan between cells, with the means of 
 standing for others, as it is with landmarks, and the plan is sharp enough for conditional gradients to begin from. What
 annealing on all points forgets on its way, a basin that is narrow beside few far points, cells keep.
 
-Where points are few the lowest is gone on with from its plan and, annealed further, from its potentials; so are the
-others, where it hardly stands out, and the product plan as it is.
+The lowest ends on all points are those of `torchgw.strategies.dense.solve_contenders`: one step from each plan, all of
+them from those that are then about as low, and of the lowest, annealed further, from its potentials; between few points
+also from the product plan.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torchgw.diagnostics.status import History
 from torchgw.objective.exact import ExactGradient, mean_squares, product
 from torchgw.options import CoarseOptions
 from torchgw.persist.watch import Watch
+from torchgw.runtime.threads import threads_for
 from torchgw.search.anneal import CoarseBasin, LandmarkProblem, basins_of, landmark_basins, stands_out
 from torchgw.search.candidate import Candidate
 from torchgw.search.crossing import CROSSED, crossed_basins
@@ -77,7 +79,9 @@ def on_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list
     sides = list(zip(problem.spaces, problem.masses, strict=True))
     (x, in_x), (y, in_y) = (cells_of(space, mass, CELLS, problem.generator) for space, mass in sides)
     between = LandmarkProblem.of(x, y, problem.model)
-    basins = landmark_basins(between, 0.0, coarse.n_starts // 2, KEPT, problem.generator)
+    count = coarse.n_starts // 2
+    with threads_for(count * in_x.count * in_y.count):
+        basins = landmark_basins(between, 0.0, count, KEPT, problem.generator)
     if not math.isfinite(basins[0].energy):
         raise FloatingPointError("no start has a finite objective")
     watch = problem.watch.aside()
@@ -91,7 +95,7 @@ def on_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list
         start, matching = lift(basin, problem.model, None)
         plan = (basin.plan / (basin.plan.sum(1, keepdim=True) * basin.plan.sum(0)))[in_x.label][:, in_y.label]
         start = replace(start, plan=plan.mul_(p[:, None]).mul_(q))
-        energy = basin.energy + lost
+        energy = max(basin.energy + lost, 0.0)
         came = origin if basin.count else CROSSED
         found.append(Candidate(start, matching, energy, basin.count, "full", True, origin=came, annealed=True))
     return found
@@ -99,11 +103,11 @@ def on_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list
 
 def _from_product(between: LandmarkProblem, like: CoarseBasin, watch: Watch) -> CoarseBasin:
     """Where conditional gradients go from the product plan between cells, which annealing forgets beside few far ones;
-    beside the potentials of another basin."""
+    with the potentials of a basin ``like`` it."""
     p, q = (side.mass.double() / side.mass.double().sum() for side in (between.x, between.y))
     x, y = (PrecomputedDistances.stored_matrix(side.distances.double(), 1.0) for side in (between.x, between.y))
-    gradient, product = ExactGradient(x, y, p, q), p[:, None] * q
-    end, _ = frank_wolfe(gradient, product, torch.zeros_like(q), p, q, ROUGH, 0.0, STEPS, History(), watch)
+    gradient, nowhere = ExactGradient(x, y, p, q), torch.zeros_like(q)
+    end, _ = frank_wolfe(gradient, p[:, None] * q, nowhere, p, q, ROUGH, 0.0, STEPS, History(), watch)
     return replace(like, plan=end.plan.to(like.plan), energy=end.value, count=1)
 
 
@@ -126,18 +130,19 @@ def cells_of(space: DistanceProvider, mass: Tensor, count: int, generator: torch
         probe = torch.randn(n, PROBES, generator=generator, device=mass.device, dtype=mass.dtype)
         probe *= (share / PROBES).sqrt()[:, None]
     looks = product(space, probe)
+    looks -= share @ looks  # products lose the digits of what all have
     present = torch.nonzero(mass > 0)[:, 0]
     points, weight = looks[present], mass[present]
     halves = bisect(points, count)
     cells = halves.cells(len(halves.levels) - 1)
     for _ in range(ROUNDS):
-        nearest = torch.cdist(points, cells.means(points, weight)).argmin(1)
+        nearest = _distances(points, cells.means(points, weight)).argmin(1)
         label = torch.unique(nearest, return_inverse=True)[1]
         if torch.equal(label, cells.label):
             break
         cells = Cells(label, int(label.max()) + 1)
     means = cells.means(points, weight)
-    every = Cells(torch.cdist(looks, means).argmin(1).index_copy_(0, present, cells.label), cells.count)
+    every = Cells(_distances(looks, means).argmin(1).index_copy_(0, present, cells.label), cells.count)
     averages = torch.zeros(n, cells.count, dtype=mass.dtype, device=mass.device)
     averages[torch.arange(n, device=mass.device), every.label] = mass
     sums = averages.sum(0)
@@ -145,6 +150,11 @@ def cells_of(space: DistanceProvider, mass: Tensor, count: int, generator: torch
     rows = product(space, averages).T.contiguous()
     among = rows @ averages
     return Landmarks(every.nearest(looks, means, mass), rows, (among + among.T) / 2, sums), every
+
+
+def _distances(points: Tensor, means: Tensor) -> Tensor:
+    """Squared distances (n, count), up to a term of each point."""
+    return torch.addmm(means.square().sum(1), points, means.T, alpha=-2.0)
 
 
 def _within(space: DistanceProvider, mass: Tensor, cells: Landmarks) -> float:

@@ -174,8 +174,8 @@ def _by_bindings(core: Any, cost: Array, ends: Array, masses: Array, basis: Arra
     columns = cost, np.zeros(count), np.full(count, np.inf), masses, masses
     entries = np.arange(0, 2 * count, 2, dtype=np.int32), ends, np.ones(2 * count), np.zeros(count, np.int32)
     highs.passModel(count, len(masses), 2 * count, COLUMNWISE, MINIMISE, 0.0, *columns, *entries)
-    if basis is not None:
-        highs.setBasis(_basis(core, count, len(masses), basis))
+    if basis is not None and highs.setBasis(_basis(core, count, len(masses), basis)) != core.HighsStatus.kOk:
+        return _by_bindings(core, cost, ends, masses)
     highs.run()
     status = highs.getModelStatus()
     if basis is not None and status != core.HighsModelStatus.kOptimal:

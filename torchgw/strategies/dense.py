@@ -34,7 +34,7 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
-from torchgw.strategies.sharp import descend_sharply, first_steps, sharpened, solve_sharply
+from torchgw.strategies.sharp import descend_sharply, first_step, sharpened, solve_sharply
 
 logger = logging.getLogger("torchgw")
 
@@ -43,7 +43,7 @@ CORRECTIONS = 3  # by the exact gradient, at most
 MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
 RACED = 4
-NEARLY = 1.03  # of the lowest after a few steps, which leave less than that to fall
+NEARLY = 1.03  # of the lowest after one step, which leaves less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
 PRODUCT_PAIRS = 1_000_000
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
@@ -128,20 +128,20 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Small problems
     without entropy are solved from every candidate, and up to a million pairs also from the product plan: by annealing,
     and up to 40 000 by conditional gradients from the plan itself, so that no search is worth less than that. A contest
-    has had both; a search that brings annealed plans has annealed that one too, and beyond 20 x 20 points only what is
-    nearly as low after a few steps is solved, and the lowest once more, annealed further.
+    has had both; a search that brings plans has had that one too, between cells where points are many, and beyond
+    20 x 20 points only what is nearly as low after one step is solved, and the lowest once more, annealed further.
     """
     best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
     near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
-    slack = problem.epsilon if best.annealed else TINY * problem.unit  # energies are known no better
+    slack = TINY * problem.unit  # energies are known no better
     tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + slack]
     pairs = len(problem.p) * len(problem.q)
     small = problem.sharp and pairs <= (ANNEALED_BASINS_PAIRS if best.annealed else SHARP_BASINS_PAIRS)
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
     if best.annealed and not small:  # how low a plan leads, its own energy hardly says
-        left = [c for c in candidates[:RACED] if c.energy <= NEAR * best.energy + TINY * problem.unit]
+        left = [c for c in candidates[:RACED] if c.energy <= NEAR * best.energy + slack]
         contenders, beaten = _raced(problem, left)
-        best, others = contenders[0], [*beaten, *candidates[len(left) :]]
+        best, others = contenders[0], [*contenders[1:], *beaten, *candidates[len(left) :]]
     if best.ended:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.ended)]
     elif problem.sharp and best.level != "given" and pairs <= (FEW_PAIRS if best.annealed else PRODUCT_PAIRS):
@@ -156,7 +156,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
             ends.append(problem.stage(f"solve-{position}", partial(taken, problem, candidate.start)))
         problem = quiet
     contenders = contenders[: len(ends)]
-    alone = best.annealed and stands_out([c.energy for c in candidates], NEAR)
+    alone = best.annealed and stands_out(sorted(c.energy for c in (best, *others)), NEAR)
     if best.annealed and not (alone or problem.watch.cut()):
         lowest = min(range(len(ends)), key=lambda i: ends[i].energy)
         start = replace(contenders[lowest].start, plan=None)
@@ -176,18 +176,18 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
 
 
 def _raced(problem: StoredProblem, candidates: list[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
-    """Candidates after a few conditional gradients from the plans that they bring: those that are nearly as low as the
+    """Candidates after a conditional gradient from the plans that they bring: those that are nearly as low as the
     lowest, that one first, and the others."""
     annealed, quiet, raced = candidates[0].annealed, replace(problem, watch=problem.watch.silent()), []
     for position, candidate in enumerate(candidates):
         if position and problem.watch.cut():
             break
-        end = quiet.stage(f"race-{position}", partial(first_steps, quiet, candidate.start))
-        start = replace(candidate.start, plan=end.plan.to(problem.masses[0]))
-        raced.append(replace(candidate, start=start, energy=end.value, annealed=annealed))
+        end = quiet.stage(f"race-{position}", partial(first_step, quiet, candidate.start))
+        start, energy = replace(candidate.start, plan=end.plan.to(problem.masses[0])), max(end.value, 0.0)
+        raced.append(replace(candidate, start=start, energy=energy, matching=end.plan.argmax(1), annealed=annealed))
     raced.sort(key=lambda c: c.energy)
     near = sum(c.energy <= NEARLY * raced[0].energy + TINY * problem.unit for c in raced)
-    return raced[:near], raced[near:]
+    return raced[:near], [*raced[near:], *candidates[len(raced) :]]
 
 
 def where_to_start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:

@@ -89,7 +89,7 @@ def descend_sharply(problem: StoredProblem, start: Start) -> Solution:
     return _exchanged_further(problem, descent, descent.solved(start.plan, _dual(problem, start), True))
 
 
-def first_steps(problem: StoredProblem, start: Start) -> FrankWolfe:
+def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     """The first of these steps, which comes within 1 % of the end (measured)."""
     assert start.plan is not None
     descent = _Descent(problem, History(), FIRST)
