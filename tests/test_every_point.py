@@ -114,8 +114,7 @@ def test_a_copy_in_another_order_is_found_between_unequal_masses() -> None:
     x = rng.exponential(size=(260, 3))
     p, order = rng.uniform(0.2, 1, 260), rng.permutation(260)
     p /= p.sum()
-    found = gw_align(
-        cdist(x, x), cdist(x, x)[np.ix_(order, order)], p=p, q=p[order], distances="precomputed", epsilon=0
-    )
+    D, given = cdist(x, x), {"distances": "precomputed", "epsilon": 0, "random_state": 0}
+    found = gw_align(D, D[np.ix_(order, order)], p=p, q=p[order], **given)
     np.testing.assert_array_equal(order[found.argmax()], np.arange(260))
     assert found.value <= 1e-9
