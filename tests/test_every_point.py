@@ -118,3 +118,14 @@ def test_a_copy_in_another_order_is_found_between_unequal_masses() -> None:
     found = gw_align(D, D[np.ix_(order, order)], p=p, q=p[order], **given)
     np.testing.assert_array_equal(order[found.argmax()], np.arange(260))
     assert found.value <= 1e-9
+
+
+@pytest.mark.parametrize(("d", "seed"), [(50, 77), (50, 2), (28, 0)])
+def test_points_that_no_cells_stand_for_are_matched(d: int, seed: int) -> None:
+    """In many dimensions half of the variance of distances is within cells."""
+    rng = np.random.default_rng((d, seed))
+    x = rng.normal(size=(500, d))
+    part = rng.permutation(500)[:420]
+    found = gw_align(x[part] + 0.03 * rng.normal(size=(420, d)), x, distances="euclidean", random_state=0)
+    np.testing.assert_array_equal(found.argmax(), part)
+    assert all(basin.origin != "cells" for basin in found.basins)

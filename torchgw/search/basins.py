@@ -75,8 +75,10 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     graphs = _graphs(problem)
     if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.similarity for graph in graphs)):
         return _without_landmarks(problem, graphs)
-    if (graphs is None) if is_few(problem) else has_cells(problem):
-        return _without_entropy(problem, coarse)
+    if is_few(problem) and graphs is None:
+        return _between_few(problem, coarse)
+    if not is_few(problem) and has_cells(problem) and (cells := on_cells(problem, coarse, "cells")):
+        return _between_cells(problem, coarse, cells)
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     kinds = coarse_basins(
         problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
@@ -131,21 +133,25 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     return ordered, reference
 
 
-def _without_entropy(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
-    """Basins between few points or between cells, which bring their plans, and landmarks of the target."""
-    q = problem.masses[1]
-    if not is_few(problem):
-        found = on_cells(problem, coarse, "cells")
-        reference = choose_landmarks(problem.target, q, KINDS[0], coarse.n_landmarks, problem.generator)
-        largest, share = problem.unit**0.5, q / q.sum()
-        typical = DIAMETER * max(float(share @ mean_squares(problem.target, share)), 0.0) ** 0.5 or largest
-        near = replace(reference, rows=reference.rows / min(largest, typical))  # what is near beside a few far points
-        reference = replace(reference, rows=reference.rows / largest)
-        return _distinct(found, near, problem.masses[0]), reference
+def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+    """Basins between few points, which bring their plans, and all points of the target."""
+    p, q = problem.masses
     rows = problem.target.rows(torch.arange(len(q), device=q.device))
     reference = Landmarks.every(rows / problem.unit**0.5, q)
     found = [*on_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]
-    return _distinct(found, reference, problem.masses[0], problem.unit), reference
+    return _distinct(found, reference, p, problem.unit), reference
+
+
+def _between_cells(
+    problem: StoredProblem, coarse: CoarseOptions, found: list[Candidate]
+) -> tuple[list[Candidate], Landmarks]:
+    """The distinct ones of basins between cells, which bring their plans, and landmarks of the target."""
+    p, q = problem.masses
+    reference = choose_landmarks(problem.target, q, KINDS[0], coarse.n_landmarks, problem.generator)
+    largest, share = problem.unit**0.5, q / q.sum()
+    typical = DIAMETER * max(float(share @ mean_squares(problem.target, share)), 0.0) ** 0.5 or largest
+    near = replace(reference, rows=reference.rows / min(largest, typical))  # what is near beside a few far points
+    return _distinct(found, near, p), replace(reference, rows=reference.rows / largest)
 
 
 def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | None) -> tuple[list[Candidate], Landmarks]:
