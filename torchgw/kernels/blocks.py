@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import HIGHEST_EXPONENT, half_step, relax
 from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, exponentials, maxima
+from torchgw.runtime.threads import share
 
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 WIDE = 2**14  # columns, at most, of a block that is made of factors: of longer rows too few fit to read these once
@@ -41,6 +42,7 @@ def parts(index: Tensor, k: int, elements: int = 2**22) -> tuple[Tensor, ...]:
 def blocks(n: int, step: int) -> Iterator[slice]:
     """Consecutive blocks of ``step`` rows."""
     for start in range(0, n, step):
+        share()
         yield slice(start, min(start + step, n))
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from torchgw.runtime.caller import mark_as_theirs
+from torchgw.runtime.threads import share
 from torchgw.types import Callback, Progress
 
 logger = logging.getLogger("torchgw")
@@ -103,6 +104,7 @@ class Watch:
 
     def stage(self, name: str, compute: Callable[[], Result]) -> Result:
         """The result of a stage. One that was cut short is not kept."""
+        share()
         if self.journal is None:
             return compute()
         return self.journal.stage(name, compute, lambda: not self.stopped)
@@ -113,6 +115,7 @@ class Watch:
 
     def pause(self, state: Any) -> bool:
         """Whether the loop should end before its next iteration, from which ``state`` goes on."""
+        share()
         stopped = self.stopped
         if self.journal is not None and not self.signal.acted_on:
             self.journal.offer(state, stopped)

@@ -23,7 +23,6 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded, fact_of_space
 from torchgw.search.basins import MOST_CONTEST_PAIRS
-from torchgw.search.every_point import CELLS_PAIRS
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.prepare import Space
@@ -33,13 +32,15 @@ SCATTERED_PAIRS = 1e8  # up to which points that cells do not stand for are solv
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
 SHARP_BYTES = 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
+# From which an epsilon that is left open stays, between points on curves, which are solved from cells.
+CURVED_PAIRS = {"cpu": 250_000}
 SHARPENED_PAIRS = {"cpu": 1e6}  # from which points on surfaces stream before assignments end them without entropy
 STORED_PAIRS, FEW = MOST_CONTEST_PAIRS, 0.01  # between sparse matrices; the share of entries up to which they are
 SEARCHED_SIZE = 5000
 EXPECTED_RANK = 32
 # Up to which an optimum without entropy is found in about the time of a blurred one (measured): where its linear
 # programs are assignments, between points that no landmark stands for and between others, and elsewhere.
-SHARP_SCATTERED_PAIRS, SHARP_ASSIGNED_PAIRS, SHARP_PAIRS = 40_000_000, 16_000_000, CELLS_PAIRS
+SHARP_SCATTERED_PAIRS, SHARP_ASSIGNED_PAIRS, SHARP_PAIRS = 40_000_000, 16_000_000, 2_250_000
 SHARP_CONTEST_PAIRS = 400_000  # between others that are no metric spaces, and have a contest in place of cells
 RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 

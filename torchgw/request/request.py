@@ -30,6 +30,7 @@ from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
 from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
 from torchgw.request.limits import (
+    CURVED_PAIRS,
     SCATTERED_PAIRS,
     SHARP_SCATTERED_PAIRS,
     SHARPENED_PAIRS,
@@ -284,7 +285,8 @@ class Request:
         if self.asked.epsilon == AUTO:
             own = replace(own, gain=gain_of(self.model, spaces, largest**2))
             surfaces = own.streams_first and factored and WIDE < widest <= SCATTERED
-            if self.model.epsilon > 0 or surfaces:
+            blurred = own.curves and not assigned(self.masses)  # costs them least, and linear programs take longest
+            if self.model.epsilon > 0 or surfaces or blurred:
                 epsilon = max(AUTO_START * own.gain, least_resolved(self.model, largest))
                 options = tolerances_for(self.options, epsilon, self.asked.marginals)
                 own = replace(own, model=self.model.at(epsilon), options=options)
@@ -299,7 +301,7 @@ class Request:
     def _looked_at(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[float, bool]:
         """How well a few landmarks cover the space that they cover worst, and whether what is given as points lies on
         curves; infinite and False where nothing depends on it."""
-        many = self.from_points and math.prod(self.shape) >= SHARPENED_PAIRS.get(self.device.type, math.inf)
+        many = self.from_points and math.prod(self.shape) >= CURVED_PAIRS.get(self.device.type, math.inf)
         ends = self.asked.epsilon == AUTO and (self.ends_assigned or self.streams_by_choice)
         if not (many or ends):
             return math.inf, False

@@ -2,7 +2,9 @@
 
 An operation that is divided among threads ends with the last of them. Beside another busy program one of them often
 waits for its time slice, milliseconds within an operation of microseconds, and a small solve is ten thousands of such
-operations. From `SEVERAL_PAY` pairs of points on what the large products and exponentials gain is worth that.
+operations. From `SEVERAL_PAY` pairs of points on what the large products and exponentials gain is worth that, on cores
+that nobody else wants: two threads take two thirds of the time of one, beside a busy program ten times as long. So a
+large solve goes on in one thread as soon as it has had to wait for a core, which Linux tells.
 
 torch keeps one number for each Python thread, and one that threads begin with. `torch.set_num_threads` sets both, so
 that a thread which begins meanwhile, or another solve in one, would be left with a number that nobody asked for. A
@@ -13,15 +15,22 @@ or ends, may take that solve's number: torch has no call that sets one without t
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
 
+logger = logging.getLogger("torchgw")
+
 SEVERAL_PAY = 2_000_000
+WAITED = "/proc/thread-self/schedstat"  # nanoseconds that this thread had a core for, and that it waited for one
+MOST_WAITED, LOOKED_AT = 0.1, 0.01  # share of time, alone below 0.001 (measured); seconds between looks, at least
+TRIED_FOR, TRIED_ON = 0.006, 200_000  # seconds, of which a busy program takes 20 % at least; numbers, divided by torch
 
 
 def lock_across_forks() -> threading.RLock:
@@ -33,11 +42,67 @@ def lock_across_forks() -> threading.RLock:
 
 
 _setting = lock_across_forks()
+_several = threading.local()  # ``seen``: when this Python thread, which has several, was looked at, and `_waited` then
 
 
 def threads_for(pairs: int) -> AbstractContextManager[None]:
     """In this context torch has the threads for plans of so many pairs of points, in this Python thread."""
-    return nullcontext() if pairs >= SEVERAL_PAY else one_thread()
+    if pairs < SEVERAL_PAY:
+        return one_thread()
+    return nullcontext() if hasattr(_several, "seen") else _while_alone()
+
+
+@contextmanager
+def _while_alone() -> Iterator[None]:
+    """In this context torch has its threads until this one has to `share` cores."""
+    given = own_threads()
+    if given > 1 and _crowded():
+        _go_on_in_one()
+    _several.seen = time.perf_counter(), _waited()
+    try:
+        yield
+    finally:
+        del _several.seen
+        if own_threads() != given:
+            set_own_threads(given)
+
+
+def share() -> None:
+    """One thread from here to the end of the context of several, where this one has had to wait for a core: others want
+    them. To be called often, between operations."""
+    seen = getattr(_several, "seen", None)
+    if seen is None or (past := (now := time.perf_counter()) - seen[0]) < LOOKED_AT:
+        return
+    waited = _waited()
+    _several.seen = now, waited
+    if waited - seen[1] > MOST_WAITED * past and own_threads() > 1:
+        _go_on_in_one()
+
+
+def _go_on_in_one() -> None:
+    logger.info("cores are shared with other programs, so torch goes on in one thread")
+    set_own_threads(1)
+
+
+def _crowded() -> bool:
+    """Whether this thread waits for a core while torch has several, twice in a row."""
+    numbers = torch.zeros(TRIED_ON)
+    for _ in range(2):
+        began, before = time.perf_counter(), _waited()
+        while (past := time.perf_counter() - began) < TRIED_FOR:
+            torch.exp(numbers, out=numbers)
+        if _waited() - before <= MOST_WAITED * past:
+            return False
+    return True
+
+
+def _waited() -> float:
+    """Seconds that this thread has waited for a core; 0 where nobody tells."""
+    try:
+        with open(WAITED, "rb") as file:
+            return 1e-9 * int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @contextmanager

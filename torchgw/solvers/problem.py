@@ -125,7 +125,8 @@ class Problem:
     @property
     def continued(self) -> bool:
         """Whether epsilon falls on from where it begins, while that sharpens the plan."""
-        return self.auto and self.exact and not self.sharp and not self.sharpens and self.tol is None
+        falls = self.auto and self.exact and not self.curves and self.tol is None
+        return falls and not (self.sharp or self.sharpens)
 
     def stage(self, name: str, compute: Callable[[], Result]) -> Result:
         """The result of a stage, see `torchgw.persist.watch`."""

@@ -8,7 +8,6 @@ repeat what those on cells did, at many times their cost.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -21,8 +20,6 @@ from torchgw.strategies.cells import solve_on_cells, streamed
 from torchgw.strategies.dense import Begun, finished, solve_dense
 from torchgw.strategies.ladder import climbed
 
-CELLS_PAIRS = {"cpu": 2_000_000}  # beyond which an epsilon that is left open rarely falls, and descents begin no others
-
 
 def solve_stored(asked: Problem) -> CertifiedSolution:
     """Solve with a stored plan, from cells where that pays."""
@@ -31,9 +28,8 @@ def solve_stored(asked: Problem) -> CertifiedSolution:
 
 def _pays(asked: Problem) -> bool:
     """Whether it is between curves, of enough points, and no more precise than cells are."""
-    many = len(asked.p) * len(asked.q) >= CELLS_PAIRS.get(asked.p.device.type, math.inf)
     loose = asked.options.stopping.plan_tol >= StoppingOptions().plan_tol
-    return asked.curves and many and loose and not asked.sharp and asked.tol is None
+    return asked.curves and loose and not asked.sharp and asked.tol is None
 
 
 def _from_cells(asked: Problem, problem: StoredProblem) -> Begun:
