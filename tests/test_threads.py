@@ -26,7 +26,9 @@ X, Y = (np.random.default_rng(seed).normal(size=(n, 2)) for seed, n in ((0, 9), 
 
 
 @pytest.fixture(autouse=True)
-def _given() -> Iterator[None]:
+def _given(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Beside nobody, whatever else runs here."""
+    monkeypatch.setattr(threads, "_waited", lambda: 0.0)
     before = torch.get_num_threads()
     torch.set_num_threads(GIVEN)
     yield
@@ -67,6 +69,61 @@ def test_a_large_solve_has_what_was_given(monkeypatch: pytest.MonkeyPatch) -> No
     assert hears(align) == {(GIVEN, GIVEN)}
     torch.set_num_threads(1)
     assert hears(align) == {(1, 1)}
+
+
+def waiting(monkeypatch: pytest.MonkeyPatch, share: float, since: float = 0.0) -> None:
+    """This Python thread waits for a core such a share of the time."""
+    monkeypatch.setattr(threads, "_waited", lambda: share * max(time.perf_counter() - since, 0.0))
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, GIVEN), (0.5, 1)])
+def test_a_large_solve_has_one_thread_where_it_would_wait_for_others(
+    monkeypatch: pytest.MonkeyPatch, share: float, count: int
+) -> None:
+    monkeypatch.setattr(threads, "SEVERAL_PAY", len(X) * len(Y))
+    waiting(monkeypatch, share)
+    assert hears(align) == {(count, GIVEN)}
+    assert numbers() == (GIVEN, GIVEN)
+
+
+def test_a_large_solve_goes_on_in_one_thread_once_it_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "SEVERAL_PAY", len(X) * len(Y))
+    seen = []
+
+    def callback(_: Progress) -> None:
+        seen.append(numbers())
+        if len(seen) == 1:
+            waiting(monkeypatch, 0.5, time.perf_counter())
+            time.sleep(2 * threads.LOOKED_AT)
+
+    align(callback=callback)
+    assert len(seen) > 2
+    assert seen == [(GIVEN, GIVEN), *[(1, GIVEN)] * (len(seen) - 1)]
+    assert numbers() == (GIVEN, GIVEN)
+
+
+def test_one_thread_stays_where_a_part_of_the_solve_had_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    with threads_for(threads.SEVERAL_PAY):
+        with threads_for(threads.SEVERAL_PAY):
+            threads.share()
+            assert torch.get_num_threads() == GIVEN
+            waiting(monkeypatch, 0.5, time.perf_counter())
+            time.sleep(2 * threads.LOOKED_AT)
+            threads.share()
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == GIVEN
+    threads.share()  # nobody's
+    assert torch.get_num_threads() == GIVEN
+
+
+@pytest.mark.skipif(not Path(threads.WAITED).exists(), reason="this system does not tell who waits")
+def test_the_system_tells_how_long_a_thread_has_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    before = threads._waited()
+    assert 0.0 <= before <= threads._waited()
+    monkeypatch.setattr(threads, "WAITED", "/nowhere/at/all")
+    assert threads._waited() == 0.0
 
 
 def test_parts_of_a_large_solve_that_are_small_have_one_thread() -> None:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.sparse import SparseCoupling
 from torchgw.kernels.blocks import blocks
 from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient, dense
@@ -230,18 +231,23 @@ class MatchingGradient:
             return self.exact(coupling, p, q)
         return FactoredCost.of_product(self.exact.a, self.exact.b, self._product(plan))
 
-    def change(self, vertex: Tensor, direction: Tensor, cost: Tensor) -> Tensor:
-        """C(S) - C(T) (N, K) of a plan S of few entries, from S - T and C(T): of either plan the one with less work."""
-        moved = direction.abs() > ROUNDING * float(vertex.max())
-        if int(moved.sum()) <= FEW_ENTRIES * moved.numel() or int(moved.any(1).sum()) <= len(moved) // 2:
-            return self._product(direction).mul_(-2.0)
-        return self._product(vertex).mul_(-2.0).add_(self.exact.b).add_(self.exact.a[:, None]).sub_(cost)
+    def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
+        """C(S) - C(T) (N, K) of a plan S of few entries, from T and C(T): by the rows in which they differ, or by S."""
+        row, column, mass = vertex.row, vertex.column, vertex.mass
+        apart = (plan[row, column] - mass).abs() > ROUNDING * float(mass.max())
+        rows = torch.unique(row[apart])  # elsewhere entries of S are all that a row of T has, too
+        if len(rows) <= len(plan) // 2:
+            return self._times(rows, vertex.rows(rows) - plan[rows]).mul_(-2.0)
+        found = dense(self.exact.source) @ vertex.apply(dense(self.exact.target), 1)
+        return found.mul_(-2.0).add_(self.exact.b).add_(self.exact.a[:, None]).sub_(cost)
 
     def _product(self, T: Tensor) -> Tensor:
         """D_X T D_Y (N, K)."""
-        D, E = dense(self.exact.source), dense(self.exact.target)
-        T = torch.where(T.abs() > ROUNDING * float(T.abs().max()), T, 0.0)  # a vertex is rounded onto its marginals
         rows = torch.nonzero((T != 0).any(1))[:, 0]
-        part = T[rows]
-        few = int(part.count_nonzero()) <= FEW_ENTRIES * T.numel()
+        return self._times(rows, T[rows])
+
+    def _times(self, rows: Tensor, part: Tensor) -> Tensor:
+        """D_X[:, rows] part D_Y (N, K)."""
+        D, E = dense(self.exact.source), dense(self.exact.target)
+        few = int(part.count_nonzero()) <= FEW_ENTRIES * D.shape[0] * E.shape[0]
         return D[:, rows] @ (torch.sparse.mm(part.to_sparse(), E) if few else part @ E)

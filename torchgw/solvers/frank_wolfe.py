@@ -15,16 +15,17 @@ R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
-from torchgw.couplings.rounding import feasible
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import consistent_bound, gap
 from torchgw.objective.leading import MatchingGradient
@@ -38,7 +39,9 @@ logger = logging.getLogger("torchgw")
 
 STALLED = 0.1  # of the tolerance
 
-Oracle: TypeAlias = Callable[[Tensor, tuple[Tensor, ...], bool, Tensor | None], tuple[Tensor, Tensor, Tensor | None]]
+Oracle: TypeAlias = Callable[
+    [Tensor, tuple[Tensor, ...], bool, Tensor | None], tuple[SparseCoupling, Tensor, Tensor | None]
+]
 
 
 @storable
@@ -48,9 +51,10 @@ class FrankWolfe(State):
 
     plan : T (N, K), feasible.
     cost : C(T) (N, K), in units of the scaled squared distances.
-    duals : column potentials (K,) of linear problems, in units of cost; the one with the tightest bound first.
+    duals : column potentials (K,) of linear problems, in units of cost, the last one first; in the end that with the
+        tightest bound.
     value : <C(T), T>, the objective.
-    gap : a bound on the Frank-Wolfe gap at T.
+    gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
     stalled : whether the last step, towards a vertex among candidates, hardly bettered the plan.
     basis : of the last vertex, see `torchgw.solvers.transport_lp.Vertex`.
     """
@@ -95,16 +99,18 @@ def frank_wolfe(
     """
     solve, whole = _linear_oracle(p, q), slice(0, len(p))
 
-    def linearise(plan: Tensor) -> Tensor:
-        return gradient(DenseCoupling(plan), p).rows(whole)
+    def linearise(plan: BlockCoupling) -> Tensor:
+        return gradient(plan, p).rows(whole)
+
+    def bounded(state: FrankWolfe) -> FrankWolfe:
+        bounds = [consistent_bound(state.cost, p, q, dual) for dual in state.duals]
+        gaps = gap(state.value, torch.stack([bound for bound, _ in bounds])).tolist()
+        order = sorted(range(len(gaps)), key=gaps.__getitem__)
+        return replace(state, duals=tuple(bounds[i][1] for i in order), gap=gaps[order[0]])
 
     def stands(plan: Tensor, cost: Tensor, duals: tuple[Tensor, ...], **more: Any) -> FrankWolfe:
-        value = float((cost * plan).sum())
-        bounds = [consistent_bound(cost, p, q, dual) for dual in duals]
-        gaps = gap(value, torch.stack([bound for bound, _ in bounds])).tolist()
-        order = sorted(range(len(gaps)), key=gaps.__getitem__)
-        duals, least = tuple(bounds[i][1] for i in order), gaps[order[0]]
-        return FrankWolfe(plan=plan, cost=cost, duals=duals, value=value, gap=least, **more)
+        state = FrankWolfe(plan=plan, cost=cost, duals=duals, value=inner(cost, plan), gap=math.inf, **more)
+        return bounded(state) if bound_ends else state
 
     def step(state: FrankWolfe) -> tuple[FrankWolfe, Check, Status | None]:
         plan, cost, value, n_iter = state.plan, state.cost, state.value, state.n_iter + 1
@@ -116,36 +122,42 @@ def frank_wolfe(
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
-        direction = vertex - plan
+        at = vertex.row, vertex.column
         if isinstance(gradient, MatchingGradient):
-            change = gradient.change(vertex, direction, cost)
+            change = gradient.change(vertex, plan, cost)
         else:
             change = linearise(vertex).sub_(cost)
-        slope, curvature = torch.stack(((cost * direction).sum(), (change * direction).sum())).tolist()
+        slope = float(vertex.mass @ cost[at]) - value
+        curvature = float(vertex.mass @ change[at]) - inner(change, plan)
         length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
         fall = -2 * length * slope - length**2 * curvature
         stalled = fall <= STALLED * tol * value
         if state.stalled:
-            bound, dual = consistent_bound(cost, p, q, dual)
-            known = (float(gap(value, bound)), dual), (state.gap, state.duals[0])
-            least_gap, tightest = min(known, key=itemgetter(0))
-            if stalled or max(least_gap, fall) <= tol * value:
-                status = Status.STATIONARY if least_gap <= tol * value else Status.SETTLED
-                return replace(state, n_iter=n_iter, duals=(tightest,), gap=least_gap), check, status
+            last = bounded(replace(state, n_iter=n_iter, duals=(dual, *state.duals)))
+            if stalled or max(last.gap, fall) <= tol * value:
+                return last, check, Status.STATIONARY if last.gap <= tol * value else Status.SETTLED
         if fall > 0:
-            plan, cost = plan + length * direction, cost + length * change
-        duals = state.duals[0], dual
+            plan = plan * (1 - length)
+            plan[at] += length * vertex.mass
+            cost = torch.add(cost, change, alpha=length, out=change)
+        duals = dual, state.duals[0]
         return stands(plan, cost, duals, n_iter=n_iter, stalled=stalled, basis=basis), check, None
 
     def begin() -> FrankWolfe:
-        return stands(plan, linearise(plan), (dual,), n_iter=0)
+        return stands(plan, linearise(DenseCoupling(plan)), (dual,), n_iter=0)
 
-    return iterate(FrankWolfe, step, begin, watch, history, max_iter)
+    state, status = iterate(FrankWolfe, step, begin, watch, history, max_iter)
+    return (bounded(state) if state.gap == math.inf else state), status
+
+
+def inner(A: Tensor, B: Tensor) -> float:
+    """<A, B> of matrices (N, K)."""
+    return float(torch.dot(A.reshape(-1), B.reshape(-1)))
 
 
 def _linear_oracle(p: Tensor, q: Tensor) -> Oracle:
     """From C (N, K), column potentials to begin with, whether all entries are priced, and the basis of the vertex
-    before, to a feasible plan, column potentials and its own basis."""
+    before, to a vertex, column potentials and its own basis."""
     rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
     every = len(rows) * len(columns) == len(p) * len(q)
     where = (slice(None), slice(None)) if every else (rows[:, None], columns)
@@ -153,11 +165,16 @@ def _linear_oracle(p: Tensor, q: Tensor) -> Oracle:
 
     def solve(
         cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[SparseCoupling, Tensor, Tensor | None]:
         given, known = [dual[columns].cpu().numpy() for dual in duals], None if basis is None else basis.cpu().numpy()
         found = transport(cost[where].cpu().numpy(), *masses, given, priced, known)
-        plan, dual = torch.zeros_like(cost), torch.zeros_like(q)
-        plan[where], dual[columns] = torch.from_numpy(found.plan).to(plan), torch.from_numpy(found.dual).to(q)
-        return feasible(plan, p, q), dual, None if found.basis is None else torch.from_numpy(found.basis)
+        plan, dual = found.plan, torch.zeros_like(q)
+        if not every:
+            i, j = plan.tocoo().coords
+            at = rows.cpu().numpy()[i], columns.cpu().numpy()[j]
+            plan = csr_array((plan.data, at), shape=tuple(cost.shape))
+        dual[columns] = torch.from_numpy(found.dual).to(q)
+        own = None if found.basis is None else torch.from_numpy(found.basis)
+        return SparseCoupling.of(plan, cost.device), dual, own
 
     return solve

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import csc_array
+from scipy.sparse import csc_array, csr_array
 
 from torchgw.kernels.blocks import blocks
 from torchgw.objective.bounds import monotone_coupling
@@ -48,13 +48,13 @@ DEVEX, COLUMNWISE, MINIMISE, PRIMAL = 1, 1, 1, 4
 class Vertex(NamedTuple):
     """The solution of a linear transport problem.
 
-    plan : (N, K).
+    plan : (N, K) in SciPy's CSR format, fewer than N + K entries but for rounding; its sums are the masses.
     dual : column potentials (K,) in units of cost, optimal among the entries that were priced.
     basis : flat positions of the entries in the basis, and below zero, -1 - i, the masses i of p and q whose own
         variable is in it; N + K in all. None between equal masses, and where HiGHS does not tell.
     """
 
-    plan: Array
+    plan: csr_array
     dual: Array
     basis: Array | None = None
 
@@ -85,7 +85,7 @@ def transport(
     Parameters
     ----------
     p, q : positive masses (N,), (K,) of equal sums.
-    duals : one or more column potentials (K,), the best first; entries that are cheap under any of them are candidates.
+    duals : one or more column potentials (K,); entries that are cheap under any of them are candidates.
     basis : of a vertex for other costs, to go on from.
 
     Raises
@@ -94,10 +94,8 @@ def transport(
         When HiGHS gives up, or pricing does not end.
     """
     if equal_masses(p, q):
-        plan = np.zeros_like(C)
         match, dual = assignment(C, duals[0])
-        plan[np.arange(len(p)), match] = p
-        return Vertex(plan, dual)
+        return Vertex(csr_array((p, match, np.arange(len(p) + 1)), shape=C.shape), dual)
     reduced = _reduced(C, duals[0])
     (n, k), mask = C.shape, np.zeros(C.shape, dtype=bool)
     if basis is None:
@@ -129,9 +127,23 @@ def transport(
         mask |= missing
     else:
         raise TransportError(f"the linear transport problem ({n} x {k}) was not priced out in {PRICING_ROUNDS} rounds")
-    plan = np.zeros_like(C)
-    plan[row, column] = x.clip(min=0.0) * unit
+    plan = _summing_up(row, column, x.clip(min=0.0) * unit, p, q)
     return Vertex(plan, duals[0] + scale * potential[n:], basis)
+
+
+def _summing_up(row: Array, column: Array, mass: Array, p: Array, q: Array) -> csr_array:
+    """The plan (N, K) of entries whose sums are p and q up to rounding: what is above is scaled down, and what is
+    missing put along a staircase."""
+    (n, k), present = (len(p), len(q)), mass > 0
+    row, column, mass = row[present], column[present], mass[present]
+    mass *= (p / np.maximum(np.bincount(row, mass, n), p))[row]
+    mass *= (q / np.maximum(np.bincount(column, mass, k), q))[column]
+    left = (p - np.bincount(row, mass, n)).clip(min=0.0), (q - np.bincount(column, mass, k)).clip(min=0.0)
+    if min(side.sum() for side in left) > 0:
+        i, j, share = monotone_coupling(*left)
+        row, column = np.concatenate((row, i)), np.concatenate((column, j))
+        mass = np.concatenate((mass, share * left[0].sum()))
+    return csr_array((mass, (row, column)), shape=(n, k))
 
 
 def equal_masses(p: Array, q: Array) -> bool:
