@@ -56,8 +56,7 @@ def threads_for(pairs: int) -> AbstractContextManager[None]:
 def _while_alone() -> Iterator[None]:
     """In this context torch has its threads until this one has to `share` cores."""
     given = own_threads()
-    if given > 1 and _crowded():
-        _go_on_in_one()
+    _give_way()
     _several.seen = time.perf_counter(), _waited()
     try:
         yield
@@ -68,20 +67,22 @@ def _while_alone() -> Iterator[None]:
 
 
 def share() -> None:
-    """One thread from here to the end of the context of several, where this one has had to wait for a core: others want
-    them. To be called often, between operations."""
+    """One thread from here to the end of the context of several, where this one has had to wait for a core, and would
+    go on to. To be called often, between operations."""
     seen = getattr(_several, "seen", None)
     if seen is None or (past := (now := time.perf_counter()) - seen[0]) < LOOKED_AT:
         return
     waited = _waited()
     _several.seen = now, waited
-    if waited - seen[1] > MOST_WAITED * past and own_threads() > 1:
-        _go_on_in_one()
+    if waited - seen[1] > MOST_WAITED * past:
+        _give_way()
 
 
-def _go_on_in_one() -> None:
-    logger.info("cores are shared with other programs, so torch goes on in one thread")
-    set_own_threads(1)
+def _give_way() -> None:
+    """One thread where several would have to wait."""
+    if own_threads() > 1 and _crowded():
+        logger.info("cores are shared with other programs, so torch goes on in one thread")
+        set_own_threads(1)
 
 
 def _crowded() -> bool:
