@@ -48,4 +48,5 @@ def test_rows_say_how_many_times_longer_than_alone() -> None:
     rows = beside.rows(100, 130, 0.0, found)
     assert [row["times_alone"] for row in rows] == [1.0, 1.0, 4.0, 9.0, 5.0]
     assert [row["met"] for row in rows] == ["-", "-", False, "-", "-"]
-    assert all(row["met"] == "-" for row in beside.rows(2000, 2500, 1e-3, found))
+    found = {("chosen", 0): [1.0], ("chosen", 1): [2.0]}
+    assert [row["met"] for row in beside.rows(2000, 2500, "auto", found)] == ["-", True]
