@@ -85,7 +85,7 @@ def all_threads() -> Iterator[None]:
 
 
 def timed(solve: Callable[[], object], others: Sequence[subprocess.Popen[bytes]], rounds: int, with_all: bool) -> Times:
-    """Seconds in each round, with the "chosen" threads and perhaps with "all" whoever waits, beside so many programs."""
+    """Seconds in each round, with the "chosen" threads and perhaps with "all" in any case, beside so many programs."""
     keys: list[Key] = [("chosen", 0), ("chosen", 1), ("chosen", 2)]
     if with_all:
         keys += [("all", 0), ("all", 1)]

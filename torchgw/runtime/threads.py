@@ -30,7 +30,9 @@ logger = logging.getLogger("torchgw")
 SEVERAL_PAY = 2_000_000
 WAITED = "/proc/thread-self/schedstat"  # nanoseconds that this thread had a core for, and that it waited for one
 MOST_WAITED, LOOKED_AT = 0.1, 0.01  # share of time, alone below 0.001 (measured); seconds between looks, at least
-TRIED_FOR, TRIED_ON = 0.006, 200_000  # seconds, of which a busy program takes 20 % at least; numbers, divided by torch
+# Seconds in which several threads are tried, and the share of them waited from which they are not worth it: a busy
+# program takes 0.2 and 0.4 at least, and what a system does now and then is over before the second trial (measured).
+TRIALS, TRIED_ON = ((0.006, 0.1), (0.08, 0.3)), 200_000  # numbers
 
 
 def lock_across_forks() -> threading.RLock:
@@ -86,13 +88,13 @@ def _give_way() -> None:
 
 
 def _crowded() -> bool:
-    """Whether this thread waits for a core while torch has several, twice in a row."""
+    """Whether this thread has to wait for a core while torch has several."""
     numbers = torch.zeros(TRIED_ON)
-    for _ in range(2):
+    for seconds, most in TRIALS:
         began, before = time.perf_counter(), _waited()
-        while (past := time.perf_counter() - began) < TRIED_FOR:
+        while (past := time.perf_counter() - began) < seconds:
             torch.exp(numbers, out=numbers)
-        if _waited() - before <= MOST_WAITED * past:
+        if _waited() - before <= most * past:
             return False
     return True
 
