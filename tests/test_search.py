@@ -57,7 +57,7 @@ def test_many_points_go_through_a_subset_and_agree_with_the_direct_way() -> None
     result = gw_align(X, Y, distances="landmark", random_state=0)
     assert {basin.level for basin in result.basins} >= {"full"}
     start = np.stack((np.arange(0, 1100, 50), result.argmax()[::50]), 1)
-    again = gw_align(X, Y, distances="landmark", random_state=1, init=start)
+    again = gw_align(X, Y, distances="landmark", epsilon=result.epsilon, random_state=1, init=start)
     assert again.value == pytest.approx(result.value, rel=0.02)
 
 
