@@ -140,7 +140,9 @@ def test_a_corrected_gradient_is_exact_at_its_plan_and_near_it_nearly(relaxed: b
     assert after[1] < 0.05 * before[1]
 
 
-def test_plans_with_few_entries_have_the_exact_gradient_and_its_differences() -> None:
+def test_plans_with_few_entries_have_the_exact_gradient_and_its_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, times = [], MatchingGradient._times
+    monkeypatch.setattr(MatchingGradient, "_times", lambda *given: counted.append(len(given[1])) or times(*given))
     p, q = torch.full((90,), 1 / 90, dtype=torch.float64), torch.full((90,), 1 / 90, dtype=torch.float64)
     x, y = (PrecomputedDistances.stored_matrix(cloud(90, 4, seed), 1.0) for seed in (1, 2))
     exact, whole = ExactGradient(x, y, p, q), slice(0, 90)
@@ -153,6 +155,7 @@ def test_plans_with_few_entries_have_the_exact_gradient_and_its_differences() ->
         change = exact(DenseCoupling(other), p).rows(whole) - wanted
         found = gradient.change(SparseCoupling.of(csr_array(other.numpy()), p.device), plan, wanted)
         torch.testing.assert_close(found, change, rtol=0, atol=1e-14)
+    assert counted == [10, 0]  # rows that differ; of what is blurred all do, and the vertex is multiplied alone
 
 
 def test_a_vertex_between_unequal_masses_has_few_entries_and_the_exact_change() -> None:

@@ -15,7 +15,7 @@ from tests.problems import gw_by_enumeration, quietly, random_distances, random_
 from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
-from torchgw.objective.bounds import consistent_bound, gap
+from torchgw.objective.bounds import consistent_bound, gap, monotone_coupling
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import LeadingGradient
 from torchgw.objective.permuted import FactoredPermutations, permutations
@@ -148,6 +148,19 @@ def test_linear_programs_are_the_same_without_bindings(monkeypatch: pytest.Monke
     monkeypatch.setattr(transport_lp, "_bindings", lambda: None)
     public = transport(C, p, q, [np.zeros(41)])
     np.testing.assert_allclose(direct.plan.toarray(), public.plan.toarray(), atol=1e-12)
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-9, -1e-9])
+def test_entries_of_a_vertex_sum_up_to_the_masses(off: float) -> None:
+    rng = np.random.default_rng(4)
+    p, q = random_masses(9, rng), random_masses(12, rng)
+    row, column, mass = monotone_coupling(p, q)
+    plan = transport_lp._summing_up(row, column, mass * (1 + off * rng.uniform(size=len(mass))), p, q)
+    np.testing.assert_allclose(plan.sum(1), p, rtol=0, atol=1e-16)
+    np.testing.assert_allclose(plan.sum(0), q, rtol=0, atol=1e-16)
+    assert plan.data.min() > 0
+    assert plan.nnz <= 2 * len(mass)
+    assert abs(plan.toarray()[row, column] - mass).max() < 1e-8
 
 
 def test_bindings_that_do_not_work_as_expected_are_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,8 +96,8 @@ def gw_align(
         X, Y, or an index into Y for each point of X, (N,), as ``argmax()`` and basins have it. Without entropy a plan
         between up to 200 x 200 points is never made worse.
     epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1), or "auto",
-        which begins at a hundredth of what matching can gain, ends without entropy where that costs no more, and
-        elsewhere goes down while the plan sharpens; ``result.epsilon`` and ``result.path`` say where it ended. 0 asks
+        which begins at a hundredth of what matching can gain, ends without entropy where that costs no more, stays
+        where blur costs little, and elsewhere goes down while the plan sharpens; ``result.epsilon`` and ``result.path`` say where it ended. 0 asks
         for the optimum without entropy, a matching-like plan; it needs the exact gradient and takes a few times longer.
         Derivatives take the number that "auto" begins with as a constant.
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
@@ -108,7 +108,7 @@ def gw_align(
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
     backend : "auto", "triton", "compile" or "eager".
     random_state : of landmarks, starts and anchors: int, torch.Generator or numpy.random.Generator; the same seed on
-        the same machine gives the same bits. None takes fresh entropy. Global random state is neither read nor changed.
+        the same machine, with as many threads, gives the same bits. None takes fresh entropy. Global random state is neither read nor changed.
     callback : called with a `Progress` at every check of the loop. Returning True, or raising StopIteration, asks for
         the best so far, as Ctrl-C does (a second one ends at once); the result's status is then `Status.CANCELLED`.
         What else it raises passes through.
@@ -320,7 +320,8 @@ def gw_loss(
 def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback: Callback | None = None) -> GWResult:
     """Go on with a `gw_align` that was given ``checkpoint=path``, to the result that it would have had.
 
-    On a CPU, on the same machine and with the same number of threads, it has the same bits, however often and wherever
+    On a CPU, on the same machine and with the same number of threads (large solves give some up beside busy programs,
+    unless ``OMP_NUM_THREADS`` is 1), it has the same bits, however often and wherever
     the solve was killed. A checkpoint whose solve had ended gives its result once more.
 
     Parameters

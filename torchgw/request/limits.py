@@ -32,8 +32,7 @@ SCATTERED_PAIRS = 1e8  # up to which points that cells do not stand for are solv
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
 SHARP_BYTES = 60
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
-# From which an epsilon that is left open stays, between points on curves, which are solved from cells.
-CURVED_PAIRS = {"cpu": 250_000}
+CURVED_PAIRS = {"cpu": 2.5e5}  # from which points on curves are solved from cells, at an epsilon that stays
 SHARPENED_PAIRS = {"cpu": 1e6}  # from which points on surfaces stream before assignments end them without entropy
 STORED_PAIRS, FEW = MOST_CONTEST_PAIRS, 0.01  # between sparse matrices; the share of entries up to which they are
 SEARCHED_SIZE = 5000

@@ -3,8 +3,9 @@
 An operation that is divided among threads ends with the last of them. Beside another busy program one of them often
 waits for its time slice, milliseconds within an operation of microseconds, and a small solve is ten thousands of such
 operations. From `SEVERAL_PAY` pairs of points on what the large products and exponentials gain is worth that, on cores
-that nobody else wants: two threads take two thirds of the time of one, beside a busy program ten times as long. So a
-large solve goes on in one thread as soon as it has had to wait for a core, which Linux tells.
+that nobody else wants: on two cores two threads take 0.6 to 0.95 of the time of one, beside a busy program ten times as
+long. So a large solve halves its threads where its own Python thread has had to wait for a core, which Linux tells; of
+the cores of torch's other threads it does not know, and what was given up is not taken back before the end.
 
 torch keeps one number for each Python thread, and one that threads begin with. `torch.set_num_threads` sets both, so
 that a thread which begins meanwhile, or another solve in one, would be left with a number that nobody asked for. A
@@ -32,7 +33,8 @@ WAITED = "/proc/thread-self/schedstat"  # nanoseconds that this thread had a cor
 MOST_WAITED, LOOKED_AT = 0.1, 0.01  # share of time, alone below 0.001 (measured); seconds between looks, at least
 # Seconds in which several threads are tried, and the share of them waited from which they are not worth it: a busy
 # program takes 0.2 and 0.4 at least, and what a system does now and then is over before the second trial (measured).
-TRIALS, TRIED_ON = ((0.006, 0.1), (0.08, 0.3)), 200_000  # numbers
+TRIALS, TRIED_ON = ((0.006, 0.1), (0.08, 0.3)), 200_000  # and how many numbers torch divides among them
+REST = 20  # times as long as they were tried, in which nobody looks
 
 
 def lock_across_forks() -> threading.RLock:
@@ -58,19 +60,18 @@ def threads_for(pairs: int) -> AbstractContextManager[None]:
 def _while_alone() -> Iterator[None]:
     """In this context torch has its threads until this one has to `share` cores."""
     given = own_threads()
-    _give_way()
-    _several.seen = time.perf_counter(), _waited()
     try:
+        _give_way()
         yield
     finally:
-        del _several.seen
+        _several.__dict__.pop("seen", None)
         if own_threads() != given:
             set_own_threads(given)
 
 
 def share() -> None:
-    """One thread from here to the end of the context of several, where this one has had to wait for a core, and would
-    go on to. To be called often, between operations."""
+    """Half of the threads from here to the end of the context of several, where this one has had to wait for a core,
+    and would go on to. To be called often, between operations."""
     seen = getattr(_several, "seen", None)
     if seen is None or (past := (now := time.perf_counter()) - seen[0]) < LOOKED_AT:
         return
@@ -81,15 +82,21 @@ def share() -> None:
 
 
 def _give_way() -> None:
-    """One thread where several would have to wait."""
-    if own_threads() > 1 and _crowded():
-        logger.info("cores are shared with other programs, so torch goes on in one thread")
-        set_own_threads(1)
+    """Half of the threads, and half again, while they have to wait; then nobody looks for a while."""
+    began, count = time.perf_counter(), own_threads()
+    while count > 1 and _crowded():
+        count //= 2
+        logger.info("cores are shared with other programs, so torch goes on with threads: %d", count)
+        set_own_threads(count)
+    now = time.perf_counter()
+    _several.seen = now + REST * (now - began), _waited()
 
 
 def _crowded() -> bool:
-    """Whether this thread has to wait for a core while torch has several."""
-    numbers = torch.zeros(TRIED_ON)
+    """Whether this thread has to wait for a core while torch has several; never where nobody tells."""
+    if not os.path.exists(WAITED):
+        return False
+    numbers = torch.zeros(TRIED_ON, dtype=torch.float32, device="cpu")
     for seconds, most in TRIALS:
         began, before = time.perf_counter(), _waited()
         while (past := time.perf_counter() - began) < seconds:

@@ -51,8 +51,8 @@ class FrankWolfe(State):
 
     plan : T (N, K), feasible.
     cost : C(T) (N, K), in units of the scaled squared distances.
-    duals : column potentials (K,) of linear problems, in units of cost, the last one first; in the end that with the
-        tightest bound.
+    duals : column potentials (K,) of linear problems, in units of cost: the last one first, or where the gap is known
+        that with the tightest bound.
     value : <C(T), T>, the objective.
     gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
     stalled : whether the last step, towards a vertex among candidates, hardly bettered the plan.
@@ -132,9 +132,9 @@ def frank_wolfe(
         length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
         fall = -2 * length * slope - length**2 * curvature
         stalled = fall <= STALLED * tol * value
-        if state.stalled:
+        if state.stalled and fall <= tol * value:
             last = bounded(replace(state, n_iter=n_iter, duals=(dual, *state.duals)))
-            if stalled or max(last.gap, fall) <= tol * value:
+            if stalled or last.gap <= tol * value:
                 return last, check, Status.STATIONARY if last.gap <= tol * value else Status.SETTLED
         if fall > 0:
             plan = plan * (1 - length)
@@ -170,9 +170,9 @@ def _linear_oracle(p: Tensor, q: Tensor) -> Oracle:
         found = transport(cost[where].cpu().numpy(), *masses, given, priced, known)
         plan, dual = found.plan, torch.zeros_like(q)
         if not every:
-            i, j = plan.tocoo().coords
-            at = rows.cpu().numpy()[i], columns.cpu().numpy()[j]
-            plan = csr_array((plan.data, at), shape=tuple(cost.shape))
+            entries = plan.tocoo()
+            at = rows.cpu().numpy()[entries.row], columns.cpu().numpy()[entries.col]
+            plan = csr_array((entries.data, at), shape=tuple(cost.shape))
         dual[columns] = torch.from_numpy(found.dual).to(q)
         own = None if found.basis is None else torch.from_numpy(found.basis)
         return SparseCoupling.of(plan, cost.device), dual, own

@@ -48,7 +48,8 @@ DEVEX, COLUMNWISE, MINIMISE, PRIMAL = 1, 1, 1, 4
 class Vertex(NamedTuple):
     """The solution of a linear transport problem.
 
-    plan : (N, K) in SciPy's CSR format, fewer than N + K entries but for rounding; its sums are the masses.
+    plan : (N, K) in SciPy's CSR format, fewer than N + K entries and as many of the size of rounding; its sums
+        are the masses.
     dual : column potentials (K,) in units of cost, optimal among the entries that were priced.
     basis : flat positions of the entries in the basis, and below zero, -1 - i, the masses i of p and q whose own
         variable is in it; N + K in all. None between equal masses, and where HiGHS does not tell.
@@ -95,7 +96,7 @@ def transport(
     """
     if equal_masses(p, q):
         match, dual = assignment(C, duals[0])
-        return Vertex(csr_array((p, match, np.arange(len(p) + 1)), shape=C.shape), dual)
+        return Vertex(csr_array((p.copy(), match, np.arange(len(p) + 1)), shape=C.shape), dual)
     reduced = _reduced(C, duals[0])
     (n, k), mask = C.shape, np.zeros(C.shape, dtype=bool)
     if basis is None:
@@ -141,6 +142,7 @@ def _summing_up(row: Array, column: Array, mass: Array, p: Array, q: Array) -> c
     left = (p - np.bincount(row, mass, n)).clip(min=0.0), (q - np.bincount(column, mass, k)).clip(min=0.0)
     if min(side.sum() for side in left) > 0:
         i, j, share = monotone_coupling(*left)
+        i, j, share = (part[share > 0] for part in (i, j, share))
         row, column = np.concatenate((row, i)), np.concatenate((column, j))
         mass = np.concatenate((mass, share * left[0].sum()))
     return csr_array((mass, (row, column)), shape=(n, k))
