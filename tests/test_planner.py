@@ -230,8 +230,8 @@ def test_a_low_rank_result_is_a_result() -> None:
 
 def test_a_solve_without_entropy_takes_longer() -> None:
     blurred, sharp = (estimate(2000, 2500, epsilon=e, device="cpu")["dense"].seconds for e in (1e-3, 0.0))
-    assert sharp > 5 * blurred
-    assert estimate(2000, 2000, epsilon=0, device="cpu")["dense"].seconds < sharp / 3, "assignments"
+    assert sharp > 3 * blurred
+    assert estimate(2000, 2000, epsilon=0, device="cpu")["dense"].seconds < sharp, "assignments"
 
 
 def test_what_stands_against_a_strategy_is_what_decided() -> None:

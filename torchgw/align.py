@@ -97,9 +97,9 @@ def gw_align(
         between up to 200 x 200 points is never made worse.
     epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1), or "auto",
         which begins at a hundredth of what matching can gain, ends without entropy where that costs no more, stays
-        where blur costs little, and elsewhere goes down while the plan sharpens; ``result.epsilon`` and ``result.path`` say where it ended. 0 asks
-        for the optimum without entropy, a matching-like plan; it needs the exact gradient and takes a few times longer.
-        Derivatives take the number that "auto" begins with as a constant.
+        where blur costs little, and elsewhere goes down while the plan sharpens; ``result.epsilon`` and ``result.path``
+        say where it ended. 0 asks for the optimum without entropy, a matching-like plan; it needs the exact gradient
+        and takes a few times longer. Derivatives take the number that "auto" begins with as a constant.
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
     options : everything else, see `GWOptions`.
     gradient_mode : `Envelope`, `Implicit` or `Unrolled` where ``result.loss``, and with the last two ``result.plan``,
@@ -108,7 +108,8 @@ def gw_align(
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
     backend : "auto", "triton", "compile" or "eager".
     random_state : of landmarks, starts and anchors: int, torch.Generator or numpy.random.Generator; the same seed on
-        the same machine, with as many threads, gives the same bits. None takes fresh entropy. Global random state is neither read nor changed.
+        the same machine, with as many threads, gives the same bits. None takes fresh entropy. Global random state is
+        neither read nor changed.
     callback : called with a `Progress` at every check of the loop. Returning True, or raising StopIteration, asks for
         the best so far, as Ctrl-C does (a second one ends at once); the result's status is then `Status.CANCELLED`.
         What else it raises passes through.
