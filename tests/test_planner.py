@@ -240,6 +240,8 @@ def test_what_stands_against_a_strategy_is_what_decided() -> None:
 
     entropy = "the others need entropy"
     assert against(epsilon="auto") == f"{entropy}, and epsilon='auto' ends without any here"
+    curves = estimate(1000, 1200, device="cpu")["streaming"].against
+    assert curves == f"{entropy}, and epsilon='auto' ends without any here, but between points on curves"
     assert against(epsilon=0.0) == entropy
     assert against(options=GWOptions(strategy="low-rank")) == "the low-rank strategy is asked for"
     assert against(epsilon=1e-2, options=GWOptions(loss="kl")) == "it is evaluated on stored plans"

@@ -16,7 +16,15 @@ from torchgw import validate
 from torchgw.entry import check_options
 from torchgw.options import GWOptions
 from torchgw.request.combinations import facts_of, refuse, settled, why_settled
-from torchgw.request.limits import UNRESOLVED, against_dense, check_rank, choose_strategy, dense_bytes, ends_sharp
+from torchgw.request.limits import (
+    CURVED_PAIRS,
+    UNRESOLVED,
+    against_dense,
+    check_rank,
+    choose_strategy,
+    dense_bytes,
+    ends_sharp,
+)
 from torchgw.types import AUTO, Epsilon
 
 STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders
@@ -142,6 +150,8 @@ def estimate(
         decided = f"the {options.strategy} strategy is asked for"
     elif asked == AUTO and epsilon == 0:
         decided += ", and epsilon='auto' ends without any here"
+        if n != k and n * k >= CURVED_PAIRS.get(where.type, math.inf):
+            decided += ", but between points on curves"
     options = settled(options, facts)
     names = ("dense", "streaming", "low-rank", *(["sparse"] if options.strategy == "sparse" else []))
     against = {name: why_not(name, n, k, epsilon, options, where, decided) for name in names}
