@@ -322,8 +322,8 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
     """Go on with a `gw_align` that was given ``checkpoint=path``, to the result that it would have had.
 
     On a CPU, on the same machine and with the same number of threads (large solves give some up beside busy programs,
-    unless ``OMP_NUM_THREADS`` is 1), it has the same bits, however often and wherever
-    the solve was killed. A checkpoint whose solve had ended gives its result once more.
+    unless ``OMP_NUM_THREADS`` is 1), it has the same bits, however often and wherever the solve was killed. A
+    checkpoint whose solve had ended gives its result once more.
 
     Parameters
     ----------
