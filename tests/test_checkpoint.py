@@ -228,7 +228,7 @@ SCRIPT = """
     import sys, torch, torchgw
     X, _ = torchgw.datasets.make_spiral({n})
     Y, _ = torchgw.datasets.make_swiss_roll({k}, random_state=1)
-    torch.set_num_threads({threads})
+    torch.set_num_threads(1)  # of several a busy machine would take some, and with them the last bits
     print("begin", flush=True)
     if sys.argv[1] == "resume":
         result = torchgw.resume({folder!r})
@@ -242,7 +242,7 @@ SCRIPT = """
 def killed_and_resumed(tmp_path: Path, n: int, k: int, options: str, kills: int) -> tuple[GWResult, GWResult, int]:
     """A solve left alone, one killed at random moments and resumed, and how often it was killed before its end."""
     folder, results = str(tmp_path / "kept"), [tmp_path / "whole.npz", tmp_path / "resumed.npz"]
-    script = textwrap.dedent(SCRIPT).format(n=n, k=k, folder=folder, options=options, threads=torch.get_num_threads())
+    script = textwrap.dedent(SCRIPT).format(n=n, k=k, folder=folder, options=options)
 
     def start(mode: str, out: Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-W", "ignore", "-c", script, mode, str(out)]
