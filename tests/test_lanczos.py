@@ -282,4 +282,4 @@ def test_peak_memory_grows_by_the_basis_alone() -> None:
     )
     assert done.returncode == 0, done.stderr
     _, short, long = map(int, done.stdout.split())
-    assert 0.9 * 40 * 20000 * 2 * 8 < long - short < 1.2 * 40 * 20000 * 2 * 8
+    assert 0.9 * 40 * 20000 * 2 * 8 < long - short < 1.5 * 40 * 20000 * 2 * 8
