@@ -36,7 +36,7 @@ def test_the_short_tables_show_stored_numbers() -> None:
     ours = next(row for row in peers if row["solver"] == headline.FROM_POINTS and row["N"] == 1000)
     assert float(shown["**torchgw**"]["1000 x 1200"].split()[0]) == pytest.approx(ours["seconds"], rel=0.05)
     assert float(shown["**torchgw**"]["rho"]) == pytest.approx(ours["rho"], abs=1e-4)
-    assert shown["**torchgw**, `epsilon=0`"]["4000 x 5000"] == "over the limit"
+    assert shown["POT, conditional gradient"]["4000 x 5000"] == "over the limit"
     assert [row["points"].partition(" x ")[0] for row in headline.large()] == ["20,000", "100,000", "1,000,000"]
 
 
