@@ -23,6 +23,8 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded, fact_of_space
 from torchgw.search.basins import MOST_CONTEST_PAIRS
+from torchgw.solvers.factored_transport import MOST_MASSES
+from torchgw.solvers.minimum_cost_flow import available
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.prepare import Space
@@ -44,11 +46,31 @@ SHARP_CONTEST_PAIRS = 400_000  # between others that are no metric spaces, and h
 RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 
 
-def choose_strategy(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str:
-    """The strategy that the options name, else dense where it fits and is fast, else streaming."""
+def choose_strategy(
+    n: int, k: int, epsilon: float, options: GWOptions, device: torch.device, factored: bool = True
+) -> str:
+    """The strategy that the options name, else dense where it fits and is fast, else streaming; without entropy that
+    only between ``factored`` distances, and where there is what solves its linear programs."""
     if options.strategy != "auto":
         return options.strategy
+    if epsilon == 0 and not (factored and (n + k <= MOST_MASSES or available())):
+        return "dense"
     return "dense" if against_dense(n, k, epsilon, options, device) is None else "streaming"
+
+
+def check_flows(strategy: str, n: int, k: int, epsilon: float) -> None:
+    """Refuse vertices between many points where nothing is installed that finds them.
+
+    Raises
+    ------
+    ImportError
+        Naming it.
+    """
+    if strategy == "streaming" and epsilon == 0 and n + k > MOST_MASSES and not available():
+        raise ImportError(
+            f"epsilon=0 with strategy='streaming' solves flows between {n} and {k} points by OR-tools, which is not "
+            "installed: pip install ortools, or use epsilon > 0"
+        )
 
 
 def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
@@ -164,6 +186,8 @@ def check_memory(
         validate.memory(what, needed, options.max_memory, advice)
     if strategy == "dense":
         sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
+        if all(space.factored for space in spaces):
+            sharp += "; with OR-tools (pip install ortools) epsilon=0 streams as well"
         streams = "use fewer points" if _dense_only(spaces, model, mode) else "use GWOptions(strategy='streaming')"
         advice = sharp if epsilon == 0 else streams
         validate.memory(f"score and plan ({n} x {k})", dense_bytes(n, k, epsilon), options.max_memory, advice)

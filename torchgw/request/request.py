@@ -38,6 +38,7 @@ from torchgw.request.limits import (
     against_exact,
     assigned,
     by_entries,
+    check_flows,
     check_memory,
     check_rank,
     choose_kernels,
@@ -228,11 +229,13 @@ class Request:
         options = options if auto else tolerances_for(options, epsilon, marginals)
         linear, cost_scale = check_cost(cost, n, k)
         init = check_init(asked.init, n, k, device)
-        strategy = choose_strategy(n, k, epsilon, options, device)
+        factored = all(space.factored for space in spaces)
+        strategy = choose_strategy(n, k, epsilon, options, device, factored)
+        check_flows(strategy, n, k, epsilon)
         if mode is not None:
             ranges.reference((float(p.sum()), float(q.sum())))
             options = replace(options, strategy=strategy)
-        if strategy == "low-rank" or (strategy == "streaming" and mode is not None):
+        if strategy == "low-rank" or (strategy == "streaming" and (mode is not None or epsilon == 0)):
             spaces = with_factors(spaces, kinds)
         chosen = {"options.strategy": Fact(strategy, repr(strategy))}
         refuse(facts | chosen | {space.name: fact_of_space(space) for space in spaces})
@@ -294,6 +297,8 @@ class Request:
             own = own._ending(widest)
             if surfaces:
                 own = own.run_by("streaming")
+        elif own.model.epsilon == 0 and own.streams_by_choice and widest > SCATTERED:
+            own = own.run_by("dense")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own
@@ -302,7 +307,8 @@ class Request:
         """How well a few landmarks cover the space that they cover worst, and whether what is given as points lies on
         curves; infinite and False where nothing depends on it."""
         many = self.from_points and math.prod(self.shape) >= CURVED_PAIRS.get(self.device.type, math.inf)
-        ends = self.asked.epsilon == AUTO and (self.ends_assigned or self.streams_by_choice)
+        left = self.asked.epsilon == AUTO
+        ends = (left and self.ends_assigned) or ((left or self.model.epsilon == 0) and self.streams_by_choice)
         if not (many or ends):
             return math.inf, False
         few = [few_landmarks(space, mass) for space, mass in zip(spaces, self.model.masses, strict=True)]
@@ -346,7 +352,7 @@ class Request:
     def streams_by_choice(self) -> bool:
         """Whether it streams to be fast, and all that a dense solve stores would fit."""
         (n, k), left = self.shape, self.options.strategy == "auto" and self.asked.gradient_mode is None
-        fits = n * k <= SCATTERED_PAIRS and dense_bytes(n, k, 1.0) <= self.options.max_memory
+        fits = n * k <= SCATTERED_PAIRS and dense_bytes(n, k, self.model.epsilon) <= self.options.max_memory
         return self.strategy == "streaming" and left and fits
 
     @property

@@ -21,6 +21,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History, Status
+from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.leading import LeadingGradient, MatchingGradient
 from torchgw.objective.model import mean_cost
@@ -28,11 +29,14 @@ from torchgw.objective.permuted import permutations
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
+from torchgw.solvers.factored_descent import FactoredDescent, descend_between_factors
+from torchgw.solvers.factored_transport import corner
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.iterate import State
 from torchgw.solvers.permutations import Permuted, permute
+from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_lp import assignment, equal_masses
@@ -49,6 +53,7 @@ PROGRESS = 1e-3
 ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
 TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
 EXCHANGED_PAIRS = 250_000
+FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
 FIRST = 1  # step, that says which of several plans leads lowest
 
 StateT = TypeVar("StateT", bound=State)
@@ -213,25 +218,31 @@ class _Descent:
         if equal_masses(p.cpu().numpy(), q.cpu().numpy()):
             factored = first if isinstance(first, ExactGradient) else wide
             matched = self._by_permutations(factored, wide if leading else None, plan, dual, kept)
-        found: FrankWolfe | Permuted
+        found: FrankWolfe | Permuted | FactoredDescent
+        between, cost, exact = None, None, self.exact
         if matched is not None:
             found, status = matched
             plan, dual = found.plan, found.dual + wide.b
         else:
             plan = feasible(plan.to(torch.float64, copy=True), p, q)
-        cost, exact = None, self.exact
+            between = self._between_factors(first, plan, dual, kept)
         if matched is not None and matched[0].whole:
             cost = matched[0].cost if leading else None
+        elif between is not None and not leading:
+            found, status = between
+            plan, dual = found.plan.to_dense(), found.duals[1]
         else:
-            if leading and matched is None:
+            if between is not None:
+                plan, dual = between[0].plan.to_dense(), between[0].duals[1]
+            elif leading and matched is None:
                 led, _ = self.stage("led", partial(frank_wolfe, first, plan, dual, p, q))
                 plan, dual = led.plan, led.duals[0]
             found, status = frank_wolfe(exact, plan, dual, p, q, *self.settings)
-            dual = found.duals[0]
+            plan, dual = found.plan, found.duals[0]
             if isinstance(exact, MatchingGradient):
                 cost = found.cost.sub_(wide.a[:, None]).sub_(wide.b)
         return Solution(
-            coupling=DenseCoupling(found.plan),
+            coupling=DenseCoupling(plan),
             end=None,
             status=status,
             n_iter=len(self.history.iteration) - before,
@@ -241,6 +252,24 @@ class _Descent:
             dual=dual,
             cost=None if cost is None else FactoredCost.stored(cost, wide.a, wide.b),
         )
+
+    def _between_factors(
+        self, first: ExactGradient | MatchingGradient, plan: Tensor, dual: Tensor, kept: bool
+    ) -> tuple[FactoredDescent, Status] | None:
+        """From vertex to vertex by a gradient between factors; None where spaces have none, points are few or without
+        mass, or where the end is above a plan to be ``kept``."""
+        p, q = self.problem.model.masses
+        if isinstance(first, MatchingGradient) or len(p) * len(q) < FACTORED_PAIRS or min(p.min(), q.min()) <= 0:
+            return None
+        if first.source.factors() is None or first.target.factors() is None:
+            return None
+        coupling = DenseCoupling(plan)
+        cost = first(coupling, p)
+        order = Order.of(cost)
+        duals = c_transform(cost, dual, q), dual
+        arguments = first, cost, duals, order, corner(order, plan.argmax(0), p, q), p, q
+        found, status = self.stage("led", partial(descend_between_factors, *arguments))
+        return None if kept and found.value > float(mean_cost(cost, coupling, p, q)) else (found, status)
 
     def _by_permutations(
         self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool
