@@ -162,9 +162,6 @@ EXCLUDED = (
       for name, kinds, must in PLAIN),
     *(Excluded(name, kinds, {"options.strategy": ("low-rank", "sparse")}, must, BY_SQUARES, "use another strategy")
       for name, kinds, must in PLAIN),
-    *(Excluded("epsilon", ("zero",), {"options.strategy": ("streaming",), name: WITHOUT_FACTORS}, "be > 0",
-               "plans without entropy stream between factored distances alone", "use strategy='dense'")
-      for name in "XY"),
     Excluded("epsilon", ("positive",), {"options.strategy": ("sparse",)}, "be 0",
              "plans of few entries have no entropy", "use epsilon=0"),
     Excluded("epsilon", ("zero",), {"options.gradient": ("sampled",)}, "be > 0",
@@ -195,6 +192,9 @@ EXCLUDED = (
                "the descent multiplies by factors", LANDMARKS.format(name)) for name in "XY"),
     *(Excluded(name, WITHOUT_FACTORS, {"options.strategy": ("streaming",), "gradient_mode": MODES},
                "have factored distances", "sampled gradients have no fixed point", LANDMARKS.format(name))
+      for name in "XY"),
+    *(Excluded("epsilon", ("zero",), {"options.strategy": ("streaming",), name: WITHOUT_FACTORS}, "be > 0",
+               "plans without entropy stream between factored distances alone", "use strategy='dense'")
       for name in "XY"),
     *(Excluded(name, kinds, {"options.strategy": ("sparse",)}, "be a sparse adjacency",
                "plans have few entries where both matrices have", "use strategy='auto'")

@@ -53,9 +53,14 @@ def choose_strategy(
     only between ``factored`` distances, and where there is what solves its linear programs."""
     if options.strategy != "auto":
         return options.strategy
-    if epsilon == 0 and not (factored and (n + k <= MOST_MASSES or available())):
+    if epsilon == 0 and not (factored and finds_vertices(n, k)):
         return "dense"
     return "dense" if against_dense(n, k, epsilon, options, device) is None else "streaming"
+
+
+def finds_vertices(n: int, k: int) -> bool:
+    """Whether there is what solves the linear programs of a streamed plan without entropy."""
+    return n + k <= MOST_MASSES or available()
 
 
 def check_flows(strategy: str, n: int, k: int, epsilon: float) -> None:
@@ -66,7 +71,7 @@ def check_flows(strategy: str, n: int, k: int, epsilon: float) -> None:
     ImportError
         Naming it.
     """
-    if strategy == "streaming" and epsilon == 0 and n + k > MOST_MASSES and not available():
+    if strategy == "streaming" and epsilon == 0 and not finds_vertices(n, k):
         raise ImportError(
             f"epsilon=0 with strategy='streaming' solves flows between {n} and {k} points by OR-tools, which is not "
             "installed: pip install ortools, or use epsilon > 0"
@@ -201,22 +206,32 @@ def check_memory(
     return against
 
 
-def sharp_fits(facts: Mapping[str, Fact], shape: tuple[int, int], against: str | None, asked: GWOptions) -> bool:
+def sharp_fits(
+    facts: Mapping[str, Fact], shape: tuple[int, int], against: str | None, asked: GWOptions, factored: bool
+) -> bool:
     """Whether `gw_align` would take epsilon=0 beside arguments of these kinds, with the options as the user gave them;
-    ``against`` is what stands against the exact gradient."""
-    stored = asked.strategy == "low-rank" or dense_bytes(*shape, 0.0) <= asked.max_memory
-    return excluded({**facts, "epsilon": Fact("zero", "0")}) is None and stored and against is None
+    ``against`` is what stands against the exact gradient, ``factored`` whether both spaces have factors."""
+    streams = factored and asked.strategy in ("auto", "streaming") and finds_vertices(*shape)
+    begins = excluded({**facts, "epsilon": Fact("zero", "0")}) is None and against is None
+    return begins and (streams or (asked.strategy != "streaming" and _is_stored(shape, asked)))
+
+
+def _is_stored(shape: tuple[int, int], asked: GWOptions) -> bool:
+    """Whether memory is there for a plan without entropy by another strategy than streaming."""
+    return asked.strategy == "low-rank" or dense_bytes(*shape, 0.0) <= asked.max_memory
 
 
 def ends_sharp(
     facts: Mapping[str, Fact], masses: tuple[Tensor, Tensor], against: str | None, asked: GWOptions, metric: bool = True
 ) -> bool:
-    """Whether an epsilon that is left to the solve is none at all: where the call would be taken with epsilon=0, and
-    the optimum without entropy costs little more than a blurred one. ``metric`` says whether spaces are metric."""
+    """Whether an epsilon that is left to the solve is none at all: where the call would be taken with epsilon=0, its
+    plan stored, and the optimum without entropy costs little more than a blurred one. ``metric`` says whether spaces
+    are metric."""
     n, k = map(len, masses)
     unequal = min(SHARP_PAIRS, math.inf if metric else SHARP_CONTEST_PAIRS)
     few = n * k <= (SHARP_ASSIGNED_PAIRS if assigned(masses) else unequal)
-    return few and asked.strategy != "low-rank" and sharp_fits(facts, (n, k), against, asked)
+    free = asked.strategy not in ("low-rank", "streaming") and _is_stored((n, k), asked)
+    return few and free and sharp_fits(facts, (n, k), against, asked, False)
 
 
 def assigned(masses: tuple[Tensor, Tensor]) -> bool:

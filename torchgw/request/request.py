@@ -248,7 +248,7 @@ class Request:
         loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]
         model, mass = make_model(masses, marginals, weight, epsilon, linear, rules, strength, loss, device)
         against = check_memory(strategy, spaces, model, device, options, mode)
-        sharp = sharp_fits(facts, (n, k), against, asked.options)
+        sharp = sharp_fits(facts, (n, k), against, asked.options, all(space.factored for space in spaces))
         if not auto:
             check_resolved(model, spaces, options, remedy_of(sharp))
         with threads_for(n * k):  # compiled code is for a number of threads
@@ -330,7 +330,8 @@ class Request:
     def ends_assigned(self) -> bool:
         """Whether an epsilon that is left to the solve, and begins above zero, may end there by assignments."""
         few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
-        return self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
+        free = self.asked.options.strategy != "streaming"
+        return free and self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
 
     @property
     def from_points(self) -> bool:
