@@ -178,7 +178,8 @@ def test_masses_ties_and_doubled_points(linear_problems: str) -> None:
     )
     assert result.strategy == "streaming"
     assert result.marginal_error < 1e-12
-    few = quietly(gw_align, *(EuclideanDistances(Y[:2] + i, squared=True) for i in (0, 1)), epsilon=0, options=STREAMING)
+    pairs = (EuclideanDistances(Y[:2] + i, squared=True) for i in (0, 1))
+    few = quietly(gw_align, *pairs, epsilon=0, options=STREAMING)
     assert few.coupling.to_dense().sum() == pytest.approx(1.0)
 
 

@@ -178,14 +178,7 @@ def forecast(
 
 
 def why_not(
-    strategy: str,
-    n: int,
-    k: int,
-    epsilon: float,
-    options: GWOptions,
-    device: torch.device,
-    decided: str,
-    cheap: str,
+    strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device, decided: str, cheap: str
 ) -> str | None:
     """What speaks against a strategy, or None; ``decided`` says why another one is no matter of choice, ``cheap`` why
     the dense one is taken where there is a choice."""

@@ -78,7 +78,7 @@ def descend_between_factors(
     history: History,
     watch: Watch,
 ) -> tuple[FactoredDescent, Status]:
-    """The last plan, and why the loop ended; two passes over all pairs and a linear program a step, O((N + K) r) memory.
+    """The last plan, and why the loop ended; a pass over pairs and a linear program a step, O((N + K) r) memory.
 
     Parameters
     ----------

@@ -63,7 +63,8 @@ def minimum_cost_flow(cost: Array, row: Array, column: Array, p: Array, q: Array
     flows.set_nodes_supplies(np.arange(n + k, dtype=np.int32), np.concatenate((supply, -demand)))
     status = flows.solve()
     if status != flows.OPTIMAL:
-        raise TransportError(f"the linear transport problem ({n} x {k}, {len(cost)} entries) was not solved: {status.name}")
+        shape = f"{n} x {k}, {len(cost)} entries"
+        raise TransportError(f"the linear transport problem ({shape}) was not solved: {status.name}")
     x = np.asarray(flows.flows(arcs), dtype=float)
     prices = _prices(whole, row, column, x > 0, n, k)
     return Flow(x * unit, *(step * side for side in prices))

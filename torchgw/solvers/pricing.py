@@ -13,7 +13,7 @@ product with every point for each tile, and all pairs of the tiles that are left
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,11 @@ NEAREST = 4  # column tiles, that say how cheap the cheapest entry of a row is
 
 @dataclass(frozen=True)
 class Order:
-    """Orders of the rows (N,) and columns (K,) in which neighbours are alike: positions to points."""
+    """Orders in which neighbours are alike, positions to points.
+
+    rows : of the source, (N,).
+    columns : of the target, (K,).
+    """
 
     rows: Tensor
     columns: Tensor

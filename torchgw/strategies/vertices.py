@@ -43,6 +43,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     state, solution = climbed(problem, first, sum(seconds.values()))
     (p, q), end = asked.model.masses, state.end
     assert end.cost is not None
+    assert end.epsilon is not None
     x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
     rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
     cost = end.cost.taken(rows, columns)
