@@ -45,6 +45,7 @@ from torchgw.request.limits import (
     choose_strategy,
     dense_bytes,
     ends_sharp,
+    finds_vertices,
     sharp_fits,
     takes_few_entries,
 )
@@ -299,6 +300,8 @@ class Request:
                 own = own.run_by("streaming")
         elif own.model.epsilon == 0 and own.streams_by_choice and widest > SCATTERED:
             own = own.run_by("dense")
+        elif own.model.epsilon == 0 and own.curves and not assigned(self.masses) and finds_vertices(*self.shape):
+            own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own

@@ -28,6 +28,7 @@ from torchgw.spaces import FactoredDistances
 from torchgw.strategies.cells import solve_on_cells, streamed
 from torchgw.strategies.continuation import step_of
 from torchgw.strategies.ladder import climbed
+from torchgw.strategies.sharp import FALL
 from torchgw.types import DistanceProvider
 
 TOLERANCE = 1e-5  # of the Frank-Wolfe gap, over the value
@@ -36,7 +37,7 @@ TOLERANCE = 1e-5  # of the Frank-Wolfe gap, over the value
 def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     """Solve without entropy, with memory for a few entries of each point."""
     began = time.perf_counter()
-    blurred = replace(asked, model=asked.model.at(asked.epsilon), auto=False, sharpens=False)
+    blurred = replace(asked, model=asked.model.at(FALL * asked.epsilon), auto=False, sharpens=False)
     problem = streamed(blurred)
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
