@@ -21,7 +21,7 @@ from torchgw.persist.watch import Watch
 from torchgw.request import limits
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers import factored_transport as solver
-from torchgw.solvers.factored_descent import descend_between_factors
+from torchgw.solvers.factored_descent import Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import corner, factored_transport, priced
 from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
@@ -134,8 +134,8 @@ def test_descents_by_entries_and_by_whole_matrices_end_alike(linear_problems: st
     plan = torch.outer(p, q) * torch.from_numpy(rng.uniform(0.5, 1.5, size=(90, 110)))
     cost, dual = gradient(DenseCoupling(plan), p), torch.zeros(110, dtype=torch.float64)
     order = Order.of(cost)
-    given = gradient, cost, (c_transform(cost, dual, q), dual), order, corner(order, plan.argmax(0), p, q), p, q
-    end, _ = descend_between_factors(*given, 1e-6, 1e-15, 100, History(), Watch())
+    start = Vertex(cost, (c_transform(cost, dual, q), dual), corner(order, plan.argmax(0), p, q))
+    end, _ = descend_between_factors(gradient, start, order, p, q, 1e-6, 1e-15, 100, History(), Watch())
     other, _ = frank_wolfe(gradient, end.plan.to_dense(), dual, p, q, 1e-6, 1e-15, 100, History(), Watch())
     assert end.value == pytest.approx(other.value, rel=1e-5)
     assert end.gap <= 1e-6 * end.value
@@ -200,8 +200,8 @@ def test_distances_without_factors_do_not_stream_without_entropy() -> None:
 
 def test_what_is_not_installed_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     X = make_spiral(80)[0]
-    monkeypatch.setattr(limits, "available", lambda: False)
-    monkeypatch.setattr(limits, "MOST_MASSES", 100)
+    monkeypatch.setattr(solver, "available", lambda: False)
+    monkeypatch.setattr(solver, "MOST_MASSES", 100)
     with pytest.raises(ImportError, match="pip install ortools"):
         gw_align(X, X, epsilon=0, options=STREAMING)
     with pytest.raises(MemoryError, match=r"pip install ortools"):

@@ -24,8 +24,8 @@ from torchgw.request.limits import (
     choose_strategy,
     dense_bytes,
     ends_sharp,
-    finds_vertices,
 )
+from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.types import AUTO, Epsilon
 
 STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders

@@ -23,8 +23,7 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded, fact_of_space
 from torchgw.search.basins import MOST_CONTEST_PAIRS
-from torchgw.solvers.factored_transport import MOST_MASSES
-from torchgw.solvers.minimum_cost_flow import available
+from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.prepare import Space
@@ -56,11 +55,6 @@ def choose_strategy(
     if epsilon == 0 and not (factored and finds_vertices(n, k)):
         return "dense"
     return "dense" if against_dense(n, k, epsilon, options, device) is None else "streaming"
-
-
-def finds_vertices(n: int, k: int) -> bool:
-    """Whether there is what solves the linear programs of a streamed plan without entropy."""
-    return n + k <= MOST_MASSES or available()
 
 
 def check_flows(strategy: str, n: int, k: int, epsilon: float) -> None:

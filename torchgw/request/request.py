@@ -45,7 +45,6 @@ from torchgw.request.limits import (
     choose_strategy,
     dense_bytes,
     ends_sharp,
-    finds_vertices,
     sharp_fits,
     takes_few_entries,
 )
@@ -69,6 +68,7 @@ from torchgw.request.spaces import (
     without_searches,
 )
 from torchgw.runtime.threads import threads_for
+from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
 from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curve, coverage, few_landmarks

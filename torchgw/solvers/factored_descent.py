@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import dual_bound
 from torchgw.objective.bounds import gap as gap_of
 from torchgw.objective.linearise import Gradient
-from torchgw.objective.model import mean_cost
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
@@ -64,12 +63,23 @@ class FactoredDescent(State):
         return True
 
 
+class Vertex(NamedTuple):
+    """Where to begin: at a vertex of a linear problem.
+
+    cost : of that problem.
+    duals : potentials (N,), (K,) near its own.
+    feasible : flat positions of entries on which a plan lives.
+    """
+
+    cost: FactoredCost
+    duals: tuple[Tensor, Tensor]
+    feasible: Array
+
+
 def descend_between_factors(
     gradient: Gradient,
-    cost: FactoredCost,
-    duals: tuple[Tensor, Tensor],
+    start: Vertex | FactoredDescent,
     order: Order,
-    feasible: Array,
     p: Tensor,
     q: Tensor,
     tol: float,
@@ -82,10 +92,9 @@ def descend_between_factors(
 
     Parameters
     ----------
-    gradient : C(T) of a plan, of products alone, in float64.
-    cost, duals : of a linear problem whose vertex is to be the first plan, and potentials (N,), (K,) near its own.
+    gradient : C(T) of a plan, products and perhaps a stored part that is the same for every plan, in float64.
+    start : a vertex, or where such a descent by another gradient ended.
     order : in which points that are neighbours are alike.
-    feasible : flat positions of entries on which a plan lives.
     p, q : masses (N,), (K,), all positive.
     tol : gap over value at which a plan is stationary.
     least : a value up to this is zero.
@@ -96,20 +105,29 @@ def descend_between_factors(
         Where the first linear problem is not solved.
     """
 
+    stored: PricedCost | None = None  # the part that is the same for every plan, in tile order
+
+    def ordered(cost: FactoredCost) -> PricedCost:
+        nonlocal stored
+        stored = PricedCost.of(cost, order, stored)
+        return stored
+
     def found(plan: SparseCoupling, **more: Any) -> FactoredDescent:
         cost = gradient(plan, p)
-        return FactoredDescent(plan=plan, cost=cost, value=float(mean_cost(cost, plan, p, q)), **more)
+        return FactoredDescent(plan=plan, cost=cost, value=_mean(cost, plan), **more)
 
     def vertex_of(
         cost: FactoredCost, duals: tuple[Tensor, Tensor], entries: Array, basis: Array | None, all_priced: bool
     ) -> FactoredVertex:
-        ordered = PricedCost.of(cost, order)
-        known = np.union1d(entries, ordered.cheap(*duals))
-        vertex = factored_transport(ordered, p, q, duals[1], known, basis)
-        return priced(ordered, p, q, vertex) if all_priced else vertex
+        tiled = ordered(cost)
+        known = np.union1d(entries, tiled.cheap(*duals))
+        vertex = factored_transport(tiled, p, q, duals[1], known, basis)
+        return priced(tiled, p, q, vertex) if all_priced else vertex
 
     def begin() -> FactoredDescent:
-        vertex = vertex_of(cost, duals, feasible, None, False)
+        if isinstance(start, FactoredDescent):
+            return found(start.plan, n_iter=0, duals=start.duals, basis=start.basis)
+        vertex = vertex_of(start.cost, start.duals, start.feasible, None, False)
         return found(SparseCoupling.of(vertex.plan, p.device), n_iter=0, duals=vertex.duals, basis=_stored(vertex))
 
     def step(state: FactoredDescent) -> tuple[FactoredDescent, Check, Status | None]:
@@ -128,13 +146,13 @@ def descend_between_factors(
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
         corner = SparseCoupling.of(vertex.plan, p.device)
         ahead = gradient(corner, p)
-        slope = float(mean_cost(state.cost, corner, p, q)) - value
-        curvature = float(mean_cost(ahead, corner, p, q)) - float(mean_cost(ahead, plan, p, q)) - slope
+        slope = _mean(state.cost, corner) - value
+        curvature = _mean(ahead, corner) - _mean(ahead, plan) - slope
         length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
         fall = -2 * length * slope - length**2 * curvature
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:
-            lowest = PricedCost.of(state.cost, order).transform(*vertex.duals)[0]
+            lowest = ordered(state.cost).transform(*vertex.duals)[0]
             gap = float(gap_of(value, dual_bound(lowest, vertex.duals[1], p, q)))
             last = replace(state, n_iter=n_iter, duals=vertex.duals, gap=gap)
             if stalled or gap <= tol * value:
@@ -145,6 +163,13 @@ def descend_between_factors(
         return found(corner if length == 1 else _between(plan, corner, length), **kept), check, None
 
     return iterate(FactoredDescent, step, begin, watch, history, max_iter)
+
+
+def _mean(cost: FactoredCost, plan: SparseCoupling) -> float:
+    """<C, T>, from the entries of the plan."""
+    i, j = plan.row, plan.column
+    costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(cost.b[j])
+    return float(plan.mass @ (costs if cost.extra is None else costs.add_(cost.extra[i, j])))
 
 
 def _between(plan: SparseCoupling, vertex: SparseCoupling, length: float) -> SparseCoupling:

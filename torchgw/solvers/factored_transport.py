@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.objective.bounds import monotone_coupling
-from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
+from torchgw.solvers.minimum_cost_flow import available, minimum_cost_flow
 from torchgw.solvers.pricing import Order, PricedCost
 from torchgw.solvers.transport_lp import (
     COST_SCALE,
@@ -48,6 +48,11 @@ class FactoredVertex(NamedTuple):
     duals: tuple[Tensor, Tensor]
     entries: Array
     basis: Array | None
+
+
+def finds_vertices(n: int, k: int) -> bool:
+    """Whether there is what solves the linear problems of so many points: HiGHS, or OR-tools where it is installed."""
+    return n + k <= MOST_MASSES or available()
 
 
 def factored_transport(

@@ -7,7 +7,8 @@ the u_i and v of the v_j, the reduced cost splits exactly into parts of a row or
 
 where alpha and beta are what row and column terms have left of a and b. So it is at least the least of each part, less
 twice the product of the largest distances from the centres, and a tile whose bound is above a limit is left out: one
-product with every point for each tile, and all pairs of the tiles that are left.
+product with every point for each tile, and all pairs of the tiles that are left. Of a part of the cost that is stored
+the bound takes the least entry of each tile.
 """
 
 from __future__ import annotations
@@ -58,22 +59,35 @@ class Order:
 
 @dataclass(frozen=True)
 class PricedCost:
-    """A cost without ``extra``, in float64, in tile order.
+    """A cost in float64, in tile order.
 
     cost : as it is.
     order : of its points.
     U, V : its factors (n, r), (k, r) in that order, filled up to whole tiles.
+    extra : its stored part (n / size, k / size, size, size) by tiles, None where it has none.
+    least : of each tile of that, (n / size, k / size).
     """
 
     cost: FactoredCost
     order: Order
     U: Tensor
     V: Tensor
+    extra: Tensor | None = None
+    least: Tensor | None = None
 
     @classmethod
-    def of(cls, cost: FactoredCost, order: Order) -> PricedCost:
-        """In an order; O((N + K) r)."""
-        return cls(cost, order, _filled(cost.U[order.rows]), _filled(cost.V[order.columns]))
+    def of(cls, cost: FactoredCost, order: Order, stored: PricedCost | None = None) -> PricedCost:
+        """In an order; O((N + K) r), and O(N K) for a stored part that is not that of another cost (``stored``)."""
+        U, V = _filled(cost.U[order.rows]), _filled(cost.V[order.columns])
+        if cost.extra is None:
+            return cls(cost, order, U, V)
+        if stored is not None and stored.cost.extra is cost.extra:
+            return cls(cost, order, U, V, stored.extra, stored.least)
+        ordered = cost.extra.new_empty(len(U) // TILE, len(V) // TILE, TILE, TILE)
+        for tile, rows in enumerate(torch.split(_filled(order.rows), TILE)):
+            part = _filled(cost.extra[rows][:, order.columns].T).view(-1, TILE, TILE)
+            ordered[tile] = part.mT
+        return cls(cost, order, U, V, ordered, ordered.amin((2, 3)))
 
     def at(self, entries: Array, dual: Tensor) -> Array:
         """C - b of entries (m,), flat positions, under column potentials (K,)."""
@@ -81,8 +95,8 @@ class PricedCost:
         found, offset = np.empty(len(entries)), cost.b - dual
         for part in blocks(len(entries), 2**18):
             i, j = (torch.from_numpy(side).to(dual.device) for side in divmod(entries[part], k))
-            products = torch.linalg.vecdot(cost.U[i], cost.V[j])
-            found[part] = products.mul_(-2.0).add_(cost.a[i]).add_(offset[j]).cpu().numpy()
+            costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(offset[j])
+            found[part] = (costs if cost.extra is None else costs.add_(cost.extra[i, j])).cpu().numpy()
         return found
 
     def cheap(self, row_dual: Tensor, dual: Tensor) -> Array:
@@ -143,7 +157,8 @@ class PricedCost:
         for tiles in blocks(len(self.U) // TILE, ROW_TILES):
             for tile, bounds in enumerate(self._bounds(tiles, alpha, beta), tiles.start):
                 rows = slice(tile * TILE, min((tile + 1) * TILE, n))
-                yield rows, _RowTile(bounds, self.U[rows], alpha[rows], V, ends)
+                extra = None if self.extra is None else self.extra[tile, :, : rows.stop - rows.start]
+                yield rows, _RowTile(bounds, self.U[rows], alpha[rows], V, ends, extra)
 
     def _bounds(self, tiles: slice, alpha: Tensor, beta: Tensor) -> Tensor:
         """Of the least entry in each of some row tiles and every column tile."""
@@ -152,7 +167,8 @@ class PricedCost:
         left = torch.addmm(alpha[rows, None], U, v.T, alpha=-2.0).view(len(u), TILE, -1).amin(1)
         right = torch.addmm(beta, u, self.V.T, alpha=-2.0).view(len(u), -1, TILE).amin(2)
         far = (_farthest(U, u)[:, None] * _farthest(self.V, v)).add_(u @ v.T, alpha=-1.0)
-        return left.add_(right).sub_(far, alpha=2.0)
+        found = left.add_(right).sub_(far, alpha=2.0)
+        return found if self.least is None else found.add_(self.least[tiles])
 
 
 class _RowTile(NamedTuple):
@@ -161,6 +177,7 @@ class _RowTile(NamedTuple):
     bounds : of the least entry in each column tile.
     U, alpha : of its rows, (m, r), (m,).
     V, beta : of all column tiles, (tiles, size, r), (tiles, size).
+    extra : the stored part (tiles, m, size), or None.
     """
 
     bounds: Tensor
@@ -168,6 +185,7 @@ class _RowTile(NamedTuple):
     alpha: Tensor
     V: Tensor
     beta: Tensor
+    extra: Tensor | None
 
     def within(self, limit: float) -> Tensor:
         """The column tiles that may have entries within a limit of the cheapest of their row."""
@@ -177,13 +195,15 @@ class _RowTile(NamedTuple):
     def costs(self, kept: Tensor) -> Tensor:
         """Those of the columns of kept tiles."""
         block = torch.addmm(self.beta[kept].reshape(-1), self.U, self.V[kept].flatten(0, 1).T, alpha=-2.0)
+        if self.extra is not None:
+            block += self.extra[kept].transpose(0, 1).reshape(len(block), -1)
         return block.add_(self.alpha[:, None])
 
 
 def _filled(side: Tensor) -> Tensor:
     """Points (n, r) with the last one repeated up to whole tiles."""
     missing = -len(side) % TILE
-    return torch.cat((side, side[-1:].expand(missing, -1))) if missing else side
+    return torch.cat((side, side[-1:].expand(missing, *side.shape[1:]))) if missing else side
 
 
 def _farthest(side: Tensor, centre: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.objective.certify import Evaluated, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import Objective
-from torchgw.solvers.factored_descent import descend_between_factors
+from torchgw.solvers.factored_descent import Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import corner
 from torchgw.solvers.pricing import Order, PricedCost
 from torchgw.solvers.problem import Problem
@@ -55,7 +55,8 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     least, history = torch.finfo(torch.float64).eps * asked.unit, solution.history
     settings = TOLERANCE, least, asked.options.stopping.max_iter, history, asked.watch
     between = ExactGradient(_of_points(x, rows), _of_points(y, columns), *ends[2:])
-    arguments = between, cost, duals, order, corner(order, nearest, *ends[2:]), *ends[2:], *settings
+    start = Vertex(cost, duals, corner(order, nearest, *ends[2:]))
+    arguments = between, start, order, *ends[2:], *settings
     found, status, history = asked.stage("vertices", lambda: (*descend_between_factors(*arguments), history))
     solved = time.perf_counter()
     at = rows[found.plan.row].cpu().numpy(), columns[found.plan.column].cpu().numpy()
