@@ -24,7 +24,7 @@ from torchgw.solvers.transport_lp import TransportError
 from torchgw.types import Array
 
 UNIT = 2**40  # of masses that have no common one
-LARGEST, STEPS = 2**60, 2**45  # of numbers, and of steps up to the largest cost
+LARGEST, STEPS = 2**56, 2**45  # of numbers, and of steps up to the largest cost
 
 
 class Flow(NamedTuple):
