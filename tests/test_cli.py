@@ -178,10 +178,6 @@ def test_several_arrays_without_a_known_name_are_refused(tmp_path: Path) -> None
             ["-o", "out.npz", "--strategy", "low-rank", "--partial", "1"],
             "--partial does not go with --strategy low-rank: the descent is that of squared distances",
         ),
-        (
-            ["-o", "out.npz", "--strategy", "streaming", "--epsilon", "0"],
-            "--epsilon 0 does not go with --strategy streaming: plans without entropy are stored; use",
-        ),
         (["-o", "my out.npz", "--checkpoint", "."], "; `torchgw resume . -o 'my out.npz'` goes on"),
         (["-o", "out.npz", "--report", "out.pdf"], "--report must be a .html file, got out.pdf"),
         (["-o", "out.npz", "--pairs", "no.csv"], "--pairs: no.csv is not there"),

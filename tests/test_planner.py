@@ -15,6 +15,7 @@ from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMem
 from torchgw.datasets import make_spiral
 from torchgw.request import limits
 from torchgw.runtime.caller import out_of_memory
+from torchgw.solvers import factored_transport
 from torchgw.solvers.problem import Problem
 from torchgw.strategies import within_memory
 
@@ -50,8 +51,10 @@ def test_what_would_run_is_what_runs() -> None:
         assert result.strategy == estimate(80, 90, epsilon=1e-2, options=options, device="cpu").chosen
 
 
-def test_where_nothing_would_run_the_estimate_says_so() -> None:
+def test_where_nothing_would_run_the_estimate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factored_transport, "available", lambda: False)
     found = estimate(30_000, 30_000, epsilon=0)
+    assert "pip install ortools" in found["streaming"].against
     assert found.chosen == ""
     assert "none would run" in str(found)
     assert "max_memory" in found["dense"].against
@@ -164,7 +167,6 @@ def test_what_is_no_allocation_is_not(said: str) -> None:
 @pytest.mark.parametrize(
     ("options", "epsilon", "message"),
     [
-        (GWOptions(strategy="streaming"), 0.0, "epsilon must be > 0"),
         (GWOptions(gradient="sampled"), 0.0, "epsilon must be > 0"),
         (GWOptions(), 1e300, r"epsilon must be .* <= 1e\+30"),
         (GWOptions(strategy="streaming", loss="kl"), 1e-3, r"options.strategy must be .*, got 'streaming'"),
@@ -238,11 +240,11 @@ def test_what_stands_against_a_strategy_is_what_decided() -> None:
     def against(**given: Any) -> str:
         return estimate(1000, 1000, device="cpu", **given)["streaming"].against
 
-    entropy = "the others need entropy"
-    assert against(epsilon="auto") == f"{entropy}, and epsilon='auto' ends without any here"
+    cheap = "the dense strategy is cheap here"
+    assert against(epsilon="auto") == f"{cheap}, and epsilon='auto' ends without entropy"
     curves = estimate(1000, 1200, device="cpu")["streaming"].against
-    assert curves == f"{entropy}, and epsilon='auto' ends without any here, but between points on curves"
-    assert against(epsilon=0.0) == entropy
+    assert curves == f"{cheap}, and epsilon='auto' ends without entropy, but between points on curves"
+    assert against(epsilon=0.0) == cheap
     assert against(options=GWOptions(strategy="low-rank")) == "the low-rank strategy is asked for"
     assert against(epsilon=1e-2, options=GWOptions(loss="kl")) == "it is evaluated on stored plans"
     assert against(epsilon=1e-2) == "the dense strategy is cheap here"

@@ -155,7 +155,7 @@ def test_entries_of_a_vertex_sum_up_to_the_masses(off: float) -> None:
     rng = np.random.default_rng(4)
     p, q = random_masses(9, rng), random_masses(12, rng)
     row, column, mass = monotone_coupling(p, q)
-    plan = transport_lp._summing_up(row, column, mass * (1 + off * rng.uniform(size=len(mass))), p, q)
+    plan = transport_lp.summing_up(row, column, mass * (1 + off * rng.uniform(size=len(mass))), p, q)
     np.testing.assert_allclose(plan.sum(1), p, rtol=0, atol=1e-16)
     np.testing.assert_allclose(plan.sum(0), q, rtol=0, atol=1e-16)
     assert plan.data.min() > 0

@@ -25,6 +25,7 @@ from torchgw.request.limits import (
     dense_bytes,
     ends_sharp,
 )
+from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.types import AUTO, Epsilon
 
 STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders
@@ -36,6 +37,7 @@ BASE_BYTES = 600 * 2**20
 DENSE_SECONDS = 2.2e-7  # for each pair
 SHARP_SECONDS = 1.2e-6  # the same without entropy, by linear programs
 ASSIGNED_SECONDS = 1e-3, 2e-7  # for each point and each pair, where these are assignments
+VERTEX_SECONDS = 2e-3  # for each point, where they stream without entropy: ten flows
 POINT_SECONDS = 2.5e-6  # for each point and bit of log2 N: neighbours, landmarks, lift
 PAIR_SECONDS = 4e-11  # for each pair: four reads of the fifth of the tiles that hold mass
 LOW_RANK_SECONDS = 3e-5  # for each point and unit of rank
@@ -115,7 +117,7 @@ def estimate(
     Parameters
     ----------
     N, K : numbers of points.
-    epsilon : entropy, or "auto", for masses that are equal; without any nothing streams.
+    epsilon : entropy, or "auto", for masses that are equal; without any only distances with factors stream.
     options : ``strategy``, ``gradient``, ``loss``, ``max_memory`` and the rank of ``low_rank`` count here.
     device : where it would run; by default a GPU if there is one.
 
@@ -148,13 +150,14 @@ def estimate(
     decided = why_settled("strategy", facts)
     if decided is None:
         decided = f"the {options.strategy} strategy is asked for"
-    elif asked == AUTO and epsilon == 0:
-        decided += ", and epsilon='auto' ends without any here"
+    cheap = "the dense strategy is cheap here"
+    if asked == AUTO and epsilon == 0:
+        cheap += ", and epsilon='auto' ends without entropy"
         if n != k and n * k >= CURVED_PAIRS.get(where.type, math.inf):
-            decided += ", but between points on curves"
+            cheap += ", but between points on curves"
     options = settled(options, facts)
     names = ("dense", "streaming", "low-rank", *(["sparse"] if options.strategy == "sparse" else []))
-    against = {name: why_not(name, n, k, epsilon, options, where, decided) for name in names}
+    against = {name: why_not(name, n, k, epsilon, options, where, decided, cheap) for name in names}
     chosen = choose_strategy(n, k, epsilon, options, where)
     if chosen == "dense" and against["dense"] is not None:
         chosen = ""
@@ -175,9 +178,10 @@ def forecast(
 
 
 def why_not(
-    strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device, decided: str
+    strategy: str, n: int, k: int, epsilon: float, options: GWOptions, device: torch.device, decided: str, cheap: str
 ) -> str | None:
-    """What speaks against a strategy, or None; ``decided`` says why another one is no matter of choice."""
+    """What speaks against a strategy, or None; ``decided`` says why another one is no matter of choice, ``cheap`` why
+    the dense one is taken where there is a choice."""
     if strategy == "sparse":
         return None
     if strategy == "low-rank":
@@ -187,7 +191,9 @@ def why_not(
     dense = against_dense(n, k, epsilon, options, device)
     if strategy == "dense":
         return dense
-    return None if dense else "the dense strategy is cheap here"
+    if epsilon == 0 and not finds_vertices(n, k):
+        return "OR-tools, which solves its linear programs without entropy, is not installed (pip install ortools)"
+    return None if dense else cheap
 
 
 def peak_memory(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) -> int:
@@ -210,7 +216,8 @@ def seconds(strategy: str, n: int, k: int, options: GWOptions, sharp: bool = Fal
     if strategy == "dense":
         return prepare + (SHARP_SECONDS if sharp else DENSE_SECONDS) * n * k
     if strategy == "streaming":
-        return prepare + CELLS_SECONDS + PAIR_SECONDS * n * k
+        vertices = VERTEX_SECONDS * (n + k) if sharp else 0.0
+        return prepare + CELLS_SECONDS + PAIR_SECONDS * n * k + vertices
     if strategy == "sparse":
         return SPARSE_SECONDS * (n + k) + NEAREST_SECONDS * n * k
     return prepare + CELLS_SECONDS + LOW_RANK_SECONDS * options.low_rank.rank * (n + k)

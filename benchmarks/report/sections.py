@@ -213,6 +213,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "start and from sixteen.",
         partial(of_rows, name="small"),
     ),
+    "vertices": (
+        "Many points without entropy",
+        "Plans of few entries: time, value beside POT's or an entropic one, and the gap over all pairs, to a million.",
+        partial(of_rows, name="vertices"),
+    ),
     "sizes": (
         "Sizes",
         "The default call from a hundred to a million points, beside POT where it ends, and where a limit could be a "

@@ -36,7 +36,8 @@ from torchgw.types import Coupling, DistanceProvider, is_metric
 logger = logging.getLogger("torchgw")
 
 DENSE_WORK = {"cpu": 4e10, "cuda": 4e12}  # multiplications of dense products from which factors lead
-RESIDUAL = 0.02
+VERTEX_WORK = 5e9  # and between vertices, which are found without matrices where they do
+RESIDUAL, SHARP_RESIDUAL = 0.02, 0.0025  # the latter where vertices are corrected at their ends (measured)
 BLOCK, MOST_RANK, POINTS_A_RANK = 64, 512, 8
 POWERS, OVERSAMPLED = 1, 8
 ROWS = 256
@@ -116,17 +117,20 @@ class LeadingGradient(ExactGradient):
     Row and column terms are the exact ones.
     """
 
-    def __init__(self, exact: ExactGradient, p: Tensor, q: Tensor, generator: torch.Generator) -> None:
+    def __init__(
+        self, exact: ExactGradient, p: Tensor, q: Tensor, generator: torch.Generator, residual: float = RESIDUAL
+    ) -> None:
         self.exact, self.loss, self.sides = exact, exact.loss, exact.sides
         self.a, self.b = exact.a, exact.b
         self.rest: Tensor | None = None
+        self.left: Tensor | None = None  # of D_X by the factors, in float32
         self.source, self.target = (
-            self._led(space, mass, generator) for space, mass in ((exact.source, p), (exact.target, q))
+            self._led(space, mass, generator, residual) for space, mass in ((exact.source, p), (exact.target, q))
         )
 
     @staticmethod
-    def _led(space: DistanceProvider, mass: Tensor, generator: torch.Generator) -> FactoredDistances:
-        found = leading_factors(dense(space), mass, generator)
+    def _led(space: DistanceProvider, mass: Tensor, generator: torch.Generator, residual: float) -> FactoredDistances:
+        found = leading_factors(dense(space), mass, generator, residual)
         return FactoredDistances.of(found.F, found.signs, space.scale)
 
     def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +145,7 @@ class LeadingGradient(ExactGradient):
         other = object.__new__(LeadingGradient)
         other.exact, other.loss, other.sides, other.a, other.b = exact, exact.loss, exact.sides, exact.a, exact.b
         other.source, other.target = (space.to(exact.a.device, dtype) for space in (self.source, self.target))
-        other.rest = None
+        other.rest = other.left = None
         return other
 
     def at(self, coupling: DenseCoupling, p: Tensor, q: Tensor | None = None) -> LeadingGradient:
@@ -152,18 +156,40 @@ class LeadingGradient(ExactGradient):
         other.rest = cost.extra.addmm_(led.U, led.V.T, alpha=2.0).addmm_(cost.U, cost.V.T, alpha=-2.0)
         return other
 
+    def at_entries(self, plan: SparseCoupling, p: Tensor) -> LeadingGradient:
+        """The same in float64, corrected at a plan of few entries, O(N^2 K). With D_X = L + R of the factors L, and
+        likewise D_Y = L' + R',
 
-def leads(exact: ExactGradient) -> bool:
-    """Whether factors should lead: where both spaces are stored metrics, and their products take long."""
+            D_X T D_Y - L T L' = R T D_Y + L T R',
+
+        whose first term is small, so that products in float32 keep its digits, and whose second has the rank of L.
+        """
+        left, right = self.source.factors(), self.target.factors()
+        assert left is not None
+        assert right is not None
+        (F, s), (G, t) = left, right
+        if self.left is None:
+            self.left = torch.addmm(dense(self.exact.source), F * s, F.T, alpha=-1.0).to(torch.float32)
+        E, other = dense(self.exact.target), self.to(p.dtype, self.exact)
+        other.left, narrow = self.left, matrix_of(plan) @ E
+        across = plan.apply(F, 0).T
+        across = across @ E - (across @ G * t) @ G.T
+        other.rest = (self.left @ narrow.to(torch.float32)).to(p.dtype).addmm_(F * s, across).mul_(-2.0)
+        return other
+
+
+def leads(exact: ExactGradient, work: float | None = None) -> bool:
+    """Whether factors should lead: where both spaces are stored metrics, and their products take long, more than so
+    many multiplications."""
     spaces = (exact.source, exact.target)
     if exact.loss is not SQUARE or not all(isinstance(s, PrecomputedDistances) and is_metric(s) for s in spaces):
         return False
-    return slow(exact.source.size, exact.target.size, exact.a.device)
+    return slow(exact.source.size, exact.target.size, exact.a.device, work)
 
 
-def slow(n: int, k: int, device: torch.device) -> bool:
+def slow(n: int, k: int, device: torch.device, work: float | None = None) -> bool:
     """Whether products of stored distances with a plan (n, k) take long."""
-    return n * k * (n + k) > DENSE_WORK.get(device.type, DENSE_WORK["cpu"])
+    return n * k * (n + k) > (DENSE_WORK.get(device.type, DENSE_WORK["cpu"]) if work is None else work)
 
 
 def stored_cost(
@@ -210,6 +236,12 @@ def _centred(D: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
     return found
 
 
+def matrix_of(plan: SparseCoupling) -> Tensor:
+    """A plan of few entries as a sparse tensor (N, K)."""
+    at = torch.stack((plan.row, plan.column))
+    return torch.sparse_coo_tensor(at, plan.mass, plan.shape, check_invariants=False, is_coalesced=True)
+
+
 class MatchingGradient:
     """The exact gradient of plans with few entries, as those without entropy are: one product instead of two.
 
@@ -240,9 +272,7 @@ class MatchingGradient:
             part = vertex.rows(rows) - plan[rows]
             part[part.abs() <= ROUNDING * float(mass.max())] = 0.0  # what rounding a plan onto its marginals left
             return self._times(rows, part).mul_(-2.0)
-        at = torch.stack((row, column))
-        entries = torch.sparse_coo_tensor(at, mass, vertex.shape, check_invariants=False, is_coalesced=True)
-        found = dense(self.exact.source) @ (entries @ dense(self.exact.target))
+        found = dense(self.exact.source) @ (matrix_of(vertex) @ dense(self.exact.target))
         return found.mul_(-2.0).add_(self.exact.b).add_(self.exact.a[:, None]).sub_(cost)
 
     def _product(self, T: Tensor) -> Tensor:

@@ -162,8 +162,6 @@ EXCLUDED = (
       for name, kinds, must in PLAIN),
     *(Excluded(name, kinds, {"options.strategy": ("low-rank", "sparse")}, must, BY_SQUARES, "use another strategy")
       for name, kinds, must in PLAIN),
-    Excluded("epsilon", ("zero",), {"options.strategy": ("streaming",)}, "be > 0",
-             "plans without entropy are stored", "use strategy='dense'"),
     Excluded("epsilon", ("positive",), {"options.strategy": ("sparse",)}, "be 0",
              "plans of few entries have no entropy", "use epsilon=0"),
     Excluded("epsilon", ("zero",), {"options.gradient": ("sampled",)}, "be > 0",
@@ -195,6 +193,9 @@ EXCLUDED = (
     *(Excluded(name, WITHOUT_FACTORS, {"options.strategy": ("streaming",), "gradient_mode": MODES},
                "have factored distances", "sampled gradients have no fixed point", LANDMARKS.format(name))
       for name in "XY"),
+    *(Excluded("epsilon", ("zero",), {"options.strategy": ("streaming",), name: WITHOUT_FACTORS}, "be > 0",
+               "plans without entropy stream between factored distances alone", "use strategy='dense'")
+      for name in "XY"),
     *(Excluded(name, kinds, {"options.strategy": ("sparse",)}, "be a sparse adjacency",
                "plans have few entries where both matrices have", "use strategy='auto'")
       for kinds in (("asymmetric",), ("factored", "others")) for name in "XY"),
@@ -204,7 +205,6 @@ SETTLED = (
     Settled({"cost": ("matrix",)}, "strategy", "dense", "it is stored"),
     Settled({"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO}, "strategy", "dense", "it is evaluated on stored plans"),
     Settled({"supervision": ("mask",)}, "strategy", "dense", "it is stored"),
-    Settled({"epsilon": ("zero",), "options.strategy": ("auto",)}, "strategy", "dense", "the others need entropy"),
     Settled({"options.loss": NOT_SQUARE}, "gradient", "exact", "anchors sample the square"),
     Settled({"alpha": ZERO}, "gradient", "auto", "there are no distances to sample"),
     Settled({"alpha": ZERO}, "coarse", None, "the problem is convex: there are no basins to search"),

@@ -23,6 +23,7 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.request.combinations import Fact, excluded, fact_of_space
 from torchgw.search.basins import MOST_CONTEST_PAIRS
+from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.prepare import Space
@@ -44,11 +45,31 @@ SHARP_CONTEST_PAIRS = 400_000  # between others that are no metric spaces, and h
 RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 
 
-def choose_strategy(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str:
-    """The strategy that the options name, else dense where it fits and is fast, else streaming."""
+def choose_strategy(
+    n: int, k: int, epsilon: float, options: GWOptions, device: torch.device, factored: bool = True
+) -> str:
+    """The strategy that the options name, else dense where it fits and is fast, else streaming; without entropy that
+    only between ``factored`` distances, and where there is what solves its linear programs."""
     if options.strategy != "auto":
         return options.strategy
+    if epsilon == 0 and not (factored and finds_vertices(n, k)):
+        return "dense"
     return "dense" if against_dense(n, k, epsilon, options, device) is None else "streaming"
+
+
+def check_flows(strategy: str, n: int, k: int, epsilon: float) -> None:
+    """Refuse vertices between many points where nothing is installed that finds them.
+
+    Raises
+    ------
+    ImportError
+        Naming it.
+    """
+    if strategy == "streaming" and epsilon == 0 and not finds_vertices(n, k):
+        raise ImportError(
+            f"epsilon=0 with strategy='streaming' solves flows between {n} and {k} points by OR-tools, which is not "
+            "installed: pip install ortools, or use epsilon > 0"
+        )
 
 
 def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
@@ -164,6 +185,8 @@ def check_memory(
         validate.memory(what, needed, options.max_memory, advice)
     if strategy == "dense":
         sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
+        if all(space.factored for space in spaces):
+            sharp += "; with OR-tools (pip install ortools) epsilon=0 streams as well"
         streams = "use fewer points" if _dense_only(spaces, model, mode) else "use GWOptions(strategy='streaming')"
         advice = sharp if epsilon == 0 else streams
         validate.memory(f"score and plan ({n} x {k})", dense_bytes(n, k, epsilon), options.max_memory, advice)
@@ -177,22 +200,32 @@ def check_memory(
     return against
 
 
-def sharp_fits(facts: Mapping[str, Fact], shape: tuple[int, int], against: str | None, asked: GWOptions) -> bool:
+def sharp_fits(
+    facts: Mapping[str, Fact], shape: tuple[int, int], against: str | None, asked: GWOptions, factored: bool
+) -> bool:
     """Whether `gw_align` would take epsilon=0 beside arguments of these kinds, with the options as the user gave them;
-    ``against`` is what stands against the exact gradient."""
-    stored = asked.strategy == "low-rank" or dense_bytes(*shape, 0.0) <= asked.max_memory
-    return excluded({**facts, "epsilon": Fact("zero", "0")}) is None and stored and against is None
+    ``against`` is what stands against the exact gradient, ``factored`` whether both spaces have factors."""
+    streams = factored and asked.strategy in ("auto", "streaming") and finds_vertices(*shape)
+    begins = excluded({**facts, "epsilon": Fact("zero", "0")}) is None and against is None
+    return begins and (streams or (asked.strategy != "streaming" and _is_stored(shape, asked)))
+
+
+def _is_stored(shape: tuple[int, int], asked: GWOptions) -> bool:
+    """Whether memory is there for a plan without entropy by another strategy than streaming."""
+    return asked.strategy == "low-rank" or dense_bytes(*shape, 0.0) <= asked.max_memory
 
 
 def ends_sharp(
     facts: Mapping[str, Fact], masses: tuple[Tensor, Tensor], against: str | None, asked: GWOptions, metric: bool = True
 ) -> bool:
-    """Whether an epsilon that is left to the solve is none at all: where the call would be taken with epsilon=0, and
-    the optimum without entropy costs little more than a blurred one. ``metric`` says whether spaces are metric."""
+    """Whether an epsilon that is left to the solve is none at all: where the call would be taken with epsilon=0, its
+    plan stored, and the optimum without entropy costs little more than a blurred one. ``metric`` says whether spaces
+    are metric."""
     n, k = map(len, masses)
     unequal = min(SHARP_PAIRS, math.inf if metric else SHARP_CONTEST_PAIRS)
     few = n * k <= (SHARP_ASSIGNED_PAIRS if assigned(masses) else unequal)
-    return few and asked.strategy != "low-rank" and sharp_fits(facts, (n, k), against, asked)
+    free = asked.strategy not in ("low-rank", "streaming") and _is_stored((n, k), asked)
+    return few and free and sharp_fits(facts, (n, k), against, asked, False)
 
 
 def assigned(masses: tuple[Tensor, Tensor]) -> bool:

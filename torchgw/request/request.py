@@ -38,6 +38,7 @@ from torchgw.request.limits import (
     against_exact,
     assigned,
     by_entries,
+    check_flows,
     check_memory,
     check_rank,
     choose_kernels,
@@ -67,6 +68,7 @@ from torchgw.request.spaces import (
     without_searches,
 )
 from torchgw.runtime.threads import threads_for
+from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
 from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curve, coverage, few_landmarks
@@ -228,11 +230,13 @@ class Request:
         options = options if auto else tolerances_for(options, epsilon, marginals)
         linear, cost_scale = check_cost(cost, n, k)
         init = check_init(asked.init, n, k, device)
-        strategy = choose_strategy(n, k, epsilon, options, device)
+        factored = all(space.factored for space in spaces)
+        strategy = choose_strategy(n, k, epsilon, options, device, factored)
+        check_flows(strategy, n, k, epsilon)
         if mode is not None:
             ranges.reference((float(p.sum()), float(q.sum())))
             options = replace(options, strategy=strategy)
-        if strategy == "low-rank" or (strategy == "streaming" and mode is not None):
+        if strategy == "low-rank" or (strategy == "streaming" and (mode is not None or epsilon == 0)):
             spaces = with_factors(spaces, kinds)
         chosen = {"options.strategy": Fact(strategy, repr(strategy))}
         refuse(facts | chosen | {space.name: fact_of_space(space) for space in spaces})
@@ -245,7 +249,7 @@ class Request:
         loss = options.loss if isinstance(options.loss, SeparableLoss) else LOSSES[options.loss]
         model, mass = make_model(masses, marginals, weight, epsilon, linear, rules, strength, loss, device)
         against = check_memory(strategy, spaces, model, device, options, mode)
-        sharp = sharp_fits(facts, (n, k), against, asked.options)
+        sharp = sharp_fits(facts, (n, k), against, asked.options, all(space.factored for space in spaces))
         if not auto:
             check_resolved(model, spaces, options, remedy_of(sharp))
         with threads_for(n * k):  # compiled code is for a number of threads
@@ -294,6 +298,10 @@ class Request:
             own = own._ending(widest)
             if surfaces:
                 own = own.run_by("streaming")
+        elif own.model.epsilon == 0 and own.streams_by_choice and widest > SCATTERED:
+            own = own.run_by("dense")
+        elif own.model.epsilon == 0 and own.curves and not assigned(self.masses) and finds_vertices(*self.shape):
+            own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own
@@ -302,7 +310,8 @@ class Request:
         """How well a few landmarks cover the space that they cover worst, and whether what is given as points lies on
         curves; infinite and False where nothing depends on it."""
         many = self.from_points and math.prod(self.shape) >= CURVED_PAIRS.get(self.device.type, math.inf)
-        ends = self.asked.epsilon == AUTO and (self.ends_assigned or self.streams_by_choice)
+        left = self.asked.epsilon == AUTO
+        ends = (left and self.ends_assigned) or ((left or self.model.epsilon == 0) and self.streams_by_choice)
         if not (many or ends):
             return math.inf, False
         few = [few_landmarks(space, mass) for space, mass in zip(spaces, self.model.masses, strict=True)]
@@ -324,7 +333,8 @@ class Request:
     def ends_assigned(self) -> bool:
         """Whether an epsilon that is left to the solve, and begins above zero, may end there by assignments."""
         few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
-        return self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
+        free = self.asked.options.strategy != "streaming"
+        return free and self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
 
     @property
     def from_points(self) -> bool:
@@ -346,7 +356,7 @@ class Request:
     def streams_by_choice(self) -> bool:
         """Whether it streams to be fast, and all that a dense solve stores would fit."""
         (n, k), left = self.shape, self.options.strategy == "auto" and self.asked.gradient_mode is None
-        fits = n * k <= SCATTERED_PAIRS and dense_bytes(n, k, 1.0) <= self.options.max_memory
+        fits = n * k <= SCATTERED_PAIRS and dense_bytes(n, k, self.model.epsilon) <= self.options.max_memory
         return self.strategy == "streaming" and left and fits
 
     @property

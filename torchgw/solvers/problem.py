@@ -16,7 +16,7 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import LeadingGradient, leads
+from torchgw.objective.leading import RESIDUAL, SHARP_RESIDUAL, VERTEX_WORK, LeadingGradient, leads
 from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, recall
@@ -26,6 +26,7 @@ from torchgw.runtime.threads import threads_for
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.solution import Solution
+from torchgw.solvers.transport_lp import equal_masses
 from torchgw.solvers.warm_start import Start
 from torchgw.types import DistanceProvider
 
@@ -194,7 +195,10 @@ def make_gradient(problem: Problem) -> Gradient:
     model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
     if problem.exact:
         exact = ExactGradient(*problem.spaces, p, q, model.loss)
-        return gradient_of(model, LeadingGradient(exact, p, q, generator) if leads(exact) else exact)
+        vertices = problem.sharp and not equal_masses(p.cpu().numpy(), q.cpu().numpy())
+        if not leads(exact, VERTEX_WORK if vertices else None):
+            return gradient_of(model, exact)
+        return gradient_of(model, LeadingGradient(exact, p, q, generator, SHARP_RESIDUAL if vertices else RESIDUAL))
     controls = None
     if sampling.n_control > 0:
         x, y = (

@@ -128,11 +128,11 @@ def transport(
         mask |= missing
     else:
         raise TransportError(f"the linear transport problem ({n} x {k}) was not priced out in {PRICING_ROUNDS} rounds")
-    plan = _summing_up(row, column, x.clip(min=0.0) * unit, p, q)
+    plan = summing_up(row, column, x.clip(min=0.0) * unit, p, q)
     return Vertex(plan, duals[0] + scale * potential[n:], basis)
 
 
-def _summing_up(row: Array, column: Array, mass: Array, p: Array, q: Array) -> csr_array:
+def summing_up(row: Array, column: Array, mass: Array, p: Array, q: Array) -> csr_array:
     """The plan (N, K) of entries whose sums are p and q up to rounding: what is above is scaled down, and what is
     missing put along a staircase."""
     (n, k), present = (len(p), len(q)), mass > 0

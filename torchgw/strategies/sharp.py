@@ -21,6 +21,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History, Status
+from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.leading import LeadingGradient, MatchingGradient
 from torchgw.objective.model import mean_cost
@@ -28,11 +29,14 @@ from torchgw.objective.permuted import permutations
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
+from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_between_factors
+from torchgw.solvers.factored_transport import corner, finds_vertices
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.iterate import State
 from torchgw.solvers.permutations import Permuted, permute
+from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_lp import assignment, equal_masses
@@ -47,8 +51,10 @@ RATIO = 0.5
 STEPS = 4
 PROGRESS = 1e-3
 ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
-TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
+TOLERANCE, LED_TOLERANCE = 1e-6, 1e-4  # of the Frank-Wolfe gap, over the value; between factors that only lead
 EXCHANGED_PAIRS = 250_000
+FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
+CORRECTIONS = 6  # of leading factors at the ends that they lead to
 FIRST = 1  # step, that says which of several plans leads lowest
 
 StateT = TypeVar("StateT", bound=State)
@@ -94,7 +100,9 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     assert start.plan is not None
     descent = _Descent(problem, History(), FIRST)
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
-    return frank_wolfe(descent.first, feasible(plan, p, q), _dual(problem, start), p, q, *descent.settings)[0]
+    return frank_wolfe(descent.first, feasible(plan, p, q), _dual(problem, start), p, q, TOLERANCE, *descent.settings)[
+        0
+    ]
 
 
 def _dual(problem: StoredProblem, start: Start) -> Tensor:
@@ -190,11 +198,11 @@ class _Descent:
         return leading.to(torch.float64, wide) if isinstance(leading, LeadingGradient) else self.exact
 
     @property
-    def settings(self) -> tuple[float, float, int, History, Watch]:
-        """Tolerance, least value, iterations that are left, history and watch of the next loop."""
+    def settings(self) -> tuple[float, int, History, Watch]:
+        """Least value, iterations that are left, history and watch of the next loop."""
         least = torch.finfo(self.problem.p.dtype).eps * self.problem.unit
         left = max(self.limit - len(self.history.iteration), 1)
-        return TOLERANCE, least, left, self.history, self.problem.watch
+        return least, left, self.history, self.problem.watch
 
     def stage(self, name: str, loop: partial[tuple[StateT, Status]]) -> tuple[StateT, Status]:
         """The result of a loop that is a stage of its own; where files had it, its entries too."""
@@ -213,25 +221,30 @@ class _Descent:
         if equal_masses(p.cpu().numpy(), q.cpu().numpy()):
             factored = first if isinstance(first, ExactGradient) else wide
             matched = self._by_permutations(factored, wide if leading else None, plan, dual, kept)
-        found: FrankWolfe | Permuted
+        found: FrankWolfe | Permuted | FactoredDescent
+        between, cost, exact = None, None, self.exact
         if matched is not None:
             found, status = matched
             plan, dual = found.plan, found.dual + wide.b
         else:
             plan = feasible(plan.to(torch.float64, copy=True), p, q)
-        cost, exact = None, self.exact
+            between = self._between_factors(first, plan, dual, kept)
         if matched is not None and matched[0].whole:
-            cost = matched[0].cost if leading else None
+            cost = FactoredCost.stored(matched[0].cost, wide.a, wide.b) if leading else None
+        elif between is not None:
+            found, status = between
+            plan, dual = found.plan.to_dense(), found.duals[1]
+            cost = found.cost if leading else None
         else:
             if leading and matched is None:
-                led, _ = self.stage("led", partial(frank_wolfe, first, plan, dual, p, q))
+                led, _ = self.stage("led", partial(frank_wolfe, first, plan, dual, p, q, TOLERANCE))
                 plan, dual = led.plan, led.duals[0]
-            found, status = frank_wolfe(exact, plan, dual, p, q, *self.settings)
-            dual = found.duals[0]
+            found, status = frank_wolfe(exact, plan, dual, p, q, TOLERANCE, *self.settings)
+            plan, dual = found.plan, found.duals[0]
             if isinstance(exact, MatchingGradient):
-                cost = found.cost.sub_(wide.a[:, None]).sub_(wide.b)
+                cost = FactoredCost.stored(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
         return Solution(
-            coupling=DenseCoupling(found.plan),
+            coupling=DenseCoupling(plan),
             end=None,
             status=status,
             n_iter=len(self.history.iteration) - before,
@@ -239,8 +252,38 @@ class _Descent:
             history=self.history,
             energy=found.value,
             dual=dual,
-            cost=None if cost is None else FactoredCost.stored(cost, wide.a, wide.b),
+            cost=cost,
         )
+
+    def _between_factors(
+        self, first: ExactGradient | MatchingGradient, plan: Tensor, dual: Tensor, kept: bool
+    ) -> tuple[FactoredDescent, Status] | None:
+        """From vertex to vertex by a gradient between factors, which is corrected to the exact one at its ends where it
+        leads; None where spaces have none, points are few or without mass, or where the end is above a plan to be
+        ``kept``."""
+        p, q = self.problem.model.masses
+        many = len(p) * len(q) >= FACTORED_PAIRS and finds_vertices(len(p), len(q))
+        if isinstance(first, MatchingGradient) or not many or min(p.min(), q.min()) <= 0:
+            return None
+        if first.source.factors() is None or first.target.factors() is None:
+            return None
+        coupling = DenseCoupling(plan)
+        cost = first(coupling, p)
+        order = Order.of(cost)
+        duals = c_transform(cost, dual, q), dual
+        start: Vertex | FactoredDescent = Vertex(cost, duals, corner(order, plan.argmax(0), p, q))
+        tol = LED_TOLERANCE if isinstance(first, LeadingGradient) else TOLERANCE
+        found, status = self.stage("led", partial(descend_between_factors, first, start, order, p, q, tol))
+        if kept and found.value > float(mean_cost(cost, coupling, p, q)):
+            return None
+        if isinstance(first, LeadingGradient):
+            for number in range(CORRECTIONS):
+                last, first = found.plan, first.at_entries(found.plan, p)
+                arguments = first, found, order, p, q, TOLERANCE
+                found, status = self.stage(f"correct-{number}", partial(descend_between_factors, *arguments))
+                if self.problem.watch.cut() or found.plan is last:
+                    break
+        return found, status
 
     def _by_permutations(
         self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool
@@ -257,8 +300,8 @@ class _Descent:
         match, dual = (torch.from_numpy(part).to(plan.device) for part in best)
         if kept and matches.value(match) > float(mean_cost(cost, DenseCoupling(plan), *self.problem.masses)):
             return None
-        found, status = self.stage("permuted", partial(permute, matches, match, dual - first.b))
+        found, status = self.stage("permuted", partial(permute, matches, match, dual - first.b, TOLERANCE))
         if exact is None:
             return found, status
         led = matches.led_to(dense(exact.source), dense(exact.target))
-        return self.stage("matched", partial(permute, led, found.match, found.dual))
+        return self.stage("matched", partial(permute, led, found.match, found.dual, TOLERANCE))

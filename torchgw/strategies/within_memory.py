@@ -23,13 +23,14 @@ from torchgw.strategies.led import judged, led, solve_led
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.sparse import solve_sparsely
 from torchgw.strategies.streaming import solve_streaming
+from torchgw.strategies.vertices import solve_by_vertices
 from torchgw.types import OutOfMemoryWarning
 
 DENSE_BYTES = 16  # for each pair of points: score and plan
 
 SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
     "dense": solve_stored,
-    "streaming": solve_streaming,
+    "streaming": lambda problem: (solve_by_vertices if problem.sharp else solve_streaming)(problem),
     "low-rank": solve_with_rank,
     "sparse": solve_sparsely,
 }

@@ -1,0 +1,233 @@
+"""Vertices of few entries between spaces with factors: the linear problem, its prices by tiles, and whole solves."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from tests.problems import quietly, random_masses
+from torchgw import GWOptions, gw_align
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.diagnostics.status import History
+from torchgw.objective.bounds import c_transform
+from torchgw.objective.exact import ExactGradient
+from torchgw.persist.watch import Watch
+from torchgw.request import limits
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers import factored_transport as solver
+from torchgw.solvers.factored_descent import Vertex, descend_between_factors
+from torchgw.solvers.factored_transport import corner, factored_transport, priced
+from torchgw.solvers.frank_wolfe import frank_wolfe
+from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
+from torchgw.solvers.pricing import Order, PricedCost
+from torchgw.solvers.transport_lp import TransportError, staircase, transport
+from torchgw.spaces import EuclideanDistances, FactoredDistances
+
+flows = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-tools is not installed")
+SIZES = [(1, 1), (2, 2), (2, 5), (70, 64), (130, 257), (300, 300)]
+STREAMING = GWOptions(strategy="streaming")
+
+
+@pytest.fixture(params=[pytest.param("flow", marks=flows), "simplex"])
+def linear_problems(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Linear problems that are all flows, or all simplex."""
+    monkeypatch.setattr(solver, "MOST_MASSES", 0 if request.param == "flow" else 10**9)
+    return str(request.param)
+
+
+def random_cost(n: int, k: int, rng: np.random.Generator, r: int = 3) -> FactoredCost:
+    a, b, U, V = (torch.from_numpy(rng.normal(size=shape)) for shape in ((n,), (k,), (n, r), (k, r)))
+    return FactoredCost(a, b, U, V)
+
+
+def masses(n: int, k: int, rng: np.random.Generator, equal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    p, q = (np.full(size, 1 / size) if equal else random_masses(size, rng) for size in (n, k))
+    return torch.from_numpy(p), torch.from_numpy(q)
+
+
+@flows
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_flow_is_the_program_s_optimum_and_its_prices_prove_it(equal: bool) -> None:
+    rng = np.random.default_rng(0)
+    for n, k in SIZES:
+        p, q = (side.numpy() for side in masses(n, k, rng, equal))
+        entries = np.union1d(staircase(p, q), rng.integers(n * k, size=4 * (n + k)))
+        row, column, cost = entries // k, entries % k, rng.uniform(size=len(entries))
+        flow = minimum_cost_flow(cost, row, column, p, q)
+        sums = np.zeros((n + k, len(entries)))
+        sums[row, np.arange(len(entries))] = sums[n + column, np.arange(len(entries))] = 1
+        best = linprog(cost, A_eq=sums, b_eq=np.concatenate((p, q)), method="highs").fun
+        assert cost @ flow.x == pytest.approx(best, rel=1e-7)
+        assert np.abs(np.bincount(row, flow.x, n) - p).max() < 1e-11
+        assert np.abs(np.bincount(column, flow.x, k) - q).max() < 1e-11
+        reduced = cost - flow.row_dual[row] - flow.column_dual[column]
+        assert reduced.min() > -1e-13
+        assert reduced[flow.x > 0].max() < 1e-7
+
+
+@flows
+def test_entries_that_carry_no_flow_are_refused() -> None:
+    with pytest.raises(TransportError, match="not solved"):
+        minimum_cost_flow(np.ones(2), np.array([0, 1]), np.array([0, 0]), np.full(2, 0.5), np.array([0.25, 0.75]))
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_tiles_leave_out_no_entry_below_potentials(n: int, k: int) -> None:
+    rng = np.random.default_rng(n)
+    cost = random_cost(n, k, rng)
+    C, dual = cost.rows(slice(None)), torch.from_numpy(rng.normal(size=k))
+    ordered, off = PricedCost.of(cost, Order.of(cost)), torch.from_numpy(rng.normal(size=n))
+    row_dual = c_transform(cost, dual, torch.ones(k))
+    found, nearest = ordered.transform(row_dual + off, dual)
+    torch.testing.assert_close(found, row_dual, rtol=1e-12, atol=1e-12)
+    assert torch.equal(nearest, (C - dual).argmin(1))
+    reduced = C - row_dual[:, None] - dual
+    limit = float(reduced.quantile(0.02))
+    expected = np.flatnonzero((reduced <= limit).numpy().ravel())
+    assert set(expected) <= set(ordered.below(row_dual, dual, limit + 1e-12))
+    assert len(ordered.below(row_dual, dual, -1e-9)) == 0
+    cheap = ordered.cheap(row_dual + off, dual)
+    assert (np.diff(cheap) > 0).all()
+    assert set(cheap // k) == set(range(n)), "each row has its cheapest entry"
+    np.testing.assert_allclose(ordered.at(cheap, dual), (C - dual).numpy().ravel()[cheap], atol=1e-12)
+
+
+def test_many_entries_as_cheap_are_not_all_taken() -> None:
+    zeros = [torch.zeros(shape, dtype=torch.float64) for shape in ((500,), (400,), (500, 2), (400, 2))]
+    ordered = PricedCost.of(FactoredCost(*zeros), Order.of(FactoredCost(*zeros)))
+    assert len(ordered.cheap(zeros[0], zeros[1])) <= 9 * 6 * 500
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_priced_vertex_is_the_optimum_of_all_entries(linear_problems: str, equal: bool) -> None:
+    rng = np.random.default_rng(1)
+    for n, k in SIZES:
+        cost, (p, q) = random_cost(n, k, rng), masses(n, k, rng, equal)
+        order, start = Order.of(cost), torch.zeros(k, dtype=torch.float64)
+        ordered = PricedCost.of(cost, order)
+        entries = corner(order, torch.from_numpy(rng.integers(n, size=k)), p, q)
+        found = priced(ordered, p, q, factored_transport(ordered, p, q, start, entries))
+        C = cost.rows(slice(None)).numpy()
+        best = transport(C, p.numpy(), q.numpy(), [np.zeros(k)]).plan
+        value = float((found.plan.toarray() * C).sum())
+        assert value == pytest.approx(float((best.toarray() * C).sum()), abs=1e-7)
+        a, b = found.duals
+        assert float((cost.rows(slice(None)) - a[:, None] - b).min()) > -1e-7
+        assert float(p @ a + q @ b) == pytest.approx(value, abs=1e-7)
+        assert np.abs(found.plan.sum(1) - p.numpy()).max() < 1e-15
+        assert np.abs(found.plan.sum(0) - q.numpy()).max() < 1e-15
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_descents_by_entries_and_by_whole_matrices_end_alike(linear_problems: str, equal: bool) -> None:
+    rng = np.random.default_rng(2)
+    X, Y = rng.normal(size=(90, 3)) * (3, 2, 1), rng.normal(size=(110, 3)) * (3, 2, 1)
+    p, q = masses(90, 110, rng, equal)
+    x, y = (EuclideanDistances(points, squared=True).to(torch.device("cpu"), torch.float64) for points in (X, Y))
+    gradient = ExactGradient(x, y, p, q)
+    plan = torch.outer(p, q) * torch.from_numpy(rng.uniform(0.5, 1.5, size=(90, 110)))
+    cost, dual = gradient(DenseCoupling(plan), p), torch.zeros(110, dtype=torch.float64)
+    order = Order.of(cost)
+    start = Vertex(cost, (c_transform(cost, dual, q), dual), corner(order, plan.argmax(0), p, q))
+    end, _ = descend_between_factors(gradient, start, order, p, q, 1e-6, 1e-15, 100, History(), Watch())
+    other, _ = frank_wolfe(gradient, end.plan.to_dense(), dual, p, q, 1e-6, 1e-15, 100, History(), Watch())
+    assert end.value == pytest.approx(other.value, rel=1e-5)
+    assert end.gap <= 1e-6 * end.value
+    assert len(end.plan.mass) < 3 * (90 + 110)
+    assert float((end.plan.marginal(1) - p).abs().max()) < 1e-15
+
+
+@pytest.mark.parametrize(("n", "k"), [(400, 500), (420, 420)])
+def test_a_streamed_solve_without_entropy_is_the_stored_one(linear_problems: str, n: int, k: int) -> None:
+    (X, x), (Y, y) = make_spiral(n), make_swiss_roll(k)
+    streamed, stored = (
+        quietly(gw_align, X, Y, epsilon=0, options=GWOptions(strategy=name), random_state=0)
+        for name in ("streaming", "dense")
+    )
+    assert (streamed.strategy, stored.strategy) == ("streaming", "dense")
+    assert streamed.value <= stored.value * 1.001
+    assert streamed.converged
+    assert streamed.certificate.stationarity_exact
+    assert streamed.certificate.stationarity <= 2e-5 * streamed.value
+    assert streamed.certificate.lower_bound <= streamed.value
+    assert streamed.coupling.to_sparse(1.0).nnz <= 3 * (n + k)
+    assert streamed.marginal_error < 1e-12
+    assert np.corrcoef(x, y[streamed.argmax()])[0, 1] > 0.99
+
+
+def test_masses_ties_and_doubled_points(linear_problems: str) -> None:
+    rng = np.random.default_rng(3)
+    X = np.repeat(rng.integers(0, 4, size=(60, 2)), 2, 0).astype(float)
+    p, q = random_masses(120, rng), random_masses(150, rng)
+    Y = rng.integers(0, 4, size=(150, 2)).astype(float)
+    result = quietly(
+        gw_align,
+        EuclideanDistances(X, squared=True),
+        EuclideanDistances(Y, squared=True),
+        p=p,
+        q=q,
+        epsilon=0,
+        options=STREAMING,
+        random_state=0,
+    )
+    assert result.strategy == "streaming"
+    assert result.marginal_error < 1e-12
+    pairs = (EuclideanDistances(Y[:2] + i, squared=True) for i in (0, 1))
+    few = quietly(gw_align, *pairs, epsilon=0, options=STREAMING)
+    assert few.coupling.to_dense().sum() == pytest.approx(1.0)
+
+
+def test_points_without_mass_are_left_out(linear_problems: str) -> None:
+    X, Y, p = make_spiral(100)[0], make_spiral(120, random_state=1)[0], np.ones(100)
+    p[::7] = 0
+    result = quietly(gw_align, X, Y, p=p / p.sum(), epsilon=0, options=STREAMING, random_state=0)
+    assert result.marginal_error < 1e-12
+    assert float(result.coupling.to_dense()[::7].abs().sum()) == 0
+
+
+def test_distances_without_factors_do_not_stream_without_entropy() -> None:
+    D = np.random.default_rng(4).uniform(0.5, 1.0, size=(30, 30))
+    np.fill_diagonal(D, 0.0)
+    with pytest.raises(ValueError, match="between factored distances alone; use strategy='dense'"):
+        gw_align(D + D.T, D + D.T, distances="precomputed", epsilon=0, options=STREAMING)
+
+
+def test_what_is_not_installed_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = make_spiral(80)[0]
+    monkeypatch.setattr(solver, "available", lambda: False)
+    monkeypatch.setattr(solver, "MOST_MASSES", 100)
+    with pytest.raises(ImportError, match="pip install ortools"):
+        gw_align(X, X, epsilon=0, options=STREAMING)
+    with pytest.raises(MemoryError, match=r"pip install ortools"):
+        gw_align(X, X, distances="landmark", epsilon=0, options=GWOptions(max_memory=10**5))
+    assert quietly(gw_align, X, X, epsilon=0, random_state=0).strategy == "dense"
+
+
+def test_large_problems_stream_without_entropy_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = make_spiral(200)[0], make_spiral(240, random_state=1)[0]
+    monkeypatch.setattr(limits, "DENSE_PAIRS", {"cpu": 10_000})
+    result = quietly(gw_align, X, Y, distances="landmark", epsilon=0, random_state=0)
+    assert (result.strategy, result.epsilon) == ("streaming", 0)
+
+
+def test_spaces_of_factors_stream_with_them() -> None:
+    rng = np.random.default_rng(5)
+    F = rng.normal(size=(80, 3))
+    D = torch.from_numpy(np.square(F[:, None] - F[None]).sum(2))
+    squares = torch.from_numpy(np.square(F).sum(1))
+    ones = torch.ones(80, dtype=torch.float64)
+    half = 0.5**0.5
+    factors = torch.cat(
+        ((half * (squares + ones))[:, None], (half * (squares - ones))[:, None], torch.from_numpy(2**0.5 * F)), 1
+    )
+    space = FactoredDistances(factors, [1, -1, -1, -1, -1])
+    assert torch.allclose(space.rows(torch.arange(80)), D)
+    result = quietly(gw_align, space, space, epsilon=0, options=STREAMING, random_state=0)
+    assert result.value < 1e-6 * float(D.max()) ** 2
+    assert coo_array(result.coupling.to_sparse(1.0)).nnz < 200

@@ -1,0 +1,182 @@
+"""Conditional gradients between spaces with factors, from vertex to vertex: plans of few entries, and no other numbers
+for pairs of points.
+
+    S = argmin <C(T), S>,    T <- T + t (S - T),    C(T) = a 1^T + 1 b^T - 2 F (diag(s) F^T T G diag(t)) G^T,
+
+see `torchgw.solvers.frank_wolfe`, whose steps these are, and `torchgw.solvers.factored_transport`. The first vertex
+replaces the plan that led to it, which may have all entries; a plan has those of the vertices that it is made of.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.couplings.sparse import SparseCoupling
+from torchgw.diagnostics.status import History, Status
+from torchgw.objective.bounds import dual_bound
+from torchgw.objective.bounds import gap as gap_of
+from torchgw.objective.linearise import Gradient
+from torchgw.persist.codec import storable
+from torchgw.persist.watch import Watch
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.factored_transport import FactoredVertex, factored_transport, priced
+from torchgw.solvers.frank_wolfe import STALLED
+from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.pricing import Order, PricedCost
+from torchgw.solvers.transport_lp import TransportError
+from torchgw.types import Array
+
+logger = logging.getLogger("torchgw")
+
+
+@storable
+@dataclass(frozen=True, kw_only=True)
+class FactoredDescent(State):
+    """Where conditional gradients stand.
+
+    plan : T (N, K).
+    cost : C(T), in units of the scaled squared distances.
+    duals : row and column potentials (N,), (K,) of the last linear problem, in units of cost.
+    value : <C(T), T>.
+    basis : of the last vertex, see `torchgw.solvers.transport_lp.Vertex`.
+    stalled : whether the last step, towards a vertex among cheap entries, hardly bettered the plan.
+    gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
+    """
+
+    plan: SparseCoupling
+    cost: FactoredCost
+    duals: tuple[Tensor, Tensor]
+    value: float
+    basis: Tensor | None = None
+    stalled: bool = False
+    gap: float = math.inf
+
+    @property
+    def complete(self) -> bool:
+        return True
+
+
+class Vertex(NamedTuple):
+    """Where to begin: at a vertex of a linear problem.
+
+    cost : of that problem.
+    duals : potentials (N,), (K,) near its own.
+    feasible : flat positions of entries on which a plan lives.
+    """
+
+    cost: FactoredCost
+    duals: tuple[Tensor, Tensor]
+    feasible: Array
+
+
+def descend_between_factors(
+    gradient: Gradient,
+    start: Vertex | FactoredDescent,
+    order: Order,
+    p: Tensor,
+    q: Tensor,
+    tol: float,
+    least: float,
+    max_iter: int,
+    history: History,
+    watch: Watch,
+) -> tuple[FactoredDescent, Status]:
+    """The last plan, and why the loop ended; a pass over pairs and a linear program a step, O((N + K) r) memory.
+
+    Parameters
+    ----------
+    gradient : C(T) of a plan, products and perhaps a stored part that is the same for every plan, in float64.
+    start : a vertex, or where such a descent by another gradient ended.
+    order : in which points that are neighbours are alike.
+    p, q : masses (N,), (K,), all positive.
+    tol : gap over value at which a plan is stationary.
+    least : a value up to this is zero.
+
+    Raises
+    ------
+    TransportError
+        Where the first linear problem is not solved.
+    """
+
+    stored: PricedCost | None = None  # the part that is the same for every plan, in tile order
+
+    def ordered(cost: FactoredCost) -> PricedCost:
+        nonlocal stored
+        stored = PricedCost.of(cost, order, stored)
+        return stored
+
+    def found(plan: SparseCoupling, **more: Any) -> FactoredDescent:
+        cost = gradient(plan, p)
+        return FactoredDescent(plan=plan, cost=cost, value=_mean(cost, plan), **more)
+
+    def vertex_of(
+        cost: FactoredCost, duals: tuple[Tensor, Tensor], entries: Array, basis: Array | None, all_priced: bool
+    ) -> FactoredVertex:
+        tiled = ordered(cost)
+        known = np.union1d(entries, tiled.cheap(*duals))
+        vertex = factored_transport(tiled, p, q, duals[1], known, basis)
+        return priced(tiled, p, q, vertex) if all_priced else vertex
+
+    def begin() -> FactoredDescent:
+        if isinstance(start, FactoredDescent):
+            return found(start.plan, n_iter=0, duals=start.duals, basis=start.basis)
+        vertex = vertex_of(start.cost, start.duals, start.feasible, None, False)
+        return found(SparseCoupling.of(vertex.plan, p.device), n_iter=0, duals=vertex.duals, basis=_stored(vertex))
+
+    def step(state: FactoredDescent) -> tuple[FactoredDescent, Check, Status | None]:
+        plan, value, n_iter = state.plan, state.value, state.n_iter + 1
+        check = Check(value, 0.0, 0.0)
+        if value <= least:
+            return replace(state, n_iter=n_iter), check, Status.STATIONARY
+        basis = None if state.basis is None else np.asarray(state.basis.cpu().numpy())
+        entries = np.asarray((plan.row * len(q) + plan.column).cpu().numpy())
+        if basis is not None:
+            entries = np.union1d(entries, basis[basis >= 0])
+        try:
+            vertex = vertex_of(state.cost, state.duals, entries, basis, state.stalled)
+        except TransportError as error:
+            logger.info("%s; the plan found so far is returned", error)
+            return replace(state, n_iter=n_iter), check, Status.TRANSPORT
+        corner = SparseCoupling.of(vertex.plan, p.device)
+        ahead = gradient(corner, p)
+        slope = _mean(state.cost, corner) - value
+        curvature = _mean(ahead, corner) - _mean(ahead, plan) - slope
+        length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
+        fall = -2 * length * slope - length**2 * curvature
+        stalled = fall <= STALLED * tol * value
+        if state.stalled and fall <= tol * value:
+            lowest = ordered(state.cost).transform(*vertex.duals)[0]
+            gap = float(gap_of(value, dual_bound(lowest, vertex.duals[1], p, q)))
+            last = replace(state, n_iter=n_iter, duals=vertex.duals, gap=gap)
+            if stalled or gap <= tol * value:
+                return last, check, Status.STATIONARY if gap <= tol * value else Status.SETTLED
+        kept: dict[str, Any] = {"n_iter": n_iter, "duals": vertex.duals, "basis": _stored(vertex), "stalled": stalled}
+        if fall <= 0:
+            return replace(state, **kept), check, None
+        return found(corner if length == 1 else _between(plan, corner, length), **kept), check, None
+
+    return iterate(FactoredDescent, step, begin, watch, history, max_iter)
+
+
+def _mean(cost: FactoredCost, plan: SparseCoupling) -> float:
+    """<C, T>, from the entries of the plan."""
+    i, j = plan.row, plan.column
+    costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(cost.b[j])
+    return float(plan.mass @ (costs if cost.extra is None else costs.add_(cost.extra[i, j])))
+
+
+def _between(plan: SparseCoupling, vertex: SparseCoupling, length: float) -> SparseCoupling:
+    """T + t (S - T)."""
+    return SparseCoupling.of((plan.matrix * (1 - length) + vertex.matrix * length).tocsr(), plan.device)
+
+
+def _stored(vertex: FactoredVertex) -> Tensor | None:
+    """The basis of a vertex, for a state."""
+    return None if vertex.basis is None else torch.from_numpy(vertex.basis)

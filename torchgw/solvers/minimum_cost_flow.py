@@ -1,0 +1,96 @@
+"""Linear transport on a given set of entries as a flow of minimum cost, by OR-tools, and the prices that prove it.
+
+OR-tools takes integers: masses become multiples of the largest unit that all are multiples of where they are equal on
+each side, else of 2^-40 of their sum, and costs of the least step that its arithmetic holds. What that leaves of the
+masses is for the caller to put right. The prices are shortest paths of whole numbers,
+
+    b_j = min over entries of a_i + C_ij,    a_i = min over entries with flow of b_j - C_ij,    prices (-a, b),
+
+which end because no cycle of the flow's residual graph costs less than nothing; so entries with flow cost their prices,
+and no entry less, but for half a step.
+
+Sources: A. Goldberg, "An efficient implementation of a scaling minimum-cost flow algorithm", 1997, as OR-tools has it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchgw.solvers.transport_lp import TransportError
+from torchgw.types import Array
+
+UNIT = 2**40  # of masses that have no common one
+LARGEST, STEPS = 2**56, 2**45  # of numbers, and of steps up to the largest cost
+
+
+class Flow(NamedTuple):
+    """A flow on m entries and its prices.
+
+    x : (m,), as much as flows through each entry.
+    row_dual, column_dual : (N,), (K,), in units of cost; their sums are at most the costs, up to rounding.
+    """
+
+    x: Array
+    row_dual: Array
+    column_dual: Array
+
+
+def available() -> bool:
+    """Whether OR-tools is installed."""
+    return find_spec("ortools") is not None
+
+
+def minimum_cost_flow(cost: Array, row: Array, column: Array, p: Array, q: Array) -> Flow:
+    """The flow of least cost (m,) >= 0 from rows of masses p (N,) to columns of masses q (K,) through the entries
+    (``row``, ``column``), which are sorted by row.
+
+    Raises
+    ------
+    TransportError
+        Where there is none.
+    """
+    flows: Any = import_module("ortools.graph.python.min_cost_flow").SimpleMinCostFlow()
+    (n, k), (supply, demand, unit) = (len(p), len(q)), _integers(p, q)
+    step = max(float(cost.max()), np.finfo(float).tiny) / min(LARGEST // (n + k + 1), STEPS)
+    whole = np.rint(cost / step).astype(np.int64)
+    ends = row.astype(np.int32), (column + n).astype(np.int32)
+    most = np.minimum(supply[row], demand[column])
+    arcs = flows.add_arcs_with_capacity_and_unit_cost(*ends, most, whole)
+    flows.set_nodes_supplies(np.arange(n + k, dtype=np.int32), np.concatenate((supply, -demand)))
+    status = flows.solve()
+    if status != flows.OPTIMAL:
+        shape = f"{n} x {k}, {len(cost)} entries"
+        raise TransportError(f"the linear transport problem ({shape}) was not solved: {status.name}")
+    x = np.asarray(flows.flows(arcs), dtype=float)
+    prices = _prices(whole, row, column, x > 0, n, k)
+    return Flow(x * unit, *(step * side for side in prices))
+
+
+def _integers(p: Array, q: Array) -> tuple[Array, Array, float]:
+    """Masses (N,), (K,) as integers of equal sums, and their unit."""
+    n, k = len(p), len(q)
+    if np.ptp(p) == 0 == np.ptp(q):
+        common = np.gcd(n, k)
+        return np.full(n, k // common), np.full(k, n // common), float(p.sum()) * common / (n * k)
+    supply, demand = (np.rint(side * (UNIT / side.sum())).astype(np.int64) for side in (p, q))
+    demand[demand.argmax()] += supply.sum() - demand.sum()
+    return supply, demand, float(p.sum()) / UNIT
+
+
+def _prices(cost: Array, row: Array, column: Array, flowing: Array, n: int, k: int) -> tuple[Array, Array]:
+    """Optimal prices (N,), (K,) of costs that are integers, by paths that grow shorter until none does."""
+    by_column = np.argsort(column, kind="stable")
+    starts, sources, lengths = np.searchsorted(column[by_column], np.arange(k)), row[by_column], cost[by_column]
+    back_rows, back_columns, back = row[flowing], column[flowing], cost[flowing]
+    back_starts = np.searchsorted(back_rows, np.arange(n))
+    a, b = np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64)
+    while True:
+        nearer = np.minimum(b, np.minimum.reduceat(a[sources] + lengths, starts))
+        closer = np.minimum(a, np.minimum.reduceat(nearer[back_columns] - back, back_starts))
+        if np.array_equal(closer, a) and np.array_equal(nearer, b):
+            return -a, b
+        a, b = closer, nearer

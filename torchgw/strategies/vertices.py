@@ -1,0 +1,107 @@
+"""A solve without entropy between many points that have factors: a streamed plan, and from it vertices of few entries.
+
+    potentials of a small epsilon on all points -> entries that they leave -> conditional gradients between vertices
+
+Nothing of the size N K is stored, and the end is a plan of about N + K entries with its dual potentials, which bound
+the cost of every pair of points.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import torch
+from scipy.sparse import csr_array
+
+from torchgw.couplings.sparse import SparseCoupling
+from torchgw.objective.certify import Evaluated, certify
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.value import Objective
+from torchgw.solvers.factored_descent import Vertex, descend_between_factors
+from torchgw.solvers.factored_transport import corner
+from torchgw.solvers.pricing import Order, PricedCost
+from torchgw.solvers.problem import Problem
+from torchgw.solvers.solution import CertifiedSolution
+from torchgw.spaces import FactoredDistances
+from torchgw.strategies.cells import solve_on_cells, streamed
+from torchgw.strategies.continuation import step_of
+from torchgw.strategies.ladder import climbed
+from torchgw.strategies.sharp import FALL
+from torchgw.types import DistanceProvider
+
+TOLERANCE = 1e-5  # of the Frank-Wolfe gap, over the value
+
+
+def solve_by_vertices(asked: Problem) -> CertifiedSolution:
+    """Solve without entropy, with memory for a few entries of each point."""
+    began = time.perf_counter()
+    blurred = replace(asked, model=asked.model.at(FALL * asked.epsilon), auto=False, sharpens=False)
+    problem = streamed(blurred)
+    first, basins, seconds = solve_on_cells(problem)
+    searched = time.perf_counter() - seconds["solve"]
+    state, solution = climbed(problem, first, sum(seconds.values()))
+    (p, q), end = asked.model.masses, state.end
+    assert end.cost is not None
+    assert end.epsilon is not None
+    x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
+    rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
+    cost = end.cost.taken(rows, columns)
+    ends = end.f[rows], end.g[columns], p[rows], q[columns]
+    duals = cost.T.column_dual(ends[0], ends[2], end.epsilon), cost.column_dual(ends[1], ends[3], end.epsilon)
+    order = Order.of(cost)
+    _, nearest = PricedCost.of(cost.T, order.turned).transform(duals[1], duals[0])
+    least, history = torch.finfo(torch.float64).eps * asked.unit, solution.history
+    settings = TOLERANCE, least, asked.options.stopping.max_iter, history, asked.watch
+    between = ExactGradient(_of_points(x, rows), _of_points(y, columns), *ends[2:])
+    start = Vertex(cost, duals, corner(order, nearest, *ends[2:]))
+    arguments = between, start, order, *ends[2:], *settings
+    found, status, history = asked.stage("vertices", lambda: (*descend_between_factors(*arguments), history))
+    solved = time.perf_counter()
+    at = rows[found.plan.row].cpu().numpy(), columns[found.plan.column].cpu().numpy()
+    plan = SparseCoupling.of(csr_array((found.plan.mass.cpu().numpy(), at), shape=(len(p), len(q))), p.device)
+    dual = torch.zeros_like(q).index_copy_(0, columns, found.duals[1])
+    gradient, marginals = ExactGradient(x, y, p, q), (plan.marginal(1), plan.marginal(0))
+    read = Evaluated(
+        quadratic=Objective(max(found.value, 0.0), True, 0.0),
+        cost=gradient(plan, p),
+        means=(gradient.a, gradient.b),
+        expected=found.value,
+        marginals=marginals,
+        linear=0.0,
+        penalty=0.0,
+    )
+    values, certificate = certify(read, dual, (x, y), asked.model, asked.unit, asked.generator)
+    if found.gap < math.inf:
+        certificate = replace(certificate, stationarity=found.gap, stationarity_exact=True)
+    ended = replace(
+        solution,
+        coupling=plan,
+        end=None,
+        status=status,
+        n_iter=solution.n_iter + found.n_iter,
+        history=history,
+        energy=found.value,
+        dual=dual,
+    )
+    if asked.auto:
+        ended = replace(ended, path=(step_of(asked, ended, solved - began),))
+    return ended.certified(
+        marginals=marginals,
+        gradient="exact",
+        value_exact=True,
+        value_error=0.0,
+        values=values,
+        certificate=certificate,
+        basins=basins,
+        ladder=state.rungs,
+        seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
+    )
+
+
+def _of_points(space: DistanceProvider, index: torch.Tensor) -> DistanceProvider:
+    """Some points of a space with factors."""
+    factors = space.factors()
+    assert factors is not None
+    return space if len(index) == space.size else FactoredDistances.of(factors[0][index], factors[1], space.scale)
