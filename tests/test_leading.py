@@ -8,15 +8,17 @@ import torch
 from scipy.sparse import csr_array
 
 import torchgw
-from tests.problems import random_masses
+from tests.problems import quietly, random_masses
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.objective import leading
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import LeadingGradient, MatchingGradient, leading_factors, stored_cost
 from torchgw.objective.value import exact_objective
+from torchgw.solvers import problem
 from torchgw.solvers.transport_lp import transport
 from torchgw.spaces import PrecomputedDistances
+from torchgw.strategies import sharp
 
 
 def cloud(n: int, d: int, seed: int = 0) -> torch.Tensor:
@@ -156,6 +158,43 @@ def test_plans_with_few_entries_have_the_exact_gradient_and_its_differences(monk
         found = gradient.change(SparseCoupling.of(csr_array(other.numpy()), p.device), plan, wanted)
         torch.testing.assert_close(found, change, rtol=0, atol=1e-14)
     assert counted == [10, 0]  # rows that differ; of what is blurred all do, and the vertex is multiplied alone
+
+
+def test_a_gradient_corrected_at_a_plan_of_few_entries_is_exact_there() -> None:
+    D, E = (torch.from_numpy(each) for each in noisy_pair(140, 110, 3))
+    p, q = torch.full((140,), 1 / 140, dtype=torch.float64), torch.full((110,), 1 / 110, dtype=torch.float64)
+    exact = ExactGradient(PrecomputedDistances.stored_matrix(D, 1.0), PrecomputedDistances.stored_matrix(E, 1.0), p, q)
+    led = LeadingGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
+    plan = SparseCoupling.of(
+        transport((D[:, :110] - E[:1]).numpy(), p.numpy(), q.numpy(), [np.zeros(110)]).plan, p.device
+    )
+    expected, found = exact(plan, p).rows(slice(None)), led.at_entries(plan, p)(plan, p).rows(slice(None))
+    off = float((led(plan, p).rows(slice(None)) - expected).abs().max())
+    assert float((found - expected).abs().max()) < 1e-6 * off
+    assert off > 1e-4
+
+
+@pytest.mark.parametrize("sizes", [(150, 180), (170, 140)])
+def test_vertices_that_factors_lead_to_end_where_exact_gradients_do(
+    sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaces = noisy_pair(max(sizes), min(sizes), 2)
+    spaces = spaces if sizes[0] > sizes[1] else spaces[::-1]
+    given = {"epsilon": 0, "distances": "precomputed", "random_state": 0}
+    by_matrices = quietly(torchgw.gw_align, *spaces, **given)
+    for name, value in (("VERTEX_WORK", 1), ("SHARP_RESIDUAL", 0.05)):
+        monkeypatch.setattr(problem, name, value)
+    monkeypatch.setattr(sharp, "FACTORED_PAIRS", 1)
+    corrected: list[float] = []
+    at_entries = LeadingGradient.at_entries
+    monkeypatch.setattr(LeadingGradient, "at_entries", lambda *own: corrected.append(1.0) or at_entries(*own))
+    found = quietly(torchgw.gw_align, *spaces, **given)
+    assert corrected
+    assert found.value <= 1.01 * by_matrices.value
+    assert found.converged
+    assert found.certificate.stationarity <= 2e-6 * found.value
+    monkeypatch.setattr(sharp, "CORRECTIONS", 1)
+    assert quietly(torchgw.gw_align, *spaces, **given).value == pytest.approx(found.value, rel=0.01)
 
 
 def test_a_vertex_between_unequal_masses_has_few_entries_and_the_exact_change() -> None:

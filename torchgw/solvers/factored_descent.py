@@ -4,7 +4,8 @@ for pairs of points.
     S = argmin <C(T), S>,    T <- T + t (S - T),    C(T) = a 1^T + 1 b^T - 2 F (diag(s) F^T T G diag(t)) G^T,
 
 see `torchgw.solvers.frank_wolfe`, whose steps these are, and `torchgw.solvers.factored_transport`. The first vertex
-replaces the plan that led to it, which may have all entries; a plan has those of the vertices that it is made of.
+replaces the plan that led to it, which may have all entries; a plan has those of the vertices that it is made of. Where
+factors only lead, their cost has a stored part that makes it exact at one plan, see `torchgw.objective.leading`.
 """
 
 from __future__ import annotations

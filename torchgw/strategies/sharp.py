@@ -13,7 +13,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while anneali
 TOLERANCE, LED_TOLERANCE = 1e-6, 1e-4  # of the Frank-Wolfe gap, over the value; between factors that only lead
 EXCHANGED_PAIRS = 250_000
 FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
-CORRECTIONS = 6  # of leading factors at the ends that they lead to
+CORRECTIONS = 10  # of leading factors at the ends that they lead to
 FIRST = 1  # step, that says which of several plans leads lowest
 
 StateT = TypeVar("StateT", bound=State)
@@ -169,6 +169,19 @@ def _annealed(
     return problem.stage(f"anneal-{step}", whole)
 
 
+class _Between(NamedTuple):
+    """Where descents between factors ended.
+
+    end : the plan, its cost and potentials.
+    status : why.
+    exact : whether the cost is the exact one.
+    """
+
+    end: FactoredDescent
+    status: Status
+    exact: bool
+
+
 @dataclass(frozen=True)
 class _Descent:
     """Conditional gradients one after the other, that go on with one history.
@@ -231,12 +244,14 @@ class _Descent:
             between = self._between_factors(first, plan, dual, kept)
         if matched is not None and matched[0].whole:
             cost = FactoredCost.stored(matched[0].cost, wide.a, wide.b) if leading else None
-        elif between is not None:
-            found, status = between
+        elif between is not None and between.exact:
+            found, status = between.end, between.status
             plan, dual = found.plan.to_dense(), found.duals[1]
             cost = found.cost if leading else None
         else:
-            if leading and matched is None:
+            if between is not None:
+                plan, dual = between.end.plan.to_dense(), between.end.duals[1]
+            elif leading and matched is None:
                 led, _ = self.stage("led", partial(frank_wolfe, first, plan, dual, p, q, TOLERANCE))
                 plan, dual = led.plan, led.duals[0]
             found, status = frank_wolfe(exact, plan, dual, p, q, TOLERANCE, *self.settings)
@@ -257,10 +272,10 @@ class _Descent:
 
     def _between_factors(
         self, first: ExactGradient | MatchingGradient, plan: Tensor, dual: Tensor, kept: bool
-    ) -> tuple[FactoredDescent, Status] | None:
+    ) -> _Between | None:
         """From vertex to vertex by a gradient between factors, which is corrected to the exact one at its ends where it
-        leads; None where spaces have none, points are few or without mass, or where the end is above a plan to be
-        ``kept``."""
+        leads, until one stays; None where spaces have none, points are few or without mass, or where the end is above a
+        plan to be ``kept``."""
         p, q = self.problem.model.masses
         many = len(p) * len(q) >= FACTORED_PAIRS and finds_vertices(len(p), len(q))
         if isinstance(first, MatchingGradient) or not many or min(p.min(), q.min()) <= 0:
@@ -276,14 +291,17 @@ class _Descent:
         found, status = self.stage("led", partial(descend_between_factors, first, start, order, p, q, tol))
         if kept and found.value > float(mean_cost(cost, coupling, p, q)):
             return None
-        if isinstance(first, LeadingGradient):
-            for number in range(CORRECTIONS):
-                last, first = found.plan, first.at_entries(found.plan, p)
-                arguments = first, found, order, p, q, TOLERANCE
-                found, status = self.stage(f"correct-{number}", partial(descend_between_factors, *arguments))
-                if self.problem.watch.cut() or found.plan is last:
-                    break
-        return found, status
+        if not isinstance(first, LeadingGradient):
+            return _Between(found, status, True)
+        for number in range(CORRECTIONS):
+            if self.problem.watch.cut():
+                break
+            last, first = found.plan, first.at_entries(found.plan, p)
+            arguments = first, found, order, p, q, TOLERANCE
+            found, status = self.stage(f"correct-{number}", partial(descend_between_factors, *arguments))
+            if torch.equal(found.plan.mass, last.mass) and torch.equal(found.plan.column, last.column):
+                return _Between(found, status, True)
+        return _Between(found, status, False)
 
     def _by_permutations(
         self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool
