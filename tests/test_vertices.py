@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from tests.problems import quietly, random_masses
-from torchgw import GWOptions, gw_align
+from torchgw import GWOptions, gw_align, resume
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
@@ -28,10 +30,12 @@ from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
 from torchgw.solvers.pricing import Order, PricedCost
 from torchgw.solvers.transport_lp import TransportError, staircase, transport
 from torchgw.spaces import EuclideanDistances, FactoredDistances
+from torchgw.strategies import vertices
 
 flows = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-tools is not installed")
 SIZES = [(1, 1), (2, 2), (2, 5), (70, 64), (130, 257), (300, 300)]
 STREAMING = GWOptions(strategy="streaming")
+SPIRALS = make_spiral(200)[0], make_spiral(240, random_state=1)[0]
 
 
 @pytest.fixture(params=[pytest.param("flow", marks=flows), "simplex"])
@@ -189,6 +193,88 @@ def test_points_without_mass_are_left_out(linear_problems: str) -> None:
     result = quietly(gw_align, X, Y, p=p / p.sum(), epsilon=0, options=STREAMING, random_state=0)
     assert result.marginal_error < 1e-12
     assert float(result.coupling.to_dense()[::7].abs().sum()) == 0
+
+
+@pytest.mark.parametrize("kind", ["spread over decades", "two clusters", "one is nothing"])
+@flows
+def test_flows_of_masses_that_integers_hardly_hold(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    n, k = 200, 300
+    p, q = rng.uniform(0.5, 1.5, n), rng.uniform(0.5, 1.5, k)
+    if kind == "spread over decades":
+        p = np.exp(-40 * rng.uniform(size=n))
+    if kind == "one is nothing":
+        p[-1] = q[7] = 1e-14
+    groups = np.arange(n) < n // 2, np.arange(k) < k // 2
+    for side, group in zip((p, q), groups, strict=True):
+        for part in (group, ~group):
+            side[part] /= 2 * side[part].sum()
+    cost = random_cost(n, k, rng)
+    if kind == "two clusters":  # far apart: no cheap entry leads from one to the other
+        for factor, group in zip((cost.U, cost.V), groups, strict=True):
+            factor[:, 0] = torch.from_numpy(np.where(group, 30.0, -30.0))
+    sides = torch.from_numpy(p), torch.from_numpy(q)
+    order, start = Order.of(cost), torch.zeros(k, dtype=torch.float64)
+    ordered, ends = PricedCost.of(cost, order), []
+    entries = np.union1d(corner(order, torch.zeros(k, dtype=torch.int64), *sides), ordered.cheap(sides[0] * 0, start))
+    for most in (0, 10**9):
+        monkeypatch.setattr(solver, "MOST_MASSES", most)
+        found = priced(ordered, *sides, factored_transport(ordered, *sides, start, entries))
+        assert np.abs(found.plan.sum(1) - p).max() < 1e-15
+        assert np.abs(found.plan.sum(0) - q).max() < 1e-15
+        ends.append(float((found.plan.toarray() * cost.rows(slice(None)).numpy()).sum()))
+    assert ends[0] == pytest.approx(ends[1], abs=1e-6)
+
+
+def test_sides_of_very_different_sizes(linear_problems: str) -> None:
+    rng = np.random.default_rng(7)
+    for n, k in ((20, 1500), (1500, 20)):
+        cost, (p, q) = random_cost(n, k, rng), masses(n, k, rng, True)
+        order = Order.of(cost)
+        ordered, start = PricedCost.of(cost, order), torch.zeros(k, dtype=torch.float64)
+        entries = corner(order, torch.zeros(k, dtype=torch.int64), p, q)
+        found = priced(ordered, p, q, factored_transport(ordered, p, q, start, entries))
+        C = cost.rows(slice(None)).numpy()
+        best = transport(C, p.numpy(), q.numpy(), [np.zeros(k)]).plan
+        assert float((found.plan.toarray() * C).sum()) == pytest.approx(float((best.toarray() * C).sum()), abs=1e-7)
+
+
+def test_costs_that_are_all_alike_are_priced(linear_problems: str) -> None:
+    rng = np.random.default_rng(8)
+    cost, (p, q) = random_cost(200, 300, rng), masses(200, 300, rng, False)
+    cost = FactoredCost(cost.a, cost.b, cost.U * 0, cost.V * 0)
+    order, start = Order.of(cost), torch.zeros(300, dtype=torch.float64)
+    ordered = PricedCost.of(cost, order)
+    entries = corner(order, torch.zeros(300, dtype=torch.int64), p, q)
+    found = priced(ordered, p, q, factored_transport(ordered, p, q, start, entries))
+    expected = float(cost.a @ p + cost.b @ q)
+    assert float((found.plan.toarray() * cost.rows(slice(None)).numpy()).sum()) == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_streamed_is_kept_where_no_vertex_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise TransportError("no")
+
+    monkeypatch.setattr(vertices, "descend_between_factors", fails)
+    result = quietly(gw_align, *SPIRALS, distances="landmark", epsilon=0, options=STREAMING, random_state=0)
+    assert result.status.name == "TRANSPORT"
+    assert result.marginal_error < 1e-6
+
+
+@pytest.mark.parametrize("heard", [1, 12])
+def test_a_solve_that_is_stopped_has_a_plan_and_goes_on(linear_problems: str, heard: int, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def stop(progress: Any) -> bool:
+        seen.append(progress.iteration)
+        return len(seen) == heard
+
+    given = {"distances": "landmark", "epsilon": 0, "options": STREAMING, "random_state": 0}
+    cut = quietly(gw_align, *SPIRALS, **given, callback=stop, checkpoint=tmp_path / "solve")
+    assert cut.status.name == "CANCELLED"
+    assert cut.marginal_error < 1e-6
+    whole = quietly(gw_align, *SPIRALS, **given)
+    assert quietly(resume, tmp_path / "solve").value == pytest.approx(whole.value, rel=1e-9)
 
 
 def test_distances_without_factors_do_not_stream_without_entropy() -> None:

@@ -31,11 +31,12 @@ from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient, dense
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
-from torchgw.types import Coupling, DistanceProvider, is_metric
+from torchgw.types import Coupling, is_metric
 
 logger = logging.getLogger("torchgw")
 
 DENSE_WORK = {"cpu": 4e10, "cuda": 4e12}  # multiplications of dense products from which factors lead
+MOST_LEFT = 0.05  # residual up to which corrections settle
 VERTEX_WORK = 5e9  # and between vertices, which are found without matrices where they do
 RESIDUAL, SHARP_RESIDUAL = 0.02, 0.0025  # the latter where vertices are corrected at their ends (measured)
 BLOCK, MOST_RANK, POINTS_A_RANK = 64, 512, 8
@@ -114,7 +115,7 @@ def _orthogonal(V: Tensor, basis: Tensor) -> Tensor:
 class LeadingGradient(ExactGradient):
     """The gradient of leading factors, corrected to the exact one at the plan that `at` was last given, if any.
 
-    Row and column terms are the exact ones.
+    Row and column terms are the exact ones. ``residual`` is the larger one of the factors.
     """
 
     def __init__(
@@ -123,15 +124,12 @@ class LeadingGradient(ExactGradient):
         self.exact, self.loss, self.sides = exact, exact.loss, exact.sides
         self.a, self.b = exact.a, exact.b
         self.rest: Tensor | None = None
-        self.left: Tensor | None = None  # of D_X by the factors, in float32
+        sides = (exact.source, p), (exact.target, q)
+        found = [leading_factors(dense(space), mass, generator, residual) for space, mass in sides]
+        self.residual = max(each.residual for each in found)
         self.source, self.target = (
-            self._led(space, mass, generator, residual) for space, mass in ((exact.source, p), (exact.target, q))
+            FactoredDistances.of(each.F, each.signs, space.scale) for each, (space, _) in zip(found, sides, strict=True)
         )
-
-    @staticmethod
-    def _led(space: DistanceProvider, mass: Tensor, generator: torch.Generator, residual: float) -> FactoredDistances:
-        found = leading_factors(dense(space), mass, generator, residual)
-        return FactoredDistances.of(found.F, found.signs, space.scale)
 
     def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         return self.exact.means(p, q)
@@ -145,7 +143,7 @@ class LeadingGradient(ExactGradient):
         other = object.__new__(LeadingGradient)
         other.exact, other.loss, other.sides, other.a, other.b = exact, exact.loss, exact.sides, exact.a, exact.b
         other.source, other.target = (space.to(exact.a.device, dtype) for space in (self.source, self.target))
-        other.rest = other.left = None
+        other.rest, other.residual = None, self.residual
         return other
 
     def at(self, coupling: DenseCoupling, p: Tensor, q: Tensor | None = None) -> LeadingGradient:
@@ -157,24 +155,12 @@ class LeadingGradient(ExactGradient):
         return other
 
     def at_entries(self, plan: SparseCoupling, p: Tensor) -> LeadingGradient:
-        """The same in float64, corrected at a plan of few entries, O(N^2 K). With D_X = L + R of the factors L, and
-        likewise D_Y = L' + R',
-
-            D_X T D_Y - L T L' = R T D_Y + L T R',
-
-        whose first term is small, so that products in float32 keep its digits, and whose second has the rank of L.
-        """
-        left, right = self.source.factors(), self.target.factors()
-        assert left is not None
-        assert right is not None
-        (F, s), (G, t) = left, right
-        if self.left is None:
-            self.left = torch.addmm(dense(self.exact.source), F * s, F.T, alpha=-1.0).to(torch.float32)
-        E, other = dense(self.exact.target), self.to(p.dtype, self.exact)
-        other.left, narrow = self.left, matrix_of(plan) @ E
-        across = plan.apply(F, 0).T
-        across = across @ E - (across @ G * t) @ G.T
-        other.rest = (self.left @ narrow.to(torch.float32)).to(p.dtype).addmm_(F * s, across).mul_(-2.0)
+        """The same, corrected at a plan of few entries; O(N K min(N, K))."""
+        D, E = dense(self.exact.source), dense(self.exact.target)
+        T, other = matrix_of(plan), self.to(p.dtype, self.exact)
+        product = D @ (T @ E) if plan.shape[0] <= plan.shape[1] else (T.T @ D).T @ E
+        led = other(plan, p)
+        other.rest = product.addmm_(led.U, led.V.T, alpha=-1.0).mul_(-2.0)
         return other
 
 

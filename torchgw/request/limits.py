@@ -186,7 +186,8 @@ def check_memory(
     if strategy == "dense":
         sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
         if all(space.factored for space in spaces):
-            sharp += "; with OR-tools (pip install ortools) epsilon=0 streams as well"
+            streams = "with OR-tools (pip install ortools) epsilon=0 streams as well"
+            sharp = "use GWOptions(strategy='streaming')" if finds_vertices(n, k) else f"{sharp}; {streams}"
         streams = "use fewer points" if _dense_only(spaces, model, mode) else "use GWOptions(strategy='streaming')"
         advice = sharp if epsilon == 0 else streams
         validate.memory(f"score and plan ({n} x {k})", dense_bytes(n, k, epsilon), options.max_memory, advice)

@@ -232,7 +232,6 @@ class Request:
         init = check_init(asked.init, n, k, device)
         factored = all(space.factored for space in spaces)
         strategy = choose_strategy(n, k, epsilon, options, device, factored)
-        check_flows(strategy, n, k, epsilon)
         if mode is not None:
             ranges.reference((float(p.sum()), float(q.sum())))
             options = replace(options, strategy=strategy)
@@ -240,6 +239,7 @@ class Request:
             spaces = with_factors(spaces, kinds)
         chosen = {"options.strategy": Fact(strategy, repr(strategy))}
         refuse(facts | chosen | {space.name: fact_of_space(space) for space in spaces})
+        check_flows(strategy, n, k, epsilon)
         check_rank(options, min(int((side > 0).sum()) for side in (p, q)))
 
         rules = None if supervision is None else supervision.rules(p, q, strategy == "dense")

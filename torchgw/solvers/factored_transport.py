@@ -3,7 +3,8 @@
     cheap entries under dual potentials -> the program on these alone -> its potentials priced on all pairs
     -> entries that price out are added, until none does
 
-So memory is that of a few entries for each point, and the optimum that of the full problem, proven by its potentials.
+So memory is that of a few entries for each point, and what is priced is the optimum of the full problem, proven by its
+potentials.
 HiGHS goes on from the basis of the vertex before, between few points; between many a flow of OR-tools takes less, which
 knows no basis.
 
@@ -32,6 +33,7 @@ from torchgw.solvers.transport_lp import (
 )
 from torchgw.types import Array
 
+ROUNDING = 1e-14  # of the largest cost
 MOST_MASSES = 10_000  # of both sides, up to which HiGHS takes no longer than a flow (measured)
 
 
@@ -100,8 +102,9 @@ def priced(cost: PricedCost, p: Tensor, q: Tensor, vertex: FactoredVertex) -> Fa
     """
     for _ in range(PRICING_ROUNDS):
         row_dual, dual = vertex.duals
-        taken = row_dual.cpu().numpy()[vertex.entries // len(q)]
-        tolerance = PRICING_TOLERANCE / COST_SCALE * float((cost.at(vertex.entries, dual) - taken).mean())
+        paid, taken = cost.at(vertex.entries, dual), row_dual.cpu().numpy()[vertex.entries // len(q)]
+        rounding = ROUNDING * float(max(np.abs(paid).max(), dual.abs().max()))
+        tolerance = max(PRICING_TOLERANCE / COST_SCALE * float((paid - taken).mean()), rounding)
         missing = np.setdiff1d(cost.below(row_dual, dual, -tolerance), vertex.entries, assume_unique=True)
         if len(missing) == 0:
             return vertex

@@ -24,7 +24,8 @@ from torchgw.solvers.transport_lp import TransportError
 from torchgw.types import Array
 
 UNIT = 2**40  # of masses that have no common one
-LARGEST, STEPS = 2**56, 2**45  # of numbers, and of steps up to the largest cost
+LARGEST, STEPS = (2**56, 2**48, 2**40), 2**45  # of numbers, tried in turn; of steps up to the largest cost
+LOST = 1e-9  # share of the mass that rounding to integers may leave without a way
 
 
 class Flow(NamedTuple):
@@ -53,21 +54,26 @@ def minimum_cost_flow(cost: Array, row: Array, column: Array, p: Array, q: Array
     TransportError
         Where there is none.
     """
-    flows: Any = import_module("ortools.graph.python.min_cost_flow").SimpleMinCostFlow()
     (n, k), (supply, demand, unit) = (len(p), len(q)), _integers(p, q)
-    step = max(float(cost.max()), np.finfo(float).tiny) / min(LARGEST // (n + k + 1), STEPS)
-    whole = np.rint(cost / step).astype(np.int64)
-    ends = row.astype(np.int32), (column + n).astype(np.int32)
-    most = np.minimum(supply[row], demand[column])
-    arcs = flows.add_arcs_with_capacity_and_unit_cost(*ends, most, whole)
-    flows.set_nodes_supplies(np.arange(n + k, dtype=np.int32), np.concatenate((supply, -demand)))
-    status = flows.solve()
-    if status != flows.OPTIMAL:
+    supplies, most = np.concatenate((supply, -demand)), np.minimum(supply[row], demand[column])
+    for largest in LARGEST:
+        flows: Any = import_module("ortools.graph.python.min_cost_flow").SimpleMinCostFlow()
+        step = max(float(cost.max()), np.finfo(float).tiny) / min(largest // (n + k + 1), STEPS)
+        whole = np.rint(cost / step).astype(np.int64)
+        arcs = flows.add_arcs_with_capacity_and_unit_cost(
+            row.astype(np.int32), (column + n).astype(np.int32), most, whole
+        )
+        flows.set_nodes_supplies(np.arange(n + k, dtype=np.int32), supplies)
+        status = flows.solve()
+        if status != flows.BAD_COST_RANGE:
+            break
+    if status == flows.INFEASIBLE:  # by what rounding to integers moved, if by no more
+        status = flows.solve_max_flow_with_min_cost()
+    x = np.asarray(flows.flows(arcs), dtype=float) * unit if status == flows.OPTIMAL else np.zeros(len(cost))
+    if x.sum() < (1 - LOST) * p.sum():
         shape = f"{n} x {k}, {len(cost)} entries"
         raise TransportError(f"the linear transport problem ({shape}) was not solved: {status.name}")
-    x = np.asarray(flows.flows(arcs), dtype=float)
-    prices = _prices(whole, row, column, x > 0, n, k)
-    return Flow(x * unit, *(step * side for side in prices))
+    return Flow(x, *(step * side for side in _prices(whole, row, column, x > 0, n, k)))
 
 
 def _integers(p: Array, q: Array) -> tuple[Array, Array, float]:
@@ -76,7 +82,7 @@ def _integers(p: Array, q: Array) -> tuple[Array, Array, float]:
     if np.ptp(p) == 0 == np.ptp(q):
         common = np.gcd(n, k)
         return np.full(n, k // common), np.full(k, n // common), float(p.sum()) * common / (n * k)
-    supply, demand = (np.rint(side * (UNIT / side.sum())).astype(np.int64) for side in (p, q))
+    supply, demand = (np.rint(side * (UNIT / side.sum())).astype(np.int64).clip(min=1) for side in (p, q))
     demand[demand.argmax()] += supply.sum() - demand.sum()
     return supply, demand, float(p.sum()) / UNIT
 
@@ -85,12 +91,13 @@ def _prices(cost: Array, row: Array, column: Array, flowing: Array, n: int, k: i
     """Optimal prices (N,), (K,) of costs that are integers, by paths that grow shorter until none does."""
     by_column = np.argsort(column, kind="stable")
     starts, sources, lengths = np.searchsorted(column[by_column], np.arange(k)), row[by_column], cost[by_column]
-    back_rows, back_columns, back = row[flowing], column[flowing], cost[flowing]
-    back_starts = np.searchsorted(back_rows, np.arange(n))
+    back_columns, back = column[flowing], cost[flowing]
+    rows, back_starts = np.unique(row[flowing], return_index=True)  # one without flow keeps the price zero
     a, b = np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64)
     while True:
         nearer = np.minimum(b, np.minimum.reduceat(a[sources] + lengths, starts))
-        closer = np.minimum(a, np.minimum.reduceat(nearer[back_columns] - back, back_starts))
+        closer = a.copy()
+        closer[rows] = np.minimum(a[rows], np.minimum.reduceat(nearer[back_columns] - back, back_starts))
         if np.array_equal(closer, a) and np.array_equal(nearer, b):
             return -a, b
         a, b = closer, nearer

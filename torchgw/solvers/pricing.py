@@ -101,7 +101,7 @@ class PricedCost:
 
     def cheap(self, row_dual: Tensor, dual: Tensor) -> Array:
         """Flat positions, ascending, of the entries that are cheapest under column potentials (K,) and their
-        c-transform, near which the row potentials (N,) are: about `FEW` for each row and column."""
+        c-transform, near which the row potentials (N,) are: about `FEW` times as many as points."""
         cost, k = self.cost, len(dual)
         index = torch.arange(0, len(row_dual), max(len(row_dual) // SAMPLED_ROWS, 1), device=dual.device)
         sample = cost.taken(index, slice(None)).rows(slice(None)).sub_(dual)
@@ -138,9 +138,10 @@ class PricedCost:
     def _positions(self, rows: slice, kept: Tensor, block: Tensor, limit: float) -> Array:
         """Flat positions of the entries up to a limit in a block of rows and the columns of kept tiles."""
         i, j = torch.nonzero(block <= limit).unbind(1)
-        if len(i) > MOST_TIED**2 * FEW * TILE:
-            few = block.topk(min(FEW, block.shape[1]), dim=1, largest=False)
-            i, j = torch.nonzero(few.values <= limit)[:, 0], few.indices[few.values <= limit]
+        few = FEW * -(-(len(self.cost.a) + len(self.cost.b)) // len(self.cost.a))
+        if len(i) > MOST_TIED * few * TILE:
+            least = block.topk(min(few, block.shape[1]), dim=1, largest=False)
+            i, j = torch.nonzero(least.values <= limit)[:, 0], least.indices[least.values <= limit]
         columns = self.order.columns[kept[j // TILE] * TILE + j % TILE]
         return (self.order.rows[rows.start + i] * len(self.cost.b) + columns).cpu().numpy()
 

@@ -16,7 +16,7 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import RESIDUAL, SHARP_RESIDUAL, VERTEX_WORK, LeadingGradient, leads
+from torchgw.objective.leading import MOST_LEFT, RESIDUAL, SHARP_RESIDUAL, VERTEX_WORK, LeadingGradient, leads
 from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, recall
@@ -198,7 +198,8 @@ def make_gradient(problem: Problem) -> Gradient:
         vertices = problem.sharp and not equal_masses(p.cpu().numpy(), q.cpu().numpy())
         if not leads(exact, VERTEX_WORK if vertices else None):
             return gradient_of(model, exact)
-        return gradient_of(model, LeadingGradient(exact, p, q, generator, SHARP_RESIDUAL if vertices else RESIDUAL))
+        leading = LeadingGradient(exact, p, q, generator, SHARP_RESIDUAL if vertices else RESIDUAL)
+        return gradient_of(model, leading if leading.residual <= MOST_LEFT or leads(exact) else exact)
     controls = None
     if sampling.n_control > 0:
         x, y = (

@@ -23,7 +23,7 @@ from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient, dense
-from torchgw.objective.leading import LeadingGradient, MatchingGradient
+from torchgw.objective.leading import MOST_LEFT, LeadingGradient, MatchingGradient
 from torchgw.objective.model import mean_cost
 from torchgw.objective.permuted import permutations
 from torchgw.persist.watch import Watch
@@ -39,7 +39,7 @@ from torchgw.solvers.permutations import Permuted, permute
 from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.transport_lp import assignment, equal_masses
+from torchgw.solvers.transport_lp import TransportError, assignment, equal_masses
 from torchgw.solvers.warm_start import Start
 from torchgw.strategies.continuation import step_of
 from torchgw.types import is_symmetric
@@ -280,28 +280,39 @@ class _Descent:
         many = len(p) * len(q) >= FACTORED_PAIRS and finds_vertices(len(p), len(q))
         if isinstance(first, MatchingGradient) or not many or min(p.min(), q.min()) <= 0:
             return None
-        if first.source.factors() is None or first.target.factors() is None:
+        if first.source.factors() is None or first.target.factors() is None or self.problem.watch.cut():
+            return None
+        if isinstance(first, LeadingGradient) and first.residual > MOST_LEFT:
             return None
         coupling = DenseCoupling(plan)
         cost = first(coupling, p)
         order = Order.of(cost)
         duals = c_transform(cost, dual, q), dual
-        start: Vertex | FactoredDescent = Vertex(cost, duals, corner(order, plan.argmax(0), p, q))
+        start = Vertex(cost, duals, corner(order, plan.argmax(0), p, q))
         tol = LED_TOLERANCE if isinstance(first, LeadingGradient) else TOLERANCE
-        found, status = self.stage("led", partial(descend_between_factors, first, start, order, p, q, tol))
+        try:
+            found, status = self.stage("led", partial(descend_between_factors, first, start, order, p, q, tol))
+        except TransportError as error:
+            logger.info("%s; whole matrices go on", error)
+            return None
         if kept and found.value > float(mean_cost(cost, coupling, p, q)):
             return None
         if not isinstance(first, LeadingGradient):
             return _Between(found, status, True)
+        lowest, best = math.inf, found
         for number in range(CORRECTIONS):
             if self.problem.watch.cut():
                 break
-            last, first = found.plan, first.at_entries(found.plan, p)
+            first = first.at_entries(found.plan, p)
+            value = float(mean_cost(first(found.plan, p), found.plan, p, q))
+            if value >= lowest:
+                break
+            lowest, best = value, found
             arguments = first, found, order, p, q, TOLERANCE
             found, status = self.stage(f"correct-{number}", partial(descend_between_factors, *arguments))
-            if torch.equal(found.plan.mass, last.mass) and torch.equal(found.plan.column, last.column):
+            if torch.equal(found.plan.mass, best.plan.mass) and torch.equal(found.plan.column, best.plan.column):
                 return _Between(found, status, True)
-        return _Between(found, status, False)
+        return _Between(best, status, False)
 
     def _by_permutations(
         self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool

@@ -8,6 +8,7 @@ the cost of every pair of points.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import replace
@@ -16,6 +17,8 @@ import torch
 from scipy.sparse import csr_array
 
 from torchgw.couplings.sparse import SparseCoupling
+from torchgw.diagnostics.evidence import Basin
+from torchgw.diagnostics.status import Status
 from torchgw.objective.certify import Evaluated, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import Objective
@@ -23,13 +26,17 @@ from torchgw.solvers.factored_descent import Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import corner
 from torchgw.solvers.pricing import Order, PricedCost
 from torchgw.solvers.problem import Problem
-from torchgw.solvers.solution import CertifiedSolution
+from torchgw.solvers.solution import CertifiedSolution, Solution
+from torchgw.solvers.transport_lp import TransportError
 from torchgw.spaces import FactoredDistances
-from torchgw.strategies.cells import solve_on_cells, streamed
+from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed
 from torchgw.strategies.continuation import step_of
-from torchgw.strategies.ladder import climbed
+from torchgw.strategies.ladder import Climb, climbed
 from torchgw.strategies.sharp import FALL
+from torchgw.strategies.streaming import finish_tiles
 from torchgw.types import DistanceProvider
+
+logger = logging.getLogger("torchgw")
 
 TOLERANCE = 1e-5  # of the Frank-Wolfe gap, over the value
 
@@ -42,6 +49,8 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
     state, solution = climbed(problem, first, sum(seconds.values()))
+    if asked.watch.cut():
+        return _blurred(problem, state, solution, solution.status, seconds | {"finish": 0.0}, basins)
     (p, q), end = asked.model.masses, state.end
     assert end.cost is not None
     assert end.epsilon is not None
@@ -57,7 +66,11 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     between = ExactGradient(_of_points(x, rows), _of_points(y, columns), *ends[2:])
     start = Vertex(cost, duals, corner(order, nearest, *ends[2:]))
     arguments = between, start, order, *ends[2:], *settings
-    found, status, history = asked.stage("vertices", lambda: (*descend_between_factors(*arguments), history))
+    try:
+        found, status, history = asked.stage("vertices", lambda: (*descend_between_factors(*arguments), history))
+    except TransportError as error:
+        logger.info("%s; the plan that streamed is returned", error)
+        return _blurred(problem, state, solution, Status.TRANSPORT, seconds | {"finish": 0.0}, basins)
     solved = time.perf_counter()
     at = rows[found.plan.row].cpu().numpy(), columns[found.plan.column].cpu().numpy()
     plan = SparseCoupling.of(csr_array((found.plan.mass.cpu().numpy(), at), shape=(len(p), len(q))), p.device)
@@ -98,6 +111,19 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
         ladder=state.rungs,
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )
+
+
+def _blurred(
+    problem: StreamedProblem,
+    state: Climb,
+    solution: Solution,
+    status: Status,
+    seconds: dict[str, float],
+    basins: tuple[Basin, ...],
+) -> CertifiedSolution:
+    """What streamed, where no vertex was found from it."""
+    found = finish_tiles(problem, state, solution)
+    return replace(found, status=status, basins=basins, seconds=seconds)
 
 
 def _of_points(space: DistanceProvider, index: torch.Tensor) -> DistanceProvider:
