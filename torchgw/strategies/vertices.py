@@ -23,7 +23,7 @@ from torchgw.objective.certify import Evaluated, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import Objective
 from torchgw.solvers.factored_descent import Vertex, descend_between_factors
-from torchgw.solvers.factored_transport import corner
+from torchgw.solvers.factored_transport import MOST_MASSES, corner
 from torchgw.solvers.pricing import Order, PricedCost
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
@@ -38,7 +38,8 @@ from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
 
-TOLERANCE = 1e-5  # of the Frank-Wolfe gap, over the value
+# Of the Frank-Wolfe gap, over the value; where linear problems are flows, each of which takes seconds, and where not.
+TOLERANCE, FLOWS_TOLERANCE = 1e-5, 1e-3
 
 
 def solve_by_vertices(asked: Problem) -> CertifiedSolution:
@@ -62,7 +63,8 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     order = Order.of(cost)
     _, nearest = PricedCost.of(cost.T, order.turned).transform(duals[1], duals[0])
     least, history = torch.finfo(torch.float64).eps * asked.unit, solution.history
-    settings = TOLERANCE, least, asked.options.stopping.max_iter, history, asked.watch
+    tol = TOLERANCE if len(rows) + len(columns) <= MOST_MASSES else FLOWS_TOLERANCE
+    settings = tol, least, asked.options.stopping.max_iter, history, asked.watch
     between = ExactGradient(_of_points(x, rows), _of_points(y, columns), *ends[2:])
     start = Vertex(cost, duals, corner(order, nearest, *ends[2:]))
     arguments = between, start, order, *ends[2:], *settings
