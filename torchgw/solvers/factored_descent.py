@@ -28,7 +28,7 @@ from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_transport import FactoredVertex, factored_transport, priced
-from torchgw.solvers.frank_wolfe import STALLED
+from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.pricing import Order, PricedCost
 from torchgw.solvers.transport_lp import TransportError
@@ -149,8 +149,7 @@ def descend_between_factors(
         ahead = gradient(corner, p)
         slope = _mean(state.cost, corner) - value
         curvature = _mean(ahead, corner) - _mean(ahead, plan) - slope
-        length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
-        fall = -2 * length * slope - length**2 * curvature
+        length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:
             lowest = ordered(state.cost).transform(*vertex.duals)[0]

@@ -129,8 +129,7 @@ def frank_wolfe(
             change = linearise(vertex).sub_(cost)
         slope = float(vertex.mass @ cost[at]) - value
         curvature = float(vertex.mass @ change[at]) - inner(change, plan)
-        length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
-        fall = -2 * length * slope - length**2 * curvature
+        length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:
             last = bounded(replace(state, n_iter=n_iter, duals=(dual, *state.duals)))
@@ -148,6 +147,13 @@ def frank_wolfe(
 
     state, status = iterate(FrankWolfe, step, begin, watch, history, max_iter)
     return (bounded(state) if state.gap == math.inf else state), status
+
+
+def lowest_on_segment(slope: float, curvature: float) -> tuple[float, float]:
+    """The t of [0, 1] at which 2 t ``slope`` + t^2 ``curvature`` is lowest, all of the way where it is concave, and by
+    how much it falls."""
+    length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
+    return length, -2 * length * slope - length**2 * curvature
 
 
 def inner(A: Tensor, B: Tensor) -> float:

@@ -30,7 +30,6 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import TransportError
 from torchgw.spaces import FactoredDistances
 from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed
-from torchgw.strategies.continuation import step_of
 from torchgw.strategies.ladder import Climb, climbed
 from torchgw.strategies.sharp import FALL
 from torchgw.strategies.streaming import finish_tiles
@@ -73,6 +72,8 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     except TransportError as error:
         logger.info("%s; the plan that streamed is returned", error)
         return _blurred(problem, state, solution, Status.TRANSPORT, seconds | {"finish": 0.0}, basins)
+    if status is Status.STATIONARY and found.gap > TOLERANCE * found.value:
+        status = Status.SETTLED  # steps gain little, but a better plan nearby is not ruled out
     solved = time.perf_counter()
     at = rows[found.plan.row].cpu().numpy(), columns[found.plan.column].cpu().numpy()
     plan = SparseCoupling.of(csr_array((found.plan.mass.cpu().numpy(), at), shape=(len(p), len(q))), p.device)
@@ -100,8 +101,6 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
         energy=found.value,
         dual=dual,
     )
-    if asked.auto:
-        ended = replace(ended, path=(step_of(asked, ended, solved - began),))
     return ended.certified(
         marginals=marginals,
         gradient="exact",
