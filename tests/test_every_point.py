@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,12 @@ from torchgw import gw_align
 from torchgw.diagnostics.status import History
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
+from torchgw.search import every_point
+from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import cells_of
 from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
+from torchgw.strategies import dense
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning", "ignore::torchgw.ConvergenceWarning")
 
@@ -87,6 +92,41 @@ def test_beside_far_points_nothing_is_above_conditional_gradients_from_the_produ
     end, _ = frank_wolfe(gradient, product, torch.zeros(240), *masses, 1e-6, 0.0, 200, History(), Watch())
     assert found.value <= end.value * (1 + 1e-6)
     assert found.converged
+
+
+@pytest.mark.parametrize(("n", "k"), [(300, 360), (60, 700)])
+def test_many_points_go_on_from_the_lowest_plan_between_finer_cells(
+    n: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (every_point, dense):
+        monkeypatch.setattr(module, "COMPARED_PAIRS", 0)
+    for size in ("CELLS", "FINER"):
+        monkeypatch.setattr(every_point, size, getattr(every_point, size) // 4)
+    compared, found = every_point._compared, list[Candidate]()
+
+    def seen(*arguments: Any) -> list[Candidate]:
+        found.extend(compared(*arguments))
+        return found
+
+    monkeypatch.setattr(every_point, "_compared", seen)
+    rng = np.random.default_rng((n, k))
+    DX, DY = (cdist(x := rng.exponential(size=(m, 3)), x, "sqeuclidean") for m in (n, k))
+    p, q = random_masses(n, rng), random_masses(k, rng)
+    p[::9], DX, DY = 0.0, DX / DX.max(), DY / DY.max()
+    p /= p.sum()
+    end = gw_align(DX, DY, p=p, q=q, distances="precomputed", epsilon=0.0, random_state=0)
+    assert len(found) > 1
+    assert [each.near for each in found] == sorted((each.near for each in found), reverse=True)
+    assert found[0].energy == min(each.energy for each in found if each.start.plan is not None)
+    for each in found:
+        assert each.near == (each.start.plan is not None)
+    plan = found[0].start.plan.double().numpy()
+    np.testing.assert_allclose(plan.sum(1), p, rtol=1e-5)
+    np.testing.assert_allclose(plan.sum(0), q, rtol=1e-5)
+    value = p @ DX**2 @ p + q @ DY**2 @ q - 2 * ((DX @ plan @ DY) * plan).sum()
+    assert found[0].energy == pytest.approx(value, rel=1e-4)
+    assert end.value < found[0].energy
+    assert 1 <= len(end.basins) <= len(found)
 
 
 def test_a_space_of_few_places_beside_their_copies_is_matched() -> None:

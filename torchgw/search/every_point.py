@@ -15,7 +15,8 @@ also from the product plan.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,13 +26,13 @@ from torchgw.objective.exact import ExactGradient, mean_squares, product
 from torchgw.options import CoarseOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
-from torchgw.search.anneal import CoarseBasin, LandmarkProblem, basins_of, landmark_basins, stands_out
+from torchgw.search.anneal import NEAR, CoarseBasin, LandmarkProblem, basins_of, landmark_basins, stands_out
 from torchgw.search.candidate import Candidate
 from torchgw.search.crossing import CROSSED, crossed_basins
 from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift
 from torchgw.search.rung import lifted
-from torchgw.solvers.frank_wolfe import frank_wolfe
+from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.problem import StoredProblem
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells, bisect
@@ -42,7 +43,9 @@ KEPT = 8
 MOST_OF_A_SPACE = 4  # times the pairs that are few
 STARTS_OF_FEW = 20  # times as many as for landmarks, at most
 PAIRS_AT_ONCE = 30_000  # of all starts: a batch of fewer takes as long
-CELLS, CELLS_KEPT = 128, 4
+CELLS, RACED = 128, 4
+COMPARED_PAIRS, FINER, FINER_STEPS = 1_000_000, 512, 2
+AS_LOW, MOST_NEAR = 1.005, 2  # of the lowest between finer cells; of those how many are gone on from
 CELLS_PAIRS = 16_000_000  # 31 points to a cell: beyond, nothing was tried
 # Of the variance of distances, within cells: of clouds in R^3 4 %, in R^10 13 to 35 %, in R^20 43 %, from where the
 # right basin is lost now and then (measured), in R^50 and R^200 50 and 60 %; of hop counts up to 31 %.
@@ -77,44 +80,105 @@ def on_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: str) -
     return [_candidate(problem, basin, origin) for basin in basins]
 
 
+@dataclass(frozen=True)
+class CellPair:
+    """Cells of two spaces.
+
+    x, y : their means as landmarks.
+    in_x, in_y : which points are in which.
+    within : of the mean square of each side's distances, by how much it is above that of the means.
+    """
+
+    x: Landmarks
+    y: Landmarks
+    in_x: Cells
+    in_y: Cells
+    within: tuple[float, float]
+
+    @classmethod
+    def of(cls, problem: StoredProblem, count: int) -> CellPair:
+        """About ``count`` of each space."""
+        sides = list(zip(problem.spaces, problem.masses, strict=True))
+        (x, in_x), (y, in_y) = (cells_of(space, mass, count, problem.generator) for space, mass in sides)
+        first, second = (_within(space, mass, cells) for (space, mass), cells in zip(sides, (x, y), strict=True))
+        return cls(x, y, in_x, in_y, (first, second))
+
+    @property
+    def vague(self) -> bool:
+        """Whether cells lose so much of the variance of distances that they say little of the points."""
+        losses = zip(self.within, (self.x, self.y), strict=True)
+        return any(lost > MOST_LOST * (lost + _variance(side)) for lost, side in losses)
+
+    def spread(self, plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        """The plan of all points (N, K), of masses p and q, that is as dense everywhere as one between cells."""
+        density = plan / (plan.sum(1, keepdim=True) * plan.sum(0))
+        return density[self.in_x.label][:, self.in_y.label].mul_(p[:, None]).mul_(q)
+
+    def gathered(self, plan: Tensor, dual: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The plan between cells, of mass one, and its column potentials, both float64, of one of all points (N, K)."""
+        rows = plan.new_zeros(self.in_x.count, len(q), dtype=torch.float64)
+        rows.index_add_(0, self.in_x.label, plan.double())
+        sums = rows.new_zeros(len(rows), self.in_y.count).index_add_(1, self.in_y.label, rows)
+        return sums.div_(sums.sum()), self.in_y.means(dual[:, None], q)[:, 0]
+
+    def descended(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> FrankWolfe:
+        """Where so many conditional gradients lead from a plan between cells, of mass one, and column potentials."""
+        p, q = plan.sum(1), plan.sum(0)
+        x, y = (PrecomputedDistances.stored_matrix(side.distances.double(), 1.0) for side in (self.x, self.y))
+        return frank_wolfe(ExactGradient(x, y, p, q), plan, dual, p, q, ROUGH, 0.0, steps, History(), watch)[0]
+
+
 def on_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
     """The distinct optima that starts end in between cells, as plans of all points, the lowest first; none where cells
-    lose so much of the variance of distances that they say little of the points."""
-    sides = list(zip(problem.spaces, problem.masses, strict=True))
-    (x, in_x), (y, in_y) = (cells_of(space, mass, CELLS, problem.generator) for space, mass in sides)
-    losses = [_within(space, mass, cells) for (space, mass), cells in zip(sides, (x, y), strict=True)]
-    if any(loss > MOST_LOST * (loss + _variance(cells)) for loss, cells in zip(losses, (x, y), strict=True)):
+    say little of the points. Where points are many, those to go on from are near."""
+    cells, (p, q), watch = CellPair.of(problem, CELLS), problem.masses, problem.watch.aside()
+    if cells.vague:
         return []
-    between = LandmarkProblem.of(x, y, problem.model)
-    count = coarse.n_starts // 2
-    with threads_for(count * in_x.count * in_y.count):
+    between, count = LandmarkProblem.of(cells.x, cells.y, problem.model), coarse.n_starts // 2
+    with threads_for(count * cells.in_x.count * cells.in_y.count):
         basins = landmark_basins(between, 0.0, count, KEPT, problem.generator)
     if not math.isfinite(basins[0].energy):
         raise FloatingPointError("no start has a finite objective")
-    watch = problem.watch.aside()
     if len(basins) > 1 and not stands_out([basin.energy for basin in basins], DOUBT):
         plans = torch.stack([basin.plan for basin in basins])
         basins += crossed_basins(between, plans, 0.0, KEPT, watch)
-    basins = _distinct([*basins, _from_product(between, basins[0], watch)])
-    (p, q), found = problem.masses, []
-    for basin in basins[:CELLS_KEPT]:
-        start, matching = lift(basin, problem.model, None)
-        plan = (basin.plan / (basin.plan.sum(1, keepdim=True) * basin.plan.sum(0)))[in_x.label][:, in_y.label]
-        start = replace(start, plan=plan.mul_(p[:, None]).mul_(q))
-        energy = max(basin.energy + sum(losses), 0.0)
+    # What annealing forgets beside few far cells, the product plan leads to.
+    product, nowhere = between.product.double(), q.new_zeros(cells.in_y.count, dtype=torch.float64)
+    end = cells.descended(product, nowhere, STEPS, watch)
+    basins += [replace(basins[0], plan=end.plan.to(basins[0].plan), energy=end.value, count=1)]
+    basins, lost, found = _distinct(basins), sum(cells.within), list[Candidate]()
+    for basin in basins:
+        (start, matching), energy = lift(basin, problem.model, None), max(basin.energy + lost, 0.0)
         came = origin if basin.count else CROSSED
         found.append(Candidate(start, matching, energy, basin.count, "full", True, origin=came, annealed=True))
-    return found
+    spread = (cells.spread(basin.plan, p, q) for basin in basins)
+    if len(p) * len(q) > COMPARED_PAIRS:
+        return _compared(problem, found, spread)
+    return [_with_plan(candidate, plan) for candidate, plan in zip(found[:RACED], spread, strict=False)]
 
 
-def _from_product(between: LandmarkProblem, like: CoarseBasin, watch: Watch) -> CoarseBasin:
-    """Where conditional gradients go from the product plan between cells, which annealing forgets beside few far ones;
-    with the potentials of a basin ``like`` it."""
-    p, q = (side.mass.double() / side.mass.double().sum() for side in (between.x, between.y))
-    x, y = (PrecomputedDistances.stored_matrix(side.distances.double(), 1.0) for side in (between.x, between.y))
-    gradient, nowhere = ExactGradient(x, y, p, q), torch.zeros_like(q)
-    end, _ = frank_wolfe(gradient, p[:, None] * q, nowhere, p, q, ROUGH, 0.0, STEPS, History(), watch)
-    return replace(like, plan=end.plan.to(like.plan), energy=end.value, count=1)
+def _compared(problem: StoredProblem, candidates: list[Candidate], plans: Iterable[Tensor]) -> list[Candidate]:
+    """Candidates by where a few steps lead from their plans between finer cells, which tells them apart better than one
+    step between all points, and takes less. Those to go on from are near, and have plans."""
+    cells, (p, q), watch = CellPair.of(problem, FINER), problem.masses, problem.watch.aside()
+    ends: list[tuple[float, Tensor, Candidate]] = []
+    for candidate, plan in zip(candidates, plans, strict=True):
+        if candidate.energy <= NEAR * candidates[0].energy and not (ends and watch.cut()):
+            dual = candidate.start.column_dual(q)
+            end = cells.descended(*cells.gathered(plan, dual, q), FINER_STEPS, watch)
+            ends.append((end.value, end.plan.to(p), candidate))
+    ends.sort(key=lambda end: end[0])
+    lost, found = sum(cells.within), list[Candidate]()
+    for place, (value, plan, candidate) in enumerate(ends):
+        near = place < MOST_NEAR and value <= AS_LOW * ends[0][0]
+        candidate = replace(candidate, energy=max(value + lost, 0.0), near=near)
+        found.append(_with_plan(candidate, cells.spread(plan, p, q)) if near else candidate)
+    return [*found, *(replace(candidate, near=False) for candidate in candidates[len(found) :])]
+
+
+def _with_plan(candidate: Candidate, plan: Tensor) -> Candidate:
+    """A candidate that brings a plan (N, K)."""
+    return replace(candidate, start=replace(candidate.start, plan=plan))
 
 
 def _distinct(basins: list[CoarseBasin]) -> list[CoarseBasin]:
@@ -186,5 +250,5 @@ def _candidate(problem: StoredProblem, basin: CoarseBasin, origin: str) -> Candi
     (start, matching), (p, q) = lifted(problem, basin), problem.masses
     plan = p.new_zeros(len(p), len(q))
     plan[basin.source.index[:, None], basin.target.index] = basin.plan.to(p)
-    start = replace(start, plan=plan)
-    return Candidate(start, matching, basin.energy, basin.count, "full", True, origin=origin, annealed=True)
+    found = Candidate(start, matching, basin.energy, basin.count, "full", True, origin=origin, annealed=True)
+    return _with_plan(found, plan)

@@ -53,6 +53,12 @@ class Start:
         f, g = (rescale(side, log, ratio) for side, log in ends)
         return centred, row, column, f + row, g + column
 
+    def column_dual(self, q: Tensor) -> Tensor:
+        """Column potentials (K,) of the linear problem in units of cost, float64; q (K,) are the masses."""
+        assert self.cost is not None
+        assert self.epsilon is not None
+        return self.cost.column_dual(self.g, q, self.epsilon).to(torch.float64)
+
     def coupling(self) -> PotentialCoupling | DenseCoupling:
         """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""
         if self.cost is None or self.epsilon is None:

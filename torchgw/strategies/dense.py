@@ -23,6 +23,7 @@ from torchgw.options import GWOptions
 from torchgw.search.anneal import NEAR, stands_out
 from torchgw.search.basins import find_basins, listed, sampled_energy
 from torchgw.search.candidate import Candidate
+from torchgw.search.every_point import COMPARED_PAIRS, RACED
 from torchgw.search.full_starts import FEW_PAIRS, product_starts, sharp_starts
 from torchgw.solvers.finish import finish, precision_warning
 from torchgw.solvers.fixed_point import descend
@@ -42,7 +43,6 @@ ROUNDING_SLACK = 2.0
 CORRECTIONS = 3  # by the exact gradient, at most
 MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
-RACED = 4
 NEARLY = 1.03  # of the lowest after one step, which leaves less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
 PRODUCT_PAIRS = 1_000_000
@@ -139,8 +139,8 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     small = problem.sharp and pairs <= (ANNEALED_BASINS_PAIRS if best.annealed else SHARP_BASINS_PAIRS)
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
     if best.annealed and not small:  # how low a plan leads, its own energy hardly says
-        left = [c for c in candidates[:RACED] if c.energy <= NEAR * best.energy + slack]
-        contenders, beaten = _raced(problem, left)
+        left = [c for c in candidates[:RACED] if c.near and c.energy <= NEAR * best.energy + slack]
+        contenders, beaten = _raced(problem, left) if pairs <= COMPARED_PAIRS else (left, [])
         best, others = contenders[0], [*contenders[1:], *beaten, *candidates[len(left) :]]
     if best.ended:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.ended)]

@@ -92,7 +92,7 @@ def descend_sharply(problem: StoredProblem, start: Start) -> Solution:
     """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
     assert start.plan is not None
     descent = _Descent(problem, History(), problem.options.stopping.max_iter)
-    return _exchanged_further(problem, descent, descent.solved(start.plan, _dual(problem, start), True))
+    return _exchanged_further(problem, descent, descent.solved(start.plan, start.column_dual(problem.masses[1]), True))
 
 
 def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
@@ -100,16 +100,8 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     assert start.plan is not None
     descent = _Descent(problem, History(), FIRST)
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
-    return frank_wolfe(descent.first, feasible(plan, p, q), _dual(problem, start), p, q, TOLERANCE, *descent.settings)[
-        0
-    ]
-
-
-def _dual(problem: StoredProblem, start: Start) -> Tensor:
-    """Column potentials (K,) in units of cost, float64, from those of a start."""
-    assert start.cost is not None
-    assert start.epsilon is not None
-    return start.cost.column_dual(start.g, problem.masses[1], start.epsilon).to(torch.float64)
+    dual = start.column_dual(problem.masses[1])
+    return frank_wolfe(descent.first, feasible(plan, p, q), dual, p, q, TOLERANCE, *descent.settings)[0]
 
 
 def sharpened(problem: StoredProblem, first: Solution) -> Solution:
