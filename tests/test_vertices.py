@@ -15,6 +15,7 @@ from scipy.sparse import coo_array
 from tests.problems import quietly, random_masses
 from torchgw import GWOptions, gw_align, resume
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.sparse import SparseCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import c_transform
@@ -30,7 +31,9 @@ from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
 from torchgw.solvers.pricing import Order, PricedCost
 from torchgw.solvers.transport_lp import TransportError, staircase, transport
 from torchgw.spaces import EuclideanDistances, FactoredDistances
-from torchgw.strategies import vertices
+from torchgw.spaces.hierarchy import Cells
+from torchgw.strategies import vertex_levels
+from torchgw.strategies.vertex_levels import matched_pairs
 
 flows = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-tools is not installed")
 SIZES = [(1, 1), (2, 2), (2, 5), (70, 64), (130, 257), (300, 300)]
@@ -255,7 +258,7 @@ def test_what_streamed_is_kept_where_no_vertex_is_found(monkeypatch: pytest.Monk
     def fails(*_: object) -> None:
         raise TransportError("no")
 
-    monkeypatch.setattr(vertices, "descend_between_factors", fails)
+    monkeypatch.setattr(vertex_levels, "descend_between_factors", fails)
     result = quietly(gw_align, *SPIRALS, distances="landmark", epsilon=0, options=STREAMING, random_state=0)
     assert result.status.name == "TRANSPORT"
     assert result.marginal_error < 1e-6
@@ -317,3 +320,39 @@ def test_spaces_of_factors_stream_with_them() -> None:
     result = quietly(gw_align, space, space, epsilon=0, options=STREAMING, random_state=0)
     assert result.value < 1e-6 * float(D.max()) ** 2
     assert coo_array(result.coupling.to_sparse(1.0)).nnz < 200
+
+
+def test_matched_cells_have_all_pairs_of_their_points() -> None:
+    rng = np.random.default_rng(11)
+    rows, columns = (torch.from_numpy(rng.permutation(np.arange(n) % m)) for n, m in ((30, 7), (41, 9)))
+    plan = coo_array(([1.0, 1.0, 1.0], ([0, 3, 6], [8, 8, 1])), shape=(7, 9)).tocsr()
+    found = matched_pairs(SparseCoupling.of(plan, rows.device), Cells(rows, 7), Cells(columns, 9))
+    wanted = plan.toarray()[rows.numpy()][:, columns.numpy()] > 0
+    np.testing.assert_array_equal(found, np.flatnonzero(wanted))
+
+
+@flows
+@pytest.mark.parametrize(("n", "k"), [(900, 1100), (1500, 400)])
+def test_vertices_between_cells_lead_to_those_of_all_points(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = make_spiral(n, random_state=2)[0], make_swiss_roll(k, random_state=3)[0]
+    whole = quietly(gw_align, X, Y, epsilon=0, options=STREAMING, random_state=0)
+    asked = []
+
+    def followed(*arguments: Any) -> Any:
+        asked.append(len(arguments[3]) + len(arguments[4]))
+        return descend_between_factors(*arguments)
+
+    monkeypatch.setattr(vertex_levels, "descend_between_factors", followed)
+    for module in (solver, vertex_levels):
+        monkeypatch.setattr(module, "MOST_MASSES", 300)
+    found = quietly(gw_align, X, Y, epsilon=0, options=STREAMING, random_state=0)
+    assert len(asked) > 1
+    assert asked == sorted(asked)
+    assert asked[0] <= 300
+    assert asked[-1] == n + k
+    assert found.value <= 1.005 * whole.value
+    assert found.plan_sparse.nnz <= 3 * (n + k)
+    np.testing.assert_allclose(found.plan.sum(1), 1 / n, atol=1e-12)
+    np.testing.assert_allclose(found.plan.sum(0), 1 / k, atol=1e-12)
+    assert found.certificate.stationarity <= 0.02 * found.value
+    assert str(found.status).startswith(("settled", "stationary"))

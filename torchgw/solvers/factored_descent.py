@@ -27,7 +27,7 @@ from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_transport import FactoredVertex, factored_transport, priced
+from torchgw.solvers.factored_transport import FactoredVertex, by_flows, factored_transport, priced
 from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.pricing import Order, PricedCost
@@ -89,7 +89,8 @@ def descend_between_factors(
     history: History,
     watch: Watch,
 ) -> tuple[FactoredDescent, Status]:
-    """The last plan, and why the loop ended; a pass over pairs and a linear program a step, O((N + K) r) memory.
+    """The last plan, and why the loop ended; a pass over pairs and a linear program a step, O((N + K) r) memory. Where
+    linear programs are flows, their vertices are the best of the entries that they have, and not of all.
 
     Parameters
     ----------
@@ -106,6 +107,7 @@ def descend_between_factors(
         Where the first linear problem is not solved.
     """
 
+    flows = by_flows(len(p), len(q))  # which take seconds: the rounds of a vertex of all entries take minutes
     stored: PricedCost | None = None  # the part that is the same for every plan, in tile order
 
     def ordered(cost: FactoredCost) -> PricedCost:
@@ -123,7 +125,14 @@ def descend_between_factors(
         tiled = ordered(cost)
         known = np.union1d(entries, tiled.cheap(*duals))
         vertex = factored_transport(tiled, p, q, duals[1], known, basis)
-        return priced(tiled, p, q, vertex) if all_priced else vertex
+        return priced(tiled, p, q, vertex) if all_priced and not flows else vertex
+
+    def consistent(cost: FactoredCost, duals: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Potentials that no entry of the cost is below: the c-transform of the columns', and of a flow's its own."""
+        row = ordered(cost).transform(*duals)[0]
+        if not flows:
+            return row, duals[1]
+        return row, PricedCost.of(cost.T, order.turned).transform(duals[1], row)[0]
 
     def begin() -> FactoredDescent:
         if isinstance(start, FactoredDescent):
@@ -152,9 +161,9 @@ def descend_between_factors(
         length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:
-            lowest = ordered(state.cost).transform(*vertex.duals)[0]
-            gap = float(gap_of(value, dual_bound(lowest, vertex.duals[1], p, q)))
-            last = replace(state, n_iter=n_iter, duals=vertex.duals, gap=gap)
+            duals = consistent(state.cost, vertex.duals)
+            gap = float(gap_of(value, dual_bound(*duals, p, q)))
+            last = replace(state, n_iter=n_iter, duals=duals, gap=gap)
             if stalled or gap <= tol * value:
                 return last, check, Status.STATIONARY if gap <= tol * value else Status.SETTLED
         kept: dict[str, Any] = {"n_iter": n_iter, "duals": vertex.duals, "basis": _stored(vertex), "stalled": stalled}

@@ -52,9 +52,14 @@ class FactoredVertex(NamedTuple):
     basis: Array | None
 
 
+def by_flows(n: int, k: int) -> bool:
+    """Whether linear problems of so many points are flows."""
+    return n + k > MOST_MASSES
+
+
 def finds_vertices(n: int, k: int) -> bool:
     """Whether there is what solves the linear problems of so many points: HiGHS, or OR-tools where it is installed."""
-    return n + k <= MOST_MASSES or available()
+    return not by_flows(n, k) or available()
 
 
 def factored_transport(
@@ -79,7 +84,7 @@ def factored_transport(
     reduced = cost.at(entries, dual)
     least = np.minimum.reduceat(reduced, np.searchsorted(row, np.arange(n)))
     reduced -= least[row]
-    if n + k > MOST_MASSES:
+    if by_flows(n, k):
         x, lowered, raised = minimum_cost_flow(reduced, row, column, *masses)
         basis = None
     else:

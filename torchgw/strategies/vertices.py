@@ -2,6 +2,8 @@
 
     potentials of a small epsilon on all points -> entries that they leave -> conditional gradients between vertices
 
+of many points between vertices of cells first, see `torchgw.strategies.vertex_levels`.
+
 Nothing of the size N K is stored, and the end is a plan of about N + K entries with its dual potentials, which bound
 the cost of every pair of points.
 """
@@ -12,6 +14,7 @@ import logging
 import math
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 from scipy.sparse import csr_array
@@ -22,9 +25,6 @@ from torchgw.diagnostics.status import Status
 from torchgw.objective.certify import Evaluated, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import Objective
-from torchgw.solvers.factored_descent import Vertex, descend_between_factors
-from torchgw.solvers.factored_transport import MOST_MASSES, corner
-from torchgw.solvers.pricing import Order, PricedCost
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import TransportError
@@ -33,12 +33,10 @@ from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed
 from torchgw.strategies.ladder import Climb, climbed
 from torchgw.strategies.sharp import FALL
 from torchgw.strategies.streaming import finish_tiles
+from torchgw.strategies.vertex_levels import TOLERANCE, VertexLevel, descend_by_levels
 from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
-
-# Of the Frank-Wolfe gap, over the value; where linear problems are flows, each of which takes seconds, and where not.
-TOLERANCE, FLOWS_TOLERANCE = 1e-5, 1e-3
 
 
 def solve_by_vertices(asked: Problem) -> CertifiedSolution:
@@ -59,16 +57,10 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     cost = end.cost.taken(rows, columns)
     ends = end.f[rows], end.g[columns], p[rows], q[columns]
     duals = cost.T.column_dual(ends[0], ends[2], end.epsilon), cost.column_dual(ends[1], ends[3], end.epsilon)
-    order = Order.of(cost)
-    _, nearest = PricedCost.of(cost.T, order.turned).transform(duals[1], duals[0])
-    least, history = torch.finfo(torch.float64).eps * asked.unit, solution.history
-    tol = TOLERANCE if len(rows) + len(columns) <= MOST_MASSES else FLOWS_TOLERANCE
-    settings = tol, least, asked.options.stopping.max_iter, history, asked.watch
-    between = ExactGradient(_of_points(x, rows), _of_points(y, columns), *ends[2:])
-    start = Vertex(cost, duals, corner(order, nearest, *ends[2:]))
-    arguments = between, start, order, *ends[2:], *settings
+    level = VertexLevel(_of_points(x, rows), _of_points(y, columns), *ends[2:], cost, duals)
+    settings = torch.finfo(torch.float64).eps * asked.unit, asked.options.stopping.max_iter, asked.watch
     try:
-        found, status, history = asked.stage("vertices", lambda: (*descend_between_factors(*arguments), history))
+        found, status, history = asked.stage("vertices", partial(descend_by_levels, level, solution.history, *settings))
     except TransportError as error:
         logger.info("%s; the plan that streamed is returned", error)
         return _blurred(problem, state, solution, Status.TRANSPORT, seconds | {"finish": 0.0}, basins)

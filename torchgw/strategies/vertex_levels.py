@@ -1,0 +1,132 @@
+"""Conditional gradients between vertices of many points, after those between cells of them.
+
+    cost and potentials of all points -> their means on cells -> vertices between these, stationary
+        -> the cost of that plan, and the entries of matched cells, on all points -> a few steps between their vertices
+
+A step has the cheapest few entries of each point, so that no match moves further than these reach: from a blurred plan
+of many points it takes very many steps, between cells a dozen, and from there two or three.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.couplings.sparse import SparseCoupling
+from torchgw.diagnostics.status import History, Status
+from torchgw.objective.bounds import c_transform
+from torchgw.objective.exact import ExactGradient
+from torchgw.persist.watch import Watch
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_between_factors
+from torchgw.solvers.factored_transport import MOST_MASSES, corner
+from torchgw.solvers.pricing import Order, PricedCost
+from torchgw.spaces import FactoredDistances
+from torchgw.spaces.hierarchy import Cells, bisect
+from torchgw.types import Array, DistanceProvider
+
+logger = logging.getLogger("torchgw")
+
+# Of the Frank-Wolfe gap, over the value; where linear problems are flows, each of which takes seconds, and where not.
+TOLERANCE, FLOWS_TOLERANCE = 1e-5, 1e-2
+CELL = 8  # points of a cell, at most
+
+
+class VertexLevel(NamedTuple):
+    """A problem between points with factors, or cells of them.
+
+    x, y : the spaces, in float64.
+    p, q : masses (n,), (k,), positive.
+    cost, duals : of the linear problem to begin with, and potentials (n,), (k,) near its own.
+    """
+
+    x: DistanceProvider
+    y: DistanceProvider
+    p: Tensor
+    q: Tensor
+    cost: FactoredCost
+    duals: tuple[Tensor, Tensor]
+
+    @property
+    def many(self) -> bool:
+        """Whether linear problems are flows."""
+        return len(self.p) + len(self.q) > MOST_MASSES
+
+    def after(self, cells: VertexLevel, found: FactoredDescent) -> VertexLevel:
+        """With the cost of a plan between cells, and potentials that its own lead to."""
+        core = factors_of(cells.x)[0].T @ found.plan.apply(factors_of(cells.y)[0], 1)
+        cost, coarse = ExactGradient(self.x, self.y, self.p, self.q).of_core(core, self.p, self.q), found.cost
+        row = c_transform(FactoredCost(cost.a, coarse.b, cost.U, coarse.V), found.duals[1], cells.q)
+        column = c_transform(FactoredCost(cost.b, coarse.a, cost.V, coarse.U), found.duals[0], cells.p)
+        return self._replace(cost=cost, duals=(row, column))
+
+
+def factors_of(space: DistanceProvider) -> tuple[Tensor, Tensor]:
+    """F (N, r) and signs (r,) of distances that have them."""
+    factors = space.factors()
+    assert factors is not None
+    return factors
+
+
+def descend_by_levels(
+    level: VertexLevel, history: History, least: float, max_iter: int, watch: Watch
+) -> tuple[FactoredDescent, Status, History]:
+    """Where they end, and why, see `torchgw.solvers.factored_descent`; O((N + K) r) memory.
+
+    Raises
+    ------
+    TransportError
+        Where a first linear problem is not solved.
+    """
+    within = np.empty(0, dtype=np.int64)
+    if level.many:
+        (x, p, a, f, U, rows), (y, q, b, g, V, columns) = (
+            _cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U),
+            _cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V),
+        )
+        cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g))
+        found, status, history = descend_by_levels(cells, history, least, max_iter, watch)
+        level, within = level.after(cells, found), matched_pairs(found.plan, rows, columns)
+    p, q, cost, duals = level.p, level.q, level.cost, level.duals
+    order = Order.of(cost)
+    _, nearest = PricedCost.of(cost.T, order.turned).transform(duals[1], duals[0])
+    start = Vertex(cost, duals, np.union1d(corner(order, nearest, p, q), within))
+    between, tol = ExactGradient(level.x, level.y, p, q), FLOWS_TOLERANCE if level.many else TOLERANCE
+    found, status = descend_between_factors(between, start, order, p, q, tol, least, max_iter, history, watch)
+    logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
+    return found, status, history
+
+
+def _cells(
+    space: DistanceProvider, mass: Tensor, term: Tensor, dual: Tensor, side: Tensor
+) -> tuple[FactoredDistances, Tensor, Tensor, Tensor, Tensor, Cells]:
+    """Cells of a space, with their masses, the means of a cost's term, of potentials and of a cost's factors, and which
+    points are in which."""
+    (F, signs), n = factors_of(space), len(mass)
+    halves = bisect(F, 2 ** int(math.log2(min(max(n / CELL, MOST_MASSES / 2), n))))
+    cells = halves.cells(len(halves.levels) - 1)
+    means = cells.means(torch.cat((term[:, None], dual[:, None], side, F), 1), mass)
+    ends = 2, 2 + side.shape[1]
+    made = FactoredDistances.of(means[:, ends[1] :].contiguous(), signs, space.scale)
+    return made, cells.sums(mass), means[:, 0], means[:, 1], means[:, slice(*ends)].contiguous(), cells
+
+
+def matched_pairs(plan: SparseCoupling, rows: Cells, columns: Cells) -> Array:
+    """Flat positions, ascending, of the pairs of points whose cells a plan between cells matches."""
+    sides = []
+    for cells, index in ((rows, plan.row), (columns, plan.column)):
+        size = torch.bincount(cells.label, minlength=cells.count)
+        sides.append((torch.argsort(cells.label, stable=True), (size.cumsum(0) - size)[index], size[index]))
+    (row_order, row_first, height), (column_order, column_first, width) = sides
+    count = height * width
+    block = torch.arange(len(count), device=count.device).repeat_interleave(count)
+    place = torch.arange(len(block), device=count.device) - (count.cumsum(0) - count)[block]
+    i = row_order[row_first[block] + place // width[block]]
+    j = column_order[column_first[block] + place % width[block]]
+    found: Array = np.unique((i * len(columns.label) + j).cpu().numpy())
+    return found
