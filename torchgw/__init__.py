@@ -11,6 +11,7 @@ from torchgw._version import __version__ as __version__
 MODULES = ("anndata", "datasets", "plot")
 HOMES = {
     "torchgw.align": ("gw_align", "gw_loss", "resume"),
+    "torchgw.certified": ("gw_certify",),
     "torchgw.diagnostics.evidence": ("Basin", "Certificate", "Confidence", "EpsilonStep", "Rung"),
     "torchgw.diagnostics.status": ("History", "Status"),
     "torchgw.embedding": ("JointEmbedding", "joint_embedding"),

@@ -7,6 +7,7 @@ from torchgw._version import __version__ as __version__
 from torchgw.align import gw_align as gw_align
 from torchgw.align import gw_loss as gw_loss
 from torchgw.align import resume as resume
+from torchgw.certified import gw_certify as gw_certify
 from torchgw.diagnostics.evidence import Basin as Basin
 from torchgw.diagnostics.evidence import Certificate as Certificate
 from torchgw.diagnostics.evidence import Confidence as Confidence

@@ -73,8 +73,8 @@ class Certificate:
         not known: where the mass is free, and for large plans whose marginals are relaxed or bounded.
     stationarity_exact : False when the gap comes from a sampled gradient.
     lower_bound : no plan at all has a smaller value: the larger of Memoli's first and second bounds under hard
-        marginals, the first alone for plans of few entries, plus what each point would pay alone of a linear cost; 0
-        where nothing better is known.
+        marginals, the first alone for plans of few entries, from `torchgw.gw_certify` also the third and what that
+        proved, plus what each point would pay alone of a linear cost; 0 where nothing better is known.
     gap : value minus lower bound: how far from the global optimum the plan can be.
     starts : how many starts the search made, as far as it kept where they ended; 0 without a search.
     agreeing_starts : how many of them ended in the basin of the returned plan.
@@ -97,6 +97,12 @@ class Certificate:
         return replace(
             self, stationarity=self.stationarity * factor, lower_bound=self.lower_bound * factor, gap=self.gap * factor
         )
+
+    @property
+    def gap_global(self) -> float:
+        """The gap over the value: by which share the optimum can be lower."""
+        value = self.lower_bound + self.gap
+        return self.gap / value if value > 0 else 0.0
 
     def __str__(self) -> str:
         bound = f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum"
