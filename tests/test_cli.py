@@ -171,8 +171,8 @@ def test_several_arrays_without_a_known_name_are_refused(tmp_path: Path) -> None
         (["-o", "out.npz", "--anchors", "0"], "n_anchors"),
         (["-o", "out.npz", "--seed", "-1"], "random_state"),
         (
-            ["-o", "out.npz", "--epsilon", "0", "--pairs", "no.csv"],
-            "--pairs does not go with --epsilon 0: the descent is that of squared distances",
+            ["-o", "out.npz", "--epsilon", "0", "--semi-relaxed", "0.1"],
+            "--semi-relaxed does not go with --epsilon 0: what divergences hold is at no vertex",
         ),
         (
             ["-o", "out.npz", "--strategy", "low-rank", "--partial", "1"],

@@ -89,6 +89,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "marginals": {
         "Balanced": Balanced(),
         "SemiRelaxed": SemiRelaxed(1.0),
+        "free": SemiRelaxed(0.0),
         "Unbalanced": Unbalanced(100.0, 100.0),
         "Partial": Partial(0.5),
     },
@@ -206,7 +207,7 @@ def test_every_combination_of_the_table_is_refused_in_its_words(begins: Any, str
     assert not any(map(begins, refused))
     numbers = [point for point in refused if point["epsilon"] != "auto"]  # which nothing is refused beside
     every = math.prod(map(len, AXES.values())) / len(AXES["options.strategy"])
-    assert len(numbers) > 0.85 * every * (1 - 1 / len(AXES["epsilon"]))
+    assert len(numbers) > 0.8 * every * (1 - 1 / len(AXES["epsilon"]))
 
 
 @pytest.mark.parametrize("part", daily({(0,)}, range(5)))

@@ -93,6 +93,7 @@ def test_a_point_without_mass_sends_no_share(tmp_path: Path) -> None:
         (["--semi-relaxed", "0.01"], SemiRelaxed(0.01, "y")),
         (["--unbalanced", "0.05"], Unbalanced(0.05, 0.05)),
         (["--partial", "0.7"], Partial(0.7)),
+        (["--semi-relaxed", "0", "--epsilon", "0"], SemiRelaxed(0.0, "y")),
     ],
 )
 def test_marginal_models_reach_the_solve(

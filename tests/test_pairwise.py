@@ -344,6 +344,12 @@ def test_matchings_of_a_shuffled_copy_are_the_shuffle() -> None:
         pairwise(CLOUDS[:2]).matching(0, 1)
 
 
+def test_another_loss_of_large_spaces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "LARGEST", 40)
+    with pytest.raises(ValueError, match=r"options\.loss must be 'square' between many spaces, got 'kl'"):
+        pairwise([CLOUDS[k] for k in (0, 2)], options=GWOptions(loss="kl"))
+
+
 def test_large_spaces_are_aligned_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "LARGEST", 40)
     result = pairwise([CLOUDS[k] for k in (0, 2, 5)], keep="matchings", scale="own")

@@ -23,7 +23,7 @@ from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions, LadderOptions, LowRankOptions, SamplingOptions, SpaceOptions, StoppingOptions
 from torchgw.persist.checkpoint import is_taken
 from torchgw.progress import bar_on_terminal
-from torchgw.request.combinations import EXCLUDED, fact_of_epsilon
+from torchgw.request.combinations import EXCLUDED, fact_of_epsilon, kind_of_marginals
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.types import TorchGWWarning
@@ -196,7 +196,7 @@ def _check_combination(arguments: argparse.Namespace, marginals: Marginals) -> N
     kinds = {
         "epsilon": fact_of_epsilon(arguments.epsilon).kind,
         "options.strategy": arguments.strategy,
-        "marginals": "Balanced" if marginals.balanced else type(marginals).__name__,
+        "marginals": kind_of_marginals(marginals),
         "supervision": "none" if arguments.pairs is None else "rules",
         "cost": "none" if arguments.features is None else "features",
         "alpha": ends.get(alpha, "between"),

@@ -15,14 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.sparse import SparseCoupling
 from torchgw.kernels.sampling import draw, make_generator
 from torchgw.runtime.caller import allocating
 from torchgw.types import Array, Coupling, RandomState
 
+NEGLIGIBLE = 1e-12  # of the mass: entries that conditional gradients have left behind
 PIECE = 2**24  # elements of a product that are held at once
 
 
@@ -67,6 +70,30 @@ class Readable:
         validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.max_memory, advice)
         with allocating(f"the dense plan ({n} x {k})", advice):
             return self._dense()
+
+    @property
+    def plan_sparse(self) -> Any:
+        """The plan's own entries as a SciPy CSR array (N, K), float64: about N + K where it ended without entropy, more
+        where the objective is flat or convex between matchings.
+
+        Entries up to 1e-12 of the mass are left out of a plan that is stored whole; others are not looked at. A plan
+        with entropy has mass on all pairs, of which `sparsify` keeps a share.
+
+        Raises
+        ------
+        MemoryError
+            As ``plan`` does, where that has no entries of its own.
+        """
+        if isinstance(self.coupling, SparseCoupling):
+            return self.coupling.matrix.copy()
+        plan = self.plan.detach().cpu().numpy().astype(np.float64)
+        return csr_array(np.where(plan > NEGLIGIBLE * plan.sum(), plan, 0.0))
+
+    def matching(self) -> tuple[Array | Tensor, Array | Tensor, Array | Tensor]:
+        """Source points that keep mass, the target point that each sends most to, and how much: (m,), (m,), (m,)."""
+        mass, target = self.coupling.top_k(1)
+        kept = torch.nonzero(mass[:, 0] > 0)[:, 0]
+        return self._given(kept), self._given(target[kept, 0]), self._given(mass[kept, 0])
 
     def push(self, V: Array | Tensor) -> Array | Tensor:
         """Carry values on the source points to the target: averages weighted by the plan.

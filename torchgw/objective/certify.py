@@ -172,7 +172,16 @@ def stationarity(found: Evaluated, dual: Tensor, model: Model, sample: torch.Gen
         if rho > 0:
             slope = rho * (sums.clamp_min(tiny) / q.clamp_min(tiny)).log()
             cost, value = replace(cost, b=cost.b + slope), value + float(slope @ sums)
-    return weight * float(frank_wolfe_gap(value, cost, p, q, dual, total))
+    most = math.inf
+    if (
+        model.loss is SQUARE
+        and found.means is not None
+        and not any(0 < rho < math.inf for rho in model.marginals.weights)
+    ):
+        most = (
+            2 * weight * max(value, 0.0)
+        )  # no plan has a negative cost where all that is summed are squares and costs
+    return min(weight * float(frank_wolfe_gap(value, cost, p, q, dual, total)), most)
 
 
 def linear_bound(model: Model) -> float:

@@ -97,6 +97,8 @@ def read_spaces(
 
 def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None:
     """Refuse options that `gw_align` excludes without entropy, where it aligns a space."""
+    if options.loss != "square" and max(sizes) > LARGEST:
+        raise ValueError(f"options.loss must be 'square' between many spaces, got {options.loss!r}: use gw_align")
     facts = facts_of(options, 0.0)
     row = excluded(facts)
     for name, size in zip(names, sizes, strict=True):

@@ -33,7 +33,8 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "epsilon": {"positive": "epsilon > 0", "zero": "epsilon=0", "auto": "epsilon='auto'"},
     "options.gradient": {name: f"options.gradient='{name}'" for name in ("auto", "exact", "sampled")},
-    "marginals": {name: f"{name}()" for name in ("Balanced", "SemiRelaxed", "Unbalanced", "Partial")},
+    "marginals": {name: f"{name}()" for name in ("Balanced", "SemiRelaxed", "Unbalanced", "Partial")}
+    | {"free": "SemiRelaxed(0.0)"},
     "cost": {"none": "no linear cost", "matrix": "a cost matrix", "features": "a pair of feature arrays as cost"},
     "alpha": {
         "one": "alpha=1",
@@ -62,7 +63,7 @@ KINDS: dict[str, dict[str, str]] = {
     },
 }
 RULES = ("rules", "mask")
-RELAXED = ("SemiRelaxed", "Unbalanced", "Partial")
+RELAXED, HELD = ("SemiRelaxed", "free", "Unbalanced", "Partial"), ("SemiRelaxed", "Unbalanced")
 NOT_SQUARE = ("kl", "own")
 MODES = ("Envelope", "Implicit", "Unrolled")
 DIRECTED = ("asymmetric", "sparse asymmetric")
@@ -73,6 +74,7 @@ TOGETHER = {
     NOT_SQUARE: "a loss other than 'square'",
     MODES: "a gradient mode",
     RELAXED: "relaxed or partial marginals",
+    HELD: "marginals that divergences hold",
     ABOVE_ZERO: "alpha > 0",
     ZERO: "alpha=0",
     BELOW_ONE: "alpha < 1",
@@ -158,8 +160,11 @@ EXCLUDED = (
              STORED, "labels, known and forbidden pairs stream"),
     Excluded("options.strategy", ("streaming",), {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
              "be 'auto' or 'dense'", "others than the square are evaluated on stored plans", "use loss='square'"),
-    *(Excluded(name, kinds, {"epsilon": ("zero",)}, must, BY_SQUARES, "use a small epsilon > 0")
-      for name, kinds, must in PLAIN),
+    Excluded("marginals", HELD, {"epsilon": ("zero",)}, "be Balanced(), Partial() or SemiRelaxed(0.0)",
+             "what divergences hold is at no vertex", "use a small epsilon > 0"),
+    *(Excluded("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
+               "vertices stream for squared distances alone", "use strategy='dense', or a small epsilon > 0")
+      for name, kinds, _ in PLAIN if name != "options.loss"),
     *(Excluded(name, kinds, {"options.strategy": ("low-rank", "sparse")}, must, BY_SQUARES, "use another strategy")
       for name, kinds, must in PLAIN),
     Excluded("epsilon", ("positive",), {"options.strategy": ("sparse",)}, "be 0",
@@ -205,6 +210,10 @@ SETTLED = (
     Settled({"cost": ("matrix",)}, "strategy", "dense", "it is stored"),
     Settled({"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO}, "strategy", "dense", "it is evaluated on stored plans"),
     Settled({"supervision": ("mask",)}, "strategy", "dense", "it is stored"),
+    *(
+        Settled({"epsilon": ("zero",), name: kinds}, "strategy", "dense", "vertices stream for squared distances alone")
+        for name, kinds, _ in PLAIN
+    ),
     Settled({"options.loss": NOT_SQUARE}, "gradient", "exact", "anchors sample the square"),
     Settled({"alpha": ZERO}, "gradient", "auto", "there are no distances to sample"),
     Settled({"alpha": ZERO}, "coarse", None, "the problem is convex: there are no basins to search"),
@@ -245,7 +254,7 @@ def facts_of(
         "options.strategy": Fact(options.strategy, repr(options.strategy)),
         "epsilon": fact_of_epsilon(epsilon),
         "options.gradient": Fact(options.gradient, repr(options.gradient)),
-        "marginals": Fact("Balanced" if marginals.balanced else type(marginals).__name__, repr(marginals)),
+        "marginals": Fact(kind_of_marginals(marginals), repr(marginals)),
         "cost": Fact("none" if cost is None else "features" if features else "matrix", type(cost).__name__),
         "alpha": Fact("one" if weight == 1 else zero if weight == 0 else "between", f"{weight:g}"),
         "options.loss": Fact("own" if isinstance(loss, SeparableLoss) else loss, named),
@@ -253,6 +262,13 @@ def facts_of(
         "gradient_mode": Fact("none" if gradient_mode is None else type(gradient_mode).__name__, repr(gradient_mode)),
         "checkpoint": Fact("none" if checkpoint is None else "folder", repr(checkpoint)),
     }
+
+
+def kind_of_marginals(marginals: Marginals) -> str:
+    """The model, as others depend on it."""
+    if marginals.balanced:
+        return "Balanced"
+    return "free" if min(marginals.weights) == 0 else type(marginals).__name__
 
 
 def fact_of_epsilon(epsilon: Epsilon) -> Fact:
@@ -268,6 +284,11 @@ def fact_of_space(space: Space) -> Fact:
     if space.sparse:
         return Fact("sparse" if space.symmetric else "sparse asymmetric", repr(kind))
     return Fact("asymmetric" if not space.symmetric else "factored" if space.factored else "others", repr(kind))
+
+
+def plain(facts: Mapping[str, Fact]) -> bool:
+    """Whether these arguments ask for squared distances alone, between hard marginals."""
+    return not any(name in facts and facts[name].kind in kinds for name, kinds, _ in PLAIN)
 
 
 def excluded(facts: Mapping[str, Fact]) -> Excluded | None:

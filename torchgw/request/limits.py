@@ -21,7 +21,7 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
-from torchgw.request.combinations import Fact, excluded, fact_of_space
+from torchgw.request.combinations import Fact, excluded, fact_of_space, plain
 from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import Kernels
@@ -189,6 +189,8 @@ def check_memory(
             streams = "with OR-tools (pip install ortools) epsilon=0 streams as well"
             sharp = "use GWOptions(strategy='streaming')" if finds_vertices(n, k) else f"{sharp}; {streams}"
         streams = "use fewer points" if _dense_only(spaces, model, mode) else "use GWOptions(strategy='streaming')"
+        if epsilon == 0 and not model.plain:
+            sharp = "use fewer points" if _dense_only(spaces, model, mode) else "use a small epsilon > 0, which streams"
         advice = sharp if epsilon == 0 else streams
         validate.memory(f"score and plan ({n} x {k})", dense_bytes(n, k, epsilon), options.max_memory, advice)
     for space in spaces:
@@ -206,7 +208,7 @@ def sharp_fits(
 ) -> bool:
     """Whether `gw_align` would take epsilon=0 beside arguments of these kinds, with the options as the user gave them;
     ``against`` is what stands against the exact gradient, ``factored`` whether both spaces have factors."""
-    streams = factored and asked.strategy in ("auto", "streaming") and finds_vertices(*shape)
+    streams = factored and plain(facts) and asked.strategy in ("auto", "streaming") and finds_vertices(*shape)
     begins = excluded({**facts, "epsilon": Fact("zero", "0")}) is None and against is None
     return begins and (streams or (asked.strategy != "streaming" and _is_stored(shape, asked)))
 
@@ -226,7 +228,7 @@ def ends_sharp(
     unequal = min(SHARP_PAIRS, math.inf if metric else SHARP_CONTEST_PAIRS)
     few = n * k <= (SHARP_ASSIGNED_PAIRS if assigned(masses) else unequal)
     free = asked.strategy not in ("low-rank", "streaming") and _is_stored((n, k), asked)
-    return few and free and sharp_fits(facts, (n, k), against, asked, False)
+    return few and free and plain(facts) and sharp_fits(facts, (n, k), against, asked, False)
 
 
 def assigned(masses: tuple[Tensor, Tensor]) -> bool:

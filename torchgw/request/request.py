@@ -31,6 +31,7 @@ from torchgw.persist.watch import Watch
 from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
 from torchgw.request.limits import (
     CURVED_PAIRS,
+    DENSE_PAIRS,
     SCATTERED_PAIRS,
     SHARP_SCATTERED_PAIRS,
     SHARPENED_PAIRS,
@@ -153,7 +154,7 @@ class Request:
     against_exact : why the exact gradient cannot or should not run; None where it runs.
     sharp : whether the same call with epsilon=0 would be accepted, which remedies then name.
     gain : what there is to gain over the product plan, in units of epsilon, where it decides; NaN before, and beside a
-        given epsilon.
+        given epsilon but for models without entropy.
     curves : whether what was given as points lies on curves, as far as that decides anything.
     sharpens : whether an epsilon that is left to the solve ends at zero, from a plan that is solved with one.
     """
@@ -286,8 +287,9 @@ class Request:
         largest, (widest, curves) = unit_of(spaces) ** 0.5, self._looked_at(spaces)
         factored = all(space.factors() is not None for space in spaces)
         own = replace(self, curves=curves and factored)
-        if self.asked.epsilon == AUTO:
+        if self.asked.epsilon == AUTO or (self.model.epsilon == 0 and not self.model.plain):
             own = replace(own, gain=gain_of(self.model, spaces, largest**2))
+        if self.asked.epsilon == AUTO:
             surfaces = own.streams_first and factored and WIDE < widest <= SCATTERED
             blurred = own.curves and not assigned(self.masses)  # costs them least, and linear programs take longest
             if self.model.epsilon > 0 or surfaces or blurred:
@@ -300,8 +302,10 @@ class Request:
                 own = own.run_by("streaming")
         elif own.model.epsilon == 0 and own.streams_by_choice and widest > SCATTERED:
             own = own.run_by("dense")
-        elif own.model.epsilon == 0 and own.curves and not assigned(self.masses) and finds_vertices(*self.shape):
-            own = own.run_by("streaming")
+        elif own.model.epsilon == 0 and not assigned(self.masses) and finds_vertices(*self.shape):
+            many = math.prod(self.shape) >= DENSE_PAIRS.get(self.device.type, math.inf)
+            if own.curves or (many and factored and widest <= SCATTERED):
+                own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
         return own
@@ -333,7 +337,7 @@ class Request:
     def ends_assigned(self) -> bool:
         """Whether an epsilon that is left to the solve, and begins above zero, may end there by assignments."""
         few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
-        free = self.asked.options.strategy != "streaming"
+        free = self.asked.options.strategy != "streaming" and self.model.plain
         return free and self.model.epsilon > 0 and self.sharp and assigned(self.masses) and few
 
     @property

@@ -28,6 +28,7 @@ FULL_QUANTILES = 32
 FEATURE_SHARPNESS = 32.0
 LEAST_FEATURE_COST = 1e-7  # of the largest squared distance
 FEW_PAIRS = 40_000
+GIVEN_PAIRS = 4_000_000  # up to which a plan that is given is gone down from as it is, too
 PRODUCT, DISTRIBUTIONS = "product plan", "distributions of distances"
 
 
@@ -84,7 +85,7 @@ def sharp_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) 
     p, q = problem.masses
     start = plan_start(plan, problem.gradient, p.log2(), q.log2(), problem.epsilon)
     starts = [start]
-    if len(p) * len(q) <= FEW_PAIRS:
+    if len(p) * len(q) <= (GIVEN_PAIRS if level == "given" else FEW_PAIRS):
         starts.append(replace(start, plan=feasible(plan / plan.sum(), p, q)))
     return [Candidate(each, plan.argmax(1), math.inf, 1, level, True, origin=origin) for each in starts]
 

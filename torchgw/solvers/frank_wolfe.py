@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from scipy.sparse import csr_array
@@ -27,7 +26,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.bounds import consistent_bound, gap
+from torchgw.objective.bounds import c_transform, consistent_bound, dual_bound, gap
 from torchgw.objective.leading import MatchingGradient
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
@@ -39,9 +38,19 @@ logger = logging.getLogger("torchgw")
 
 STALLED = 0.1  # of the tolerance
 
-Oracle: TypeAlias = Callable[
-    [Tensor, tuple[Tensor, ...], bool, Tensor | None], tuple[SparseCoupling, Tensor, Tensor | None]
-]
+Found: TypeAlias = tuple[SparseCoupling, Tensor, Tensor | None]
+"""A vertex, column potentials (K,) and its own basis."""
+
+
+class Polytope(Protocol):
+    """Plans (N, K) that a linear problem is solved over."""
+
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> Found:
+        """One of little cost (N, K), with column potentials (K,) to begin with, whether all entries are priced, and the
+        basis of the vertex before."""
+
+    def bound(self, cost: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+        """What all plans cost at least (), by column potentials (K,), and those that say so."""
 
 
 @storable
@@ -84,6 +93,7 @@ def frank_wolfe(
     history: History,
     watch: Watch,
     bound_ends: bool = False,
+    plans: Polytope | None = None,
 ) -> tuple[FrankWolfe, Status]:
     """The last plan, and why the loop ended. O(N K) memory; a linear program and a linearised cost for each step.
 
@@ -93,17 +103,18 @@ def frank_wolfe(
     plan : feasible (N, K), with marginals p (N,), q (K,).
     dual : column potentials (K,) of its linear problem, in units of cost; anything will do.
     tol : gap over value at which a plan is stationary.
-    least : a value up to this is zero.
+    least : a value no further from zero is zero.
     bound_ends : whether a bound within ``tol`` ends the loop. Otherwise the linear problem is solved at the last plan
         too, for where it has several optima, the value can fall towards another to second order alone.
+    plans : those that are feasible, by default all with marginals p and q.
     """
-    solve, whole = _linear_oracle(p, q), slice(0, len(p))
+    among, whole = plans or TransportPlans(p, q), slice(0, len(p))
 
     def linearise(plan: BlockCoupling) -> Tensor:
         return gradient(plan, p).rows(whole)
 
     def bounded(state: FrankWolfe) -> FrankWolfe:
-        bounds = [consistent_bound(state.cost, p, q, dual) for dual in state.duals]
+        bounds = [among.bound(state.cost, dual) for dual in state.duals]
         gaps = gap(state.value, torch.stack([bound for bound, _ in bounds])).tolist()
         order = sorted(range(len(gaps)), key=gaps.__getitem__)
         return replace(state, duals=tuple(bounds[i][1] for i in order), gap=gaps[order[0]])
@@ -114,11 +125,11 @@ def frank_wolfe(
 
     def step(state: FrankWolfe) -> tuple[FrankWolfe, Check, Status | None]:
         plan, cost, value, n_iter = state.plan, state.cost, state.value, state.n_iter + 1
-        check = Check(value, 0.0, 0.0)
-        if value <= least or (bound_ends and state.gap <= tol * value):
+        check, small = Check(value, 0.0, 0.0), tol * abs(value)
+        if abs(value) <= least or (bound_ends and state.gap <= small):
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
         try:
-            vertex, dual, basis = solve(cost, state.duals, state.stalled, state.basis)
+            vertex, dual, basis = among.vertex(cost, state.duals, state.stalled, state.basis)
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
@@ -130,11 +141,11 @@ def frank_wolfe(
         slope = float(vertex.mass @ cost[at]) - value
         curvature = float(vertex.mass @ change[at]) - inner(change, plan)
         length, fall = lowest_on_segment(slope, curvature)
-        stalled = fall <= STALLED * tol * value
-        if state.stalled and fall <= tol * value:
+        stalled = fall <= STALLED * small
+        if state.stalled and fall <= small:
             last = bounded(replace(state, n_iter=n_iter, duals=(dual, *state.duals)))
-            if stalled or last.gap <= tol * value:
-                return last, check, Status.STATIONARY if last.gap <= tol * value else Status.SETTLED
+            if stalled or last.gap <= small:
+                return last, check, Status.STATIONARY if last.gap <= small else Status.SETTLED
         if fall > 0:
             plan = plan * (1 - length)
             plan[at] += length * vertex.mass
@@ -161,26 +172,45 @@ def inner(A: Tensor, B: Tensor) -> float:
     return float(torch.dot(A.reshape(-1), B.reshape(-1)))
 
 
-def _linear_oracle(p: Tensor, q: Tensor) -> Oracle:
-    """From C (N, K), column potentials to begin with, whether all entries are priced, and the basis of the vertex
-    before, to a vertex, column potentials and its own basis."""
-    rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
-    every = len(rows) * len(columns) == len(p) * len(q)
-    where = (slice(None), slice(None)) if every else (rows[:, None], columns)
-    masses = p[rows].cpu().numpy(), q[columns].cpu().numpy()
+class TransportPlans:
+    """Those with marginals p (N,), q (K,); ``exact`` vertices are the best ones, others may just be good directions."""
 
-    def solve(
-        cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None
-    ) -> tuple[SparseCoupling, Tensor, Tensor | None]:
-        given, known = [dual[columns].cpu().numpy() for dual in duals], None if basis is None else basis.cpu().numpy()
-        found = transport(cost[where].cpu().numpy(), *masses, given, priced, known)
-        plan, dual = found.plan, torch.zeros_like(q)
+    def __init__(self, p: Tensor, q: Tensor, exact: bool = False) -> None:
+        self.p, self.q, self.exact = p, q, exact
+        self.rows, self.columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
+        self.masses = p[self.rows].cpu().numpy(), q[self.columns].cpu().numpy()
+
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> Found:
+        every = len(self.rows) * len(self.columns) == cost.numel()
+        present = cost if every else cost[self.rows[:, None], self.columns]
+        given = [dual[self.columns].cpu().numpy() for dual in duals]
+        known = None if basis is None else basis.cpu().numpy()
+        found = transport(present.cpu().numpy(), *self.masses, given, priced or self.exact, known)
+        plan, dual = found.plan, torch.zeros_like(self.q)
         if not every:
             entries = plan.tocoo()
-            at = rows.cpu().numpy()[entries.row], columns.cpu().numpy()[entries.col]
+            at = self.rows.cpu().numpy()[entries.row], self.columns.cpu().numpy()[entries.col]
             plan = csr_array((entries.data, at), shape=tuple(cost.shape))
-        dual[columns] = torch.from_numpy(found.dual).to(q)
+        dual[self.columns] = torch.from_numpy(found.dual).to(self.q)
         own = None if found.basis is None else torch.from_numpy(found.basis)
         return SparseCoupling.of(plan, cost.device), dual, own
 
-    return solve
+    def bound(self, cost: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+        return consistent_bound(cost, self.p, self.q, dual)
+
+
+class FreeColumns:
+    """Those with row sums p (N,), on columns with mass q (K,) whose sums are free: each row goes where it costs
+    least."""
+
+    def __init__(self, p: Tensor, q: Tensor) -> None:
+        self.p, self.q = p, q
+
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> Found:
+        column = torch.where(self.q > 0, cost, torch.inf).argmin(1)
+        first = torch.arange(len(column) + 1, device=column.device)
+        return SparseCoupling(self.p, column, first, torch.tensor(len(self.q))), torch.zeros_like(self.q), None
+
+    def bound(self, cost: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+        nothing = torch.zeros_like(self.q)
+        return dual_bound(c_transform(cost, nothing, self.q), nothing, self.p, self.q), nothing

@@ -121,7 +121,8 @@ class Problem:
     @property
     def epsilon(self) -> float:
         """The epsilon asked for; without entropy, that from which annealing to zero begins."""
-        return self.model.epsilon or (AUTO_START * self.gain if self.auto else SHARP_START * self.unit)
+        by_gain = self.auto or not self.model.plain
+        return self.model.epsilon or (AUTO_START * self.gain if by_gain else SHARP_START * self.unit)
 
     @property
     def continued(self) -> bool:
@@ -195,7 +196,7 @@ def make_gradient(problem: Problem) -> Gradient:
     model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
     if problem.exact:
         exact = ExactGradient(*problem.spaces, p, q, model.loss)
-        vertices = problem.sharp and not equal_masses(p.cpu().numpy(), q.cpu().numpy())
+        vertices = problem.sharp and model.plain and not equal_masses(p.cpu().numpy(), q.cpu().numpy())
         if not leads(exact, VERTEX_WORK if vertices else None):
             return gradient_of(model, exact)
         leading = LeadingGradient(exact, p, q, generator, SHARP_RESIDUAL if vertices else RESIDUAL)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin, Rung
@@ -35,7 +37,7 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
-from torchgw.strategies.sharp import descend_sharply, first_step, sharpened, solve_sharply
+from torchgw.strategies.sharp import descend_sharply, first_step, sharpened, sharpened_model, solve_sharply
 
 logger = logging.getLogger("torchgw")
 
@@ -46,6 +48,8 @@ SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it 
 NEARLY = 1.03  # of the lowest after one step, which leaves less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
 PRODUCT_PAIRS = 1_000_000
+RANDOM_PLANS = 8  # that models of few points are solved from as well
+OTHERS = "product plan or random plans"
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 
@@ -82,7 +86,7 @@ def solve_dense(
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
     ladder: tuple[Rung, ...] = ()
     if streamed is None:
-        begun = (begin or _begun)(problem)
+        begun = (begin or (_begun if asked.model.plain or not asked.sharp else _begun_blurred))(problem)
         solution, basins, ladder, searched = begun.solution, begun.basins, begun.ladder, began + begun.seconds
         if asked.auto:
             solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
@@ -119,6 +123,31 @@ def _begun(problem: StoredProblem) -> Begun:
     solution, candidates = solve_contenders(problem, candidates)
     basins = () if reference is None else listed(problem, candidates, reference)
     return Begun(solution, searched, basins)
+
+
+def _begun_blurred(problem: StoredProblem) -> Begun:
+    """The lowest end that an optimum with a small epsilon leads to, and the plan that was given; or where one side is
+    free the product plan, annealed, which most maps are as far from, and between few points conditional gradients from
+    it and from random plans."""
+    began, blurred, init, (p, q) = time.perf_counter(), problem.at(problem.epsilon), problem.init, problem.model.masses
+    candidates, reference = where_to_start(blurred)
+    searched = time.perf_counter() - began
+    first, candidates = solve_contenders(blurred, candidates)
+    starts, plans, pairs = list[Start](), list[Tensor](), len(p) * len(q)
+    if init is not None and init.is_floating_point():
+        plans = [init.to(p)]
+    if init is None and min(problem.model.marginals.weights) < math.inf and pairs <= PRODUCT_PAIRS:
+        starts = [candidate.start for candidate in product_starts(problem)[:1]]
+    if init is None and pairs <= FEW_PAIRS and problem.model.alpha > 0:
+        product = p[:, None] * q
+        random = torch.rand(RANDOM_PLANS, *product.shape, generator=problem.generator, device=p.device)
+        plans = [product, *(-random.log() * product)]
+    found, led = sharpened_model(problem, first, starts, plans, pairs <= FEW_PAIRS)
+    end = replace(candidates[0], energy=max(found.energy, 0.0), level="full", matching=found.plan.argmax(1))
+    if not led:  # by the search
+        end, candidates = replace(end, count=0, origin=OTHERS), [candidates[0], *candidates]
+    basins = () if reference is None else listed(blurred, [end, *candidates[1:]], reference)
+    return Begun(found, searched, basins)
 
 
 def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:

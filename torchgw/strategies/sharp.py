@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -35,6 +36,7 @@ from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.iterate import State
+from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.permutations import Permuted, permute
 from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
@@ -102,6 +104,27 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
     dual = start.column_dual(problem.masses[1])
     return frank_wolfe(descent.first, feasible(plan, p, q), dual, p, q, TOLERANCE, *descent.settings)[0]
+
+
+def sharpened_model(
+    problem: StoredProblem, blurred: Solution, starts: Iterable[Start], plans: Iterable[Tensor], exact: bool
+) -> tuple[Solution, bool]:
+    """The lowest of where an entropic optimum of any model leads, other starts to be annealed, and plans (N, K), by
+    ``exact`` vertices or not; and whether it is the first."""
+    assert blurred.end is not None
+    assert problem.wide is not None
+    start, nowhere = blurred.end.to(problem.masses[0].dtype), torch.zeros_like(problem.q)
+    form, quiet = ModelForm(problem.model, problem.wide), replace(problem, watch=problem.watch.silent())
+    found = [problem.stage("sharpen", partial(solve_sharply, problem, start, blurred.history.copy())).after(blurred)]
+    others = [partial(solve_sharply, quiet, start) for start in starts]
+    for plan in plans:
+        descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
+        others.append(partial(descent.by_form, form, plan, nowhere, exact))
+    for number, other in enumerate(others):
+        if not problem.watch.cut():
+            found.append(quiet.stage(f"other-{number}", other))
+    lowest = min(found, key=lambda end: end.energy)
+    return lowest, lowest is found[0]
 
 
 def sharpened(problem: StoredProblem, first: Solution) -> Solution:
@@ -221,6 +244,8 @@ class _Descent:
         problem, (p, q), before = self.problem, self.problem.model.masses, len(self.history.iteration)
         wide = problem.wide
         assert wide is not None
+        if not problem.model.plain:
+            return self.by_form(ModelForm(problem.model, wide), plan, dual, False)
         leading, first = isinstance(problem.quadratic, LeadingGradient), self.first
         matched = None
         if equal_masses(p.cpu().numpy(), q.cpu().numpy()):
@@ -260,6 +285,23 @@ class _Descent:
             energy=found.value,
             dual=dual,
             cost=cost,
+        )
+
+    def by_form(self, form: ModelForm, plan: Tensor, dual: Tensor, exact: bool) -> Solution:
+        """Where they end by the objective of any model; ``exact`` vertices are the best."""
+        before, ends = len(self.history.iteration), form.masses
+        plan = form.entered(plan.to(torch.float64, copy=True))
+        loop = partial(frank_wolfe, form, plan, form.duals(dual), *ends, TOLERANCE, plans=form.plans(exact))
+        found, status = loop(*self.settings)
+        return Solution(
+            coupling=DenseCoupling(form.left(found.plan)),
+            end=None,
+            status=status,
+            n_iter=len(self.history.iteration) - before,
+            n_iter_sinkhorn=0,
+            history=self.history,
+            energy=found.value,
+            dual=form.dual(found.duals[0]),
         )
 
     def _between_factors(

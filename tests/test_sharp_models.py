@@ -1,0 +1,290 @@
+"""Fused, semi-relaxed, partial and supervised problems, and other losses, without entropy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from scipy.spatial.distance import cdist
+
+from tests import oracle
+from tests.problems import random_masses
+from torchgw import GWOptions, Partial, SemiRelaxed, Supervision, gw_align
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.sparse import SparseCoupling
+from torchgw.losses import LOSSES
+from torchgw.marginals import Marginals
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.model import Model
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.model_form import ModelForm
+from torchgw.spaces import PrecomputedDistances
+
+pytestmark = pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning", "ignore::torchgw.ConvergenceWarning")
+
+FIXED: dict[str, Any] = {"distances": "precomputed", "epsilon": 0.0, "random_state": 0}
+
+
+def clouds(n: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+    """Distances of two independent clouds over their largest, and a generator."""
+    rng = np.random.default_rng((n, k, seed))
+    DX, DY = cdist(x := rng.normal(size=(n, 3)), x), cdist(y := rng.normal(size=(k, 2)), y)
+    return DX / DX.max(), DY / DY.max(), rng
+
+
+def value(DX: np.ndarray, DY: np.ndarray, T: np.ndarray, M: np.ndarray | None = None, alpha: float = 1.0) -> float:
+    """alpha times the quadratic part, which sums over all pairs of pairs, and the rest of the linear one."""
+    problem = oracle.Problem(DX, DY, T.sum(1), T.sum(0), 0.0, alpha, M)
+    quadratic = float(T.ravel() @ oracle.pair_costs(problem) @ T.ravel())
+    return alpha * quadratic + (0.0 if M is None else (1 - alpha) * float((M * T).sum()))
+
+
+def form_of(model: Model, DX: np.ndarray, DY: np.ndarray) -> ModelForm:
+    spaces = (PrecomputedDistances.stored_matrix(torch.from_numpy(D), 1.0) for D in (DX, DY))
+    return ModelForm(model, ExactGradient(*spaces, model.p, model.q, model.loss))
+
+
+def models() -> Iterator[tuple[str, dict[str, Any]]]:
+    M = torch.from_numpy(np.random.default_rng(5).uniform(-0.3, 1.0, size=(7, 9)))
+    fused = {"alpha": 0.6, "beta": 0.4, "cost": FactoredCost.stored(M)}
+    yield "fused", fused
+    yield "semi-relaxed", {"marginals": SemiRelaxed(0.0, "y")}
+    yield "semi-relaxed rows", {"marginals": SemiRelaxed(0.0, "x"), **fused}
+    yield "partial", {"marginals": Partial(1.0)}
+    yield "fused partial", {"marginals": Partial(1.0), **fused}
+    yield "another loss", {"loss": LOSSES["kl"]}
+
+
+@pytest.mark.parametrize(("name", "more"), list(models()))
+def test_the_form_is_the_objective_and_self_adjoint(name: str, more: dict[str, Any]) -> None:
+    DX, DY, rng = clouds(7, 9, 1)
+    p, q = (torch.from_numpy(random_masses(m, rng) * (1.4 if "partial" in name else 1.0)) for m in (7, 9))
+    model = Model(p, q, 0.0, **more)
+    form = form_of(model, DX, DY)
+    plans = [form.entered(torch.from_numpy(rng.exponential(size=(7, 9)) ** 2)) for _ in range(2)]
+    ends = form.masses
+    for plan in plans:
+        torch.testing.assert_close(plan.sum(1), ends[0])
+        if not form.free:
+            torch.testing.assert_close(plan.sum(0), ends[1])
+    costs = [form(DenseCoupling(plan), ends[0]).rows(slice(None)) for plan in plans]
+    loss = "kl" if model.loss is not LOSSES["square"] else "square"
+    M = None if model.cost is None else model.cost.rows(slice(None)).numpy()
+    for plan, cost in zip(plans, costs, strict=True):
+        T = form.left(plan).numpy()
+        problem = oracle.Problem(DX, DY, T.sum(1), T.sum(0), 0.0, model.alpha, M, loss=loss)
+        parts = T.ravel() @ oracle.pair_costs(problem) @ T.ravel() * model.alpha
+        parts += 0.0 if M is None else model.beta * (M * T).sum()
+        assert float((cost * plan).sum()) == pytest.approx(parts, rel=1e-9)
+    assert float((costs[0] * plans[1]).sum()) == pytest.approx(float((costs[1] * plans[0]).sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "more"), list(models()))
+def test_vertices_are_the_best_of_their_polytope(name: str, more: dict[str, Any]) -> None:
+    DX, DY, rng = clouds(7, 9, 2)
+    p, q = (torch.from_numpy(random_masses(m, rng) * (1.4 if "partial" in name else 1.0)) for m in (7, 9))
+    p[3] = 0.0
+    p /= p.sum() / (1.4 if "partial" in name else 1.0)
+    form = form_of(Model(p, q, 0.0, **more), DX, DY)
+    plan = form.entered(torch.from_numpy(rng.exponential(size=(7, 9))))
+    cost = form(DenseCoupling(plan), form.masses[0]).rows(slice(None))
+    plans = form.plans(True)
+    vertex, dual, _ = plans.vertex(cost, (torch.zeros_like(form.masses[1]),), True, None)
+    assert isinstance(vertex, SparseCoupling)
+    bound, _ = plans.bound(cost, dual)
+    lowest = float(vertex.mass @ cost[vertex.row, vertex.column])
+    assert lowest == pytest.approx(float(bound), abs=1e-9)
+    assert lowest <= float((cost * plan).sum())
+    torch.testing.assert_close(vertex.marginal(1), form.masses[0])
+    stands = form.left(vertex.to_dense())
+    assert float(stands.sum()) == pytest.approx(1.0)
+    if "partial" in name:
+        assert float((stands.sum(0) - q).max()) <= 1e-12
+
+
+@pytest.mark.parametrize(("seed", "mass"), [(0, 0.4), (1, 0.8), (2, 0.4), (3, 0.8)])
+def test_partial_plans_are_no_higher_than_exact_steps_from_the_product_plan(seed: int, mass: float) -> None:
+    DX, DY, rng = clouds(12, 14, seed)
+    p, q = random_masses(12, rng), random_masses(14, rng)
+    found = gw_align(DX, DY, p=p, q=q, marginals=Partial(mass), **FIXED)
+    plan = np.asarray(found.plan)
+    assert found.value == pytest.approx(value(DX, DY, plan), abs=1e-12)
+    assert found.value <= _descended(DX, DY, np.outer(p, q) * mass, p, q) * (1 + 1e-9)
+    assert plan.sum() == pytest.approx(mass, abs=1e-14)
+    assert max((plan.sum(1) - p).max(), (plan.sum(0) - q).max()) <= 1e-14
+    assert found.certificate.stationarity <= 1e-6 * found.value
+
+
+def _descended(DX: np.ndarray, DY: np.ndarray, T: np.ndarray, p: np.ndarray, q: np.ndarray) -> float:
+    """The value that conditional gradients by SciPy's linear programs reach from a partial plan."""
+    (n, k), total = T.shape, T.sum()
+    sums = np.concatenate((np.kron(np.eye(n), np.ones(k)), np.kron(np.ones(n), np.eye(k))))
+
+    def cost(T: np.ndarray) -> np.ndarray:
+        return (DX**2 @ T.sum(1))[:, None] + DY**2 @ T.sum(0) - 2 * DX @ T @ DY
+
+    for _ in range(200):
+        given = {"A_ub": sums, "b_ub": np.concatenate((p, q)), "A_eq": np.ones((1, n * k)), "b_eq": [total]}
+        way = linprog(cost(T).ravel(), **given).x.reshape(n, k) - T
+        slope, curvature = (cost(T) * way).sum(), (cost(way) * way).sum()
+        step = min(-slope / curvature, 1.0) if curvature > 0 else 1.0
+        if slope > -1e-12:
+            break
+        T = T + step * way
+    return value(DX, DY, T)
+
+
+@pytest.mark.parametrize("side", ["x", "y"])
+@pytest.mark.parametrize("seed", range(3))
+def test_semi_relaxed_plans_are_no_higher_than_any_map(seed: int, side: str) -> None:
+    DX, DY, rng = clouds(5, 3, seed)
+    p, q = random_masses(5, rng), random_masses(3, rng)
+    if side == "x":
+        DX, DY, p, q = DY, DX, q, p
+    found = gw_align(DX, DY, p=p, q=q, marginals=SemiRelaxed(0.0, side), **FIXED)
+    best = np.inf
+    for target in itertools.product(range(3), repeat=5):
+        T = np.zeros((5, 3))
+        T[range(5), target] = p if side == "y" else q
+        best = min(best, value(DX, DY, T if side == "y" else T.T))
+    plan = np.asarray(found.plan)
+    assert found.value <= best + 1e-12
+    assert found.value == pytest.approx(value(DX, DY, plan), abs=1e-12)
+    np.testing.assert_allclose(plan.sum(1) if side == "y" else plan.sum(0), p if side == "y" else q, rtol=1e-12)
+
+
+def test_a_relaxed_side_is_the_other_way_round() -> None:
+    DX, DY, rng = clouds(20, 24, 3)
+    M = rng.uniform(size=(20, 24))
+    one = gw_align(DX, DY, cost=M, alpha=0.5, marginals=SemiRelaxed(0.0, "y"), **FIXED)
+    other = gw_align(DY, DX, cost=M.T, alpha=0.5, marginals=SemiRelaxed(0.0, "x"), **FIXED)
+    assert one.value == pytest.approx(other.value, rel=1e-6)
+
+
+def test_linear_problems_are_solved_to_the_vertex() -> None:
+    rng = np.random.default_rng(4)
+    M, p, q = rng.uniform(size=(12, 15)), random_masses(12, rng), random_masses(15, rng)
+    sums = np.concatenate((np.kron(np.eye(12), np.ones(15)), np.kron(np.ones(12), np.eye(15))))
+    found = gw_align(None, None, cost=M, alpha=0.0, p=p, q=q, epsilon=0.0)
+    best = linprog(M.ravel(), A_eq=sums, b_eq=np.concatenate((p, q)))
+    assert found.value == pytest.approx(best.fun, abs=1e-9)
+    part = gw_align(None, None, cost=M, alpha=0.0, p=p, q=q, epsilon=0.0, marginals=Partial(0.4))
+    best = linprog(M.ravel(), A_ub=sums, b_ub=np.concatenate((p, q)), A_eq=np.ones((1, M.size)), b_eq=[0.4])
+    assert part.value == pytest.approx(best.fun, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("marginals", "fused"), [(Partial(0.5), False), (Partial(0.8), True), (SemiRelaxed(0.0), False)], ids=str
+)
+def test_a_given_plan_is_gone_down_from(marginals: Marginals, fused: bool) -> None:
+    DX, DY, rng = clouds(30, 36, 5)
+    given: dict[str, Any] = {"cost": rng.uniform(size=(30, 36)), "alpha": 0.5} if fused else {}
+    first = gw_align(DX, DY, marginals=marginals, **given, **FIXED)
+    again = gw_align(DX, DY, marginals=marginals, init=first.plan, **given, **FIXED)
+    assert again.value <= first.value * (1 + 1e-9)
+    assert first.converged
+    assert first.certificate.stationarity <= 1e-6 * first.value
+
+
+def test_a_partial_plan_is_entered_as_it_is() -> None:
+    DX, DY, _ = clouds(3, 3, 0)
+    mass = torch.full((3,), 0.25, dtype=torch.float64)
+    form = form_of(Model(mass, mass, 0.0, marginals=Partial(0.5)), DX, DY)
+    T = torch.diag(torch.tensor([0.25, 0.05, 0.20], dtype=torch.float64))
+    torch.testing.assert_close(form.left(form.entered(4.0 * T)), T)
+
+
+def test_what_is_listed_is_the_plan_that_is_returned() -> None:
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        DX, DY = (rng.uniform(size=(m, m)) for m in (12, 13))
+        given: dict[str, Any] = {"distances": "adjacency", "epsilon": 0.0, "random_state": 0}
+        found = gw_align(DX + DX.T, DY + DY.T, marginals=Partial(0.5), **given)
+        assert found.basins[0].energy == pytest.approx(found.value, rel=1e-6)
+        np.testing.assert_array_equal(found.basins[0].matching, np.asarray(found.plan).argmax(1))
+
+
+def test_a_constraint_costs_more_than_a_cycle_of_exchanges_saves() -> None:
+    n = 8
+    mask = np.eye(n, dtype=bool) | np.eye(n, k=1, dtype=bool)
+    rules = Supervision(mask=mask)
+    found = gw_align(None, None, cost=np.eye(n), alpha=0.0, epsilon=0.0, supervision=rules)
+    np.testing.assert_allclose(found.plan, np.eye(n) / n, atol=1e-12)
+    assert found.violation <= 1e-12
+
+
+def test_rules_are_kept_without_entropy() -> None:
+    DX, DY, rng = clouds(24, 24, 6)
+    order = rng.permutation(24)
+    DY = DX[np.ix_(order, order)]
+    wrong = [(0, int(np.flatnonzero(order == 5)[0])), (5, int(np.flatnonzero(order == 0)[0]))]
+    free = gw_align(DX, DY, **FIXED)
+    held = gw_align(DX, DY, supervision=Supervision(pairs=wrong), **FIXED)
+    assert held.plan[wrong[0][0], wrong[0][1]] == pytest.approx(1 / 24, rel=1e-9)
+    assert held.plan[wrong[1][0], wrong[1][1]] == pytest.approx(1 / 24, rel=1e-9)
+    assert held.value > free.value + 1e-6
+    assert held.violation <= 1e-12
+
+
+def test_another_loss_ends_at_a_vertex() -> None:
+    DX, DY, _ = clouds(24, 24, 7)
+    given = {"options": GWOptions(loss="kl"), "distances": "adjacency", "random_state": 0}
+    found, blurred = (gw_align(DX + 0.1, DY + 0.1, epsilon=epsilon, **given) for epsilon in (0.0, 3e-3))
+    assert int((found.plan > 1e-12).sum()) <= 2 * 24 - 1
+    assert found.value <= blurred.value
+
+
+@pytest.mark.parametrize("marginals", [Partial(0.5), SemiRelaxed(0.0, "y"), SemiRelaxed(0.0, "x")], ids=str)
+@pytest.mark.parametrize("kind", ["two points", "ties", "copies", "no mass"])
+def test_degenerate_spaces_end(kind: str, marginals: Marginals) -> None:
+    rng = np.random.default_rng(8)
+    DX, DY, _ = clouds(2, 3, 0) if kind == "two points" else clouds(20, 25, 0)
+    p, q = np.full(len(DX), 1 / len(DX)), np.full(len(DY), 1 / len(DY))
+    if kind == "ties":
+        DX, DY = np.rint(3 * DX), np.rint(3 * DY)
+    if kind == "copies":
+        half = rng.integers(0, 6, size=20)
+        DX = DX[np.ix_(half, half)]
+    if kind == "no mass":
+        p[:5], q[::4] = 0.0, 0.0
+        p, q = p / p.sum(), q / q.sum()
+    found = gw_align(DX, DY, p=p, q=q, marginals=marginals, **FIXED)
+    plan, total = np.asarray(found.plan), marginals.total or 1.0
+    assert plan.min() >= 0
+    assert plan.sum() == pytest.approx(total, abs=1e-12)
+    assert found.value == pytest.approx(value(DX / found.scales[0], DY / found.scales[1], plan), abs=1e-9)
+    assert plan[p == 0].sum() == plan[:, q == 0].sum() == 0
+    assert found.certificate.gap == 0 or found.certificate.stationarity <= 1e-6 * found.value
+
+
+@pytest.mark.parametrize("marginals", [SemiRelaxed(1.0), SemiRelaxed(0.5, "x")], ids=str)
+def test_what_divergences_hold_needs_entropy(marginals: Marginals) -> None:
+    DX, DY, _ = clouds(6, 7, 0)
+    with pytest.raises(ValueError, match=r"marginals must be Balanced\(\), Partial\(\) or SemiRelaxed\(0.0\)"):
+        gw_align(DX, DY, marginals=marginals, **FIXED)
+
+
+def test_a_cancelled_solve_is_feasible() -> None:
+    DX, DY, _ = clouds(30, 40, 9)
+    found = gw_align(DX, DY, marginals=Partial(0.7), callback=lambda progress: True, **FIXED)
+    assert float(found.plan.sum()) == pytest.approx(0.7, abs=1e-12)
+    assert not found.converged
+
+
+@pytest.mark.parametrize("marginals", [Partial(0.6), SemiRelaxed(0.0)], ids=str)
+def test_few_entries_are_read_as_they_are(marginals: Marginals) -> None:
+    DX, DY, rng = clouds(20, 24, 10)
+    p, q = random_masses(20, rng), random_masses(24, rng)
+    found = gw_align(DX, DY, p=p, q=q, marginals=marginals, **FIXED)
+    sparse = found.plan_sparse
+    assert sparse.nnz <= 20 + 24
+    np.testing.assert_allclose(sparse.toarray(), found.plan, atol=1e-11)
+    source, target, mass = found.matching()
+    np.testing.assert_array_equal(source, np.flatnonzero(np.asarray(found.plan).sum(1) > 0))
+    np.testing.assert_array_equal(target, np.asarray(found.plan)[source].argmax(1))
+    np.testing.assert_allclose(mass, np.asarray(found.plan)[source].max(1))
