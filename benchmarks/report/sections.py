@@ -218,6 +218,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "Plans of few entries: time, value beside POT's or an entropic one, and the gap over all pairs, to a million.",
         partial(of_rows, name="vertices"),
     ),
+    "bounds": (
+        "Lower bounds",
+        "What no plan can be below: whether it holds, how near it is to the value, and how often it proves it.",
+        partial(of_rows, name="bounds"),
+    ),
     "sizes": (
         "Sizes",
         "The default call from a hundred to a million points, beside POT where it ends, and where a limit could be a "
