@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 from scipy.spatial.distance import cdist
 
 from tests.problems import gw_by_enumeration, random_masses, random_plan
-from torchgw import EuclideanDistances, GWOptions, gw_align, gw_certify
+from torchgw import ConvergenceWarning, EuclideanDistances, GWOptions, gw_align, gw_certify
 from torchgw.solvers import branch_and_bound
 from torchgw.solvers.branch_and_bound import CrossCovariance
 from torchgw.solvers.third_bound import third_bound
@@ -179,10 +179,24 @@ def test_an_interrupted_proof_keeps_its_bound(monkeypatch: pytest.MonkeyPatch) -
     assert 0 <= found.certificate.lower_bound <= found.value
 
 
-def test_copies_are_proven_at_once() -> None:
-    D = squares(30, 2, np.random.default_rng(5))
-    found = gw_certify(D, D[::-1, ::-1].copy(), distances="precomputed", random_state=0)
-    assert found.certificate.gap_global <= 1e-6 or found.value <= 1e-12
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_copies_are_proven_at_once(noise: float) -> None:
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(100, 2))
+    turned = x @ np.linalg.qr(rng.normal(size=(2, 2)))[0] + noise * rng.normal(size=x.shape)
+    spaces = (EuclideanDistances(points, squared=True) for points in (x, turned))
+    found = gw_certify(*spaces, random_state=0)
+    assert found.certificate.gap_global == 0
+    assert found.value < 1e-9
+
+
+def test_a_gap_that_is_left_is_said() -> None:
+    rng = np.random.default_rng(14)
+    D = [cdist(x := rng.normal(size=(20, 2)), x) for _ in range(2)]
+    with pytest.warns(ConvergenceWarning, match="5% was asked for: beyond Memoli's bounds only EuclideanDistances"):
+        gw_certify(*D, distances="precomputed", random_state=0)
+    with pytest.warns(ConvergenceWarning, match=r"give it more than 0\.001 seconds, or a larger gap"):
+        gw_certify(*(E**2 for E in D), distances="precomputed", random_state=0, seconds=1e-3, gap=1e-6)
 
 
 @pytest.mark.parametrize(

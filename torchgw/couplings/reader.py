@@ -76,8 +76,8 @@ class Readable:
         """The plan's own entries as a SciPy CSR array (N, K), float64: about N + K where it ended without entropy, more
         where the objective is flat or convex between matchings.
 
-        Entries up to 1e-12 of the mass are left out of a plan that is stored whole; others are not looked at. A plan
-        with entropy has mass on all pairs, of which `sparsify` keeps a share.
+        Entries up to 1e-12 of the mass are left out. A plan with entropy has mass on all pairs, of which `sparsify`
+        keeps a share.
 
         Raises
         ------
@@ -85,9 +85,12 @@ class Readable:
             As ``plan`` does, where that has no entries of its own.
         """
         if isinstance(self.coupling, SparseCoupling):
-            return self.coupling.matrix.copy()
-        plan = self.plan.detach().cpu().numpy().astype(np.float64)
-        return csr_array(np.where(plan > NEGLIGIBLE * plan.sum(), plan, 0.0))
+            found = self.coupling.matrix.copy()
+        else:
+            found = csr_array(self.plan.detach().cpu().numpy().astype(np.float64))
+        found.data[found.data <= NEGLIGIBLE * found.data.sum()] = 0.0
+        found.eliminate_zeros()
+        return found
 
     def matching(self) -> tuple[Array | Tensor, Array | Tensor, Array | Tensor]:
         """Source points that keep mass, the target point that each sends most to, and how much: (m,), (m,), (m,)."""

@@ -129,17 +129,22 @@ def _begun_blurred(problem: StoredProblem) -> Begun:
     """The lowest end that an optimum with a small epsilon leads to, and the plan that was given; or where one side is
     free the product plan, annealed, which most maps are as far from, and between few points conditional gradients from
     it and from random plans."""
-    began, blurred, init, (p, q) = time.perf_counter(), problem.at(problem.epsilon), problem.init, problem.model.masses
+    began, init, model = time.perf_counter(), problem.init, problem.model
+    ends = zip(model.masses, model.marginals.weights, strict=True)
+    # The mass of a side that is free says which of its points there are, and is no part of the objective.
+    p, q = (torch.where(mass > 0, mass.sum() / (mass > 0).sum(), 0.0) if rho == 0 else mass for mass, rho in ends)
+    problem = replace(problem, model=replace(model, p=p, q=q)).at(0.0)
+    blurred = problem.at(problem.epsilon)
     candidates, reference = where_to_start(blurred)
     searched = time.perf_counter() - began
     first, candidates = solve_contenders(blurred, candidates)
     starts, plans, pairs = list[Start](), list[Tensor](), len(p) * len(q)
+    product = p[:, None] * q
     if init is not None and init.is_floating_point():
         plans = [init.to(p)]
     if init is None and min(problem.model.marginals.weights) < math.inf and pairs <= PRODUCT_PAIRS:
         starts = [candidate.start for candidate in product_starts(problem)[:1]]
     if init is None and pairs <= FEW_PAIRS and problem.model.alpha > 0:
-        product = p[:, None] * q
         random = torch.rand(RANDOM_PLANS, *product.shape, generator=problem.generator, device=p.device)
         plans = [product, *(-random.log() * product)]
     found, led = sharpened_model(problem, first, starts, plans, pairs <= FEW_PAIRS)

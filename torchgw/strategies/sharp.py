@@ -57,6 +57,7 @@ TOLERANCE, LED_TOLERANCE = 1e-6, 1e-4  # of the Frank-Wolfe gap, over the value;
 EXCHANGED_PAIRS = 250_000
 FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
 CORRECTIONS = 10  # of leading factors at the ends that they lead to
+NEGLIGIBLE = 1e-13  # of the mass of a point
 FIRST = 1  # step, that says which of several plans leads lowest
 
 StateT = TypeVar("StateT", bound=State)
@@ -293,8 +294,10 @@ class _Descent:
         plan = form.entered(plan.to(torch.float64, copy=True))
         loop = partial(frank_wolfe, form, plan, form.duals(dual), *ends, TOLERANCE, plans=form.plans(exact))
         found, status = loop(*self.settings)
+        ended = form.left(found.plan)
+        ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
         return Solution(
-            coupling=DenseCoupling(form.left(found.plan)),
+            coupling=DenseCoupling(ended),
             end=None,
             status=status,
             n_iter=len(self.history.iteration) - before,
