@@ -125,9 +125,9 @@ def gw_certify(
                 counts = replace(other.certificate, starts=result.certificate.starts, agreeing_starts=0)
                 result = replace(other, certificate=counts)
     rounding = ROUNDING * (scale * result.unit + result.value)
-    if result.value <= rounding or result.value <= lower <= result.value + rounding:  # no bound hides a false one
+    if result.value <= lower <= result.value + rounding:  # no bound hides a false one
         lower = result.value
-    left = max(result.value - lower, 0.0)
+    left = max(result.value - lower, 0.0) if result.value > rounding else 0.0  # values are known no better
     found = replace(result, certificate=replace(result.certificate, lower_bound=lower, gap=left))
     if found.certificate.gap_global > gap:
         more = f"give it more than {seconds:g} seconds, or a larger gap"

@@ -172,15 +172,9 @@ def stationarity(found: Evaluated, dual: Tensor, model: Model, sample: torch.Gen
         if rho > 0:
             slope = rho * (sums.clamp_min(tiny) / q.clamp_min(tiny)).log()
             cost, value = replace(cost, b=cost.b + slope), value + float(slope @ sums)
-    most = math.inf
-    if (
-        model.loss is SQUARE
-        and found.means is not None
-        and not any(0 < rho < math.inf for rho in model.marginals.weights)
-    ):
-        most = (
-            2 * weight * max(value, 0.0)
-        )  # no plan has a negative cost where all that is summed are squares and costs
+    most, held = math.inf, any(0 < rho < math.inf for rho in model.marginals.weights)
+    if model.loss is SQUARE and found.means is not None and not held:
+        most = 2 * weight * max(value, 0.0)  # what is summed are squares and costs, so no plan costs less than nothing
     return min(weight * float(frank_wolfe_gap(value, cost, p, q, dual, total)), most)
 
 

@@ -276,17 +276,7 @@ class _Descent:
             plan, dual = found.plan, found.duals[0]
             if isinstance(exact, MatchingGradient):
                 cost = FactoredCost.stored(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
-        return Solution(
-            coupling=DenseCoupling(plan),
-            end=None,
-            status=status,
-            n_iter=len(self.history.iteration) - before,
-            n_iter_sinkhorn=0,
-            history=self.history,
-            energy=found.value,
-            dual=dual,
-            cost=cost,
-        )
+        return self._solution(plan, found.value, status, before, dual, cost)
 
     def by_form(self, form: ModelForm, plan: Tensor, dual: Tensor, exact: bool) -> Solution:
         """Where they end by the objective of any model; ``exact`` vertices are the best."""
@@ -296,15 +286,22 @@ class _Descent:
         found, status = loop(*self.settings)
         ended = form.left(found.plan)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
+        return self._solution(ended, found.value, status, before, form.dual(found.duals[0]))
+
+    def _solution(
+        self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None
+    ) -> Solution:
+        """The end of a descent that began after so many entries of the history."""
         return Solution(
-            coupling=DenseCoupling(ended),
+            coupling=DenseCoupling(plan),
             end=None,
             status=status,
             n_iter=len(self.history.iteration) - before,
             n_iter_sinkhorn=0,
             history=self.history,
-            energy=found.value,
-            dual=form.dual(found.duals[0]),
+            energy=value,
+            dual=dual,
+            cost=cost,
         )
 
     def _between_factors(
