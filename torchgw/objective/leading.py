@@ -43,7 +43,7 @@ BLOCK, MOST_RANK, POINTS_A_RANK = 64, 512, 8
 POWERS, OVERSAMPLED = 1, 8
 ROWS = 256
 FEW_ENTRIES = 0.01  # share of a plan's, up to which a sparse product takes less
-ROUNDING = 1e-15  # of the largest entry
+ROUNDING, SUMS_ROUNDING = 1e-15, 1e-12  # of the largest entry
 
 
 @dataclass(frozen=True)
@@ -245,21 +245,36 @@ class MatchingGradient:
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
         plan = coupling.to_dense().to(p.dtype)
-        if q is not None or int(plan.count_nonzero()) > FEW_ENTRIES * plan.numel():
+        if int(plan.count_nonzero()) > FEW_ENTRIES * plan.numel():
             return self.exact(coupling, p, q)
-        return FactoredCost.of_product(self.exact.a, self.exact.b, self._product(plan))
+        ends = (self.exact.a, self.exact.b) if q is None else self.means(p, q)
+        return FactoredCost.of_product(*ends, self._product(plan))
+
+    def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The row (N,) and column (K,) terms of the cost of a plan with these marginals."""
+        return self.exact.means(p, q)
 
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
         """C(S) - C(T) (N, K) of a plan S of few entries, from T and C(T): by the rows in which they differ, or by S."""
-        row, column, mass = vertex.row, vertex.column, vertex.mass
-        apart = (plan[row, column] - mass).abs() > ROUNDING * float(mass.max())
-        rows = torch.unique(row[apart])  # elsewhere entries of S are all that a row of T has, too
-        if len(rows) <= len(plan) // 2:
-            part = vertex.rows(rows) - plan[rows]
-            part[part.abs() <= ROUNDING * float(mass.max())] = 0.0  # what rounding a plan onto its marginals left
-            return self._times(rows, part).mul_(-2.0)
+        found = self.cross(vertex, plan)
+        if found is not None:
+            return found
         found = dense(self.exact.source) @ (matrix_of(vertex) @ dense(self.exact.target))
         return found.mul_(-2.0).add_(self.exact.b).add_(self.exact.a[:, None]).sub_(cost)
+
+    def cross(self, vertex: SparseCoupling, plan: Tensor) -> Tensor | None:
+        """-2 D_X (S - T) D_Y (N, K) by the rows in which the plans differ; None where these are most."""
+        row, column, mass, negligible = vertex.row, vertex.column, vertex.mass, ROUNDING * float(vertex.mass.max())
+        rest = (plan.sum(1) - vertex.marginal(1)).abs() > SUMS_ROUNDING * float(mass.max())
+        apart = (plan[row, column] - mass).abs() > negligible
+        rows = torch.unique(
+            torch.cat((row[apart], torch.nonzero(rest)[:, 0]))
+        )  # elsewhere entries of S are all that a row of T has, too
+        if len(rows) > len(plan) // 2:
+            return None
+        part = vertex.rows(rows) - plan[rows]
+        part[part.abs() <= negligible] = 0.0  # what rounding a plan onto its marginals left
+        return self._times(rows, part).mul_(-2.0)
 
     def _product(self, T: Tensor) -> Tensor:
         """D_X T D_Y (N, K)."""
