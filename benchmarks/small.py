@@ -2,7 +2,8 @@
 
 Sixty problems of nine kinds; sizes and masses of their spaces are equal, or differ, in turns. Either side is given the
 same matrices and masses and is timed in alternating rounds. POT starts from the product plan, and, apart from that,
-from it and fifteen random plans, of whose ends the lowest counts.
+from it and fifteen random plans, of whose ends the lowest counts; where that takes long, from as many as end in two
+minutes and one more, so that all sixteen take longer still.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from scipy.spatial.distance import cdist
 
 from benchmarks import problems
 from benchmarks.common import interleaved, paired, run_groups
-from benchmarks.quality import geodesics, objective, row
+from benchmarks.quality import geodesics, objective, row, timed
 from torchgw import gw_align
 
 Row = dict[str, Any]
 Array = np.ndarray
 MOST = {30: 5.0, 60: 5.0, 100: 2.0, 200: 1.0, 400: 0.5, 1000: 0.5, 2000: 0.5}  # times POT's seconds
 OF_SIXTEEN = 0.5  # times the seconds of POT's sixteen starts
-STARTS = 16
+STARTS, LONG = 16, 120.0  # seconds, after which no further start is made
 ROUNDS = {30: 15, 60: 15, 100: 9, 200: 5, 400: 3, 1000: 1, 2000: 1}
 LOWER = 1 + 1e-6
 ABSENT = {2000: ("trees", "blocks", "hops")}  # sixty problems in all
@@ -54,11 +55,10 @@ class Small:
         found = ot.gromov.gromov_wasserstein(self.DX, self.DY, self.p, self.q, "square_loss", G0=plan)
         return np.asarray(found)
 
-    def starts(self) -> Iterator[Array | None]:
-        """The product plan, and random plans with the masses as marginals."""
+    def starts(self) -> Iterator[Array]:
+        """Random plans with the masses as marginals."""
         import ot
 
-        yield None
         rng = np.random.default_rng(len(self.p))
         for _ in range(STARTS - 1):
             yield np.asarray(ot.emd(self.p, self.q, rng.uniform(size=(len(self.p), len(self.q)))))
@@ -136,25 +136,24 @@ def problem(kind: str, n: int) -> Small:
 
 def measured(kind: str, n: int) -> Row:
     """Both sides on one problem."""
-    case = problem(kind, n)
-    times = interleaved({"ours": case.ours, "POT": case.peer}, ROUNDS[n], warm=n < 1000)
-    values = {"ours": case.ours().value, "POT": case.value(case.peer())}
-    ends: list[float] = []
-    starts = list(case.starts())
-
-    def sixteen() -> None:
-        ends.extend(case.value(case.peer(start)) for start in starts)
-
-    spent = interleaved({"sixteen": sixteen}, 1, warm=False)["sixteen"][0]
-    ours = statistics.median(times["ours"])
-    return {
-        "kind": kind,
-        "ratio": paired(times["ours"], times["POT"]),
-        "ours": ours,
-        "POT": statistics.median(times["POT"]),
+    case, last = problem(kind, n), dict[str, Any]()
+    calls = {"ours": lambda: last.update(ours=case.ours()), "POT": lambda: last.update(POT=case.peer())}
+    times = interleaved(calls, ROUNDS[n], warm=n < 1000)
+    ours, spent = (statistics.median(times[side]) for side in ("ours", "POT"))
+    first = {"ours": last["ours"].value, "POT": case.value(last["POT"])}
+    found = {"kind": kind, "ratio": paired(times["ours"], times["POT"]), "ours": ours, "POT": spent}
+    ends = [first["POT"]]
+    for start in case.starts():
+        if spent > LONG:
+            break
+        plan, seconds = timed(partial(case.peer, start))
+        ends.append(case.value(plan))
+        spent += seconds
+    return found | {
+        "starts": len(ends),
         "of sixteen": ours / spent,
-        "value": values["ours"] / values["POT"],
-        "value of sixteen": values["ours"] / min(ends),
+        "value": first["ours"] / first["POT"],
+        "value of sixteen": first["ours"] / min(ends),
     }
 
 
@@ -166,9 +165,11 @@ def of_size(n: int) -> list[Row]:
     high = [run for run in runs if run["value"] > LOWER or run["value of sixteen"] > LOWER]
     median = statistics.median(run["ratio"] for run in runs)
     above = max(run["value of sixteen"] for run in runs)
+    fewest = min(run["starts"] for run in runs)
+    starts = "the sixteen" if fewest == STARTS else f"{fewest} to sixteen starts, in two minutes"
     measured_text = (
         f"median {median:.2g}x, longest {worst['ratio']:.2g}x ({worst['kind']}), {len(slow)} of {len(runs)} longer; "
-        f"values above {len(high)} (highest {above:.4f} of the sixteen)"
+        f"values above {len(high)} (highest {above:.4f} of {starts})"
     )
     required = f"<= {MOST[n]:g}x POT's time, <= {OF_SIXTEEN:g}x of sixteen starts', no value above"
     return [row(f"{n} points, {len(runs)} kinds", required, measured_text, not slow and not high, runs=runs)]

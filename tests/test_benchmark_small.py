@@ -27,8 +27,7 @@ def test_there_are_sixty_problems_of_unequal_sizes_and_masses_in_turns():
 def test_starts_are_plans_and_a_value_is_the_objective():
     pytest.importorskip("ot")
     case = small.problem("cloud in R^3", 30)
-    product, *others = case.starts()
-    assert product is None
+    others = list(case.starts())
     assert len(others) == small.STARTS - 1
     for plan in others:
         np.testing.assert_allclose(plan.sum(1), case.p, atol=1e-12)
@@ -49,11 +48,14 @@ def test_starts_are_plans_and_a_value_is_the_objective():
     ],
 )
 def test_a_line_is_met_where_all_its_problems_are(monkeypatch, run, met):
-    good = {"kind": "ring", "ratio": 1.0, "of sixteen": 0.1, "value": 1.0, "value of sixteen": 0.9}
+    good = {"kind": "ring", "ratio": 1.0, "starts": 16, "of sixteen": 0.1, "value": 1.0, "value of sixteen": 0.9}
     monkeypatch.setattr(small, "measured", lambda kind, n: good | (run if kind == "ring" else {}))
     (line,) = small.of_size(30)
     assert line["met"] is met
     assert "30 points, 9 kinds" in line["case"]
+    assert "of the sixteen)" in line["measured"]
+    monkeypatch.setattr(small, "measured", lambda kind, n: good | {"starts": 7})
+    assert "of 7 to sixteen starts, in two minutes)" in small.of_size(30)[0]["measured"]
 
 
 @pytest.mark.peer
@@ -63,3 +65,6 @@ def test_a_problem_is_measured_on_both_sides(monkeypatch):
     run = small.measured("cloud in R^2", 30)
     assert run["value of sixteen"] <= 1.05
     assert 0 < run["ours"] < 60
+    assert run["starts"] == small.STARTS
+    monkeypatch.setattr(small, "LONG", 0.0)
+    assert small.measured("cloud in R^2", 30)["starts"] == 1

@@ -79,12 +79,22 @@ def test_a_table_holds_the_matching(files: tuple[str, str], tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.npz", "source.npy", "target.npy"]
 
 
-def test_a_point_without_mass_sends_no_share(tmp_path: Path) -> None:
+def test_a_point_without_mass_has_neither_target_nor_share(tmp_path: Path) -> None:
     result = gw_align(SPIRAL[:4], ROLL[:5], p=np.array([0.5, 0.0, 0.25, 0.25]), distances="euclidean", random_state=0)
     write_matching(result, tmp_path / "out.csv")
     with (tmp_path / "out.csv").open() as file:
-        shares = [row["share"] for row in csv.DictReader(file)]
-    assert [share == "nan" for share in shares] == [False, True, False, False]
+        rows = [(row["target"], row["share"]) for row in csv.DictReader(file)]
+    assert [row == ("", "") for row in rows] == [False, True, False, False]
+    assert all(target and share for target, share in rows[:1] + rows[2:])
+
+
+def test_points_that_a_partial_plan_leaves_out_have_no_target(tmp_path: Path) -> None:
+    result = gw_align(SPIRAL[:20], ROLL[:24], marginals=Partial(0.5), epsilon=0, distances="euclidean", random_state=0)
+    write_matching(result, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open() as file:
+        left_out = [row["target"] == "" for row in csv.DictReader(file)]
+    np.testing.assert_array_equal(left_out, result.marginal(1) == 0)
+    assert any(left_out)
 
 
 @pytest.mark.parametrize(

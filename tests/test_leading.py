@@ -174,6 +174,26 @@ def test_a_gradient_corrected_at_a_plan_of_few_entries_is_exact_there() -> None:
     assert off > 1e-4
 
 
+@pytest.mark.parametrize("shape", [(140, 110), (110, 140)])
+def test_a_correction_at_another_plan_counts_the_rows_in_which_it_differs(shape: tuple[int, int]) -> None:
+    D, E = (torch.from_numpy(each) for each in noisy_pair(140, 110, 3)[:: 1 if shape[0] == 140 else -1])
+    p, q = (torch.full((n,), 1 / n, dtype=torch.float64) for n in shape)
+    exact = ExactGradient(PrecomputedDistances.stored_matrix(D, 1.0), PrecomputedDistances.stored_matrix(E, 1.0), p, q)
+    led = LeadingGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
+    rng = np.random.default_rng(4)
+    C = rng.normal(size=shape)
+    first = transport(C, p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
+    C[:1] += 0.3 * rng.normal(size=(1, shape[1]))
+    near = transport(C, p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
+    far = transport(rng.normal(size=shape), p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
+    one = SparseCoupling.of(first, p.device)
+    for other, few in ((near, True), (first.copy(), True), (far, False)):
+        two = SparseCoupling.of(other, p.device)
+        assert (leading._apart(two, one) is not None) == few
+        afresh, further = led.at_entries(two, p).rest, led.at_entries(one, p).at_entries(two, p).rest
+        torch.testing.assert_close(further, afresh, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("sizes", [(150, 180), (170, 140)])
 def test_vertices_that_factors_lead_to_end_where_exact_gradients_do(
     sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch

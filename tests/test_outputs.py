@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, dense_coupling
-from torchgw import GWOptions, GWResult, SpaceOptions, StoppingOptions, gw_align
+from torchgw import GWOptions, GWResult, Partial, SpaceOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 
 
@@ -55,8 +55,11 @@ def test_numpy_comes_back_as_numpy_and_torch_as_torch(result: GWResult) -> None:
 
 
 def test_a_result_describes_itself_in_one_line(result: GWResult) -> None:
-    assert re.fullmatch(r"GWResult\(90 x 110, value 0\.\d+, settled after \d+ iterations, .*\)", repr(result))
+    said = r"GWResult\(90 x 110, value 0\.\d+, settled after \d+ iterations at epsilon 0\.001, .*\)"
+    assert re.fullmatch(said, repr(result))
     fields = {name: getattr(result, name) for name in GWResult.__dataclass_fields__}
+    part = GWResult(**fields | {"marginals": Partial(0.5)})
+    assert "GWResult(90 x 110, Partial(mass=0.5), value" in repr(part)
     guess = GWResult(**fields | {"value": 0.5, "value_exact": False, "value_error": 0.01})
     assert "value 0.5 +- 0.01" in repr(guess)
 

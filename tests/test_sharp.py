@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment, linprog
-from scipy.spatial.distance import pdist, squareform
+from scipy.spatial.distance import cdist, pdist, squareform
 
 from tests.problems import gw_by_enumeration, quietly, random_distances, random_masses, random_plan
 from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
@@ -24,7 +24,7 @@ from torchgw.solvers import frank_wolfe as solver
 from torchgw.solvers import transport_lp
 from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.permutations import permute
-from torchgw.solvers.transport_lp import TransportError, transport
+from torchgw.solvers.transport_lp import TransportError, blurred_duals, transport
 from torchgw.spaces import PrecomputedDistances
 
 
@@ -108,6 +108,28 @@ def test_transport_goes_on_from_the_basis_of_another_program_to_the_same_optimum
         assert float((other * warm.plan).sum()) == pytest.approx(float((other * cold.plan).sum()), abs=1e-9)
         np.testing.assert_allclose(warm.plan.sum(1), p, atol=1e-9)
         np.testing.assert_allclose(warm.plan.sum(0), q, atol=1e-9)
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_potentials_from_nothing_leave_few_entries_to_be_priced_in(far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    C = cdist(rng.normal(size=(150, 2)), rng.normal(size=(170, 2))) ** 2
+    if far:  # a row and a column that cost as much everywhere
+        C[3] += 1e3
+        C[:, 5] += 1e3
+    p, q = random_masses(150, rng), random_masses(170, rng)
+    taken, solve = list[int](), transport_lp.linear_program
+    monkeypatch.setattr(transport_lp, "linear_program", lambda *given: taken.append(len(given[0])) or solve(*given))
+    nothing = np.zeros(170)
+    best = float(transport(C, p, q, [nothing]).plan.multiply(C).sum())
+    rounds, size = len(taken), max(taken)
+    taken.clear()
+    duals = blurred_duals(torch.from_numpy(C), p, q, nothing)
+    assert float(transport(C, p, q, [duals]).plan.multiply(C).sum()) == pytest.approx(best, rel=1e-9)
+    assert len(taken) <= rounds
+    assert max(taken) < size
+    left, before = (best - float(p @ (C - dual).min(1) + q @ dual) for dual in (duals, nothing))
+    assert left <= 0.5 * before
 
 
 def test_a_basis_is_gone_on_from_where_costs_are_tied() -> None:

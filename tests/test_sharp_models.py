@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
+from scipy.sparse import csr_array
 from scipy.spatial.distance import cdist
 
 from tests import oracle
 from tests.problems import random_masses
-from torchgw import GWOptions, Partial, SemiRelaxed, Supervision, gw_align
+from torchgw import Balanced, GWOptions, Partial, SemiRelaxed, Supervision, gw_align
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.losses import LOSSES
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
+from torchgw.objective.leading import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.model_form import ModelForm
+from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning", "ignore::torchgw.ConvergenceWarning")
@@ -49,8 +53,8 @@ def form_of(model: Model, DX: np.ndarray, DY: np.ndarray) -> ModelForm:
     return ModelForm(model, ExactGradient(*spaces, model.p, model.q, model.loss))
 
 
-def models() -> Iterator[tuple[str, dict[str, Any]]]:
-    M = torch.from_numpy(np.random.default_rng(5).uniform(-0.3, 1.0, size=(7, 9)))
+def models(n: int = 7, k: int = 9) -> Iterator[tuple[str, dict[str, Any]]]:
+    M = torch.from_numpy(np.random.default_rng(5).uniform(-0.3, 1.0, size=(n, k)))
     fused = {"alpha": 0.6, "beta": 0.4, "cost": FactoredCost.stored(M)}
     yield "fused", fused
     yield "semi-relaxed", {"marginals": SemiRelaxed(0.0, "y")}
@@ -82,6 +86,38 @@ def test_the_form_is_the_objective_and_self_adjoint(name: str, more: dict[str, A
         parts += 0.0 if M is None else model.beta * (M * T).sum()
         assert float((cost * plan).sum()) == pytest.approx(parts, rel=1e-9)
     assert float((costs[0] * plans[1]).sum()) == pytest.approx(float((costs[1] * plans[0]).sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "more"), list(models(40, 44)))
+def test_the_change_towards_a_vertex_is_that_of_the_cost(name: str, more: dict[str, Any]) -> None:
+    DX, DY, rng = clouds(40, 44, 3)
+    p, q = (torch.from_numpy(random_masses(m, rng) * (1.4 if "partial" in name else 1.0)) for m in (40, 44))
+    exact = form_of(Model(p, q, 0.0, **more), DX, DY).exact
+    assert isinstance(exact, ExactGradient)
+    matching = MatchingGradient.of(exact)
+    assert matching is not None
+    form, ways = ModelForm(Model(p, q, 0.0, **more), matching), []
+    plan = form.entered(torch.from_numpy(rng.exponential(size=(40, 44))))
+    for step in range(4):  # the first vertex differs from the plan everywhere, others from the one before in few rows
+        cost = form(DenseCoupling(plan), form.masses[0]).rows(slice(None))
+        lower = torch.where(plan > 0, -1.0, 1.0) if step else cost.clone()
+        lower[step : step + 1] = torch.from_numpy(rng.normal(size=(1, cost.shape[1])))
+        vertex, _, _ = form.plans(True).vertex(lower, (torch.zeros_like(form.masses[1]),), True, None)
+        ahead = form(vertex, form.masses[0]).rows(slice(None))
+        change = form.change(vertex, plan, cost)
+        apart = ahead - cost - change
+        if form.model.marginals.total is not None:  # the corner only has to cost too much
+            assert float(cost[-1, -1] + change[-1, -1]) > float(ahead[:-1, :-1].max())
+            apart[-1, -1] = 0.0
+        assert float(apart.abs().max()) <= 1e-13
+        ways.append(matching.cross(_sparse(form, vertex), form.left(plan)))
+        plan = vertex.to_dense()
+    assert any(way is not None for way in ways)
+
+
+def _sparse(form: ModelForm, vertex: SparseCoupling) -> SparseCoupling:
+    """The plan that one of the form's stands for."""
+    return SparseCoupling.of(csr_array(form.left(vertex.to_dense()).numpy()), vertex.device)
 
 
 @pytest.mark.parametrize(("name", "more"), list(models()))
@@ -309,3 +345,43 @@ def test_the_mass_of_a_free_side_is_no_part_of_the_problem() -> None:
     given: dict[str, Any] = {"q": q, "marginals": SemiRelaxed(0.0, "x"), **FIXED}
     plain = gw_align(C, D, **given)
     assert gw_align(C, D, p=p, **given).value <= 1.1 * plain.value
+
+
+@pytest.mark.parametrize(
+    ("marginals", "alpha"),
+    [(Balanced(), 0.6), (Partial(0.6), 1.0), (SemiRelaxed(0.0), 1.0), (SemiRelaxed(0.0, "x"), 0.5)],
+    ids=str,
+)
+def test_many_points_are_searched_without_entropy(marginals: Marginals, alpha: float) -> None:
+    DX, DY, rng = clouds(200, 210, 11)
+    given = FIXED if alpha == 1 else FIXED | {"cost": rng.uniform(size=(200, 210)), "alpha": alpha}
+    found = gw_align(DX, DY, marginals=marginals, **given)
+    assert found.converged
+    assert found.certificate.stationarity <= 1e-6 * found.value
+    assert any("landmarks" in basin.origin for basin in found.basins)
+    assert found.basins[0].energy == pytest.approx(found.value, rel=1e-6)
+    np.testing.assert_array_equal(found.basins[0].matching, np.asarray(found.plan).argmax(1))
+    again = gw_align(DX, DY, marginals=marginals, **given)
+    assert torch.equal(torch.as_tensor(again.plan), torch.as_tensor(found.plan))
+    product = np.full((200, 210), (marginals.total or 1.0) / (200 * 210))
+    coarse = gw_align(DX, DY, marginals=marginals, init=product, **given)
+    assert found.value <= coarse.value * (1 + 0.02)  # by good directions, where the search has the best ones
+
+
+@pytest.mark.parametrize("marginals", [Balanced(), SemiRelaxed(0.0, "y"), SemiRelaxed(0.0, "x")], ids=str)
+def test_potentials_that_are_far_off_stand_for_plans_with_the_masses(marginals: Marginals) -> None:
+    rng = np.random.default_rng(12)
+    p, q = (torch.from_numpy(random_masses(n, rng)) for n in (6, 8))
+    p[2] = q[5] = 0.0
+    cost = FactoredCost.squared_distance(*(torch.from_numpy(rng.normal(size=(n, 2))) for n in (6, 8)))
+    far = (torch.from_numpy(rng.normal(size=n) * 1e3) + side.log2() for n, side in ((6, p), (8, q)))
+    start = Start(cost, *far, 1e-3)
+    axis = 0 if marginals.weights[0] < np.inf else 1
+    plan, mass = start.stored(Model(p, q, 0.0, marginals=marginals)), (q, p)[axis]
+    assert bool(torch.isfinite(plan).all())
+    torch.testing.assert_close(plan.sum(axis), mass)
+    near = replace(start, f=p.log2(), g=q.log2(), epsilon=10.0)
+    plan = near.coupling().to_dense()
+    torch.testing.assert_close(
+        near.stored(Model(p, q, 0.0, marginals=marginals)), plan * (mass / plan.sum(axis)).nan_to_num().unsqueeze(axis)
+    )

@@ -48,13 +48,14 @@ def write_whole(write: Callable[[Path], object], path: Path) -> None:
 
 
 def write_matching(result: GWResult, path: Path) -> None:
-    """A table of the source's points, the best target of each, and the share of its mass that goes there."""
+    """A table of the source's points, the best target of each, and the share of its mass that goes there; both empty
+    where a point has none to match."""
     (mass, best), given = result.top_k(1), result.marginal(1)
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(("source", "target", "share"))
         for i, (part, target, total) in enumerate(zip(mass[:, 0], best[:, 0], given, strict=True)):
-            table.writerow((i, int(target), f"{float(part) / float(total):.6g}" if total > 0 else "nan"))
+            table.writerow((i, int(target), f"{float(part) / float(total):.6g}") if total > 0 else (i, "", ""))
 
 
 def described(result: GWResult, path: Path) -> dict[str, Any]:

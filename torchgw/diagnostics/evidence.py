@@ -106,6 +106,8 @@ class Certificate:
 
     def __str__(self) -> str:
         bound = f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum"
+        if self.lower_bound == 0 < self.gap:
+            bound = "no lower bound above 0 is known"
         sampled = "" if self.stationarity_exact else " (estimated)"
         near = f"to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
         if math.isnan(self.stationarity):

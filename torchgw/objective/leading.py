@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ BLOCK, MOST_RANK, POINTS_A_RANK = 64, 512, 8
 POWERS, OVERSAMPLED = 1, 8
 ROWS = 256
 FEW_ENTRIES = 0.01  # share of a plan's, up to which a sparse product takes less
-ROUNDING = 1e-15  # of the largest entry
+ROUNDING, SUMS_ROUNDING = 1e-15, 1e-12  # of the largest entry
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def _orthogonal(V: Tensor, basis: Tensor) -> Tensor:
 class LeadingGradient(ExactGradient):
     """The gradient of leading factors, corrected to the exact one at the plan that `at` was last given, if any.
 
-    Row and column terms are the exact ones. ``residual`` is the larger one of the factors.
+    Row and column terms are the exact ones. ``residual`` is the larger one of the factors, ``rest`` (N, K) what a cost
+    lacks at that plan, whose ``entries`` are kept where it has few.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class LeadingGradient(ExactGradient):
         self.exact, self.loss, self.sides = exact, exact.loss, exact.sides
         self.a, self.b = exact.a, exact.b
         self.rest: Tensor | None = None
+        self.entries: SparseCoupling | None = None
         sides = (exact.source, p), (exact.target, q)
         found = [leading_factors(dense(space), mass, generator, residual) for space, mass in sides]
         self.residual = max(each.residual for each in found)
@@ -143,7 +146,7 @@ class LeadingGradient(ExactGradient):
         other = object.__new__(LeadingGradient)
         other.exact, other.loss, other.sides, other.a, other.b = exact, exact.loss, exact.sides, exact.a, exact.b
         other.source, other.target = (space.to(exact.a.device, dtype) for space in (self.source, self.target))
-        other.rest, other.residual = None, self.residual
+        other.rest, other.entries, other.residual = None, None, self.residual
         return other
 
     def at(self, coupling: DenseCoupling, p: Tensor, q: Tensor | None = None) -> LeadingGradient:
@@ -155,13 +158,34 @@ class LeadingGradient(ExactGradient):
         return other
 
     def at_entries(self, plan: SparseCoupling, p: Tensor) -> LeadingGradient:
-        """The same, corrected at a plan of few entries; O(N K min(N, K))."""
+        """The same, corrected at a plan of few entries; O(N K min(N, K)), or O(N K n) from the correction at another
+        plan, by the n rows in which they differ."""
         D, E = dense(self.exact.source), dense(self.exact.target)
         T, other = matrix_of(plan), self.to(p.dtype, self.exact)
+        other.entries, led = plan, other(plan, p)
+        apart = None if self.entries is None else _apart(plan, self.entries)
+        if apart is not None and self.entries is not None and self.rest is not None:
+            (rows, part), before = apart, other(self.entries, p)
+            rest = torch.addmm(self.rest, D[:, rows], torch.sparse.mm(part, E), alpha=-2.0)
+            other.rest = rest.addmm_(led.U, led.V.T, alpha=2.0).addmm_(before.U, before.V.T, alpha=-2.0)
+            return other
         product = D @ (T @ E) if plan.shape[0] <= plan.shape[1] else (T.T @ D).T @ E
-        led = other(plan, p)
         other.rest = product.addmm_(led.U, led.V.T, alpha=-1.0).mul_(-2.0)
         return other
+
+
+def _apart(plan: SparseCoupling, other: SparseCoupling) -> tuple[Tensor, Tensor] | None:
+    """The rows (n,) in which two plans differ, and their difference there (n, K), sparse; None where these are most."""
+    apart = plan.matrix - other.matrix
+    apart.data[np.abs(apart.data) <= ROUNDING * float(plan.mass.max())] = 0.0
+    apart.eliminate_zeros()
+    rows = np.flatnonzero(np.diff(apart.indptr))
+    if len(rows) > plan.shape[0] // 2:
+        return None
+    part = apart[rows].tocoo()
+    at = torch.from_numpy(np.stack((part.row, part.col)).astype(np.int64))
+    entries = torch.sparse_coo_tensor(at, torch.from_numpy(part.data), part.shape, check_invariants=False)
+    return torch.from_numpy(rows).to(plan.device), entries.coalesce().to(plan.device)
 
 
 def leads(exact: ExactGradient, work: float | None = None) -> bool:
@@ -245,21 +269,36 @@ class MatchingGradient:
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
         plan = coupling.to_dense().to(p.dtype)
-        if q is not None or int(plan.count_nonzero()) > FEW_ENTRIES * plan.numel():
+        if int(plan.count_nonzero()) > FEW_ENTRIES * plan.numel():
             return self.exact(coupling, p, q)
-        return FactoredCost.of_product(self.exact.a, self.exact.b, self._product(plan))
+        ends = (self.exact.a, self.exact.b) if q is None else self.means(p, q)
+        return FactoredCost.of_product(*ends, self._product(plan))
+
+    def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The row (N,) and column (K,) terms of the cost of a plan with these marginals."""
+        return self.exact.means(p, q)
 
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
         """C(S) - C(T) (N, K) of a plan S of few entries, from T and C(T): by the rows in which they differ, or by S."""
-        row, column, mass = vertex.row, vertex.column, vertex.mass
-        apart = (plan[row, column] - mass).abs() > ROUNDING * float(mass.max())
-        rows = torch.unique(row[apart])  # elsewhere entries of S are all that a row of T has, too
-        if len(rows) <= len(plan) // 2:
-            part = vertex.rows(rows) - plan[rows]
-            part[part.abs() <= ROUNDING * float(mass.max())] = 0.0  # what rounding a plan onto its marginals left
-            return self._times(rows, part).mul_(-2.0)
+        found = self.cross(vertex, plan)
+        if found is not None:
+            return found
         found = dense(self.exact.source) @ (matrix_of(vertex) @ dense(self.exact.target))
         return found.mul_(-2.0).add_(self.exact.b).add_(self.exact.a[:, None]).sub_(cost)
+
+    def cross(self, vertex: SparseCoupling, plan: Tensor) -> Tensor | None:
+        """-2 D_X (S - T) D_Y (N, K) by the rows in which the plans differ; None where these are most."""
+        row, column, mass, negligible = vertex.row, vertex.column, vertex.mass, ROUNDING * float(vertex.mass.max())
+        rest = (plan.sum(1) - vertex.marginal(1)).abs() > SUMS_ROUNDING * float(mass.max())
+        apart = (plan[row, column] - mass).abs() > negligible
+        rows = torch.unique(
+            torch.cat((row[apart], torch.nonzero(rest)[:, 0]))
+        )  # elsewhere entries of S are all that a row of T has, too
+        if len(rows) > len(plan) // 2:
+            return None
+        part = vertex.rows(rows) - plan[rows]
+        part[part.abs() <= negligible] = 0.0  # what rounding a plan onto its marginals left
+        return self._times(rows, part).mul_(-2.0)
 
     def _product(self, T: Tensor) -> Tensor:
         """D_X T D_Y (N, K)."""

@@ -210,10 +210,11 @@ class GWResult(Readable):
     def __repr__(self) -> str:
         n, k = self.shape
         value = f"{self.value:.6g}" if self.value_exact else f"{self.value:.6g} +- {self.value_error:.1g}"
-        chosen = f" at epsilon {self.epsilon:.3g} ({len(self.path)} tried)" if self.path else ""
+        chosen = f" ({len(self.path)} tried)" if self.path else ""
+        model = "" if self.marginals.balanced else f"{self.marginals}, "
         return (
-            f"GWResult({n} x {k}, value {value}, {self.status.name.lower()} after {self.n_iter} iterations{chosen}, "
-            f"marginal error {self.marginal_error:.1e}, backend {self.backend})"
+            f"GWResult({n} x {k}, {model}value {value}, {self.status.name.lower()} after {self.n_iter} iterations "
+            f"at epsilon {self.epsilon:.3g}{chosen}, marginal error {self.marginal_error:.1e}, backend {self.backend})"
         )
 
     @property

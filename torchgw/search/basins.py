@@ -71,6 +71,19 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     return found, reference
 
 
+def basins_of_plans(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks] | None:
+    """Basins between landmarks for descents without entropy of any model: the first few, of each kind the lowest before
+    others, with the plans of all points that they stand for, not compared. None between graphs, whose basins are found
+    otherwise, and between points so few that all are landmarks."""
+    many = len(problem.p) * len(problem.q) > FEW_PAIRS
+    if not (many and all(map(is_metric, problem.spaces))) or _graphs(problem) is not None:
+        return None
+    _, found, reference = _of_landmarks(problem, coarse)
+    near = sorted((c for c in found if c.near), key=lambda c: not c.leading)[: coarse.n_basins]
+    starts = [replace(c.start, plan=c.start.stored(problem.model)) for c in near]
+    return [replace(c, start=start, level="full") for c, start in zip(near, starts, strict=True)], reference
+
+
 def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
     graphs = _graphs(problem)
     if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.similarity for graph in graphs)):
@@ -79,23 +92,11 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
         return _between_few(problem, coarse)
     if not is_few(problem) and has_cells(problem) and (cells := on_cells(problem, coarse, "cells")):
         return _between_cells(problem, coarse, cells)
-    (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
-    kinds = coarse_basins(
-        problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
-    )
+    (p, q), pairs = problem.masses, len(problem.p) * len(problem.q)
+    kinds, found, reference = _of_landmarks(problem, coarse)
     first_basin = next(iter(kinds.values()))[0]
-    reference, poor = first_basin.target, _worst_side(coverage, first_basin, p, q) > POOR_COVERAGE
-    reference = replace(reference, rows=reference.rows / problem.unit**0.5)
-    pairs = len(p) * len(q)
+    poor = _worst_side(coverage, first_basin, p, q) > POOR_COVERAGE
     rung = Rung.of(problem, pairs > MANY_PAIRS)
-    found = []
-    for name, basins in kinds.items():
-        if not math.isfinite(basins[0].energy):
-            raise FloatingPointError("no start has a finite objective")
-        for rank, basin in enumerate(basins):
-            near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
-            found.append(_candidate(problem, basin, name, near, rank == 0))
-    found = _distinct(found, reference, p)
     if rung is not None:
         found = rung.raised(found)
     found = _distinct(found, reference, p)
@@ -131,6 +132,27 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
     return ordered, reference
+
+
+def _of_landmarks(
+    problem: StoredProblem, coarse: CoarseOptions
+) -> tuple[dict[str, list[CoarseBasin]], list[Candidate], Landmarks]:
+    """Basins of each kind of landmarks, the distinct ones of them, and landmarks of the target, their rows relative to
+    the largest distance."""
+    (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
+    kinds = coarse_basins(
+        problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
+    )
+    reference = next(iter(kinds.values()))[0].target
+    reference = replace(reference, rows=reference.rows / problem.unit**0.5)
+    found = []
+    for name, basins in kinds.items():
+        if not math.isfinite(basins[0].energy):
+            raise FloatingPointError("no start has a finite objective")
+        for rank, basin in enumerate(basins):
+            near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
+            found.append(_candidate(problem, basin, name, near, rank == 0))
+    return kinds, _distinct(found, reference, p), reference
 
 
 def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from scipy.sparse import csr_array
@@ -27,12 +27,11 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import c_transform, consistent_bound, dual_bound, gap
-from torchgw.objective.leading import MatchingGradient
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.solvers.iterate import Check, State, iterate
-from torchgw.solvers.transport_lp import TransportError, transport
+from torchgw.solvers.transport_lp import TransportError, blurred_duals, transport
 
 logger = logging.getLogger("torchgw")
 
@@ -40,6 +39,14 @@ STALLED = 0.1  # of the tolerance
 
 Found: TypeAlias = tuple[SparseCoupling, Tensor, Tensor | None]
 """A vertex, column potentials (K,) and its own basis."""
+
+
+@runtime_checkable
+class Stepping(Protocol):
+    """A gradient that knows how it changes towards a plan of few entries."""
+
+    def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
+        """C(S) - C(T) (N, K) of a plan S of few entries, from T and C(T)."""
 
 
 class Polytope(Protocol):
@@ -99,7 +106,7 @@ def frank_wolfe(
 
     Parameters
     ----------
-    gradient : C(T) of a plan, in float64; a `MatchingGradient` is asked for C(S) - C(T) of steps.
+    gradient : C(T) of a plan, in float64; one that is `Stepping` is asked for C(S) - C(T) of steps.
     plan : feasible (N, K), with marginals p (N,), q (K,).
     dual : column potentials (K,) of its linear problem, in units of cost; anything will do.
     tol : gap over value at which a plan is stationary.
@@ -109,6 +116,7 @@ def frank_wolfe(
     plans : those that are feasible, by default all with marginals p and q.
     """
     among, whole = plans or TransportPlans(p, q), slice(0, len(p))
+    stepping = gradient if isinstance(gradient, Stepping) else None
 
     def linearise(plan: BlockCoupling) -> Tensor:
         return gradient(plan, p).rows(whole)
@@ -134,10 +142,7 @@ def frank_wolfe(
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
         at = vertex.row, vertex.column
-        if isinstance(gradient, MatchingGradient):
-            change = gradient.change(vertex, plan, cost)
-        else:
-            change = linearise(vertex).sub_(cost)
+        change = stepping.change(vertex, plan, cost) if stepping else linearise(vertex).sub_(cost)
         slope = float(vertex.mass @ cost[at]) - value
         curvature = float(vertex.mass @ change[at]) - inner(change, plan)
         length, fall = lowest_on_segment(slope, curvature)
@@ -173,10 +178,14 @@ def inner(A: Tensor, B: Tensor) -> float:
 
 
 class TransportPlans:
-    """Those with marginals p (N,), q (K,); ``exact`` vertices are the best ones, others may just be good directions."""
+    """Those with marginals p (N,), q (K,).
 
-    def __init__(self, p: Tensor, q: Tensor, exact: bool = False) -> None:
-        self.p, self.q, self.exact = p, q, exact
+    exact : whether vertices are the best ones; others may just be good directions.
+    rough : whether potentials of the first linear problem may be far from its own, and better ones are found before.
+    """
+
+    def __init__(self, p: Tensor, q: Tensor, exact: bool = False, rough: bool = False) -> None:
+        self.p, self.q, self.exact, self.rough = p, q, exact, rough
         self.rows, self.columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
         self.masses = p[self.rows].cpu().numpy(), q[self.columns].cpu().numpy()
 
@@ -185,6 +194,8 @@ class TransportPlans:
         present = cost if every else cost[self.rows[:, None], self.columns]
         given = [dual[self.columns].cpu().numpy() for dual in duals]
         known = None if basis is None else basis.cpu().numpy()
+        if known is None and self.rough:
+            given = [blurred_duals(present.cpu(), *self.masses, given[0])]
         found = transport(present.cpu().numpy(), *self.masses, given, priced or self.exact, known)
         plan, dual = found.plan, torch.zeros_like(self.q)
         if not every:

@@ -30,7 +30,8 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import rounded
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.model import Model, mean_cost
+from torchgw.objective.leading import MatchingGradient
+from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.frank_wolfe import FreeColumns, Polytope, TransportPlans
 from torchgw.types import Coupling
@@ -43,23 +44,23 @@ class ModelForm:
     """F, and the plans that a model allows, seen as rows with hard masses.
 
     model : with the masses p (N,), q (K,), hard or free or only bounded.
-    exact : C(T) of the quadratic part, in float64.
+    exact : C(T) of the quadratic part, in float64; of plans of few entries where that takes less.
     """
 
     model: Model
-    exact: ExactGradient
+    exact: ExactGradient | MatchingGradient
 
     @cached_property
-    def linear(self) -> tuple[FactoredCost, Tensor] | None:
-        """L, with its entries (N, K); None where there is neither M nor P. A constraint costs more than the longest
-        cycle of exchanges can save, which no price of one pair does."""
+    def linear(self) -> Tensor | None:
+        """L (N, K); None where there is neither M nor P. A constraint costs more than the longest cycle of exchanges
+        can save, which no price of one pair does."""
         given = self.model.linear(torch.float64)
         if given is None:
             return None
         if self.model.penalty is not None and self.model.strength == math.inf:
             longest = min(len(self.model.p), len(self.model.q)) - 1.0
             given = FactoredCost.weighted_sum([given, self.model.penalty.to(torch.float64)], [1.0, longest])
-        return given, given.rows(slice(None))
+        return given.rows(slice(None))
 
     @property
     def turned(self) -> bool:
@@ -68,7 +69,7 @@ class ModelForm:
 
     def plans(self, exact: bool) -> Polytope:
         """Those of the form, see `torchgw.solvers.frank_wolfe.TransportPlans`."""
-        return FreeColumns(*self.masses) if self.free else TransportPlans(*self.masses, exact)
+        return FreeColumns(*self.masses) if self.free else TransportPlans(*self.masses, exact, rough=True)
 
     @property
     def free(self) -> bool:
@@ -122,12 +123,39 @@ class ModelForm:
         rows, columns = plan.marginal(1).to(p), plan.marginal(0).to(p)
         cost = self.exact(plan, rows, None if self.model.fixed else columns).rows(slice(None)) * self.model.alpha
         if self.linear is not None:
-            factored, entries = self.linear
-            cost += (entries + mean_cost(factored, plan, rows, columns) / rows.sum()) / 2
+            cost += (self.linear + self._mean(plan)) / 2
+        return FactoredCost.stored(self._padded(cost))
+
+    def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
+        """C(S) - C(T) (N, K) of two of the form's plans, the first of few entries, from C(T)."""
+        corner, stands = self._stands_for(vertex), DenseCoupling(self.left(plan))
+        assert isinstance(corner, SparseCoupling)
+        exact = self.exact
+        found = exact.cross(corner, stands.plan) if isinstance(exact, MatchingGradient) else None
+        if found is None:
+            return self(vertex, self.masses[0]).rows(slice(None)).sub_(cost)
+        if not self.model.fixed:
+            rows, columns = (corner.marginal(axis) - stands.marginal(axis) for axis in (1, 0))
+            a, b = exact.means(rows, columns)
+            found.add_(a[:, None]).add_(b)
+        found *= self.model.alpha
+        if self.linear is not None:
+            found += (self._mean(corner) - self._mean(stands)) / 2
+        return self._padded(found)
+
+    def _mean(self, plan: DenseCoupling | SparseCoupling) -> Tensor:
+        """<L, T> / m of a plan (N, K)."""
+        assert self.linear is not None
+        if isinstance(plan, SparseCoupling):
+            return plan.mass @ self.linear[plan.row, plan.column] / plan.mass.sum()
+        return (plan.plan * self.linear).sum() / plan.plan.sum()
+
+    def _padded(self, cost: Tensor) -> Tensor:
+        """Costs (N, K) as those of the form's plans."""
         if self.model.marginals.total is not None:
             cost = torch.nn.functional.pad(cost, (0, 1, 0, 1))
             cost[-1, -1] = APART * cost.abs().amax()
-        return FactoredCost.stored(cost.T.contiguous() if self.turned else cost)
+        return cost.T.contiguous() if self.turned else cost
 
     def _stands_for(self, coupling: Coupling) -> DenseCoupling | SparseCoupling:
         """The plan (N, K) of few entries where that of the form has few."""

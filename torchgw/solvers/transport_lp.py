@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.sparse import csc_array, csr_array
+from torch import Tensor
 
 from torchgw.kernels.blocks import blocks
 from torchgw.objective.bounds import monotone_coupling
@@ -34,6 +35,7 @@ from torchgw.types import Array
 logger = logging.getLogger("torchgw")
 
 CANDIDATES = 6
+BLUR, SCALINGS = 0.03, 30  # of the mean cost that is left by the potentials
 MOST_TIED = 3
 COST_SCALE = 100.0
 PRICING_TOLERANCE, PRICING_ROUNDS = 1e-6, 20
@@ -130,6 +132,24 @@ def transport(
         raise TransportError(f"the linear transport problem ({n} x {k}) was not priced out in {PRICING_ROUNDS} rounds")
     plan = summing_up(row, column, x.clip(min=0.0) * unit, p, q)
     return Vertex(plan, duals[0] + scale * potential[n:], basis)
+
+
+def blurred_duals(C: Tensor, p: Array, q: Array, dual: Array) -> Array:
+    """Column potentials (K,) near those of the linear problem of costs C (N, K), from ``dual`` (K,), which may be far
+    from them: of a plan with a little entropy, after some scalings. By them a first vertex is found several times as
+    fast."""
+    reduced = torch.from_numpy(_reduced(C.numpy(), dual))
+    columns = reduced.amin(0)
+    reduced -= columns
+    a, b = (torch.from_numpy(side).to(torch.float32) for side in (p / p.sum(), q / q.sum()))
+    epsilon = BLUR * max(float(a @ (reduced.float() @ b)), torch.finfo(torch.float32).tiny)
+    kernel, tiny = reduced.div_(-epsilon).float().exp_(), torch.finfo(torch.float32).tiny
+    v = torch.ones_like(b)
+    for _ in range(SCALINGS):
+        u = a / (kernel @ v).clamp_min_(tiny)
+        v = b / (u @ kernel).clamp_min_(tiny)
+    found: Array = (columns + epsilon * v.log().nan_to_num_(0.0, 0.0, 0.0)).numpy() + dual
+    return found
 
 
 def summing_up(row: Array, column: Array, mass: Array, p: Array, q: Array) -> csr_array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
+from torchgw.kernels import LN2
 from torchgw.kernels.logsumexp import flushed
 from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.linearise import Gradient, linearise
@@ -74,6 +76,18 @@ class Start:
         centred, row, column = self.cost.centred(self.epsilon)
         f = log_p - softmin(*centred.balanced_score(self.epsilon), self.g + column, 1)
         return Start(self.cost, f - row, self.g, self.epsilon)
+
+    def stored(self, model: Model) -> Tensor:
+        """The plan (N, K) of the potentials of one side, with the masses of the other where these are hard: both sides'
+        may overflow where they were lifted one by one."""
+        assert self.cost is not None
+        assert self.epsilon is not None
+        turned = model.marginals.weights[0] < math.inf
+        cost, g, mass = (self.cost.T, self.f, model.q) if turned else (self.cost, self.g, model.p)
+        centred, _, column = cost.centred(self.epsilon)
+        exponent = centred.stored_score(self.epsilon).add_(g + column).mul_(LN2)
+        plan = exponent.softmax(1).mul_(mass[:, None])
+        return plan.T if turned else plan
 
 
 def coupling_of(

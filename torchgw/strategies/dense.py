@@ -23,7 +23,7 @@ from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.objective.sampled import NOTHING, recall
 from torchgw.options import GWOptions
 from torchgw.search.anneal import NEAR, stands_out
-from torchgw.search.basins import find_basins, listed, sampled_energy
+from torchgw.search.basins import basins_of_plans, find_basins, listed, sampled_energy
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
 from torchgw.search.full_starts import FEW_PAIRS, product_starts, sharp_starts
@@ -37,7 +37,14 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
-from torchgw.strategies.sharp import descend_sharply, first_step, sharpened, sharpened_model, solve_sharply
+from torchgw.strategies.sharp import (
+    descend_sharply,
+    first_step,
+    lowest_by_form,
+    sharpened,
+    sharpened_by_form,
+    solve_sharply,
+)
 
 logger = logging.getLogger("torchgw")
 
@@ -48,6 +55,7 @@ SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it 
 NEARLY = 1.03  # of the lowest after one step, which leaves less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
 PRODUCT_PAIRS = 1_000_000
+FORM_ENDS = 2  # of models, that are lowest after one step
 RANDOM_PLANS = 8  # that models of few points are solved from as well
 OTHERS = "product plan or random plans"
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
@@ -86,7 +94,7 @@ def solve_dense(
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
     ladder: tuple[Rung, ...] = ()
     if streamed is None:
-        begun = (begin or (_begun if asked.model.plain or not asked.sharp else _begun_blurred))(problem)
+        begun = (begin or (_begun if asked.model.plain or not asked.sharp else _begun_by_form))(problem)
         solution, basins, ladder, searched = begun.solution, begun.basins, begun.ladder, began + begun.seconds
         if asked.auto:
             solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
@@ -125,34 +133,58 @@ def _begun(problem: StoredProblem) -> Begun:
     return Begun(solution, searched, basins)
 
 
-def _begun_blurred(problem: StoredProblem) -> Begun:
-    """The lowest end that an optimum with a small epsilon leads to, and the plan that was given; or where one side is
-    free the product plan, annealed, which most maps are as far from, and between few points conditional gradients from
-    it and from random plans."""
+def _begun_by_form(problem: StoredProblem) -> Begun:
+    """The lowest end by the objective of any model, from where a search leads; from the plan that was given or the
+    product plan, and between few points from random plans; and where one side is free from the product plan annealed,
+    which most maps are as far from."""
     began, init, model = time.perf_counter(), problem.init, problem.model
     ends = zip(model.masses, model.marginals.weights, strict=True)
     # The mass of a side that is free says which of its points there are, and is no part of the objective.
     p, q = (torch.where(mass > 0, mass.sum() / (mass > 0).sum(), 0.0) if rho == 0 else mass for mass, rho in ends)
     problem = replace(problem, model=replace(model, p=p, q=q)).at(0.0)
-    blurred = problem.at(problem.epsilon)
-    candidates, reference = where_to_start(blurred)
-    searched = time.perf_counter() - began
-    first, candidates = solve_contenders(blurred, candidates)
-    starts, plans, pairs = list[Start](), list[Tensor](), len(p) * len(q)
-    product = p[:, None] * q
+    coarse, pairs, between = problem.options.coarse, len(p) * len(q), None
+    reference: Landmarks | None
+    if init is None and coarse is not None:
+        between = problem.stage("landmarks", partial(basins_of_plans, problem, coarse))
+    if between is not None:
+        searched, reference = time.perf_counter() - began, between[1]
+        first, candidates = _lowest_of_raced(problem, between[0])
+    else:
+        blurred = problem.at(problem.epsilon)
+        candidates, reference = where_to_start(blurred)
+        searched = time.perf_counter() - began
+        first, candidates = solve_contenders(blurred, candidates)
+        first = sharpened_by_form(problem, first)
+    starts, plans, product = list[Start](), list[Tensor](), p[:, None] * q
     if init is not None and init.is_floating_point():
         plans = [init.to(p)]
-    if init is None and min(problem.model.marginals.weights) < math.inf and pairs <= PRODUCT_PAIRS:
-        starts = [candidate.start for candidate in product_starts(problem)[:1]]
+    elif init is None and pairs <= PRODUCT_PAIRS and problem.model.alpha > 0:
+        plans = [product]
+        if between is None and min(problem.model.marginals.weights) < math.inf:
+            starts = [candidate.start for candidate in product_starts(problem)[:1]]
     if init is None and pairs <= FEW_PAIRS and problem.model.alpha > 0:
         random = torch.rand(RANDOM_PLANS, *product.shape, generator=problem.generator, device=p.device)
-        plans = [product, *(-random.log() * product)]
-    found, led = sharpened_model(problem, first, starts, plans, pairs <= FEW_PAIRS)
+        plans += [*(-random.log() * product)]
+    found, led = lowest_by_form(problem, first, starts, plans, init is None)
     end = replace(candidates[0], energy=max(found.energy, 0.0), level="full", matching=found.plan.argmax(1))
     if not led:  # by the search
         end, candidates = replace(end, count=0, origin=OTHERS), [candidates[0], *candidates]
-    basins = () if reference is None else listed(blurred, [end, *candidates[1:]], reference)
+    basins = () if reference is None else listed(problem, [end, *candidates[1:]], reference)
     return Begun(found, searched, basins)
+
+
+def _lowest_of_raced(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
+    """The lowest end of the plans that candidates bring and that are lowest after a step, and candidates, that one
+    first."""
+    raced, beaten = _raced(problem, candidates)
+    ends, quiet = list[Solution](), replace(problem, watch=problem.watch.silent())
+    for position, candidate in enumerate(raced[:FORM_ENDS]):
+        if position == 0 or not problem.watch.cut():
+            ends.append(problem.stage(f"descend-{position}", partial(descend_sharply, problem, candidate.start)))
+        problem = quiet
+    first = min(range(len(ends)), key=lambda i: ends[i].energy)
+    others = [c for c in (*raced, *beaten) if c is not raced[first]]
+    return ends[first], [raced[first], *others]
 
 
 def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:

@@ -104,28 +104,36 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     descent = _Descent(problem, History(), FIRST)
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
     dual = start.column_dual(problem.masses[1])
-    return frank_wolfe(descent.first, feasible(plan, p, q), dual, p, q, TOLERANCE, *descent.settings)[0]
+    if problem.model.plain:
+        return frank_wolfe(descent.first, feasible(plan, p, q), dual, p, q, TOLERANCE, *descent.settings)[0]
+    form = descent.form
+    found, _ = descent.along(form, form.entered(plan), form.duals(dual), False)
+    return replace(found, plan=form.left(found.plan))
 
 
-def sharpened_model(
-    problem: StoredProblem, blurred: Solution, starts: Iterable[Start], plans: Iterable[Tensor], exact: bool
-) -> tuple[Solution, bool]:
-    """The lowest of where an entropic optimum of any model leads, other starts to be annealed, and plans (N, K), by
-    ``exact`` vertices or not; and whether it is the first."""
+def sharpened_by_form(problem: StoredProblem, blurred: Solution) -> Solution:
+    """Where an entropic optimum of any model leads."""
     assert blurred.end is not None
-    assert problem.wide is not None
-    start, nowhere = blurred.end.to(problem.masses[0].dtype), torch.zeros_like(problem.q)
-    form, quiet = ModelForm(problem.model, problem.wide), replace(problem, watch=problem.watch.silent())
-    found = [problem.stage("sharpen", partial(solve_sharply, problem, start, blurred.history.copy())).after(blurred)]
-    others = [partial(solve_sharply, quiet, start) for start in starts]
+    start = blurred.end.to(problem.masses[0].dtype)
+    return problem.stage("sharpen", partial(solve_sharply, problem, start, blurred.history.copy())).after(blurred)
+
+
+def lowest_by_form(
+    problem: StoredProblem, first: Solution, starts: Iterable[Start], plans: Iterable[Tensor], exact: bool
+) -> tuple[Solution, bool]:
+    """The lowest of a first end of any model, of where other starts lead that are annealed, and plans (N, K), by
+    ``exact`` vertices or not; and whether it is the first."""
+    nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.silent())
+    others, found = list[partial[Solution]](), [first]
+    others += [partial(solve_sharply, quiet, start) for start in starts]
     for plan in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
-        others.append(partial(descent.by_form, form, plan, nowhere, exact))
+        others.append(partial(descent.by_form, plan, nowhere, exact))
     for number, other in enumerate(others):
         if not problem.watch.cut():
             found.append(quiet.stage(f"other-{number}", other))
     lowest = min(found, key=lambda end: end.energy)
-    return lowest, lowest is found[0]
+    return lowest, lowest is first
 
 
 def sharpened(problem: StoredProblem, first: Solution) -> Solution:
@@ -246,7 +254,7 @@ class _Descent:
         wide = problem.wide
         assert wide is not None
         if not problem.model.plain:
-            return self.by_form(ModelForm(problem.model, wide), plan, dual, False)
+            return self.by_form(plan, dual, False)
         leading, first = isinstance(problem.quadratic, LeadingGradient), self.first
         matched = None
         if equal_masses(p.cpu().numpy(), q.cpu().numpy()):
@@ -278,15 +286,23 @@ class _Descent:
                 cost = FactoredCost.stored(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
         return self._solution(plan, found.value, status, before, dual, cost)
 
-    def by_form(self, form: ModelForm, plan: Tensor, dual: Tensor, exact: bool) -> Solution:
+    @property
+    def form(self) -> ModelForm:
+        """The objective of any model."""
+        return ModelForm(self.problem.model, self.exact)
+
+    def by_form(self, plan: Tensor, dual: Tensor, exact: bool) -> Solution:
         """Where they end by the objective of any model; ``exact`` vertices are the best."""
-        before, ends = len(self.history.iteration), form.masses
-        plan = form.entered(plan.to(torch.float64, copy=True))
-        loop = partial(frank_wolfe, form, plan, form.duals(dual), *ends, TOLERANCE, plans=form.plans(exact))
-        found, status = loop(*self.settings)
+        before, form = len(self.history.iteration), self.form
+        found, status = self.along(form, form.entered(plan.to(torch.float64, copy=True)), form.duals(dual), exact)
         ended = form.left(found.plan)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
         return self._solution(ended, found.value, status, before, form.dual(found.duals[0]))
+
+    def along(self, form: ModelForm, plan: Tensor, dual: Tensor, exact: bool) -> tuple[FrankWolfe, Status]:
+        """Their end from one of the form's plans, as one of these, and why."""
+        settings = *form.masses, TOLERANCE, *self.settings
+        return frank_wolfe(form, plan, dual, *settings, plans=form.plans(exact))
 
     def _solution(
         self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None
