@@ -16,7 +16,7 @@ from scipy.spatial.distance import cdist
 
 from tests import oracle
 from tests.problems import random_masses
-from torchgw import Balanced, GWOptions, Partial, SemiRelaxed, Supervision, gw_align
+from torchgw import Balanced, GWOptions, Partial, SemiRelaxed, SpaceOptions, Supervision, gw_align
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.losses import LOSSES
@@ -26,8 +26,10 @@ from torchgw.objective.leading import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.model_form import ModelForm
+from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces import PrecomputedDistances
+from torchgw.strategies import sharp
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning", "ignore::torchgw.ConvergenceWarning")
 
@@ -352,7 +354,17 @@ def test_the_mass_of_a_free_side_is_no_part_of_the_problem() -> None:
     [(Balanced(), 0.6), (Partial(0.6), 1.0), (SemiRelaxed(0.0), 1.0), (SemiRelaxed(0.0, "x"), 0.5)],
     ids=str,
 )
-def test_many_points_are_searched_without_entropy(marginals: Marginals, alpha: float) -> None:
+def test_many_points_are_searched_without_entropy(
+    marginals: Marginals, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, by_form = list[float](), sharp._Descent.by_form
+
+    def spied(descent: Any, plan: torch.Tensor, dual: torch.Tensor, best: bool, rough: bool) -> Solution:
+        found = by_form(descent, plan, dual, best, rough)
+        exact.extend([found.energy] * best)
+        return found
+
+    monkeypatch.setattr(sharp._Descent, "by_form", spied)
     DX, DY, rng = clouds(200, 210, 11)
     given = FIXED if alpha == 1 else FIXED | {"cost": rng.uniform(size=(200, 210)), "alpha": alpha}
     found = gw_align(DX, DY, marginals=marginals, **given)
@@ -361,11 +373,21 @@ def test_many_points_are_searched_without_entropy(marginals: Marginals, alpha: f
     assert any("landmarks" in basin.origin for basin in found.basins)
     assert found.basins[0].energy == pytest.approx(found.value, rel=1e-6)
     np.testing.assert_array_equal(found.basins[0].matching, np.asarray(found.plan).argmax(1))
+    assert len(exact) == 1  # best steps from the product plan
+    assert found.value <= exact[0] * float(found.plan.sum()) ** 2 * (1 + 1e-9)
     again = gw_align(DX, DY, marginals=marginals, **given)
     assert torch.equal(torch.as_tensor(again.plan), torch.as_tensor(found.plan))
-    product = np.full((200, 210), (marginals.total or 1.0) / (200 * 210))
-    coarse = gw_align(DX, DY, marginals=marginals, init=product, **given)
-    assert found.value <= coarse.value * (1 + 0.02)  # by good directions, where the search has the best ones
+
+
+@pytest.mark.parametrize("seed", [12, 24])
+def test_the_product_plan_that_is_given_is_left_by_best_steps(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    DX, DY = (cdist(x := rng.normal(size=(n, 2)), x) for n in (20, 24))
+    largest = max(DX.max(), DY.max())
+    p, q, options = np.full(20, 1 / 20), np.full(24, 1 / 24), GWOptions(spaces=SpaceOptions(scale=1.0))
+    DX, DY, given = DX / largest, DY / largest, {"init": 0.6 * np.outer(p, q), "options": options}
+    found = gw_align(DX, DY, marginals=Partial(0.6), **given, **FIXED)
+    assert found.value <= _descended(DX, DY, 0.6 * np.outer(p, q), p, q) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("marginals", [Balanced(), SemiRelaxed(0.0, "y"), SemiRelaxed(0.0, "x")], ids=str)

@@ -73,15 +73,16 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
 
 def basins_of_plans(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks] | None:
     """Basins between landmarks for descents without entropy of any model: the first few, of each kind the lowest before
-    others, with the plans of all points that they stand for, not compared. None between graphs, whose basins are found
-    otherwise, and between points so few that all are landmarks."""
+    others, with the plans of all points that they stand for, and then the rest. None between graphs, whose basins are
+    found otherwise, and between points so few that all are landmarks."""
     many = len(problem.p) * len(problem.q) > FEW_PAIRS
     if not (many and all(map(is_metric, problem.spaces))) or _graphs(problem) is not None:
         return None
     _, found, reference = _of_landmarks(problem, coarse)
-    near = sorted((c for c in found if c.near), key=lambda c: not c.leading)[: coarse.n_basins]
-    starts = [replace(c.start, plan=c.start.stored(problem.model)) for c in near]
-    return [replace(c, start=start, level="full") for c, start in zip(near, starts, strict=True)], reference
+    found.sort(key=lambda c: (not c.near, not c.leading))
+    near = [c for c in found if c.near][: coarse.n_basins]
+    with_plans = [replace(c, start=replace(c.start, plan=c.start.stored(problem.model))) for c in near]
+    return [*with_plans, *found[len(near) :]], reference
 
 
 def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:

@@ -31,7 +31,7 @@ from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.solvers.iterate import Check, State, iterate
-from torchgw.solvers.transport_lp import TransportError, blurred_duals, transport
+from torchgw.solvers.transport_lp import TransportError, blurred_duals, equal_masses, transport
 
 logger = logging.getLogger("torchgw")
 
@@ -181,7 +181,7 @@ class TransportPlans:
     """Those with marginals p (N,), q (K,).
 
     exact : whether vertices are the best ones; others may just be good directions.
-    rough : whether potentials of the first linear problem may be far from its own, and better ones are found before.
+    rough : whether potentials of the first linear problem are far from its own, so that nearer ones are found before.
     """
 
     def __init__(self, p: Tensor, q: Tensor, exact: bool = False, rough: bool = False) -> None:
@@ -194,7 +194,7 @@ class TransportPlans:
         present = cost if every else cost[self.rows[:, None], self.columns]
         given = [dual[self.columns].cpu().numpy() for dual in duals]
         known = None if basis is None else basis.cpu().numpy()
-        if known is None and self.rough:
+        if self.rough and len(duals) == 1 and not equal_masses(*self.masses):  # the first one
             given = [blurred_duals(present.cpu(), *self.masses, given[0])]
         found = transport(present.cpu().numpy(), *self.masses, given, priced or self.exact, known)
         plan, dual = found.plan, torch.zeros_like(self.q)

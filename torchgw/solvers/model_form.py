@@ -67,9 +67,9 @@ class ModelForm:
         """Whether it is the rows that are free."""
         return self.model.marginals.weights[0] < math.inf
 
-    def plans(self, exact: bool) -> Polytope:
+    def plans(self, exact: bool, rough: bool = False) -> Polytope:
         """Those of the form, see `torchgw.solvers.frank_wolfe.TransportPlans`."""
-        return FreeColumns(*self.masses) if self.free else TransportPlans(*self.masses, exact, rough=True)
+        return FreeColumns(*self.masses) if self.free else TransportPlans(*self.masses, exact, rough)
 
     @property
     def free(self) -> bool:

@@ -135,9 +135,9 @@ def transport(
 
 
 def blurred_duals(C: Tensor, p: Array, q: Array, dual: Array) -> Array:
-    """Column potentials (K,) near those of the linear problem of costs C (N, K), from ``dual`` (K,), which may be far
-    from them: of a plan with a little entropy, after some scalings. By them a first vertex is found several times as
-    fast."""
+    """Column potentials (K,) of a plan with a little entropy, for costs C (N, K), after scalings from ``dual`` (K,).
+    Where that is far from the potentials of the linear problem, as zero is, a first vertex is found several times as
+    fast from these; of uniform random costs it is not."""
     reduced = torch.from_numpy(_reduced(C.numpy(), dual))
     columns = reduced.amin(0)
     reduced -= columns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -55,7 +54,7 @@ SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it 
 NEARLY = 1.03  # of the lowest after one step, which leaves less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
 PRODUCT_PAIRS = 1_000_000
-FORM_ENDS = 2  # of models, that are lowest after one step
+FORM_ENDS, FORMS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
 RANDOM_PLANS = 8  # that models of few points are solved from as well
 OTHERS = "product plan or random plans"
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
@@ -134,9 +133,8 @@ def _begun(problem: StoredProblem) -> Begun:
 
 
 def _begun_by_form(problem: StoredProblem) -> Begun:
-    """The lowest end by the objective of any model, from where a search leads; from the plan that was given or the
-    product plan, and between few points from random plans; and where one side is free from the product plan annealed,
-    which most maps are as far from."""
+    """The lowest end by the objective of any model, from where a search leads; from the plan that was given, or the
+    product plan, as it is and annealed; and between few points from random plans."""
     began, init, model = time.perf_counter(), problem.init, problem.model
     ends = zip(model.masses, model.marginals.weights, strict=True)
     # The mass of a side that is free says which of its points there are, and is no part of the objective.
@@ -159,14 +157,12 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     if init is not None and init.is_floating_point():
         plans = [init.to(p)]
     elif init is None and pairs <= PRODUCT_PAIRS and problem.model.alpha > 0:
-        plans = [product]
-        if between is None and min(problem.model.marginals.weights) < math.inf:
-            starts = [candidate.start for candidate in product_starts(problem)[:1]]
+        starts, plans = [candidate.start for candidate in product_starts(problem)[:1]], [product]
     if init is None and pairs <= FEW_PAIRS and problem.model.alpha > 0:
         random = torch.rand(RANDOM_PLANS, *product.shape, generator=problem.generator, device=p.device)
         plans += [*(-random.log() * product)]
-    found, led = lowest_by_form(problem, first, starts, plans, init is None)
-    end = replace(candidates[0], energy=max(found.energy, 0.0), level="full", matching=found.plan.argmax(1))
+    found, led = lowest_by_form(problem, first, starts, plans, init is None or pairs <= FEW_PAIRS)
+    end = _settled(candidates[0], found)
     if not led:  # by the search
         end, candidates = replace(end, count=0, origin=OTHERS), [candidates[0], *candidates]
     basins = () if reference is None else listed(problem, [end, *candidates[1:]], reference)
@@ -174,17 +170,23 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
 
 
 def _lowest_of_raced(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
-    """The lowest end of the plans that candidates bring and that are lowest after a step, and candidates, that one
-    first."""
-    raced, beaten = _raced(problem, candidates)
+    """The lowest end of those candidates with plans that are lowest after a step, and candidates, that one first."""
+    raced, beaten = _raced(problem, [c for c in candidates if c.start.plan is not None], FORMS_NEARLY)
     ends, quiet = list[Solution](), replace(problem, watch=problem.watch.silent())
     for position, candidate in enumerate(raced[:FORM_ENDS]):
         if position == 0 or not problem.watch.cut():
             ends.append(problem.stage(f"descend-{position}", partial(descend_sharply, problem, candidate.start)))
         problem = quiet
-    first = min(range(len(ends)), key=lambda i: ends[i].energy)
-    others = [c for c in (*raced, *beaten) if c is not raced[first]]
-    return ends[first], [raced[first], *others]
+    settled = [_settled(candidate, end) for candidate, end in zip(raced, ends, strict=False)]
+    order = sorted(range(len(ends)), key=lambda i: ends[i].energy)
+    rest = [*raced[len(ends) :], *beaten, *(c for c in candidates if c.start.plan is None)]
+    return ends[order[0]], [*(settled[i] for i in order), *rest]
+
+
+def _settled(candidate: Candidate, end: Solution) -> Candidate:
+    """A candidate with the energy and matching of the end that it led to."""
+    matching = end.plan.argmax(1)
+    return replace(candidate, energy=max(end.energy, 0.0), level="full", matching=matching)
 
 
 def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
@@ -229,10 +231,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         further = problem.stage("further", partial(solve_sharply, problem, start))
         if further.energy < ends[lowest].energy:
             ends[lowest] = further
-    settled = [
-        replace(c, energy=max(end.energy, 0.0), level="full", matching=end.plan.argmax(1), ended=problem.sharp)
-        for c, end in zip(contenders, ends, strict=True)
-    ]
+    settled = [replace(_settled(c, end), ended=problem.sharp) for c, end in zip(contenders, ends, strict=True)]
     entropic = problem.model.entropic if problem.model.fixed else lambda plan, epsilon: 0.0
     minimised = [end.energy + entropic(end.plan, problem.model.epsilon) for end in ends]
     order = sorted(range(len(ends)), key=minimised.__getitem__)
@@ -241,8 +240,10 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     return ends[order[0]], [settled[order[0]], *rest]
 
 
-def _raced(problem: StoredProblem, candidates: list[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
-    """Candidates after a conditional gradient from the plans that they bring: those that are nearly as low as the
+def _raced(
+    problem: StoredProblem, candidates: list[Candidate], nearly: float = NEARLY
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Candidates after a conditional gradient from the plans that they bring: those that are ``nearly`` as low as the
     lowest, that one first, and the others."""
     annealed, quiet, raced = candidates[0].annealed, replace(problem, watch=problem.watch.silent()), []
     for position, candidate in enumerate(candidates):
@@ -250,9 +251,10 @@ def _raced(problem: StoredProblem, candidates: list[Candidate]) -> tuple[list[Ca
             break
         end = quiet.stage(f"race-{position}", partial(first_step, quiet, candidate.start))
         start, energy = replace(candidate.start, plan=end.plan.to(problem.masses[0])), max(end.value, 0.0)
-        raced.append(replace(candidate, start=start, energy=energy, matching=end.plan.argmax(1), annealed=annealed))
+        found = replace(candidate, start=start, energy=energy, matching=end.plan.argmax(1), annealed=annealed)
+        raced.append(replace(found, level="full"))
     raced.sort(key=lambda c: c.energy)
-    near = sum(c.energy <= NEARLY * raced[0].energy + TINY * problem.unit for c in raced)
+    near = sum(c.energy <= nearly * raced[0].energy + TINY * problem.unit for c in raced)
     return raced[:near], [*raced[near:], *candidates[len(raced) :]]
 
 

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -34,7 +34,7 @@ from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_be
 from torchgw.solvers.factored_transport import corner, finds_vertices
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
+from torchgw.solvers.frank_wolfe import FrankWolfe, Polytope, frank_wolfe
 from torchgw.solvers.iterate import State
 from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.permutations import Permuted, permute
@@ -95,11 +95,12 @@ def descend_sharply(problem: StoredProblem, start: Start) -> Solution:
     """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
     assert start.plan is not None
     descent = _Descent(problem, History(), problem.options.stopping.max_iter)
-    return _exchanged_further(problem, descent, descent.solved(start.plan, start.column_dual(problem.masses[1]), True))
+    found = descent.solved(start.plan, start.column_dual(problem.masses[1]), True, rough=True)
+    return _exchanged_further(problem, descent, found)
 
 
 def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
-    """The first of these steps, which comes within 1 % of the end (measured)."""
+    """The first of these steps, which comes within 1 % of the end of a pure problem (measured)."""
     assert start.plan is not None
     descent = _Descent(problem, History(), FIRST)
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
@@ -107,7 +108,7 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     if problem.model.plain:
         return frank_wolfe(descent.first, feasible(plan, p, q), dual, p, q, TOLERANCE, *descent.settings)[0]
     form = descent.form
-    found, _ = descent.along(form, form.entered(plan), form.duals(dual), False)
+    found, _ = descent.along(form, form.plans(False, True), form.entered(plan), form.duals(dual))
     return replace(found, plan=form.left(found.plan))
 
 
@@ -128,7 +129,7 @@ def lowest_by_form(
     others += [partial(solve_sharply, quiet, start) for start in starts]
     for plan in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
-        others.append(partial(descent.by_form, plan, nowhere, exact))
+        others.append(partial(descent.by_form, plan, nowhere, exact, rough=True))
     for number, other in enumerate(others):
         if not problem.watch.cut():
             found.append(quiet.stage(f"other-{number}", other))
@@ -247,14 +248,15 @@ class _Descent:
         self.history.go_on_from(entries.copy())
         return state, status
 
-    def solved(self, plan: Tensor, dual: Tensor, kept: bool) -> Solution:
+    def solved(self, plan: Tensor, dual: Tensor, kept: bool, rough: bool = False) -> Solution:
         """Where they end from a plan (N, K), which is left only for a lower one if it is to be ``kept``, and from
-        column potentials (K,) of its linear problem. Exact costs that they end with are kept."""
+        column potentials (K,) of its linear problem, which of models may be ``rough``. Exact costs that they end with
+        are kept."""
         problem, (p, q), before = self.problem, self.problem.model.masses, len(self.history.iteration)
         wide = problem.wide
         assert wide is not None
         if not problem.model.plain:
-            return self.by_form(plan, dual, False)
+            return self.by_form(plan, dual, False, rough)
         leading, first = isinstance(problem.quadratic, LeadingGradient), self.first
         matched = None
         if equal_masses(p.cpu().numpy(), q.cpu().numpy()):
@@ -286,23 +288,25 @@ class _Descent:
                 cost = FactoredCost.stored(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
         return self._solution(plan, found.value, status, before, dual, cost)
 
-    @property
+    @cached_property
     def form(self) -> ModelForm:
         """The objective of any model."""
         return ModelForm(self.problem.model, self.exact)
 
-    def by_form(self, plan: Tensor, dual: Tensor, exact: bool) -> Solution:
-        """Where they end by the objective of any model; ``exact`` vertices are the best."""
+    def by_form(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool) -> Solution:
+        """Where they end by the objective of any model; ``exact`` vertices are the best, and the first one is not
+        sought by ``rough`` potentials."""
         before, form = len(self.history.iteration), self.form
-        found, status = self.along(form, form.entered(plan.to(torch.float64, copy=True)), form.duals(dual), exact)
+        start = form.entered(plan.to(torch.float64, copy=True)), form.duals(dual)
+        found, status = self.along(form, form.plans(exact, rough), *start)
         ended = form.left(found.plan)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
         return self._solution(ended, found.value, status, before, form.dual(found.duals[0]))
 
-    def along(self, form: ModelForm, plan: Tensor, dual: Tensor, exact: bool) -> tuple[FrankWolfe, Status]:
-        """Their end from one of the form's plans, as one of these, and why."""
-        settings = *form.masses, TOLERANCE, *self.settings
-        return frank_wolfe(form, plan, dual, *settings, plans=form.plans(exact))
+    def along(self, form: ModelForm, plans: Polytope, plan: Tensor, dual: Tensor) -> tuple[FrankWolfe, Status]:
+        """Their end from one of a form's plans, as one of these, and why."""
+        (p, q), settings = form.masses, self.settings
+        return frank_wolfe(form, plan, dual, p, q, TOLERANCE, *settings, plans=plans)
 
     def _solution(
         self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None
