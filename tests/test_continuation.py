@@ -218,7 +218,7 @@ def test_a_number_is_what_it_was() -> None:
     result = quietly(gw_align, SPIRAL, ROLL, epsilon=5e-3, random_state=0)
     assert result.epsilon == 5e-3
     assert result.path == ()
-    assert "epsilon" not in repr(result)
+    assert "at epsilon 0.005, " in repr(result)
 
 
 @pytest.mark.parametrize("mode", [Envelope(), Implicit()])
