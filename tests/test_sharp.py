@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from scipy.optimize import linear_sum_assignment, linprog
 from scipy.spatial.distance import cdist, pdist, squareform
 
 from tests.problems import gw_by_enumeration, quietly, random_distances, random_masses, random_plan
-from torchgw import CoarseOptions, GWOptions, GWResult, SpaceOptions, Status, gw_align
+from torchgw import CoarseOptions, GWOptions, GWResult, Partial, SpaceOptions, Status, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound, gap, monotone_coupling
@@ -24,7 +25,7 @@ from torchgw.solvers import frank_wolfe as solver
 from torchgw.solvers import transport_lp
 from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.permutations import permute
-from torchgw.solvers.transport_lp import TransportError, blurred_duals, transport
+from torchgw.solvers.transport_lp import TransportError, Vertex, blurred_duals, transport
 from torchgw.spaces import PrecomputedDistances
 
 
@@ -90,6 +91,25 @@ def test_transport_among_candidates_is_feasible_and_no_better_than_the_optimum()
     np.testing.assert_allclose(few.plan.sum(0), q, atol=1e-12)
     cost, found, lowest = ((C * each.plan).sum() for each in (few, near, best))
     assert cost > found == pytest.approx(lowest, rel=1e-9)
+
+
+def test_the_point_that_takes_what_is_left_has_as_many_candidates_as_its_mass_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six of them are no room for it, and a first step would better no plan."""
+    costs, rng = list[float](), np.random.default_rng(0)
+    D, E = (squareform(pdist(rng.gamma(2.0, size=shape))) for shape in ((205, 3), (210, 2)))
+
+    def compared(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Vertex:
+        found = transport(C, p, q, duals, priced, basis)
+        if basis is None:
+            costs.append(float(found.plan.multiply(C).sum() / transport(C, p, q, duals).plan.multiply(C).sum()))
+        return found
+
+    monkeypatch.setattr(solver, "transport", compared)
+    quietly(lambda: gw_align(D, E, epsilon=0.0, marginals=Partial(0.8), random_state=0))
+    assert len(costs) >= 6
+    assert max(costs) <= 1.01
 
 
 @pytest.mark.parametrize(("n", "k"), [(12, 17), (30, 9), (60, 70)])

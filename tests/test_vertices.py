@@ -28,7 +28,7 @@ from torchgw.solvers.factored_descent import Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import corner, factored_transport, priced
 from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
-from torchgw.solvers.pricing import Order, PricedCost
+from torchgw.solvers.pricing import Order, PricedCost, union
 from torchgw.solvers.transport_lp import TransportError, staircase, transport
 from torchgw.spaces import EuclideanDistances, FactoredDistances
 from torchgw.spaces.hierarchy import Cells
@@ -103,6 +103,13 @@ def test_tiles_leave_out_no_entry_below_potentials(n: int, k: int) -> None:
     assert (np.diff(cheap) > 0).all()
     assert set(cheap // k) == set(range(n)), "each row has its cheapest entry"
     np.testing.assert_allclose(ordered.at(cheap, dual), (C - dual).numpy().ravel()[cheap], atol=1e-12)
+
+
+def test_a_union_of_positions_is_ascending_and_has_each_once() -> None:
+    rng = np.random.default_rng(3)
+    for size in (0, 1, 50):
+        entries, others = (np.unique(rng.integers(0, 80, size=size)) for size in (40, size))
+        np.testing.assert_array_equal(union(entries, rng.permutation(others)), np.union1d(entries, others))
 
 
 def test_many_entries_as_cheap_are_not_all_taken() -> None:

@@ -162,30 +162,31 @@ class LeadingGradient(ExactGradient):
         plan, by the n rows in which they differ."""
         D, E = dense(self.exact.source), dense(self.exact.target)
         T, other = matrix_of(plan), self.to(p.dtype, self.exact)
-        other.entries, led = plan, other(plan, p)
         apart = None if self.entries is None else _apart(plan, self.entries)
-        if apart is not None and self.entries is not None and self.rest is not None:
-            (rows, part), before = apart, other(self.entries, p)
+        led = other(plan if apart is None else apart, p)
+        if apart is not None and self.rest is not None:
+            rows, part = _of_rows(apart)
             rest = torch.addmm(self.rest, D[:, rows], torch.sparse.mm(part, E), alpha=-2.0)
-            other.rest = rest.addmm_(led.U, led.V.T, alpha=2.0).addmm_(before.U, before.V.T, alpha=-2.0)
-            return other
-        product = D @ (T @ E) if plan.shape[0] <= plan.shape[1] else (T.T @ D).T @ E
-        other.rest = product.addmm_(led.U, led.V.T, alpha=-1.0).mul_(-2.0)
+        else:
+            rest = (D @ (T @ E) if plan.shape[0] <= plan.shape[1] else (T.T @ D).T @ E).mul_(-2.0)
+        other.rest, other.entries = rest.addmm_(led.U, led.V.T, alpha=2.0), plan
         return other
 
 
-def _apart(plan: SparseCoupling, other: SparseCoupling) -> tuple[Tensor, Tensor] | None:
-    """The rows (n,) in which two plans differ, and their difference there (n, K), sparse; None where these are most."""
+def _apart(plan: SparseCoupling, other: SparseCoupling) -> SparseCoupling | None:
+    """The difference of two plans; None where most rows differ."""
     apart = plan.matrix - other.matrix
     apart.data[np.abs(apart.data) <= ROUNDING * float(plan.mass.max())] = 0.0
     apart.eliminate_zeros()
-    rows = np.flatnonzero(np.diff(apart.indptr))
-    if len(rows) > plan.shape[0] // 2:
-        return None
-    part = apart[rows].tocoo()
-    at = torch.from_numpy(np.stack((part.row, part.col)).astype(np.int64))
-    entries = torch.sparse_coo_tensor(at, torch.from_numpy(part.data), part.shape, check_invariants=False)
-    return torch.from_numpy(rows).to(plan.device), entries.coalesce().to(plan.device)
+    many = np.count_nonzero(np.diff(apart.indptr)) > plan.shape[0] // 2
+    return None if many else SparseCoupling.of(apart, plan.device)
+
+
+def _of_rows(plan: SparseCoupling) -> tuple[Tensor, Tensor]:
+    """The rows (n,) that have entries, and the plan on these (n, K), as a sparse tensor."""
+    rows = torch.nonzero(plan.first.diff())[:, 0]
+    at, shape = torch.stack((torch.searchsorted(rows, plan.row), plan.column)), (len(rows), plan.shape[1])
+    return rows, torch.sparse_coo_tensor(at, plan.mass, shape, check_invariants=False, is_coalesced=True)
 
 
 def leads(exact: ExactGradient, work: float | None = None) -> bool:

@@ -30,7 +30,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_transport import FactoredVertex, by_flows, factored_transport, priced
 from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
 from torchgw.solvers.iterate import Check, State, iterate
-from torchgw.solvers.pricing import Order, PricedCost
+from torchgw.solvers.pricing import Order, PricedCost, union
 from torchgw.solvers.transport_lp import TransportError
 from torchgw.types import Array
 
@@ -123,7 +123,7 @@ def descend_between_factors(
         cost: FactoredCost, duals: tuple[Tensor, Tensor], entries: Array, basis: Array | None, all_priced: bool
     ) -> FactoredVertex:
         tiled = ordered(cost)
-        known = np.union1d(entries, tiled.cheap(*duals))
+        known = union(entries, tiled.cheap(*duals))
         vertex = factored_transport(tiled, p, q, duals[1], known, basis)
         return priced(tiled, p, q, vertex) if all_priced and not flows else vertex
 
@@ -148,7 +148,7 @@ def descend_between_factors(
         basis = None if state.basis is None else np.asarray(state.basis.cpu().numpy())
         entries = np.asarray((plan.row * len(q) + plan.column).cpu().numpy())
         if basis is not None:
-            entries = np.union1d(entries, basis[basis >= 0])
+            entries = union(entries, basis[basis >= 0])
         try:
             vertex = vertex_of(state.cost, state.duals, entries, basis, state.stalled)
         except TransportError as error:

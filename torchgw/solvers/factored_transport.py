@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchgw.objective.bounds import monotone_coupling
 from torchgw.solvers.minimum_cost_flow import available, minimum_cost_flow
-from torchgw.solvers.pricing import Order, PricedCost
+from torchgw.solvers.pricing import Order, PricedCost, union
 from torchgw.solvers.transport_lp import (
     COST_SCALE,
     PRICING_ROUNDS,
@@ -113,7 +113,7 @@ def priced(cost: PricedCost, p: Tensor, q: Tensor, vertex: FactoredVertex) -> Fa
         missing = np.setdiff1d(cost.below(row_dual, dual, -tolerance), vertex.entries, assume_unique=True)
         if len(missing) == 0:
             return vertex
-        entries = np.union1d(vertex.entries, missing)
+        entries = union(vertex.entries, missing)
         vertex = factored_transport(cost, p, q, dual, entries, vertex.basis)
     shape = f"{len(p)} x {len(q)}"
     raise TransportError(f"the linear transport problem ({shape}) was not priced out in {PRICING_ROUNDS} rounds")

@@ -109,6 +109,8 @@ def transport(
         _mark_small(mask, reduced)
     for dual in duals[1:]:
         (_mark_smallest if basis is None else _mark_small)(mask, _reduced(C, dual))
+    _mark_of_heavy(mask, reduced, p)
+    _mark_of_heavy(mask.T, reduced.T, q)
     # HiGHS has absolute tolerances: masses near one, and reduced costs around a hundred.
     scale = max(float(reduced.mean()), np.finfo(float).tiny) / COST_SCALE
     reduced /= scale
@@ -312,6 +314,15 @@ def _mark_small(mask: Array, reduced: Array) -> None:
         _mark_smallest(mask, reduced)
     else:
         mask |= small
+
+
+def _mark_of_heavy(mask: Array, reduced: Array, p: Array) -> None:
+    """Mark the smallest entries of rows with much mass (N,), as many as their mass asks for: in the first steps of a
+    partial problem the point that takes what is left had no room otherwise, and no vertex bettered the plan."""
+    most = CANDIDATES * p / p.mean()
+    for row in np.flatnonzero(p > CANDIDATES * p.mean()):
+        last = min(int(most[row]), reduced.shape[1]) - 1
+        mask[row, np.argpartition(reduced[row], last)[: last + 1]] = True
 
 
 def staircase(p: Array, q: Array) -> Array:

@@ -134,7 +134,7 @@ def _begun(problem: StoredProblem) -> Begun:
 
 def _begun_by_form(problem: StoredProblem) -> Begun:
     """The lowest end by the objective of any model, from where a search leads; from the plan that was given, or the
-    product plan, as it is and annealed; and between few points from random plans."""
+    product plan annealed and, up to a million pairs, as it is; and between few points from random plans."""
     began, init, model = time.perf_counter(), problem.init, problem.model
     ends = zip(model.masses, model.marginals.weights, strict=True)
     # The mass of a side that is free says which of its points there are, and is no part of the objective.
@@ -156,8 +156,9 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     starts, plans, product = list[Start](), list[Tensor](), p[:, None] * q
     if init is not None and init.is_floating_point():
         plans = [init.to(p)]
-    elif init is None and pairs <= PRODUCT_PAIRS and problem.model.alpha > 0:
-        starts, plans = [candidate.start for candidate in product_starts(problem)[:1]], [product]
+    elif init is None and problem.model.alpha > 0:
+        starts = [candidate.start for candidate in product_starts(problem)[:1]]
+        plans = [product] if pairs <= PRODUCT_PAIRS else []
     if init is None and pairs <= FEW_PAIRS and problem.model.alpha > 0:
         random = torch.rand(RANDOM_PLANS, *product.shape, generator=problem.generator, device=p.device)
         plans += [*(-random.log() * product)]

@@ -57,7 +57,7 @@ TOLERANCE, LED_TOLERANCE = 1e-6, 1e-4  # of the Frank-Wolfe gap, over the value;
 EXCHANGED_PAIRS = 250_000
 FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
 CORRECTIONS = 10  # of leading factors at the ends that they lead to
-NEGLIGIBLE = 1e-13  # of the mass of a point
+NEGLIGIBLE = 1e-13  # of the mass of a point, and of all mass that moves
 FIRST = 1  # step, that says which of several plans leads lowest
 
 StateT = TypeVar("StateT", bound=State)
@@ -364,7 +364,8 @@ class _Descent:
             lowest, best = value, found
             arguments = first, found, order, p, q, TOLERANCE
             found, status = self.stage(f"correct-{number}", partial(descend_between_factors, *arguments))
-            if torch.equal(found.plan.mass, best.plan.mass) and torch.equal(found.plan.column, best.plan.column):
+            moved = abs(found.plan.matrix - best.plan.matrix).sum()
+            if moved <= NEGLIGIBLE * float(p.sum()):
                 return _Between(found, status, True)
         return _Between(best, status, False)
 

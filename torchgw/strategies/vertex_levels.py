@@ -25,7 +25,7 @@ from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import MOST_MASSES, corner
-from torchgw.solvers.pricing import Order, PricedCost
+from torchgw.solvers.pricing import Order, PricedCost, union
 from torchgw.spaces import FactoredDistances
 from torchgw.spaces.hierarchy import Cells, bisect
 from torchgw.types import Array, DistanceProvider
@@ -95,7 +95,7 @@ def descend_by_levels(
     p, q, cost, duals = level.p, level.q, level.cost, level.duals
     order = Order.of(cost)
     _, nearest = PricedCost.of(cost.T, order.turned).transform(duals[1], duals[0])
-    start = Vertex(cost, duals, np.union1d(corner(order, nearest, p, q), within))
+    start = Vertex(cost, duals, union(corner(order, nearest, p, q), within))
     between, tol = ExactGradient(level.x, level.y, p, q), FLOWS_TOLERANCE if level.many else TOLERANCE
     found, status = descend_between_factors(between, start, order, p, q, tol, least, max_iter, history, watch)
     logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
