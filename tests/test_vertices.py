@@ -27,6 +27,7 @@ from torchgw.solvers import factored_transport as solver
 from torchgw.solvers.factored_descent import Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import corner, factored_transport, priced
 from torchgw.solvers.frank_wolfe import frank_wolfe
+from torchgw.solvers.minimum_cost_flow import _integers as integers
 from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
 from torchgw.solvers.pricing import Order, PricedCost, union
 from torchgw.solvers.transport_lp import TransportError, staircase, transport
@@ -203,6 +204,18 @@ def test_points_without_mass_are_left_out(linear_problems: str) -> None:
     result = quietly(gw_align, X, Y, p=p / p.sum(), epsilon=0, options=STREAMING, random_state=0)
     assert result.marginal_error < 1e-12
     assert float(result.coupling.to_dense()[::7].abs().sum()) == 0
+
+
+def test_masses_that_few_parts_make_up_are_small_integers() -> None:
+    rng = np.random.default_rng(4)
+    rows, columns = rng.multinomial(1000, np.full(70, 1 / 70)), rng.multinomial(1200, np.full(80, 1 / 80))
+    supply, demand, unit = integers(rows / 1000, columns / 1200)
+    np.testing.assert_array_equal(supply, 6 * rows)
+    np.testing.assert_array_equal(demand, 5 * columns)
+    assert unit == pytest.approx(1 / 6000)
+    supply, demand, unit = integers(random_masses(70, rng), columns / 1200)
+    assert unit == 2.0**-50
+    assert supply.sum() == demand.sum() == pytest.approx(2**50)
 
 
 @pytest.mark.parametrize("kind", ["spread over decades", "two clusters", "one is nothing"])

@@ -1,8 +1,8 @@
 """Linear transport on a given set of entries as a flow of minimum cost, by OR-tools, and the prices that prove it.
 
-OR-tools takes integers: masses become multiples of the largest unit that all are multiples of where they are equal on
-each side, else of 2^-40 of their sum, and costs of the least step that its arithmetic holds. What that leaves of the
-masses is for the caller to put right. The prices are shortest paths of whole numbers,
+OR-tools takes integers: masses become multiples of the largest unit that all are multiples of, where few are different,
+else of 2^-50 of their sum, and costs of the least step that its arithmetic holds. Small numbers take a fraction of the
+time. What is left of the masses is for the caller to put right. The prices are shortest paths of whole numbers,
 
     b_j = min over entries of a_i + C_ij,    a_i = min over entries with flow of b_j - C_ij,    prices (-a, b),
 
@@ -14,6 +14,8 @@ Sources: A. Goldberg, "An efficient implementation of a scaling minimum-cost flo
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -23,7 +25,8 @@ import numpy as np
 from torchgw.solvers.transport_lp import TransportError
 from torchgw.types import Array
 
-UNIT = 2**40  # of masses that have no common one
+UNITS = 2**50  # of the whole, where masses have none in common
+FEW_SHARES, LARGEST_SHARE = 64, 2**22  # masses that differ, and parts of the whole, among which common ones are sought
 LARGEST, STEPS = (2**56, 2**48, 2**40), 2**45  # of numbers, tried in turn; of steps up to the largest cost
 LOST = 1e-9  # share of the mass that rounding to integers may leave without a way
 
@@ -78,13 +81,26 @@ def minimum_cost_flow(cost: Array, row: Array, column: Array, p: Array, q: Array
 
 def _integers(p: Array, q: Array) -> tuple[Array, Array, float]:
     """Masses (N,), (K,) as integers of equal sums, and their unit."""
-    n, k = len(p), len(q)
-    if np.ptp(p) == 0 == np.ptp(q):
-        common = np.gcd(n, k)
-        return np.full(n, k // common), np.full(k, n // common), float(p.sum()) * common / (n * k)
-    supply, demand = (np.rint(side * (UNIT / side.sum())).astype(np.int64).clip(min=1) for side in (p, q))
+    units = _units(p, q)
+    supply, demand = (np.rint(side * (units / side.sum())).astype(np.int64).clip(min=1) for side in (p, q))
     demand[demand.argmax()] += supply.sum() - demand.sum()
-    return supply, demand, float(p.sum()) / UNIT
+    return supply, demand, float(p.sum()) / units
+
+
+def _units(p: Array, q: Array) -> int:
+    """The least number of equal parts of the whole that all masses are multiples of, as those of points that are alike
+    and of cells of them; `UNITS` where these are many."""
+    found = 1
+    for side in (p, q):
+        shares = np.unique(np.rint(side * (UNITS / side.sum())))
+        if len(shares) > FEW_SHARES:
+            return UNITS
+        for share in shares.tolist():
+            near = Fraction(share / UNITS).limit_denominator(LARGEST_SHARE)
+            found = math.lcm(found, near.denominator)
+            if abs(float(near) - share / UNITS) > 1 / UNITS or found > UNITS:
+                return UNITS
+    return found
 
 
 def _prices(cost: Array, row: Array, column: Array, flowing: Array, n: int, k: int) -> tuple[Array, Array]:

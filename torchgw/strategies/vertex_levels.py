@@ -35,6 +35,7 @@ logger = logging.getLogger("torchgw")
 # Of the Frank-Wolfe gap, over the value; where linear problems are flows, each of which takes seconds, and where not.
 TOLERANCE, FLOWS_TOLERANCE = 1e-5, 1e-2
 CELL = 8  # points of a cell, at most
+MOST_WITHIN = 2**23  # pairs of points of matched cells, the cheapest, that a first linear problem has
 
 
 class VertexLevel(NamedTuple):
@@ -95,6 +96,9 @@ def descend_by_levels(
     p, q, cost, duals = level.p, level.q, level.cost, level.duals
     order = Order.of(cost)
     _, nearest = PricedCost.of(cost.T, order.turned).transform(duals[1], duals[0])
+    if len(within) > MOST_WITHIN:
+        reduced = PricedCost.of(cost, order).at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
+        within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
     start = Vertex(cost, duals, union(corner(order, nearest, p, q), within))
     between, tol = ExactGradient(level.x, level.y, p, q), FLOWS_TOLERANCE if level.many else TOLERANCE
     found, status = descend_between_factors(between, start, order, p, q, tol, least, max_iter, history, watch)
