@@ -16,7 +16,7 @@ from scipy.spatial.distance import cdist
 
 from tests import oracle
 from tests.problems import random_masses
-from torchgw import Balanced, GWOptions, Partial, SemiRelaxed, SpaceOptions, Supervision, gw_align
+from torchgw import Balanced, GWOptions, Partial, SemiRelaxed, SpaceOptions, Supervision, Unbalanced, gw_align
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.losses import LOSSES
@@ -33,6 +33,7 @@ from torchgw.strategies import sharp
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning", "ignore::torchgw.ConvergenceWarning")
 
+VARIED = Unbalanced(0.02, 0.01, "tv")
 FIXED: dict[str, Any] = {"distances": "precomputed", "epsilon": 0.0, "random_state": 0}
 
 
@@ -63,7 +64,16 @@ def models(n: int = 7, k: int = 9) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "semi-relaxed rows", {"marginals": SemiRelaxed(0.0, "x"), **fused}
     yield "partial", {"marginals": Partial(1.0)}
     yield "fused partial", {"marginals": Partial(1.0), **fused}
+    yield "varied partial", {"marginals": VARIED}
+    yield "fused varied partial", {"marginals": VARIED, **fused}
     yield "another loss", {"loss": LOSSES["kl"]}
+
+
+def varied(T: np.ndarray, p: np.ndarray, q: np.ndarray, model: Unbalanced, alpha: float) -> float:
+    """Total variation of both marginals that are no larger than p and q, of squared measures and of measures."""
+    ends = [(model.rho_x, p.sum()), (model.rho_y, q.sum())]
+    squared = sum(rho * (whole**2 - T.sum() ** 2) for rho, whole in ends)
+    return float(alpha * squared + (1 - alpha) * sum(rho * (whole - T.sum()) for rho, whole in ends))
 
 
 @pytest.mark.parametrize(("name", "more"), list(models()))
@@ -86,6 +96,7 @@ def test_the_form_is_the_objective_and_self_adjoint(name: str, more: dict[str, A
         problem = oracle.Problem(DX, DY, T.sum(1), T.sum(0), 0.0, model.alpha, M, loss=loss)
         parts = T.ravel() @ oracle.pair_costs(problem) @ T.ravel() * model.alpha
         parts += 0.0 if M is None else model.beta * (M * T).sum()
+        parts += varied(T, p.numpy(), q.numpy(), VARIED, model.alpha) if "varied" in name else 0.0
         assert float((cost * plan).sum()) == pytest.approx(parts, rel=1e-9)
     assert float((costs[0] * plans[1]).sum()) == pytest.approx(float((costs[1] * plans[0]).sum()), rel=1e-9)
 
@@ -140,7 +151,8 @@ def test_vertices_are_the_best_of_their_polytope(name: str, more: dict[str, Any]
     assert lowest <= float((cost * plan).sum())
     torch.testing.assert_close(vertex.marginal(1), form.masses[0])
     stands = form.left(vertex.to_dense())
-    assert float(stands.sum()) == pytest.approx(1.0)
+    if "varied" not in name:
+        assert float(stands.sum()) == pytest.approx(1.0)
     if "partial" in name:
         assert float((stands.sum(0) - q).max()) <= 1e-12
 
@@ -214,6 +226,67 @@ def test_linear_problems_are_solved_to_the_vertex() -> None:
     part = gw_align(None, None, cost=M, alpha=0.0, p=p, q=q, epsilon=0.0, marginals=Partial(0.4))
     best = linprog(M.ravel(), A_ub=sums, b_ub=np.concatenate((p, q)), A_eq=np.ones((1, M.size)), b_eq=[0.4])
     assert part.value == pytest.approx(best.fun, abs=1e-9)
+    free = gw_align(None, None, cost=M, alpha=0.0, p=p, q=2 * q, epsilon=0.0, marginals=Unbalanced(0.03, 0.05, "tv"))
+    best = linprog(M.ravel() - 0.08, A_ub=sums, b_ub=np.concatenate((p, 2 * q)))
+    assert free.value == pytest.approx(best.fun + 0.03 + 0.1, abs=1e-9)
+    assert 0 < float(free.plan.sum()) < 0.99
+    assert free.certificate.stationarity <= 1e-9
+
+
+@pytest.mark.parametrize(("seed", "fused"), [(0, False), (1, False), (2, True), (3, True)])
+def test_total_variation_leaves_what_matches_cost_too_much(seed: int, fused: bool) -> None:
+    DX, DY, rng = clouds(24, 30, seed)
+    p, q, M = 0.8 * random_masses(24, rng), random_masses(30, rng), rng.uniform(size=(24, 30))
+    given: dict[str, Any] = {"cost": M, "alpha": 0.7} if fused else {}
+    found, alpha = gw_align(DX, DY, p=p, q=q, marginals=VARIED, **given, **FIXED), given.get("alpha", 1.0)
+    plan = np.asarray(found.plan)
+
+    def judged(T: np.ndarray) -> float:
+        return value(DX, DY, T, M if fused else None, alpha) + varied(T, p, q, VARIED, alpha)
+
+    assert found.value == pytest.approx(judged(plan), rel=1e-9)
+    assert max((plan.sum(1) - p).max(), (plan.sum(0) - q).max()) <= 1e-14
+    assert 0.02 < plan.sum() < 0.8
+    assert found.certificate.stationarity_exact
+    assert found.certificate.stationarity <= 1e-6 * found.value
+    sums = np.concatenate((np.kron(np.eye(24), np.ones(30)), np.kron(np.ones(24), np.eye(30))))
+    for direction in (rng.normal(size=M.shape), -plan, 1.0 - M):  # no plan nearby is lower
+        vertex = linprog(direction.ravel(), A_ub=sums, b_ub=np.concatenate((p, q))).x.reshape(M.shape)
+        assert judged(plan + 1e-4 * (vertex - plan)) >= found.value - 1e-7 * found.value
+    other = gw_align(DX, DY, p=p, q=q, marginals=Partial(float(plan.sum())), **given, **FIXED)
+    assert found.value <= judged(np.asarray(other.plan)) * 1.05
+
+
+@pytest.mark.parametrize("shape", [(60, 66), (205, 220)], ids=str)
+def test_total_variation_finds_the_part_that_both_have(shape: tuple[int, int]) -> None:
+    """Two thirds of a cloud, turned, among points of another; nobody says how many."""
+    (n, k), rng = shape, np.random.default_rng(0)
+    X, common = rng.normal(size=(n, 3)), 2 * n // 3
+    turned = X[:common] @ np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    Y = np.concatenate((turned, 2 * rng.normal(size=(k - common, 3))))
+    options = GWOptions(spaces=SpaceOptions(scale="common"))
+    p, q = np.full(n, 1 / n), np.full(k, 1 / n)
+    given: dict[str, Any] = {"distances": "euclidean", "epsilon": 0.0, "random_state": 0, "options": options}
+    found = gw_align(X, Y, p=p, q=q, marginals=Unbalanced(1e-5, 1e-5, "tv"), **given)
+    source, target, mass = found.matching()
+    np.testing.assert_array_equal(source, target)
+    np.testing.assert_array_equal(source, np.arange(common))
+    np.testing.assert_allclose(mass, 1 / n)
+    again = gw_align(X, Y, p=p, q=q, marginals=Unbalanced(1e-5, 1e-5, "tv"), init=found.plan, **given)
+    assert again.value <= found.value * (1 + 1e-9)
+
+
+def test_total_variation_says_what_it_needs() -> None:
+    DX, DY, _ = clouds(6, 7, 0)
+    with pytest.raises(ValueError, match=r"rho_y must be finite with divergence='tv', got inf"):
+        Unbalanced(0.1, np.inf, "tv")
+    with pytest.raises(ValueError, match=r"divergence must be one of .kl., .tv., got .l2."):
+        Unbalanced(0.1, 0.1, "l2")
+    for epsilon in (1e-3, "auto"):
+        with pytest.raises(ValueError, match=r"use epsilon=0, or divergence='kl'"):
+            gw_align(DX, DY, marginals=VARIED, distances="precomputed", epsilon=epsilon)
+    with pytest.raises(FloatingPointError, match=r"raise rho_x, rho_y"):
+        gw_align(DX, DY, marginals=Unbalanced(1e-9, 1e-9, "tv"), cost=np.ones((6, 7)), alpha=0.5, **FIXED)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +350,7 @@ def test_another_loss_ends_at_a_vertex() -> None:
     assert found.value <= blurred.value
 
 
-@pytest.mark.parametrize("marginals", [Partial(0.5), SemiRelaxed(0.0, "y"), SemiRelaxed(0.0, "x")], ids=str)
+@pytest.mark.parametrize("marginals", [Partial(0.5), SemiRelaxed(0.0, "y"), SemiRelaxed(0.0, "x"), VARIED], ids=str)
 @pytest.mark.parametrize("kind", ["two points", "ties", "copies", "no mass"])
 def test_degenerate_spaces_end(kind: str, marginals: Marginals) -> None:
     rng = np.random.default_rng(8)
@@ -292,10 +365,13 @@ def test_degenerate_spaces_end(kind: str, marginals: Marginals) -> None:
         p[:5], q[::4] = 0.0, 0.0
         p, q = p / p.sum(), q / q.sum()
     found = gw_align(DX, DY, p=p, q=q, marginals=marginals, **FIXED)
-    plan, total = np.asarray(found.plan), marginals.total or 1.0
+    plan = np.asarray(found.plan)
+    total, left = (
+        (plan.sum(), varied(plan, p, q, VARIED, 1.0)) if marginals == VARIED else (marginals.total or 1.0, 0.0)
+    )
     assert plan.min() >= 0
     assert plan.sum() == pytest.approx(total, abs=1e-12)
-    assert found.value == pytest.approx(value(DX / found.scales[0], DY / found.scales[1], plan), abs=1e-9)
+    assert found.value == pytest.approx(value(DX / found.scales[0], DY / found.scales[1], plan) + left, abs=1e-9)
     assert plan[p == 0].sum() == plan[:, q == 0].sum() == 0
     assert found.certificate.gap <= 1e-15 or found.certificate.stationarity <= 1e-6 * found.value
 
@@ -303,7 +379,7 @@ def test_degenerate_spaces_end(kind: str, marginals: Marginals) -> None:
 @pytest.mark.parametrize("marginals", [SemiRelaxed(1.0), SemiRelaxed(0.5, "x")], ids=str)
 def test_what_divergences_hold_needs_entropy(marginals: Marginals) -> None:
     DX, DY, _ = clouds(6, 7, 0)
-    with pytest.raises(ValueError, match=r"marginals must be Balanced\(\), Partial\(\) or SemiRelaxed\(0.0\)"):
+    with pytest.raises(ValueError, match=r"marginals must be Balanced\(\), Partial\(\), SemiRelaxed\(0.0\) or Unb"):
         gw_align(DX, DY, marginals=marginals, **FIXED)
 
 
@@ -351,7 +427,7 @@ def test_the_mass_of_a_free_side_is_no_part_of_the_problem() -> None:
 
 @pytest.mark.parametrize(
     ("marginals", "alpha"),
-    [(Balanced(), 0.6), (Partial(0.6), 1.0), (SemiRelaxed(0.0), 1.0), (SemiRelaxed(0.0, "x"), 0.5)],
+    [(Balanced(), 0.6), (Partial(0.6), 1.0), (SemiRelaxed(0.0), 1.0), (SemiRelaxed(0.0, "x"), 0.5), (VARIED, 1.0)],
     ids=str,
 )
 def test_many_points_are_searched_without_entropy(
@@ -359,8 +435,8 @@ def test_many_points_are_searched_without_entropy(
 ) -> None:
     exact, by_form = list[float](), sharp._Descent.by_form
 
-    def spied(descent: Any, plan: torch.Tensor, dual: torch.Tensor, best: bool, rough: bool) -> Solution:
-        found = by_form(descent, plan, dual, best, rough)
+    def spied(descent: Any, plan: torch.Tensor, dual: torch.Tensor, best: bool, *more: bool, **named: bool) -> Solution:
+        found = by_form(descent, plan, dual, best, *more, **named)
         exact.extend([found.energy] * best)
         return found
 
@@ -374,7 +450,8 @@ def test_many_points_are_searched_without_entropy(
     assert found.basins[0].energy == pytest.approx(found.value, rel=1e-6)
     np.testing.assert_array_equal(found.basins[0].matching, np.asarray(found.plan).argmax(1))
     assert len(exact) == 1  # best steps from the product plan
-    assert found.value <= exact[0] * float(found.plan.sum()) ** 2 * (1 + 1e-9)
+    mass = 1.0 if marginals == VARIED else float(found.plan.sum())
+    assert found.value <= exact[0] * mass**2 * (1 + 1e-9)
     again = gw_align(DX, DY, marginals=marginals, **given)
     assert torch.equal(torch.as_tensor(again.plan), torch.as_tensor(found.plan))
 

@@ -4,12 +4,15 @@ With masses p (N,), q (K,) and KL(x | a) = sum x log(x / a) - x + a, an objectiv
 
     Balanced()                  T 1 = p and T^T 1 = q
     SemiRelaxed(rho, side)      one of the two, and rho KL of the other
-    Unbalanced(rho_x, rho_y)    rho_x KL(T 1 | p) + rho_y KL(T^T 1 | q)
+    Unbalanced(rho_x, rho_y)    rho_x KL(T 1 | p) + rho_y KL(T^T 1 | q), or with divergence="tv"
+                                rho_x |p - T 1| + rho_y |q - T^T 1|, where T 1 <= p and T^T 1 <= q
     Partial(mass)               T 1 <= p, T^T 1 <= q, sum T = mass
 
 For the quadratic part of the objective the divergences are those of the squared measures, KL(T 1 x T 1 | p x p) and so
 on: then scaling all masses scales the whole objective (T. Sejourne, F.-X. Vialard, G. Peyre, "The unbalanced
 Gromov-Wasserstein distance: conic formulation and relaxation", 2021). Between measures of mass one that is twice KL.
+Of total variation |p x p - T 1 x T 1| = |p|^2 - m^2 for a plan of mass m, so that what is left out is the problem of
+Y. Bai et al., "Efficient solvers for partial Gromov-Wasserstein", 2025.
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ class Marginals:
     def free_mass(self) -> bool:
         """Whether the mass of the plan is not given."""
         return max(self.weights) < math.inf
+
+    @property
+    def varied(self) -> bool:
+        """Whether total variation holds the marginals, and no point gives or takes more than it has."""
+        return False
 
     @property
     def balanced(self) -> bool:
@@ -96,6 +104,8 @@ class Unbalanced(Marginals):
     ----------
     rho_x, rho_y : weights of the two divergences, in units of the scaled squared distances, > 0; infinity makes a
         marginal hard. A smaller weight leaves more points without a match: about those whose cost exceeds it.
+    divergence : "kl", or "tv", total variation, for ``epsilon=0``: no point gives or takes more than it has, and two
+        matches are worth it together where their loss is below rho_x + rho_y, both finite.
 
     Notes
     -----
@@ -107,15 +117,23 @@ class Unbalanced(Marginals):
 
     rho_x: float
     rho_y: float
+    divergence: str = "kl"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "divergence", validate.choice("divergence", self.divergence, ("kl", "tv")))
         for name in ("rho_x", "rho_y"):
             object.__setattr__(self, name, validate.real(name, getattr(self, name), above=0.0, infinite=True))
             ranges.price(name, getattr(self, name), "makes a marginal hard, SemiRelaxed(0.0) leaves it free")
+            if self.varied and getattr(self, name) == math.inf:
+                raise ValueError(f"{name} must be finite with divergence='tv', got inf; take another model")
 
     @property
     def weights(self) -> tuple[float, float]:
         return self.rho_x, self.rho_y
+
+    @property
+    def varied(self) -> bool:
+        return self.divergence == "tv"
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,11 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
     """The rounding of a plan onto its hard marginals p (N,), q (K,); four products at the most.
 
     Where one marginal is hard, its side is scaled; where both are only bounded, they are shrunk to their bounds, and
-    what the total misses is spread over what room is left. Relaxed marginals stay as they are.
+    what a total misses is spread over what room is left. Marginals that KL relaxes stay as they are.
     """
     row_sums, column_sums = plan.marginal(1).to(p), plan.marginal(0).to(q)
     residual = marginal_error(row_sums, column_sums, p, q, marginals)
-    if min(marginals.weights) < math.inf:
+    if min(marginals.weights) < math.inf and not marginals.varied:
         row, column = (
             _ratio(mass, sums) if weight == math.inf else torch.ones_like(mass)
             for mass, sums, weight in zip((p, q), (row_sums, column_sums), marginals.weights, strict=True)
@@ -60,6 +60,8 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
     columns = plan.apply(row[:, None], 0)[:, 0]
     column = _shrink(q, columns)
     rows = row * plan.apply(column[:, None], 1)[:, 0]
+    if marginals.varied:
+        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), residual)
     if marginals.total is not None:
         most = (marginals.total / rows.sum()).clamp_max(1.0)
         row, rows, columns = row * most, rows * most, columns * most
@@ -80,10 +82,10 @@ def _spread(
 
 
 def marginal_error(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> float:
-    """The largest L1 residual of the hard marginals and of the total; 0 where all marginals are relaxed."""
-    if marginals.total is not None:
+    """The largest L1 residual of hard marginals, or of bounds and a total; 0 where KL relaxes both marginals."""
+    if marginals.total is not None or marginals.varied:
         missed = [(sums - mass).clamp_min(0.0).sum() for sums, mass in ((rows, p), (columns, q))]
-        missed.append((rows.sum() - marginals.total).abs())
+        missed += [] if marginals.total is None else [(rows.sum() - marginals.total).abs()]
     else:
         ends = zip((rows, columns), (p, q), marginals.weights, strict=True)
         missed = [(sums - mass).abs().sum() for sums, mass, weight in ends if weight == math.inf]

@@ -17,7 +17,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
-from torchgw.objective.bounds import c_transform, dual_bound, first_bound, frank_wolfe_gap, second_bound
+from torchgw.objective.bounds import c_transform, dual_bound, first_bound, frank_wolfe_gap, gap, second_bound
 from torchgw.objective.exact import ExactGradient, cost_of_core, factored_quadratic
 from torchgw.objective.leading import leads, stored_cost
 from torchgw.objective.linearise import linearise
@@ -151,19 +151,27 @@ def certify(
 
 
 def stationarity(found: Evaluated, dual: Tensor, model: Model, sample: torch.Generator | None) -> float:
-    """The Frank-Wolfe gap of F without its entropy, bounded by dual potentials; NaN where the mass is free.
+    """The Frank-Wolfe gap of F without its entropy, bounded by dual potentials; NaN where KL leaves the mass free.
 
     A gradient of F is 2 w Chat, to which a relaxed marginal mu adds 2 w rho log(mu / p); the plans that it points to
-    may have any such marginal, whose potentials are zero.
+    may have any such marginal, whose potentials are zero. By total variation it has what the mass saves besides, plans
+    may have less than p and q, and potentials are at most zero.
     """
     (p, q), weight, total = model.masses, float(model.weight(1.0)), model.marginals.total
-    if model.marginals.free_mass or (sample is not None and not model.fixed):
+    varied = model.marginals.varied
+    if (model.marginals.free_mass and not varied) or (sample is not None and not model.fixed):
         return math.nan
     cost = linearise(model, found.cost, model.linear(found.cost.U.dtype))
     value = (model.alpha * found.expected + (model.beta * found.linear + found.penalty) / 2) / weight  # <Chat, T>
     if sample is not None:
         index = draw(p, SAMPLED_ROWS, sample)
         cost, p = cost.taken(index, slice(None)), p.new_full((SAMPLED_ROWS,), float(p.sum()) / SAMPLED_ROWS)
+    elif varied:
+        mass = float(found.marginals[0].sum())
+        saved = sum(model.marginals.weights) * (model.alpha * mass + model.beta / 2) / weight
+        b = dual.clamp_max(0.0)
+        a = c_transform(replace(cost, a=cost.a - saved), b, q).clamp_max(0.0)
+        return weight * float(gap(value - saved * mass, dual_bound(a, b, p, q)))
     elif not model.fixed and total is None:
         sums, rho = found.marginals[1], min(model.marginals.weights)
         if model.marginals.weights[0] < math.inf:

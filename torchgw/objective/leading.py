@@ -289,8 +289,9 @@ class MatchingGradient:
 
     def cross(self, vertex: SparseCoupling, plan: Tensor) -> Tensor | None:
         """-2 D_X (S - T) D_Y (N, K) by the rows in which the plans differ; None where these are most."""
-        row, column, mass, negligible = vertex.row, vertex.column, vertex.mass, ROUNDING * float(vertex.mass.max())
-        rest = (plan.sum(1) - vertex.marginal(1)).abs() > SUMS_ROUNDING * float(mass.max())
+        row, column, mass = vertex.row, vertex.column, vertex.mass
+        most = float(mass.max()) if len(mass) else 0.0
+        negligible, rest = ROUNDING * most, (plan.sum(1) - vertex.marginal(1)).abs() > SUMS_ROUNDING * most
         apart = (plan[row, column] - mass).abs() > negligible
         rows = torch.unique(
             torch.cat((row[apart], torch.nonzero(rest)[:, 0]))

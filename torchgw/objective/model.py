@@ -245,14 +245,20 @@ def problem_weight(alpha: float | Tensor, beta: float | Tensor, mass: float | Te
 def divergences(
     marginals: Marginals, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, most: float = math.inf
 ) -> tuple[Tensor, Tensor]:
-    """sum rho KL(mu | a) and sum rho KL(mu x mu | a x a) (...) over the relaxed marginals mu (..., N), (..., K), each
-    weight rho capped at ``most``."""
+    """sum rho D(mu | a) and sum rho D(mu x mu | a x a) (...) over the relaxed marginals mu (..., N), (..., K), each
+    weight rho capped at ``most``; D is KL, or total variation."""
     single = double = rows.new_zeros(())
     for rho, sums, mass in zip(marginals.weights, (rows, columns), (p, q), strict=True):
         if 0 < rho < math.inf:
-            found = kl(sums, mass)
+            whole, kept = mass.sum(-1), sums.sum(-1)
+            if marginals.varied:
+                found = (whole - kept).abs()
+                twice = found * (whole + kept)
+            else:
+                found = kl(sums, mass)
+                twice = squared(found, kept, whole)
             single = single + min(rho, most) * found
-            double = double + min(rho, most) * squared(found, sums.sum(-1), mass.sum(-1))
+            double = double + min(rho, most) * twice
     return single, double
 
 

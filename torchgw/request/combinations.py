@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, str]] = {
     "epsilon": {"positive": "epsilon > 0", "zero": "epsilon=0", "auto": "epsilon='auto'"},
     "options.gradient": {name: f"options.gradient='{name}'" for name in ("auto", "exact", "sampled")},
     "marginals": {name: f"{name}()" for name in ("Balanced", "SemiRelaxed", "Unbalanced", "Partial")}
-    | {"free": "SemiRelaxed(0.0)"},
+    | {"free": "SemiRelaxed(0.0)", "tv": "Unbalanced(divergence='tv')"},
     "cost": {"none": "no linear cost", "matrix": "a cost matrix", "features": "a pair of feature arrays as cost"},
     "alpha": {
         "one": "alpha=1",
@@ -63,7 +63,7 @@ KINDS: dict[str, dict[str, str]] = {
     },
 }
 RULES = ("rules", "mask")
-RELAXED, HELD = ("SemiRelaxed", "free", "Unbalanced", "Partial"), ("SemiRelaxed", "Unbalanced")
+RELAXED, HELD = ("SemiRelaxed", "free", "Unbalanced", "tv", "Partial"), ("SemiRelaxed", "Unbalanced")
 NOT_SQUARE = ("kl", "own")
 MODES = ("Envelope", "Implicit", "Unrolled")
 DIRECTED = ("asymmetric", "sparse asymmetric")
@@ -160,8 +160,11 @@ EXCLUDED = (
              STORED, "labels, known and forbidden pairs stream"),
     Excluded("options.strategy", ("streaming",), {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
              "be 'auto' or 'dense'", "others than the square are evaluated on stored plans", "use loss='square'"),
-    Excluded("marginals", HELD, {"epsilon": ("zero",)}, "be Balanced(), Partial() or SemiRelaxed(0.0)",
-             "what divergences hold is at no vertex", "use a small epsilon > 0"),
+    Excluded("marginals", HELD, {"epsilon": ("zero",)},
+             "be Balanced(), Partial(), SemiRelaxed(0.0) or Unbalanced(divergence='tv')",
+             "what other divergences hold is at no vertex", "use a small epsilon > 0"),
+    Excluded("marginals", ("tv",), {"epsilon": ("positive", "auto")}, "be another model",
+             "total variation is held at vertices, which have no entropy", "use epsilon=0, or divergence='kl'"),
     *(Excluded("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
                "vertices stream for squared distances alone", "use strategy='dense', or a small epsilon > 0")
       for name, kinds, _ in PLAIN if name != "options.loss"),
@@ -268,6 +271,8 @@ def kind_of_marginals(marginals: Marginals) -> str:
     """The model, as others depend on it."""
     if marginals.balanced:
         return "Balanced"
+    if marginals.varied:
+        return "tv"
     return "free" if min(marginals.weights) == 0 else type(marginals).__name__
 
 

@@ -1,9 +1,9 @@
 """The objective without entropy of any model with hard masses, as a quadratic form on a polytope.
 
-    F(T) = <C(T), T>,    C(T) = alpha Q(T) + (m(T) L + <L, T>) / (2 m),    m(T) = sum T,    L = beta M + P,
+    F(T) = <C(T), T>,    C(T) = alpha Q(T) + L / 2 + (<L, T> / 2 + c) / W,    L = beta M + P,
 
-is linear in T and self-adjoint, so that conditional gradients between vertices need no other formula: where all plans
-have the mass m, what is linear in F is as good as quadratic. Q(T) is the cost of the quadratic part.
+is linear in plans of one mass W and self-adjoint, so that conditional gradients between vertices need no other formula:
+what is linear in F, or a constant c, is as good as quadratic. Q(T) is the cost of the quadratic part.
 
 The polytopes are
 
@@ -11,16 +11,21 @@ The polytopes are
     T 1 = p                             each row goes where it costs least (semi-relaxed; of the other side, transposed)
     T 1 <= p, T^T 1 <= q, sum T = m     transport plans with one more row and column, which take what is left (partial):
                                         they cost nothing, and each other too much
+    T 1 <= p, T^T 1 <= q                the same with room for all in both, which cost each other nothing either
+                                        (total variation)
+
+By total variation a mass m saves r = rho_x + rho_y for what it is: C(T) has - alpha r m too, L has - beta r, and c is
+what it costs to match nothing.
 
 Sources: L. Chapel, M. Alaya, G. Gasso, "Partial optimal transport with applications on positive-unlabeled learning",
 2020 (the further points); C. Vincent-Cuaz et al., "Semi-relaxed Gromov-Wasserstein divergence with applications on
-graphs", 2022.
+graphs", 2022; Y. Bai et al., "Efficient solvers for partial Gromov-Wasserstein", 2025 (total variation).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -29,6 +34,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import rounded
 from torchgw.couplings.sparse import SparseCoupling
+from torchgw.marginals import Unbalanced
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import MatchingGradient
 from torchgw.objective.model import Model
@@ -37,6 +43,17 @@ from torchgw.solvers.frank_wolfe import FreeColumns, Polytope, TransportPlans
 from torchgw.types import Coupling
 
 APART = 2.0  # times the largest cost: what both further points cost each other
+
+
+def graded(model: Model, gain: float) -> list[Model]:
+    """Models that lead to one, itself last. By total variation they begin with one by which matches at random, which
+    cost about what there is to ``gain``, are worth it, and each next is half as generous: beside matches that are wrong
+    the right ones cost much as well, and judged at once all would be left."""
+    if not model.marginals.varied:
+        return [model]
+    count = math.ceil(math.log2(max(gain / sum(model.marginals.weights), 1.0)))
+    (x, y), factors = model.marginals.weights, (2.0**power for power in range(count, 0, -1))
+    return [*(replace(model, marginals=Unbalanced(f * x, f * y, "tv")) for f in factors), model]
 
 
 @dataclass(frozen=True)
@@ -53,19 +70,29 @@ class ModelForm:
     @cached_property
     def linear(self) -> Tensor | None:
         """L (N, K); None where there is neither M nor P. A constraint costs more than the longest cycle of exchanges
-        can save, which no price of one pair does."""
+        can save, which no price of one pair does, or a mass for what it is."""
         given = self.model.linear(torch.float64)
         if given is None:
             return None
         if self.model.penalty is not None and self.model.strength == math.inf:
             longest = min(len(self.model.p), len(self.model.q)) - 1.0
             given = FactoredCost.weighted_sum([given, self.model.penalty.to(torch.float64)], [1.0, longest])
-        return given.rows(slice(None))
+        return given.rows(slice(None)) - self.model.beta * self.saved
+
+    @property
+    def saved(self) -> float:
+        """r, what a mass is worth."""
+        return sum(self.model.marginals.weights) if self.model.marginals.varied else 0.0
+
+    @property
+    def further(self) -> bool:
+        """Whether one more row and column take what is left."""
+        return self.model.marginals.total is not None or self.model.marginals.varied
 
     @property
     def turned(self) -> bool:
         """Whether it is the rows that are free."""
-        return self.model.marginals.weights[0] < math.inf
+        return self.free and self.model.marginals.weights[0] < math.inf
 
     def plans(self, exact: bool, rough: bool = False) -> Polytope:
         """Those of the form, see `torchgw.solvers.frank_wolfe.TransportPlans`."""
@@ -74,27 +101,30 @@ class ModelForm:
     @property
     def free(self) -> bool:
         """Whether one side is."""
-        return min(self.model.marginals.weights) < math.inf
+        return min(self.model.marginals.weights) < math.inf and not self.further
 
     @cached_property
     def masses(self) -> tuple[Tensor, Tensor]:
         """Of the form's rows and columns."""
-        (p, q), total = self.model.masses, self.model.marginals.total
-        if total is None:
+        (p, q), total = self.model.masses, self.model.marginals.total or 0.0
+        if not self.further:
             return (q, p) if self.turned else (p, q)
         left = ((side.sum() - total).clamp_min(0.0)[None] for side in (q, p))
         return torch.cat((p, next(left))), torch.cat((q, next(left)))
 
     def entered(self, plan: Tensor) -> Tensor:
         """A plan (N, K) as one of the form's, rounded onto the masses; what is given is written to."""
-        (p, q), total = self.model.masses, self.model.marginals.total
+        (p, q), marginals = self.model.masses, self.model.marginals
+        total = float(torch.minimum(p.sum(), q.sum())) if marginals.varied else marginals.total or 1.0
         plan.mul_((p > 0)[:, None]).mul_(q > 0)
-        plan.mul_((total or 1.0) / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
-        plan = rounded(plan, p, q, self.model.marginals)
-        if total is None:
+        plan.mul_(total / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
+        plan = rounded(plan, p, q, marginals)
+        if not self.further:
             return plan.T.contiguous() if self.turned else plan
         whole = torch.nn.functional.pad(plan, (0, 1, 0, 1))
         whole[:-1, -1], whole[-1, :-1] = (p - plan.sum(1)).clamp_min(0.0), (q - plan.sum(0)).clamp_min(0.0)
+        if self.model.marginals.varied:
+            whole[-1, -1] = plan.sum()
         return whole
 
     def left(self, plan: Tensor) -> Tensor:
@@ -107,11 +137,14 @@ class ModelForm:
         if self.free:
             return torch.zeros_like(self.masses[1])
         dual = dual * self._weight
-        return dual if self.model.marginals.total is None else torch.cat((dual, dual.amax()[None]))
+        return torch.cat((dual, dual.amax()[None])) if self.further else dual
 
     def dual(self, duals: Tensor) -> Tensor:
         """Column potentials (K,) of the model's linear problem, from those of the form's columns."""
-        return torch.zeros_like(self.model.q) if self.free else duals[: len(self.model.q)] / self._weight
+        if self.free:
+            return torch.zeros_like(self.model.q)
+        own = duals[: len(self.model.q)] / self._weight
+        return own - duals[-1] / self._weight if self.model.marginals.varied else own
 
     @property
     def _weight(self) -> float:
@@ -122,9 +155,11 @@ class ModelForm:
         plan = self._stands_for(coupling)
         rows, columns = plan.marginal(1).to(p), plan.marginal(0).to(p)
         cost = self.exact(plan, rows, None if self.model.fixed else columns).rows(slice(None)) * self.model.alpha
+        if self.saved > 0:
+            cost -= self.model.alpha * self.saved * rows.sum()
         if self.linear is not None:
-            cost += (self.linear + self._mean(plan)) / 2
-        return FactoredCost.stored(self._padded(cost))
+            cost += self.linear / 2
+        return FactoredCost.stored(self._padded(cost).add_(self._constant(plan)))
 
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
         """C(S) - C(T) (N, K) of two of the form's plans, the first of few entries, from C(T)."""
@@ -137,24 +172,31 @@ class ModelForm:
         if not self.model.fixed:
             rows, columns = (corner.marginal(axis) - stands.marginal(axis) for axis in (1, 0))
             a, b = exact.means(rows, columns)
-            found.add_(a[:, None]).add_(b)
+            found.add_(a[:, None] - self.saved * rows.sum()).add_(b)
         found *= self.model.alpha
-        if self.linear is not None:
-            found += (self._mean(corner) - self._mean(stands)) / 2
-        return self._padded(found)
+        return self._padded(found).add_(self._constant(corner) - self._constant(stands))
 
-    def _mean(self, plan: DenseCoupling | SparseCoupling) -> Tensor:
-        """<L, T> / m of a plan (N, K)."""
-        assert self.linear is not None
-        if isinstance(plan, SparseCoupling):
-            return plan.mass @ self.linear[plan.row, plan.column] / plan.mass.sum()
-        return (plan.plan * self.linear).sum() / plan.plan.sum()
+    def _constant(self, plan: DenseCoupling | SparseCoupling) -> float:
+        """(<L, T> / 2 + c) / W of a plan (N, K)."""
+        found = self._nothing
+        if self.linear is not None and isinstance(plan, SparseCoupling):
+            found += float(plan.mass @ self.linear[plan.row, plan.column]) / 2
+        elif self.linear is not None and isinstance(plan, DenseCoupling):
+            found += float((plan.plan * self.linear).sum()) / 2
+        return found / float(self.masses[0].sum())
+
+    @cached_property
+    def _nothing(self) -> float:
+        """c, what F is of no plan at all."""
+        rows, columns = (torch.zeros_like(side) for side in self.model.masses)
+        return float(self.model.divergences(rows, columns)) if self.model.marginals.varied else 0.0
 
     def _padded(self, cost: Tensor) -> Tensor:
         """Costs (N, K) as those of the form's plans."""
-        if self.model.marginals.total is not None:
+        if self.further:
+            largest = cost.abs().amax()
             cost = torch.nn.functional.pad(cost, (0, 1, 0, 1))
-            cost[-1, -1] = APART * cost.abs().amax()
+            cost[-1, -1] = 0.0 if self.model.marginals.varied else APART * largest
         return cost.T.contiguous() if self.turned else cost
 
     def _stands_for(self, coupling: Coupling) -> DenseCoupling | SparseCoupling:

@@ -143,12 +143,12 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     coarse, pairs, between = problem.options.coarse, len(p) * len(q), None
     reference: Landmarks | None
     if init is None and coarse is not None:
-        between = problem.stage("landmarks", partial(basins_of_plans, problem, coarse))
+        between = problem.stage("landmarks", partial(basins_of_plans, problem.leading, coarse))
     if between is not None:
         searched, reference = time.perf_counter() - began, between[1]
         first, candidates = _lowest_of_raced(problem, between[0])
     else:
-        blurred = problem.at(problem.epsilon)
+        blurred = problem.leading.at(problem.epsilon)
         candidates, reference = where_to_start(blurred)
         searched = time.perf_counter() - began
         first, candidates = solve_contenders(blurred, candidates)
@@ -162,7 +162,7 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     if init is None and pairs <= FEW_PAIRS and problem.model.alpha > 0:
         random = torch.rand(RANDOM_PLANS, *product.shape, generator=problem.generator, device=p.device)
         plans += [*(-random.log() * product)]
-    found, led = lowest_by_form(problem, first, starts, plans, init is None or pairs <= FEW_PAIRS)
+    found, led = lowest_by_form(problem, first, starts, plans, init is None or pairs <= FEW_PAIRS, init is not None)
     end = _settled(candidates[0], found)
     if not led:  # by the search
         end, candidates = replace(end, count=0, origin=OTHERS), [candidates[0], *candidates]

@@ -34,9 +34,9 @@ from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_be
 from torchgw.solvers.factored_transport import corner, finds_vertices
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import FrankWolfe, Polytope, frank_wolfe
+from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
 from torchgw.solvers.iterate import State
-from torchgw.solvers.model_form import ModelForm
+from torchgw.solvers.model_form import ModelForm, graded
 from torchgw.solvers.permutations import Permuted, permute
 from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
@@ -71,13 +71,14 @@ def solve_sharply(problem: StoredProblem, start: Start, history: History | None 
     epsilon, history = min(problem.epsilon, start.epsilon or math.inf), History() if history is None else history
     limit = len(history.iteration) + problem.options.stopping.max_iter
     steps = STEPS if start.plan is None else 1
-    now, step = _annealed(problem, start, epsilon, history, 0, min(steps, limit)), 1
+    leading = problem.leading
+    now, step = _annealed(leading, start, epsilon, history, 0, min(steps, limit)), 1
     while start.plan is None and epsilon > FALL * problem.epsilon and not problem.watch.cut():
         before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
         if left <= 0:
             break
         assert now.end is not None
-        now = _annealed(problem, now.end, epsilon, now.history, step, min(STEPS, left)).after(now)
+        now = _annealed(leading, now.end, epsilon, now.history, step, min(STEPS, left)).after(now)
         step += 1
         if now.history.cost[-1] > (1 - PROGRESS) * before:
             break
@@ -107,8 +108,10 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     dual = start.column_dual(problem.masses[1])
     if problem.model.plain:
         return frank_wolfe(descent.first, feasible(plan, p, q), dual, p, q, TOLERANCE, *descent.settings)[0]
-    form = descent.form
-    found, _ = descent.along(form, form.plans(False, True), form.entered(plan), form.duals(dual))
+    form = descent.forms[0]
+    (p, q), among = form.masses, form.plans(False, True)
+    whole, duals = form.entered(plan), form.duals(dual)
+    found, _ = frank_wolfe(form, whole, duals, p, q, TOLERANCE, *descent.settings, plans=among)
     return replace(found, plan=form.left(found.plan))
 
 
@@ -120,16 +123,21 @@ def sharpened_by_form(problem: StoredProblem, blurred: Solution) -> Solution:
 
 
 def lowest_by_form(
-    problem: StoredProblem, first: Solution, starts: Iterable[Start], plans: Iterable[Tensor], exact: bool
+    problem: StoredProblem,
+    first: Solution,
+    starts: Iterable[Start],
+    plans: Iterable[Tensor],
+    exact: bool,
+    at_once: bool,
 ) -> tuple[Solution, bool]:
     """The lowest of a first end of any model, of where other starts lead that are annealed, and plans (N, K), by
-    ``exact`` vertices or not; and whether it is the first."""
+    ``exact`` vertices or not, ``at_once`` or led by other models; and whether it is the first."""
     nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.silent())
     others, found = list[partial[Solution]](), [first]
     others += [partial(solve_sharply, quiet, start) for start in starts]
     for plan in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
-        others.append(partial(descent.by_form, plan, nowhere, exact, rough=True))
+        others.append(partial(descent.by_form, plan, nowhere, exact, True, at_once))
     for number, other in enumerate(others):
         if not problem.watch.cut():
             found.append(quiet.stage(f"other-{number}", other))
@@ -289,24 +297,24 @@ class _Descent:
         return self._solution(plan, found.value, status, before, dual, cost)
 
     @cached_property
-    def form(self) -> ModelForm:
-        """The objective of any model."""
-        return ModelForm(self.problem.model, self.exact)
+    def forms(self) -> list[ModelForm]:
+        """The objective of any model, after those of the models that lead to it."""
+        return [ModelForm(model, self.exact) for model in graded(self.problem.model, self.problem.gain)]
 
-    def by_form(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool) -> Solution:
-        """Where they end by the objective of any model; ``exact`` vertices are the best, and the first one is not
-        sought by ``rough`` potentials."""
-        before, form = len(self.history.iteration), self.form
-        start = form.entered(plan.to(torch.float64, copy=True)), form.duals(dual)
-        found, status = self.along(form, form.plans(exact, rough), *start)
-        ended = form.left(found.plan)
+    def by_form(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool, at_once: bool = False) -> Solution:
+        """Where they end by the objective of any model, ``at_once`` or led by other models; ``exact`` vertices are the
+        best, and the first one is not sought by ``rough`` potentials."""
+        before, form = len(self.history.iteration), self.forms[-1]
+        whole, duals = form.entered(plan.to(torch.float64, copy=True)), form.duals(dual)
+        among = form.plans(exact, rough)
+        for number, each in enumerate(self.forms[-1 if at_once else 0 :]):
+            tol = TOLERANCE if each is form else LED_TOLERANCE
+            loop = partial(frank_wolfe, each, whole, duals, *form.masses, tol, plans=among)
+            found, status = self.stage(f"graded-{number}", loop)
+            whole, duals = found.plan, found.duals[0]
+        ended = form.left(whole)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
         return self._solution(ended, found.value, status, before, form.dual(found.duals[0]))
-
-    def along(self, form: ModelForm, plans: Polytope, plan: Tensor, dual: Tensor) -> tuple[FrankWolfe, Status]:
-        """Their end from one of a form's plans, as one of these, and why."""
-        (p, q), settings = form.masses, self.settings
-        return frank_wolfe(form, plan, dual, p, q, TOLERANCE, *settings, plans=plans)
 
     def _solution(
         self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None
