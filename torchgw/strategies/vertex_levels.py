@@ -19,7 +19,6 @@ from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
@@ -58,13 +57,20 @@ class VertexLevel(NamedTuple):
         """Whether linear problems are flows."""
         return len(self.p) + len(self.q) > MOST_MASSES
 
-    def after(self, cells: VertexLevel, found: FactoredDescent) -> VertexLevel:
-        """With the cost of a plan between cells, and potentials that its own lead to."""
+    def after(self, cells: VertexLevel, found: FactoredDescent, rows: Cells, columns: Cells) -> VertexLevel:
+        """With the cost of a plan between cells of its points, and potentials that its own lead to."""
         core = factors_of(cells.x)[0].T @ found.plan.apply(factors_of(cells.y)[0], 1)
         cost, coarse = ExactGradient(self.x, self.y, self.p, self.q).of_core(core, self.p, self.q), found.cost
-        row = c_transform(FactoredCost(cost.a, coarse.b, cost.U, coarse.V), found.duals[1], cells.q)
-        column = c_transform(FactoredCost(cost.b, coarse.a, cost.V, coarse.U), found.duals[0], cells.p)
+        fine, few, (f, g) = Order.of(cost), Order.of(coarse), found.duals
+        row = _transformed(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g)
+        column = _transformed(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f)
         return self._replace(cost=cost, duals=(row, column))
+
+
+def _transformed(cost: FactoredCost, coarse: FactoredCost, order: Order, row_dual: Tensor, dual: Tensor) -> Tensor:
+    """The c-transform (N,) of potentials (k,) of column cells, between points and cells, near ``row_dual`` (N,)."""
+    between = FactoredCost(cost.a, coarse.b, cost.U, coarse.V)
+    return PricedCost.of(between, order).transform(row_dual, dual)[0]
 
 
 def factors_of(space: DistanceProvider) -> tuple[Tensor, Tensor]:
@@ -92,7 +98,7 @@ def descend_by_levels(
         )
         cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g))
         found, status, history = descend_by_levels(cells, history, least, max_iter, watch)
-        level, within = level.after(cells, found), matched_pairs(found.plan, rows, columns)
+        level, within = level.after(cells, found, rows, columns), matched_pairs(found.plan, rows, columns)
     p, q, cost, duals = level.p, level.q, level.cost, level.duals
     order = Order.of(cost)
     _, nearest = PricedCost.of(cost.T, order.turned).transform(duals[1], duals[0])
