@@ -102,17 +102,23 @@ class Unbalanced(Marginals):
 
     Parameters
     ----------
-    rho_x, rho_y : weights of the two divergences, in units of the scaled squared distances, > 0; infinity makes a
-        marginal hard. A smaller weight leaves more points without a match: about those whose cost exceeds it.
-    divergence : "kl", or "tv", total variation, for ``epsilon=0``: no point gives or takes more than it has, and two
-        matches are worth it together where their loss is below rho_x + rho_y, both finite.
+    rho_x, rho_y : weights of the two divergences, in units of the scaled squared distances, > 0. A smaller weight
+        leaves more points without a match: about those whose cost exceeds it. Infinity makes a marginal hard, by "kl".
+    divergence : "kl", or "tv", total variation, for ``epsilon=0`` alone: no point gives or takes more than it has, and
+        two matches are worth it together where their loss is below rho_x + rho_y.
+
+    Raises
+    ------
+    ValueError
+        When a weight is not positive, or with "tv" not finite.
 
     Notes
     -----
-    The objective is that of Sejourne, Vialard and Peyre (2021), whose divergences and entropy are those of the squared
-    measures; POT's ``fused_unbalanced_gromov_wasserstein`` with ``divergence="kl"`` and fugw have it too, with two
-    plans that may differ where this has one. ott-jax relaxes the marginals of each linearised problem instead, so what
-    it ends in depends on how that problem is scaled, and is not the minimiser of a stated objective.
+    That of "tv" is the partial problem of Bai et al. (2025). With "kl" the objective is that of Sejourne, Vialard and
+    Peyre (2021), whose divergences and entropy are those of the squared measures; POT's
+    ``fused_unbalanced_gromov_wasserstein`` with ``divergence="kl"`` and fugw have it too, with two plans that may
+    differ where this has one. ott-jax relaxes the marginals of each linearised problem instead, so what it ends in
+    depends on how that problem is scaled, and is not the minimiser of a stated objective.
     """
 
     rho_x: float
@@ -125,7 +131,9 @@ class Unbalanced(Marginals):
             object.__setattr__(self, name, validate.real(name, getattr(self, name), above=0.0, infinite=True))
             ranges.price(name, getattr(self, name), "makes a marginal hard, SemiRelaxed(0.0) leaves it free")
             if self.varied and getattr(self, name) == math.inf:
-                raise ValueError(f"{name} must be finite with divergence='tv', got inf; take another model")
+                raise ValueError(
+                    f"{name} must be finite with divergence='tv', got inf; Partial(mass) matches all it can"
+                )
 
     @property
     def weights(self) -> tuple[float, float]:

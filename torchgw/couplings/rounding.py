@@ -59,9 +59,9 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
     row = _shrink(p, row_sums)
     columns = plan.apply(row[:, None], 0)[:, 0]
     column = _shrink(q, columns)
-    rows = row * plan.apply(column[:, None], 1)[:, 0]
     if marginals.varied:
         return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), residual)
+    rows = row * plan.apply(column[:, None], 1)[:, 0]
     if marginals.total is not None:
         most = (marginals.total / rows.sum()).clamp_max(1.0)
         row, rows, columns = row * most, rows * most, columns * most

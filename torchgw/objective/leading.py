@@ -162,7 +162,7 @@ class LeadingGradient(ExactGradient):
         plan, by the n rows in which they differ."""
         D, E = dense(self.exact.source), dense(self.exact.target)
         T, other = matrix_of(plan), self.to(p.dtype, self.exact)
-        apart = None if self.entries is None else _apart(plan, self.entries)
+        apart = None if self.entries is None or self.rest is None else _apart(plan, self.entries)
         led = other(plan if apart is None else apart, p)
         if apart is not None and self.rest is not None:
             rows, part = _of_rows(apart)

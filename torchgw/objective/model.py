@@ -208,8 +208,12 @@ class Model:
 
     @property
     def hardness(self) -> float:
-        """The penalty that stands for a constraint: beyond all other costs, and 2^-70 at this epsilon."""
+        """The penalty that stands for a constraint: beyond all other costs, what a match saves by total variation among
+        them, and 2^-70 at this epsilon."""
         largest = 2 * self.alpha * largest_loss(self.loss)
+        if self.marginals.varied:
+            mass = float(torch.minimum(self.p.sum(), self.q.sum()))
+            largest += sum(self.marginals.weights) * (2 * self.alpha * mass + self.beta)
         if self.cost is not None:
             largest += self.beta * largest_entry(self.cost)
         return HARD_COSTS * largest + HARD_EPSILONS * float(self.weight(1.0)) * self.epsilon

@@ -163,8 +163,8 @@ EXCLUDED = (
     Excluded("marginals", HELD, {"epsilon": ("zero",)},
              "be Balanced(), Partial(), SemiRelaxed(0.0) or Unbalanced(divergence='tv')",
              "what other divergences hold is at no vertex", "use a small epsilon > 0"),
-    Excluded("marginals", ("tv",), {"epsilon": ("positive", "auto")}, "be another model",
-             "total variation is held at vertices, which have no entropy", "use epsilon=0, or divergence='kl'"),
+    Excluded("marginals", ("tv",), {"epsilon": ("positive", "auto")}, "be Unbalanced(divergence='kl')",
+             "total variation is held at vertices, which have no entropy", "use epsilon=0"),
     *(Excluded("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
                "vertices stream for squared distances alone", "use strategy='dense', or a small epsilon > 0")
       for name, kinds, _ in PLAIN if name != "options.loss"),

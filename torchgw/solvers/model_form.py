@@ -34,7 +34,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import rounded
 from torchgw.couplings.sparse import SparseCoupling
-from torchgw.marginals import Unbalanced
+from torchgw.marginals import Partial, Unbalanced
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import MatchingGradient
 from torchgw.objective.model import Model
@@ -42,6 +42,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.frank_wolfe import FreeColumns, Polytope, TransportPlans
 from torchgw.types import Coupling
 
+SHARES = (1.0, 0.7)  # of the mass, of partial plans that lead to those of total variation (measured)
 APART = 2.0  # times the largest cost: what both further points cost each other
 
 
@@ -54,6 +55,22 @@ def graded(model: Model, gain: float) -> list[Model]:
     count = math.ceil(math.log2(max(gain / sum(model.marginals.weights), 1.0)))
     (x, y), factors = model.marginals.weights, (2.0**power for power in range(count, 0, -1))
     return [*(replace(model, marginals=Unbalanced(f * x, f * y, "tv")) for f in factors), model]
+
+
+def searched_by(model: Model) -> list[Model]:
+    """Models by which what leads to one is searched for. Under a free marginal it is the model itself, and one in which
+    no point takes more than the largest that is given: beside others, points that all can take say little. By total
+    variation they are partial, of all the mass that there can be and of less, for outliers."""
+    (p, q), (row, column) = model.masses, model.marginals.weights
+    if model.marginals.varied:
+        most = float(torch.minimum(p.sum(), q.sum()))
+        return [replace(model, marginals=Partial(share * most)) for share in SHARES]
+    if min(row, column) > 0:
+        return [model]
+    held, free = (p, q) if column == 0 else (q, p)
+    room = torch.maximum(free * (held.sum() / free.sum()), held.amax() * (free > 0))
+    p, q = (held, room) if column == 0 else (room, held)
+    return [model, replace(model, p=p, q=q, marginals=Partial(float(held.sum())))]
 
 
 @dataclass(frozen=True)
@@ -115,7 +132,7 @@ class ModelForm:
     def entered(self, plan: Tensor) -> Tensor:
         """A plan (N, K) as one of the form's, rounded onto the masses; what is given is written to."""
         (p, q), marginals = self.model.masses, self.model.marginals
-        total = float(torch.minimum(p.sum(), q.sum())) if marginals.varied else marginals.total or 1.0
+        total = self._most if marginals.varied else marginals.total or 1.0
         plan.mul_((p > 0)[:, None]).mul_(q > 0)
         plan.mul_(total / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
         plan = rounded(plan, p, q, marginals)
@@ -126,6 +143,17 @@ class ModelForm:
         if self.model.marginals.varied:
             whole[-1, -1] = plan.sum()
         return whole
+
+    def alone(self) -> Tensor:
+        """The plan (N, K) of one pair, the heaviest, or cheapest where there is a linear cost; by total variation it is
+        lower than no plan at all, which conditional gradients cannot leave, but for what it costs alone."""
+        p, q = self.model.masses
+        worth = torch.minimum(p[:, None], q)
+        if self.linear is not None:
+            worth = torch.where(worth > 0, -self.linear, -torch.inf)
+        found = torch.zeros_like(worth)
+        found.view(-1)[worth.argmax()] = 1.0
+        return found
 
     def left(self, plan: Tensor) -> Tensor:
         """The plan (N, K) that one of the form's stands for."""
@@ -185,11 +213,25 @@ class ModelForm:
             found += float((plan.plan * self.linear).sum()) / 2
         return found / float(self.masses[0].sum())
 
+    @property
+    def _most(self) -> float:
+        """The largest mass of a plan that total variation holds."""
+        return float(torch.minimum(self.model.p.sum(), self.model.q.sum()))
+
+    @cached_property
+    def least(self) -> float:
+        """What masses of unequal sums cost at least by total variation. It is no part of the form: it would make a
+        gap look small."""
+        if not self.model.marginals.varied:
+            return 0.0
+        rows, columns = (side * (self._most / float(side.sum())) for side in self.model.masses)
+        return float(self.model.divergences(rows, columns))
+
     @cached_property
     def _nothing(self) -> float:
         """c, what F is of no plan at all."""
         rows, columns = (torch.zeros_like(side) for side in self.model.masses)
-        return float(self.model.divergences(rows, columns)) if self.model.marginals.varied else 0.0
+        return float(self.model.divergences(rows, columns)) - self.least if self.model.marginals.varied else 0.0
 
     def _padded(self, cost: Tensor) -> Tensor:
         """Costs (N, K) as those of the form's plans."""

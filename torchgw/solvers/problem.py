@@ -25,7 +25,7 @@ from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredInner
-from torchgw.solvers.model_form import graded
+from torchgw.solvers.model_form import searched_by
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_lp import equal_masses
 from torchgw.solvers.warm_start import Start
@@ -35,7 +35,6 @@ Result = TypeVar("Result")
 ProblemT = TypeVar("ProblemT", bound="Problem")
 
 SHARP_START = 2.5e-4  # of the largest squared distance, where annealing to zero begins
-SEARCHED = 4  # models that lead to one by total variation, of which the last one's basins are searched for (measured)
 AUTO_START = 0.01  # of what there is to gain, where an epsilon that is left to the solve begins
 STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
 
@@ -160,10 +159,10 @@ class StoredProblem(Problem):
         return replace(self, model=model, options=options, gradient=gradient_of(model, self.quadratic))
 
     @property
-    def leading(self) -> StoredProblem:
-        """The same problem by an early one of the models that lead to its own."""
-        models = graded(self.model, self.gain)
-        return replace(self, model=models[:SEARCHED][-1]).at(self.model.epsilon) if models[1:] else self
+    def leads(self) -> list[StoredProblem]:
+        """The same problem by the models that a search is by, the first of which is annealed, too."""
+        models = searched_by(self.model)
+        return [self if model is self.model else replace(self, model=model).at(0.0) for model in models]
 
     @property
     def quadratic(self) -> Gradient:

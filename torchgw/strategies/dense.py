@@ -37,9 +37,10 @@ from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_s
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
 from torchgw.strategies.sharp import (
+    alone_by_form,
     descend_sharply,
+    ends_by_form,
     first_step,
-    lowest_by_form,
     sharpened,
     sharpened_by_form,
     solve_sharply,
@@ -140,48 +141,76 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     # The mass of a side that is free says which of its points there are, and is no part of the objective.
     p, q = (torch.where(mass > 0, mass.sum() / (mass > 0).sum(), 0.0) if rho == 0 else mass for mass, rho in ends)
     problem = replace(problem, model=replace(model, p=p, q=q)).at(0.0)
-    coarse, pairs, between = problem.options.coarse, len(p) * len(q), None
-    reference: Landmarks | None
-    if init is None and coarse is not None:
-        between = problem.stage("landmarks", partial(basins_of_plans, problem.leading, coarse))
-    if between is not None:
-        searched, reference = time.perf_counter() - began, between[1]
-        first, candidates = _lowest_of_raced(problem, between[0])
+    model, coarse, few = problem.model, problem.options.coarse, len(p) * len(q) <= FEW_PAIRS
+    leads, between, found = problem.leads, list[Candidate](), list[tuple[Solution, Candidate]]()
+    reference: Landmarks | None = None
+    for number, lead in enumerate(leads if init is None and coarse is not None else []):
+        assert coarse is not None
+        led = problem.stage(f"landmarks-{number}", partial(basins_of_plans, lead, coarse))
+        if led is not None:
+            between += [each for each in led[0] if lead is problem or each.start.plan is not None]
+            reference = led[1]
+    searched = time.perf_counter() - began
+    if between:
+        found, rest = _ends_of_raced(problem, between)
     else:
-        blurred = problem.leading.at(problem.epsilon)
-        candidates, reference = where_to_start(blurred)
-        searched = time.perf_counter() - began
-        first, candidates = solve_contenders(blurred, candidates)
-        first = sharpened_by_form(problem, first)
-    starts, plans, product = list[Start](), list[Tensor](), p[:, None] * q
+        found, rest, reference, searched = _ends_of_leads(problem, leads if init is None else leads[:1])
+    starts, plans, product = list[Start](), list[tuple[Tensor, bool]](), p[:, None] * q
     if init is not None and init.is_floating_point():
-        plans = [init.to(p)]
-    elif init is None and problem.model.alpha > 0:
-        starts = [candidate.start for candidate in product_starts(problem)[:1]]
-        plans = [product] if pairs <= PRODUCT_PAIRS else []
-    if init is None and pairs <= FEW_PAIRS and problem.model.alpha > 0:
+        plans = [(init.to(p), True)]
+    elif init is None and model.alpha > 0:
+        starts = [candidate.start for candidate in product_starts(leads[0])[:1]]
+        plans = [(product, False)] if len(p) * len(q) <= PRODUCT_PAIRS else []
+    if init is None and few and model.alpha > 0:
         random = torch.rand(RANDOM_PLANS, *product.shape, generator=problem.generator, device=p.device)
-        plans += [*(-random.log() * product)]
-    found, led = lowest_by_form(problem, first, starts, plans, init is None or pairs <= FEW_PAIRS, init is not None)
-    end = _settled(candidates[0], found)
-    if not led:  # by the search
-        end, candidates = replace(end, count=0, origin=OTHERS), [candidates[0], *candidates]
-    basins = () if reference is None else listed(problem, [end, *candidates[1:]], reference)
-    return Begun(found, searched, basins)
+        plans += [(plan, False) for plan in -random.log() * product]
+    if model.marginals.varied:
+        plans.append((alone_by_form(problem), True))
+    found.sort(key=lambda each: each[0].energy)
+    others = ends_by_form(problem, starts, plans, init is None or few)
+    end = min([found[0][0], *others], key=lambda each: each.energy)
+    if end is not found[0][0]:  # which no start of the search led to
+        found = [(end, replace(_settled(found[0][1], end), count=0, origin=OTHERS)), *found]
+    candidates = [*(candidate for _, candidate in found), *rest]
+    return Begun(end, searched, () if reference is None else listed(problem, candidates, reference))
 
 
-def _lowest_of_raced(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
-    """The lowest end of those candidates with plans that are lowest after a step, and candidates, that one first."""
+def _ends_of_leads(
+    problem: StoredProblem, leads: list[StoredProblem]
+) -> tuple[list[tuple[Solution, Candidate]], list[Candidate], Landmarks | None, float]:
+    """Ends of the best that a search with entropy finds by each lead, with their candidates; what else it found of the
+    problem itself, landmarks to compare matchings by, and how long it searched."""
+    found, rest, seconds = list[tuple[Solution, Candidate]](), list[Candidate](), 0.0
+    reference: Landmarks | None = None
+    for number, lead in enumerate(leads):
+        if number and problem.watch.cut():
+            break
+        with problem.watch.within(f"lead-{number}"):
+            blurred, began = lead.at(lead.epsilon), time.perf_counter()
+            candidates, reference = where_to_start(blurred)
+            seconds += time.perf_counter() - began
+            first, candidates = solve_contenders(blurred, candidates)
+            end = sharpened_by_form(problem, first, lead)
+        found.append((end, _settled(candidates[0], end)))
+        rest += candidates[1:] if lead is problem else []
+        problem = replace(problem, watch=problem.watch.silent())
+    return found, rest, reference, seconds
+
+
+def _ends_of_raced(
+    problem: StoredProblem, candidates: list[Candidate]
+) -> tuple[list[tuple[Solution, Candidate]], list[Candidate]]:
+    """Ends of those candidates with plans that are lowest after a step, with the candidates, and the others where their
+    energies are of the same objective."""
     raced, beaten = _raced(problem, [c for c in candidates if c.start.plan is not None], FORMS_NEARLY)
-    ends, quiet = list[Solution](), replace(problem, watch=problem.watch.silent())
+    ends, quiet = list[tuple[Solution, Candidate]](), replace(problem, watch=problem.watch.silent())
     for position, candidate in enumerate(raced[:FORM_ENDS]):
         if position == 0 or not problem.watch.cut():
-            ends.append(problem.stage(f"descend-{position}", partial(descend_sharply, problem, candidate.start)))
+            end = problem.stage(f"descend-{position}", partial(descend_sharply, problem, candidate.start))
+            ends.append((end, _settled(candidate, end)))
         problem = quiet
-    settled = [_settled(candidate, end) for candidate, end in zip(raced, ends, strict=False)]
-    order = sorted(range(len(ends)), key=lambda i: ends[i].energy)
     rest = [*raced[len(ends) :], *beaten, *(c for c in candidates if c.start.plan is None)]
-    return ends[order[0]], [*(settled[i] for i in order), *rest]
+    return ends, [] if problem.model.marginals.varied else rest
 
 
 def _settled(candidate: Candidate, end: Solution) -> Candidate:

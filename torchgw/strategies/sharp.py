@@ -63,22 +63,25 @@ FIRST = 1  # step, that says which of several plans leads lowest
 StateT = TypeVar("StateT", bound=State)
 
 
-def solve_sharply(problem: StoredProblem, start: Start, history: History | None = None) -> Solution:
+def solve_sharply(
+    problem: StoredProblem, start: Start, history: History | None = None, lead: StoredProblem | None = None
+) -> Solution:
     """A stationary plan without entropy, found from a start; a ``history`` is gone on with.
 
-    Conditional gradients begin from the plan of a start that brings one, and annealing only finds potentials."""
+    Conditional gradients begin from the plan of a start that brings one, and annealing only finds potentials, by the
+    model of a ``lead`` where there is one."""
     # A search that has cooled further is gone on from where it came to.
     epsilon, history = min(problem.epsilon, start.epsilon or math.inf), History() if history is None else history
     limit = len(history.iteration) + problem.options.stopping.max_iter
     steps = STEPS if start.plan is None else 1
-    leading = problem.leading
-    now, step = _annealed(leading, start, epsilon, history, 0, min(steps, limit)), 1
+    warm = lead or problem
+    now, step = _annealed(warm, start, epsilon, history, 0, min(steps, limit)), 1
     while start.plan is None and epsilon > FALL * problem.epsilon and not problem.watch.cut():
         before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
         if left <= 0:
             break
         assert now.end is not None
-        now = _annealed(leading, now.end, epsilon, now.history, step, min(STEPS, left)).after(now)
+        now = _annealed(warm, now.end, epsilon, now.history, step, min(STEPS, left)).after(now)
         step += 1
         if now.history.cost[-1] > (1 - PROGRESS) * before:
             break
@@ -115,34 +118,33 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     return replace(found, plan=form.left(found.plan))
 
 
-def sharpened_by_form(problem: StoredProblem, blurred: Solution) -> Solution:
-    """Where an entropic optimum of any model leads."""
+def sharpened_by_form(problem: StoredProblem, blurred: Solution, lead: StoredProblem) -> Solution:
+    """Where an entropic optimum of any model leads, that of a ``lead``."""
     assert blurred.end is not None
     start = blurred.end.to(problem.masses[0].dtype)
-    return problem.stage("sharpen", partial(solve_sharply, problem, start, blurred.history.copy())).after(blurred)
+    return problem.stage("sharpen", partial(solve_sharply, problem, start, blurred.history.copy(), lead)).after(blurred)
 
 
-def lowest_by_form(
-    problem: StoredProblem,
-    first: Solution,
-    starts: Iterable[Start],
-    plans: Iterable[Tensor],
-    exact: bool,
-    at_once: bool,
-) -> tuple[Solution, bool]:
-    """The lowest of a first end of any model, of where other starts lead that are annealed, and plans (N, K), by
-    ``exact`` vertices or not, ``at_once`` or led by other models; and whether it is the first."""
+def alone_by_form(problem: StoredProblem) -> Tensor:
+    """The plan (N, K) of one pair that is worth the most."""
+    return _Descent(problem, History(), FIRST).forms[-1].alone()
+
+
+def ends_by_form(
+    problem: StoredProblem, starts: Iterable[Start], plans: Iterable[tuple[Tensor, bool]], exact: bool
+) -> list[Solution]:
+    """Where other starts of any model lead that are annealed, and plans (N, K), by ``exact`` vertices or not; each with
+    whether it is gone on from at once, or led by other models."""
     nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.silent())
-    others, found = list[partial[Solution]](), [first]
-    others += [partial(solve_sharply, quiet, start) for start in starts]
-    for plan in plans:
+    others, found = list[partial[Solution]](), list[Solution]()
+    others += [partial(solve_sharply, quiet, start, lead=problem.leads[0]) for start in starts]
+    for plan, at_once in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
         others.append(partial(descent.by_form, plan, nowhere, exact, True, at_once))
     for number, other in enumerate(others):
         if not problem.watch.cut():
             found.append(quiet.stage(f"other-{number}", other))
-    lowest = min(found, key=lambda end: end.energy)
-    return lowest, lowest is first
+    return found
 
 
 def sharpened(problem: StoredProblem, first: Solution) -> Solution:
@@ -314,7 +316,7 @@ class _Descent:
             whole, duals = found.plan, found.duals[0]
         ended = form.left(whole)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
-        return self._solution(ended, found.value, status, before, form.dual(found.duals[0]))
+        return self._solution(ended, found.value + form.least, status, before, form.dual(found.duals[0]))
 
     def _solution(
         self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None
