@@ -3,8 +3,9 @@
     F(T) = alpha [quad(T) + sum rho KL(mu x mu | p x p) + epsilon KL(T x T | (p q^T) x (p q^T))]
          + beta [<M, T> + sum rho KL(mu | p) + epsilon KL(T | p q^T)] + <P, T>
 
-over the two marginals mu of T; beta is 1 - alpha over the scale of the masses, P holds the penalties of pairs. The
-derivative of F is in `torchgw.objective.linearise`, the divergences KL are in `torchgw.objective.divergence`.
+over the two marginals mu of T, or total variation in place of their KL; beta is 1 - alpha over the scale of the masses,
+P holds the penalties of pairs. The derivative of F is in `torchgw.objective.linearise`, the divergences KL are in
+`torchgw.objective.divergence`.
 
 Sources: T. Vayer et al., "Optimal transport for structured data with application on graphs", 2019 (fused); T. Sejourne,
 F.-X. Vialard, G. Peyre, "The unbalanced Gromov-Wasserstein distance", 2021; A. Thual et al., "Aligning individual
