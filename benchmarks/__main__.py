@@ -33,6 +33,7 @@ GROUPS = {
     "quality": "speed sharp spiral gauss words shapes hops views tiny",
     "kinds": "matrix sparse graphs directed clouds cosine splits hops",
     "small": "30 60 100 200 400 1000 2000",
+    "models": "linear sharp larger missing",
     "vertices": "distances 4000 20000 100000 million",
     "bounds": "tiny below plane tightness",
     "sizes": "default hops meshes matrices curve",

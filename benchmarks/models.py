@@ -1,6 +1,6 @@
 """Do the models of marginals and costs reach the right optimum? Against POT, and where a part of one space is missing.
 
-``python -m benchmarks models`` runs everything (about 10 minutes on two cores), stores the table, and draws
+``python -m benchmarks models`` runs everything (about 20 minutes on two cores), stores the table, and draws
 ``docs/missing.png``. POT gets the distances that the library works on: each space's divided by its own largest.
 """
 
@@ -10,9 +10,6 @@ import functools
 import itertools
 import math
 import statistics
-import sys
-import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -22,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
-from benchmarks.common import show, write
+from benchmarks.common import run_groups
 from benchmarks.quality import timed
 from torchgw import GWOptions, GWResult, SinkhornOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
@@ -311,23 +308,8 @@ def _draw_angles(axes: Any, shown: Match, part: str) -> None:
 GROUPS = {group.__name__: group for group in (linear, sharp, larger, missing)}
 
 
-def measure(names: Iterable[str] = tuple(GROUPS)) -> dict[str, list[Row]]:
-    """Run the named groups and print their tables."""
-    groups = {}
-    for name in names:
-        began = time.perf_counter()
-        groups[name] = GROUPS[name]()
-        print(f"# {name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-        show([{k: v for k, v in line.items() if k != "detail"} for line in groups[name]])
-    return groups
-
-
-def run() -> None:
-    """Measure everything, store the table with what each line rests on, and draw the figure."""
-    import ot
-
-    warnings.simplefilter("ignore")
-    groups = measure()
-    rows = [{k: v for k, v in line.items() if k != "detail"} for lines in groups.values() for line in lines]
-    write("models", rows, groups=groups, peers={"POT": ot.__version__})
-    draw()
+def run(groups: list[str] | None = None) -> None:
+    """Measure, store the tables with what each line rests on, and draw the figure of what is missing."""
+    run_groups("models", GROUPS, groups)
+    if groups is None or "missing" in groups:
+        draw()

@@ -105,12 +105,17 @@ def test_the_sizes_that_were_measured_are_met() -> None:
 
 
 def test_the_models_that_were_measured_are_no_worse_than_their_peers() -> None:
-    """But for one line: of twenty partial problems of half the mass, POT ends lower on one."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())["rows"]
-    assert len(rows) == 20
-    unmet = {row["case"]: row["measured"] for row in rows if not row["met"]}
-    assert list(unmet) == ["partial, mass 0.5, epsilon 1e-4"]
-    assert unmet["partial, mass 0.5, epsilon 1e-4"].startswith("19 of 20")
+    """On few points nowhere higher than POT; on more in nearly all, by little elsewhere, though mostly slower."""
+    groups = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())["groups"]
+    assert {name: len(rows) for name, rows in groups.items()} == {"linear": 8, "sharp": 6, "larger": 12, "missing": 6}
+    assert all(row["met"] for row in groups["linear"] + groups["sharp"])
+    pairs = [pair for row in groups["larger"] for pair in row["detail"]["pairs"]]
+    above = [pair["ours"] / pair["peer"] for pair in pairs if pair["ours"] > (1 + 1e-6) * pair["peer"]]
+    assert len(pairs) == 36
+    assert len(above) <= 2
+    assert max(above, default=1.0) <= 1.02
+    unmet = [row["case"] for row in groups["missing"] if not row["met"]]
+    assert unmet == ["spiral without its middle 30 %, partial, 10 seeds"]  # lower plans tear at one of ten
 
 
 def test_all_pairs_that_were_measured_are_faster_and_lower_than_a_loop() -> None:
