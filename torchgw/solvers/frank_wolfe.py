@@ -101,6 +101,7 @@ def frank_wolfe(
     watch: Watch,
     bound_ends: bool = False,
     plans: Polytope | None = None,
+    offset: float = 0.0,
 ) -> tuple[FrankWolfe, Status]:
     """The last plan, and why the loop ended. O(N K) memory; a linear program and a linearised cost for each step.
 
@@ -114,6 +115,7 @@ def frank_wolfe(
     bound_ends : whether a bound within ``tol`` ends the loop. Otherwise the linear problem is solved at the last plan
         too, for where it has several optima, the value can fall towards another to second order alone.
     plans : those that are feasible, by default all with marginals p and q.
+    offset : what the objective has beside <C(T), T>, for the history.
     """
     among, whole = plans or TransportPlans(p, q), slice(0, len(p))
     stepping = gradient if isinstance(gradient, Stepping) else None
@@ -133,7 +135,7 @@ def frank_wolfe(
 
     def step(state: FrankWolfe) -> tuple[FrankWolfe, Check, Status | None]:
         plan, cost, value, n_iter = state.plan, state.cost, state.value, state.n_iter + 1
-        check, small = Check(value, 0.0, 0.0), tol * abs(value)
+        check, small = Check(value + offset, 0.0, 0.0), tol * abs(value)
         if abs(value) <= least or (bound_ends and state.gap <= small):
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
         try:

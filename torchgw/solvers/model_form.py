@@ -15,7 +15,7 @@ The polytopes are
                                         (total variation)
 
 By total variation a mass m saves r = rho_x + rho_y for what it is: C(T) has - alpha r m too, L has - beta r, and c is
-what it costs to match nothing.
+what it costs to match nothing, beyond what masses of unequal sums cost at least.
 
 Sources: L. Chapel, M. Alaya, G. Gasso, "Partial optimal transport with applications on positive-unlabeled learning",
 2020 (the further points); C. Vincent-Cuaz et al., "Semi-relaxed Gromov-Wasserstein divergence with applications on
@@ -58,13 +58,15 @@ def graded(model: Model, gain: float) -> list[Model]:
 
 
 def searched_by(model: Model) -> list[Model]:
-    """Models by which what leads to one is searched for. Under a free marginal it is the model itself, and one in which
-    no point takes more than the largest that is given: beside others, points that all can take say little. By total
-    variation they are partial, of all the mass that there can be and of less, for outliers."""
+    """Models by which what leads to one is searched for. Under a free marginal it is the model itself, and a partial
+    one with room for the largest mass everywhere: beside others, points that all can take say little. By total
+    variation they are partial, of all the mass that there can be, which becomes one, and of less, for outliers."""
     (p, q), (row, column) = model.masses, model.marginals.weights
     if model.marginals.varied:
         most = float(torch.minimum(p.sum(), q.sum()))
-        return [replace(model, marginals=Partial(share * most)) for share in SHARES]
+        whole = replace(model, p=p / most, q=q / most, beta=model.beta / most, strength=model.strength / most)
+        whole = replace(whole, logarithm=model.logarithm + math.log(most))
+        return [replace(whole, marginals=Partial(share)) for share in SHARES]
     if min(row, column) > 0:
         return [model]
     held, free = (p, q) if column == 0 else (q, p)
@@ -145,12 +147,13 @@ class ModelForm:
         return whole
 
     def alone(self) -> Tensor:
-        """The plan (N, K) of one pair, the heaviest, or cheapest where there is a linear cost; by total variation it is
-        lower than no plan at all, which conditional gradients cannot leave, but for what it costs alone."""
+        """The plan (N, K) of the pair that saves most alone: by total variation without a linear cost that is lower
+        than no plan at all, which conditional gradients cannot leave."""
         p, q = self.model.masses
-        worth = torch.minimum(p[:, None], q)
-        if self.linear is not None:
-            worth = torch.where(worth > 0, -self.linear, -torch.inf)
+        mass = torch.minimum(p[:, None], q)
+        saved = self.model.alpha * self.saved * mass
+        worth = mass * (saved if self.linear is None else saved - self.linear)
+        worth[mass == 0] = -torch.inf
         found = torch.zeros_like(worth)
         found.view(-1)[worth.argmax()] = 1.0
         return found
@@ -229,7 +232,7 @@ class ModelForm:
 
     @cached_property
     def _nothing(self) -> float:
-        """c, what F is of no plan at all."""
+        """c, what F is of no plan at all, beyond what it is at least."""
         rows, columns = (torch.zeros_like(side) for side in self.model.masses)
         return float(self.model.divergences(rows, columns)) - self.least if self.model.marginals.varied else 0.0
 

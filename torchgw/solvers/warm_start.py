@@ -78,11 +78,12 @@ class Start:
         return Start(self.cost, f - row, self.g, self.epsilon)
 
     def stored(self, model: Model) -> Tensor:
-        """The plan (N, K) of the potentials of one side, with the masses of the other where these are hard: both sides'
-        may overflow where they were lifted one by one."""
+        """The plan (N, K) of the potentials of one side, with the masses of the other where these are hard, or the
+        smaller ones: both sides' may overflow where they were lifted one by one."""
         assert self.cost is not None
         assert self.epsilon is not None
-        turned = model.marginals.weights[0] < math.inf
+        part = model.marginals.total is not None and float(model.q.sum()) < float(model.p.sum())
+        turned = part or model.marginals.weights[0] < math.inf
         cost, g, mass = (self.cost.T, self.f, model.q) if turned else (self.cost, self.g, model.p)
         centred, _, column = cost.centred(self.epsilon)
         exponent = centred.stored_score(self.epsilon).add_(g + column).mul_(LN2)

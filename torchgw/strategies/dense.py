@@ -57,7 +57,7 @@ SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every can
 PRODUCT_PAIRS = 1_000_000
 FORM_ENDS, FORMS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
 RANDOM_PLANS = 8  # that models of few points are solved from as well
-OTHERS = "product plan or random plans"
+OTHERS = "product plan, random plans or one pair"
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 
@@ -134,8 +134,9 @@ def _begun(problem: StoredProblem) -> Begun:
 
 
 def _begun_by_form(problem: StoredProblem) -> Begun:
-    """The lowest end by the objective of any model, from where a search leads; from the plan that was given, or the
-    product plan annealed and, up to a million pairs, as it is; and between few points from random plans."""
+    """The lowest end by the objective of any model, from where searches by its leads come to; from the plan that was
+    given, or the product plan annealed and, up to a million pairs, as it is; between few points from random plans; and
+    by total variation from a single pair."""
     began, init, model = time.perf_counter(), problem.init, problem.model
     ends = zip(model.masses, model.marginals.weights, strict=True)
     # The mass of a side that is free says which of its points there are, and is no part of the objective.
@@ -146,6 +147,8 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     reference: Landmarks | None = None
     for number, lead in enumerate(leads if init is None and coarse is not None else []):
         assert coarse is not None
+        if number and problem.watch.cut():
+            break
         led = problem.stage(f"landmarks-{number}", partial(basins_of_plans, lead, coarse))
         if led is not None:
             between += [each for each in led[0] if lead is problem or each.start.plan is not None]
@@ -170,7 +173,7 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     others = ends_by_form(problem, starts, plans, init is None or few)
     end = min([found[0][0], *others], key=lambda each: each.energy)
     if end is not found[0][0]:  # which no start of the search led to
-        found = [(end, replace(_settled(found[0][1], end), count=0, origin=OTHERS)), *found]
+        found = [(end, replace(_settled(found[0][1], end), count=0, origin=OTHERS, passed=())), *found]
     candidates = [*(candidate for _, candidate in found), *rest]
     return Begun(end, searched, () if reference is None else listed(problem, candidates, reference))
 
@@ -185,14 +188,20 @@ def _ends_of_leads(
     for number, lead in enumerate(leads):
         if number and problem.watch.cut():
             break
+        own, lead = lead is leads[0] is problem, replace(lead, watch=problem.watch)
         with problem.watch.within(f"lead-{number}"):
             blurred, began = lead.at(lead.epsilon), time.perf_counter()
             candidates, reference = where_to_start(blurred)
             seconds += time.perf_counter() - began
             first, candidates = solve_contenders(blurred, candidates)
-            end = sharpened_by_form(problem, first, lead)
-        found.append((end, _settled(candidates[0], end)))
-        rest += candidates[1:] if lead is problem else []
+            if own or problem.model.marginals.varied:
+                end = sharpened_by_form(problem, first, lead)
+            else:  # a sharp plan of another model is better gone down from than one that is blurred
+                part = sharpened_by_form(lead, first, lead)
+                end = ends_by_form(problem, (), [(part.plan, True)], False)[0].after(part)
+        best = candidates[0] if own else replace(candidates[0], passed=())  # whose energies are others
+        found.append((end, _settled(best, end)))
+        rest += candidates[1:] if own else []
         problem = replace(problem, watch=problem.watch.silent())
     return found, rest, reference, seconds
 

@@ -134,15 +134,15 @@ def ends_by_form(
     problem: StoredProblem, starts: Iterable[Start], plans: Iterable[tuple[Tensor, bool]], exact: bool
 ) -> list[Solution]:
     """Where other starts of any model lead that are annealed, and plans (N, K), by ``exact`` vertices or not; each with
-    whether it is gone on from at once, or led by other models."""
+    whether it is gone down from at once, or led by other models."""
     nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.silent())
     others, found = list[partial[Solution]](), list[Solution]()
-    others += [partial(solve_sharply, quiet, start, lead=problem.leads[0]) for start in starts]
+    others += [partial(solve_sharply, quiet, start, lead=quiet.leads[0]) for start in starts]
     for plan, at_once in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
         others.append(partial(descent.by_form, plan, nowhere, exact, True, at_once))
     for number, other in enumerate(others):
-        if not problem.watch.cut():
+        if number == 0 or not problem.watch.cut():
             found.append(quiet.stage(f"other-{number}", other))
     return found
 
@@ -311,7 +311,7 @@ class _Descent:
         among = form.plans(exact, rough)
         for number, each in enumerate(self.forms[-1 if at_once else 0 :]):
             tol = TOLERANCE if each is form else LED_TOLERANCE
-            loop = partial(frank_wolfe, each, whole, duals, *form.masses, tol, plans=among)
+            loop = partial(frank_wolfe, each, whole, duals, *form.masses, tol, plans=among, offset=each.least)
             found, status = self.stage(f"graded-{number}", loop)
             whole, duals = found.plan, found.duals[0]
         ended = form.left(whole)
