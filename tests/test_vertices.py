@@ -24,6 +24,7 @@ from torchgw.persist.watch import Watch
 from torchgw.request import limits
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers import factored_transport as solver
+from torchgw.solvers import minimum_cost_flow as minimum_cost_flow_module
 from torchgw.solvers.factored_descent import Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import corner, factored_transport, priced
 from torchgw.solvers.frank_wolfe import frank_wolfe
@@ -349,6 +350,27 @@ def test_matched_cells_have_all_pairs_of_their_points() -> None:
     found = matched_pairs(SparseCoupling.of(plan, rows.device), Cells(rows, 7), Cells(columns, 9))
     wanted = plan.toarray()[rows.numpy()][:, columns.numpy()] > 0
     np.testing.assert_array_equal(found, np.flatnonzero(wanted))
+
+
+@flows
+def test_prices_that_have_not_settled_leave_a_bound_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    X, Y = rng.normal(size=(150, 3)), rng.normal(size=(170, 3))
+    x, y = (EuclideanDistances(points, squared=True).to(torch.device("cpu"), torch.float64) for points in (X, Y))
+    p, q = masses(150, 170, rng, equal=True)
+    monkeypatch.setattr(solver, "MOST_MASSES", 0)
+    gaps = {}
+    for rounds in (1, 3, 256):
+        monkeypatch.setattr(minimum_cost_flow_module, "ROUNDS", rounds)
+        found = quietly(gw_align, x, y, epsilon=0, options=STREAMING, random_state=0)
+        cost = ExactGradient(x, y, p, q)(DenseCoupling(torch.as_tensor(found.plan)), p).rows(slice(None)).numpy()
+        lowest = float((transport(cost, p.numpy(), q.numpy(), [np.zeros(170)]).plan.toarray() * cost).sum())
+        true = float((cost * np.asarray(found.plan)).sum()) - lowest
+        gaps[rounds] = found.certificate.stationarity, true, found.value
+    assert all(stated >= true - 1e-12 for stated, true, _ in gaps.values())
+    assert gaps[1][0] > 0.01 * gaps[1][2]  # prices are far from settled, and it says so
+    assert gaps[3][2] <= 1.001 * gaps[256][2]
+    assert gaps[256][0] <= 1e-6 * gaps[256][2]
 
 
 @flows
