@@ -65,34 +65,45 @@ def recurrence(
     n_steps: int,
     null: Tensor | None = None,
     stop: Stop | None = None,
+    metric: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Krylov, Tensor]:
     """The recurrence from each column of V and the columns' lengths (M,); a zero column breaks down at once.
 
     Every vector is orthogonalised twice against all those before, which leaves nothing for a third time; and against
     ``null`` (N, d), orthonormal vectors that V is orthogonal to. ``stop(alphas, betas)``, both (M, k), may end it after
-    any step k.
+    any step k. With a ``metric`` all inner products are those of `torchgw.linalg.operators`, in which A is
+    self-adjoint, and A's parameters are the vector's dual.
     """
-    norm = torch.linalg.vector_norm(V, dim=0)
+    V, dual = (V, V) if metric is None else metric(V)
+    norm = (V * dual).sum(0).clamp_min(0.0).sqrt()
     first = 0 if null is None else null.shape[1]
     basis = V.new_zeros(V.shape[1], first + n_steps, len(V))
     if null is not None:
         basis[:, :first] = null.T
+    duals = basis if metric is None else torch.zeros_like(basis)
     alphas, betas = V.new_zeros(V.shape[1], n_steps), V.new_zeros(V.shape[1], n_steps)
-    q, scale = V.T / torch.where(norm > 0, norm, 1.0)[:, None], torch.zeros_like(norm)
+    inverse, scale = torch.where(norm > 0, 1 / norm, 0.0)[:, None], torch.zeros_like(norm)
+    q, u = V.T * inverse, dual.T * inverse
     for k in range(n_steps):
         basis[:, first + k] = q
-        w = matvec(parameters, q.T).T.contiguous()
-        scale = torch.maximum(scale, torch.linalg.vector_norm(w, dim=1))
-        alphas[:, k] = (q * w).sum(1)
-        before = basis[:, : first + k + 1]
-        for _ in range(2):
-            w = w - combined(before, products(before, w)).T
-        beta = _alive(torch.linalg.vector_norm(w, dim=1), scale)
+        if metric is not None:
+            duals[:, first + k] = u
+        w = matvec(parameters if metric is None else (u.T,), q.T).T.contiguous()
+        before, held = basis[:, : first + k + 1], duals[:, : first + k + 1]
+        inside = products(held, w)
+        alphas[:, k] = inside[:, -1]
+        for again in (False, True):
+            w = w - combined(before, products(held, w) if again else inside).T
+        w, dual = (w, w) if metric is None else (side.T for side in metric(w.T))
+        length = (w * dual).sum(1).clamp_min(0.0)
+        scale = torch.maximum(scale, (inside.square().sum(1) + length).sqrt())
+        beta = _alive(length.sqrt(), scale)
         betas[:, k] = beta
         if stop is not None and stop(alphas[:, : k + 1], betas[:, : k + 1]):
             n_steps = k + 1
             break
-        q = torch.where(beta > 0, 1 / beta, 0.0)[:, None] * w
+        inverse = torch.where(beta > 0, 1 / beta, 0.0)[:, None]
+        q, u = inverse * w, inverse * dual
     betas = betas[:, :n_steps]
     return Krylov(basis[:, first : first + n_steps], alphas[:, :n_steps], betas[:, :-1], betas[:, -1]), norm
 

@@ -69,17 +69,75 @@ class Curvature:
 
     def of(self, read: Tensor, factor: float = 1.0) -> FactoredCost:
         """B W times a factor, from what was read of W."""
+        if self.factors is not None:
+            return self.spread(factor * self.weighed(read))
         model = self.model
         cost, rows, columns = self.quadratic_of(read, *(torch.zeros_like(mass) for mass in model.masses))
         if self.level is None:
             return FactoredCost.weighted_sum([cost], [model.alpha * factor])
-        stored = self.factors is None
-        shape = len(model.p), len(model.q)
-        level = mean_cost(self.level, DenseCoupling(read.view(shape)), rows, columns) if stored else read[-1]
         mass = rows.sum()
-        constant = level + (sum(model.marginals.weights) + model.epsilon) * mass
+        level = mean_cost(self.level, DenseCoupling(read.view(len(rows), len(columns))), rows, columns)
         found = FactoredCost.weighted_sum([cost, self.level], [model.alpha * factor, model.alpha * factor * mass])
-        return replace(found, a=found.a + model.alpha * factor * constant)
+        return replace(found, a=found.a + model.alpha * factor * (level + self._growth * mass))
+
+    def weighed(self, read: Tensor) -> Tensor:
+        """B W, from what was read of W, as the numbers that `spread` makes a cost of: <W', B W> is their inner product
+        with what is read of W'."""
+        if self.factors is None:
+            return self.of(read).rows(slice(None)).flatten()
+        (F, s), (G, t) = self.quadratic.source.factors(), self.quadratic.target.factors()  # type: ignore[misc]
+        core, rows, columns, level = self.parts(read)
+        parts = [(-2 * s[:, None] * core * t).flatten()]
+        if not self.model.fixed:
+            a, b = self.quadratic.means(rows, columns)
+            mass = rows.sum()
+            parts += [a if self.level is None else a + level + self._growth * mass, b]
+            parts += [] if self.level is None else [mass[None]]
+        return self.model.alpha * torch.cat(parts)
+
+    def spread(self, numbers: Tensor) -> FactoredCost:
+        """The cost (N, K) whose mean over any W is the inner product of the numbers with what is read of W."""
+        if self.factors is None:
+            return FactoredCost.stored(numbers.view(len(self.model.p), len(self.model.q)))
+        (F, G), (core, rows, columns, level) = self.factors, self.parts(numbers)
+        U, V = (F @ core / -2, G) if F.shape[1] >= G.shape[1] else (F, G @ core.T / -2)
+        found = FactoredCost(rows, columns, U, V)
+        return found if self.level is None else FactoredCost.weighted_sum([found, self.level], [1.0, level])
+
+    def less(self, numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        """The numbers whose cost is less by row (N,) and column (K,) terms, where they have these."""
+        if self.factors is None:
+            return (numbers.view(len(row), len(column)) - row[:, None] - column).flatten()
+        if self.model.fixed:
+            return numbers
+        found, first = numbers.clone(), len(numbers) - len(row) - len(column) - (self.level is not None)
+        found[first : first + len(row)] -= row
+        found[first + len(row) : first + len(row) + len(column)] -= column
+        return found
+
+    @property
+    def size(self) -> int:
+        """How many numbers are read."""
+        n, k = len(self.model.p), len(self.model.q)
+        if self.factors is None:
+            return n * k
+        F, G = self.factors
+        return F.shape[1] * G.shape[1] + (0 if self.model.fixed else n + k) + (self.level is not None)
+
+    @property
+    def _growth(self) -> float:
+        return sum(self.model.marginals.weights) + self.model.epsilon
+
+    def parts(self, read: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """F^T W G (r, r'), the sums (N,), (K,) of W and <l, W> () of numbers that were read through factors; zeros of
+        those that are not."""
+        assert self.factors is not None
+        (F, G), n, k = self.factors, len(self.model.p), len(self.model.q)
+        size = F.shape[1] * G.shape[1]
+        core, rest = read[:size].view(F.shape[1], G.shape[1]), read[size:]
+        if self.model.fixed:
+            return core, read.new_zeros(n), read.new_zeros(k), read.new_zeros(())
+        return core, rest[:n], rest[n : n + k], rest[n + k :].sum()
 
     def quadratic_of(self, read: Tensor, p: Tensor, q: Tensor) -> tuple[FactoredCost, Tensor, Tensor]:
         """C(W) and the sums of W from what was read of it; ``p`` and ``q`` are its sums where all plans share them."""
@@ -90,11 +148,9 @@ class Curvature:
             if not self.model.fixed:
                 rows, columns = W.marginal(1), W.marginal(0)
             return self.quadratic(W, rows, columns), rows, columns
-        F, G = self.factors
-        size = F.shape[1] * G.shape[1]
-        if not self.model.fixed:
-            rows, columns = read[size : size + n], read[size + n : size + n + k]
-        return self.quadratic.of_core(read[:size].view(F.shape[1], G.shape[1]), rows, columns), rows, columns
+        core, one, other, _ = self.parts(read)
+        rows, columns = (rows, columns) if self.model.fixed else (one, other)
+        return self.quadratic.of_core(core, rows, columns), rows, columns
 
     def solve(self, respond: Response, right: Tensor, tol: float, max_iter: int) -> LinearSolution:
         """(I + S B / w) W = R in terms of what is read of W and R."""

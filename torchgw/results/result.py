@@ -29,6 +29,7 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
 from torchgw.objective.gain import gain_of
+from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
@@ -43,7 +44,7 @@ from torchgw.spaces.scale import unit_of
 from torchgw.types import Coupling, Differentiated, is_graph, is_provider
 
 SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
-NOT_SAVED = ("known", "differentiated")
+NOT_SAVED = ("known", "model", "differentiated")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -92,7 +93,7 @@ class GWResult(Readable):
     alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it had
         supervision, and that without a strength.
     numpy_input : whether what is read of the plan comes as NumPy arrays, as the points did.
-    known : the two spaces, for `unseen`; not saved.
+    known, model : the two spaces, for `unseen`, and the objective between them, for `curvature`; not saved.
     differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
     """
 
@@ -137,6 +138,7 @@ class GWResult(Readable):
     gain: float = math.nan
     numpy_input: bool = True
     known: tuple[KnownPoints, KnownPoints] | None = None
+    model: Model | None = None
     differentiated: Differentiated | None = None
 
     @classmethod
@@ -204,6 +206,7 @@ class GWResult(Readable):
             gain=gain_of(model, spaces, unit) if math.isnan(request.gain) else request.gain,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs),
+            model=model,
             differentiated=differentiated,
         )
 

@@ -30,6 +30,7 @@ algorithm for regularized optimal transport", 2021.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -38,6 +39,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.tiled import TiledCoupling
 from torchgw.linalg.lanczos import Spectrum, random_like, slow_directions
 from torchgw.linalg.linear_systems import conjugate_gradients
 from torchgw.sinkhorn.costs import FactoredCost
@@ -63,6 +65,16 @@ class Product(BlockCoupling):
 
     def times(self, mass: float) -> Product:
         return Product(self.coupling, self.matrix, self.scale / mass)
+
+
+def pieces(change: BlockCoupling) -> Iterator[tuple[Tensor | slice, Tensor, Tensor]]:
+    """The entries of a change: some rows, the columns (k,) where they have entries, and these (n, k)."""
+    every = torch.arange(change.shape[1], device=change.device)
+    if isinstance(change, Product) and isinstance(change.coupling, TiledCoupling):
+        for rows, columns, block, _ in change.coupling.row_tiles():
+            yield rows, columns, block.mul_(change.matrix.taken(rows, columns).rows(slice(None))).div_(change.scale)
+    else:
+        yield from ((rows, every, block) for rows, block in change.blocks())
 
 
 class Answer(NamedTuple):
@@ -94,7 +106,10 @@ class Response:
     total : whether the total mass is a constraint beside the marginals.
     epsilon : of the problem.
     n_lanczos, max_iter : steps of the Lanczos run, and most conjugate-gradient iterations of a solve.
+    tol : relative residual at which such a solve ends.
     direct_size : the smaller side up to which the system is stored and factored.
+    smooth : functions (n, d) on the smaller side (of columns where both are alike) whose span has the slowest
+        directions, where these are known; else a Lanczos run finds them.
 
     Attributes
     ----------
@@ -109,6 +124,8 @@ class Response:
     n_lanczos: int = 40
     max_iter: int = 200
     direct_size: int = DIRECT_SIZE
+    smooth: Tensor | None = None
+    tol: float = LINEAR_TOLERANCE
     n_iter: int = 0
     error: float = 0.0
 
@@ -177,24 +194,41 @@ class Response:
         return (other, own, c) if self.axis else (own, other, c)
 
     def operator(self, x: Tensor) -> Tensor:
-        """The Schur complement in units of the roots of its diagonal."""
+        """The Schur complement in units of the roots of its diagonal, times (n,) or (n, d)."""
         if self.system is not None:
             return self.system @ x
-        own, c = self._unpacked(x)
-        reduced = self._ratio * (self._times(own) + self._mu * c)
-        found = torch.where(self._root > 0, x[: len(own)], 0.0) + self._root * (self._nu * c - self._back(reduced))
-        if not self.total:
-            return found
-        rest = (self._nu @ own + self._mass * c - self._mu @ reduced) / self._mass.sqrt()
-        return torch.cat((found, rest[None]))
+        root, ratio, mu, nu = (side[:, None] for side in (self._root, self._ratio, self._mu, self._nu))
+        own, rest = x.view(len(x), -1).split([len(root), len(x) - len(root)])
+        b = root * own
+        c = rest / self._mass.sqrt() if self.total else own.new_zeros(1, own.shape[1])
+        reduced = ratio * (self.plan.apply(b, self.axis) + mu * c)
+        found = torch.where(root > 0, own, 0.0) + root * (nu * c - self.plan.apply(reduced, 1 - self.axis))
+        if self.total:
+            last = (nu.T @ b + self._mass * c - mu.T @ reduced) / self._mass.sqrt()
+            found = torch.cat((found, last))
+        return found.view(x.shape)
 
     @cached_property
     def spectrum(self) -> Spectrum:
         """Its slow directions, without the constants."""
+        if self.smooth is not None:
+            return self._within(self.smooth)
         like = self._root if not self.total else torch.cat((self._root, self._root.new_ones(1)))
         size = int((like > 0).sum()) - int(self._constant is not None)  # of the space without the constants
         start = random_like(like) * (like > 0)
         return slow_directions(self.operator, start, min(self.n_lanczos, size), self._constant)
+
+    def _within(self, functions: Tensor) -> Spectrum:
+        """What of its spectrum the span of functions (n, d) shows."""
+        found = torch.where(self._root > 0, 1 / self._root, 0.0)[:, None] * functions
+        if self.total:
+            found = torch.cat((found, found.new_zeros(1, found.shape[1])))
+        if self._constant is not None:
+            found = found - self._constant @ (self._constant.T @ found)
+        basis, sizes, _ = torch.linalg.svd(found, full_matrices=False)
+        basis = basis[:, sizes > UNRESOLVED * torch.finfo(sizes.dtype).eps * sizes[0]]
+        values, turn = torch.linalg.eigh(basis.T @ self.operator(basis))
+        return Spectrum(values, basis @ turn, float(values[0]), max(float(values[-1]), 1.0))
 
     @cached_property
     def smallest(self) -> float:
@@ -262,7 +296,7 @@ class Response:
             lambda x: self._projected(self.operator(x)),
             self._projected(right),  # of the rest there is nothing but rounding
             self._preconditioned,
-            tol=max(LINEAR_TOLERANCE, 10 * torch.finfo(right.dtype).eps),
+            tol=max(self.tol, 10 * torch.finfo(right.dtype).eps),
             max_iter=self.max_iter,
         )
         self.n_iter, self.error = self.n_iter + found.n_iter, max(self.error, found.residual)

@@ -1,0 +1,272 @@
+"""The curvature of the objective around a plan: against automatic differentiation, dense eigenvalues, and symmetries."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import torchgw
+from tests.problems import generator, potential_coupling, quietly, tiled_coupling
+from torchgw import Balanced, GWOptions, GWResult, Partial, PlanCurvature, SemiRelaxed, Unbalanced, curvature, gw_align
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.linalg.eigenpairs import lanczos
+from torchgw.marginals import Marginals
+from torchgw.objective.divergence import kl, negentropy, relative_entropy, squared
+from torchgw.objective.hessian import Hessian
+from torchgw.objective.model import Model, divergences
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.implicit import Response
+from torchgw.solvers.hessian import hessian_of
+from torchgw.spaces import FactoredDistances, PrecomputedDistances
+from torchgw.types import DistanceProvider
+
+EPSILON = 0.05
+MODELS: dict[str, Marginals] = {
+    "balanced": Balanced(),
+    "rows relaxed": SemiRelaxed(0.3, "x"),
+    "columns free": SemiRelaxed(0.0, "y"),
+    "both relaxed": Unbalanced(0.2, 0.4),
+    "partial": Partial(0.6),
+}
+
+
+def space(n: int, factored: bool, seed: int) -> DistanceProvider:
+    """Symmetric numbers of rank four, given by their factors or stored."""
+    F = torch.randn(n, 4, generator=generator(seed), dtype=torch.float64) / 4
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    return FactoredDistances.of(F, signs, 1.0) if factored else PrecomputedDistances.stored_matrix((F * signs) @ F.T, 1.0)
+
+
+def objective(T: Tensor, D: Tensor, E: Tensor, model: Model) -> Tensor:
+    """F of a plan with its entropy, as it is written down."""
+    rows, columns = T.sum(1), T.sum(0)
+    quadratic = rows @ D.square() @ rows + columns @ E.square() @ columns - 2 * ((D @ T @ E) * T).sum()
+    single, double = divergences(model.marginals, rows, columns, model.p, model.q)
+    reference = model.p.sum() * model.q.sum()
+    entropy = relative_entropy(negentropy(T), rows, columns, model.p, model.q) - T.sum() + reference
+    linear = torch.zeros(()) if model.cost is None else (model.cost.rows(slice(None)) * T).sum()
+    double = quadratic + double + model.epsilon * squared(entropy, T.sum(), reference)
+    return model.alpha * double + model.beta * (linear + single + model.epsilon * entropy)
+
+
+def around(plan: BlockCoupling, marginals: Marginals, alpha: float, factored: bool) -> tuple[Hessian, Model, Any]:
+    """The Hessian of a plan, its model and its two matrices of distances."""
+    n, k = plan.shape
+    if marginals.balanced:
+        p, q = plan.marginal(1), plan.marginal(0)
+    else:
+        p, q = (torch.rand(size, generator=generator(size), dtype=torch.float64) + 0.2 for size in (n, k))
+        p, q = p / p.sum(), q / q.sum()
+    cost = FactoredCost.stored(torch.rand(n, k, generator=generator(5), dtype=torch.float64)) if alpha < 1 else None
+    model = Model(p, q, epsilon=EPSILON, marginals=marginals, alpha=alpha, beta=1 - alpha, cost=cost)
+    spaces = space(n, factored, 1), space(k, factored, 2)
+    return hessian_of(plan, model, spaces), model, tuple(each.rows(slice(None)) for each in spaces)
+
+
+def random_plan(n: int, k: int, seed: int) -> DenseCoupling:
+    plan = torch.rand(n, k, generator=generator(seed), dtype=torch.float64) ** 3
+    return DenseCoupling(plan / plan.sum())
+
+
+def check_form(hessian: Hessian, T: Tensor, model: Model, matrices: tuple[Tensor, Tensor]) -> None:
+    V = torch.randn(hessian.size, 3, generator=generator(7), dtype=torch.float64)
+    V, U = hessian.metric(V)
+    form = U.T @ hessian.image(V, U)
+    T = T.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(objective(T, *matrices, model), T, create_graph=True)
+    W = [hessian.change(v).change.to_dense() for v in V.T]
+    images = [torch.autograd.grad((slope * w).sum(), T, retain_graph=True)[0] / 2 for w in W]
+    expected = torch.stack([torch.stack([(w * image).sum() for image in images]) for w in W])
+    size = float(expected.abs().max())
+    assert float((form - expected).abs().max()) < 1e-9 * size
+    assert float((form - form.T).abs().max()) < 1e-12 * size
+    together = V.T @ U
+    assert float((together - together.T).abs().max()) < 1e-12 * float(together.abs().max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("alpha", "factored"), list(product([1.0, 0.6], [False, True])))
+def test_products_are_those_of_double_backward(name: str, alpha: float, factored: bool) -> None:
+    plan = random_plan(30, 40, 0)
+    hessian, model, matrices = around(plan, MODELS[name], alpha, factored)
+    check_form(hessian, plan.plan, model, matrices)
+
+
+@pytest.mark.parametrize("name", ["balanced", "rows relaxed", "columns free", "partial"])
+@pytest.mark.parametrize("kind", ["potentials", "tiles"])
+@pytest.mark.parametrize("alpha", [1.0, 0.6])
+def test_products_of_plans_that_are_not_stored(name: str, kind: str, alpha: float) -> None:
+    plan = potential_coupling(30, 40, 3, 0) if kind == "potentials" else tiled_coupling(30, 40, 3, 0)
+    plan = plan.times(1 / float(plan.marginal(1).sum()))
+    hessian, model, matrices = around(plan, MODELS[name], alpha, True)
+    hessian.respond.tol = 1e-13
+    check_form(hessian, plan.to_dense(), model, matrices)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("factored", [False, True])
+def test_eigenvalues_are_those_of_the_dense_hessian(name: str, factored: bool) -> None:
+    """Of the form written down with automatic differentiation, relative to that of entropy and divergences."""
+    plan = random_plan(6, 7, 3)
+    hessian, model, matrices = around(plan, MODELS[name], 1.0, factored)
+    T = plan.plan
+    whole = torch.autograd.functional.hessian(lambda t: objective(t, *matrices, model), T).view(42, 42) / 2
+    base = model.epsilon * torch.diag(1 / T.flatten())
+    sums = torch.stack([torch.eye(6 + 7, dtype=torch.float64)[i] for i in range(13)])
+    incidence = torch.zeros(13, 6, 7, dtype=torch.float64)
+    for i in range(6):
+        incidence[i, i] = 1
+    for j in range(7):
+        incidence[6 + j, :, j] = 1
+    incidence = sums @ incidence.view(13, 42)
+    held, free = [], []
+    total = model.marginals.total is not None
+    for rho, mass, at, reach in zip(model.marginals.weights, hessian.respond.sums, (0, 6), (model.p, model.q), strict=True):
+        for i, m in enumerate(mass):
+            line = incidence[at + i]
+            if rho == math.inf and (not total or float(m) >= float(reach[i])):
+                held.append(line)
+            elif 0 < rho < math.inf:
+                base = base + rho / m * torch.outer(line, line)
+            free.append(line)
+    if total:
+        held.append(torch.ones(42, dtype=torch.float64))
+    basis = torch.eye(42, dtype=torch.float64)
+    if held:
+        _, sizes, right = torch.linalg.svd(torch.stack(held))
+        basis = right[int((sizes > 1e-12).sum()) :].T
+    weight = float(model.weight(T.sum()))
+    root = torch.linalg.cholesky(basis.T @ base @ basis * weight)
+    inner = torch.linalg.solve_triangular(root, basis.T @ whole @ basis, upper=False)
+    expected = torch.linalg.eigvalsh(torch.linalg.solve_triangular(root, inner.T, upper=False))
+    found = lanczos(hessian, 2, 1, tol=1e-11)
+    torch.testing.assert_close(found.values[:2], expected[:2], rtol=0, atol=1e-8)
+    largest = max(float(expected[-1]), float(found.values[-1]))  # what is not read has the eigenvalue one
+    assert float(expected[-1]) == pytest.approx(max(1.0, largest), abs=1e-8) or largest <= 1.0
+
+
+def test_the_density_is_that_of_all_eigenvalues() -> None:
+    hessian, _, _ = around(random_plan(9, 11, 3), Balanced(), 1.0, False)
+    V = torch.eye(hessian.size, dtype=torch.float64)
+    M = hessian.metric(V)[1]
+    values, vectors = torch.linalg.eigh(M)
+    alive = values > 1e-12 * values[-1]
+    root = vectors[:, alive] * values[alive].sqrt()
+    Z = hessian.image(torch.zeros_like(V), V)
+    spectrum = 1 + torch.linalg.eigvalsh(root.T @ Z @ root)
+    assert int(alive.sum()) == 8 * 10
+    found = PlanCurvature(
+        smallest=np.zeros(1), largest=np.zeros(0), smallest_error=np.zeros(1), largest_error=np.zeros(0), modes=(),
+        epsilon=EPSILON, converged=True, n_products=0, hessian=hessian,
+    ).density(32, 40, random_state=0)
+    assert found.dimension == pytest.approx(80, rel=0.1)
+    x = torch.linspace(float(spectrum[0]) - 0.1, float(spectrum[-1]) + 0.1, 1000, dtype=torch.float64)
+    below, _ = found.shares_below(x)
+    true = (spectrum[:, None] < x).double().mean(0)
+    assert float(torch.trapezoid((below - true).abs(), x)) <= 0.01 * float(spectrum[-1] - spectrum[0])
+
+
+def ellipse(n: int, minor: float, noise: float = 0.0, seed: int = 0) -> np.ndarray:
+    t = np.linspace(0, 2 * np.pi, n, endpoint=False)
+    return np.stack((np.cos(t), minor * np.sin(t)), 1) + noise * np.random.default_rng(seed).normal(size=(n, 2))
+
+
+def curved(X: np.ndarray, Y: np.ndarray, **more: Any) -> tuple[GWResult, PlanCurvature]:
+    result = quietly(gw_align, X, Y, distances="euclidean", epsilon=0.01, random_state=0)
+    return result, curvature(result, k=2, **more)
+
+
+def test_a_circle_slides_and_an_ellipse_does_not() -> None:
+    result, circle = curved(ellipse(50, 1.0), ellipse(60, 1.0))
+    assert len(circle.flat) == 1
+    assert not circle.saddle
+    assert abs(circle.smallest[0]) < 0.01 < 0.5 < circle.smallest[1]
+    mode = circle.flat[0]
+    np.testing.assert_allclose(mode.moved, 1, atol=0.3)  # all points slide alike
+    i = result.argmax()
+    steps = [(side - i + 30) % 60 - 30 for side in (mode.gains, mode.loses)]
+    assert min(abs(step).min() for step in steps) > 0
+    assert len(np.unique(np.sign(steps[0]))) == len(np.unique(np.sign(steps[1]))) == 1
+    assert steps[0][0] * steps[1][0] < 0
+    W = mode.rows()
+    np.testing.assert_allclose(W[[3, 5]], mode.rows([3, 5]))
+    assert np.abs(W).sum() / 2 == pytest.approx(1)
+    assert np.abs(W.sum(0)).max() < 1e-9 > np.abs(W.sum(1)).max()
+    firm = curved(ellipse(50, 0.6), ellipse(60, 0.6))[1]
+    assert firm.flat == ()
+    noisy = [curved(ellipse(50, 1.0, noise), ellipse(60, 1.0, noise, 1))[1].smallest[0] for noise in (0.01, 0.1)]
+    assert circle.smallest[0] < noisy[0] < noisy[1]
+
+
+def test_a_saddle_is_called_one() -> None:
+    """The mean of a matching of two clusters and of its exchange is stationary, and falls both ways."""
+    X = np.concatenate((ellipse(12, 0.6), ellipse(12, 0.6) + [6, 0]))
+    half = np.kron([[1.0, 1.0], [1.0, 1.0]], np.ones((12, 12))) / 24**2
+    result = quietly(gw_align, X, X, distances="euclidean", epsilon=0.01, init=half, random_state=0)
+    plan = torch.as_tensor(result.plan)
+    crossed = (plan + plan.roll(12, 1)) / 2
+    assert result.model is not None
+    assert result.known is not None
+    hessian = hessian_of(DenseCoupling(crossed), result.model, (result.known[0].space, result.known[1].space))
+    assert float(lanczos(hessian, 1).values[0]) < -1
+
+
+def test_streamed_plans_have_the_curvature_of_stored_ones() -> None:
+    X, Y = torchgw.datasets.make_spiral(500)[0], torchgw.datasets.make_swiss_roll(600)[0]
+    found = []
+    for strategy in ("dense", "streaming"):
+        result = quietly(
+            gw_align, X, Y, distances="landmark", epsilon=3e-3, options=GWOptions(strategy=strategy), random_state=0
+        )
+        found.append(curvature(result, k=2, tol=1e-5))
+    stored, streamed = found
+    np.testing.assert_allclose(streamed.smallest, stored.smallest, rtol=0.01)
+    np.testing.assert_allclose(streamed.largest, stored.largest, rtol=0.01)
+    near = np.abs(streamed.modes[0].moved - stored.modes[0].moved)
+    assert np.median(near) < 0.05
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_a_curvature(name: str) -> None:
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(30, 2)), rng.normal(size=(35, 3))
+    result = quietly(gw_align, X, Y, distances="euclidean", epsilon=0.01, marginals=MODELS[name], random_state=0)
+    found = curvature(result, k=3)
+    assert found.converged
+    assert not found.saddle
+    assert list(found.smallest) == sorted(found.smallest)
+    assert found.condition >= 1
+    whole = curvature(result, k=3, whole=True, tol=1e-8)
+    np.testing.assert_allclose(whole.smallest, found.smallest, atol=1e-3)
+    shares, _ = whole.density(4, 30, random_state=0).shares_below(torch.tensor([-0.2, 5.0], dtype=torch.float64))
+    np.testing.assert_allclose(shares, [0, 1], atol=1e-12)
+
+
+def test_what_has_no_curvature_is_refused(tmp_path: Any) -> None:
+    X = np.random.default_rng(0).normal(size=(20, 2))
+    sharp = quietly(gw_align, X, X, distances="euclidean", epsilon=0)
+    with pytest.raises(ValueError, match="epsilon above 0"):
+        curvature(sharp)
+    result = quietly(gw_align, X, X, distances="euclidean", epsilon=0.01)
+    result.save(tmp_path / "result.npz")
+    with pytest.raises(ValueError, match="in this process"):
+        curvature(GWResult.load(tmp_path / "result.npz"))
+    linear = quietly(gw_align, X, X, cost=np.ones((20, 20)), alpha=0, epsilon=0.01)
+    with pytest.raises(ValueError, match="alpha > 0"):
+        curvature(linear)
+    with pytest.raises(TypeError, match="GWResult"):
+        curvature(X)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        curvature(result, k=0)
+    found = curvature(result, k=1)
+    with pytest.raises(ValueError, match=r"points must be indices in \[0, 20\)"):
+        found.modes[0].rows([20])
+    landmarks = quietly(gw_align, X, X, distances="landmark", epsilon=0.01)
+    with pytest.raises(ValueError, match="whole=True"):
+        curvature(landmarks).density()

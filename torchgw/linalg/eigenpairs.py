@@ -1,0 +1,250 @@
+"""The ends of the spectrum of a self-adjoint operator, with bounds.
+
+*Lanczos.* A block of vectors X at a time, orthonormal in the operator's inner product: the space of all blocks so far
+gets A X, whose part outside it is the next block. Every vector is orthogonalised twice against all before, so that the
+Ritz pairs of the space, A y ~ mu y, have residuals in the last block alone; |A y - mu y| bounds the distance from mu to
+the nearest eigenvalue. Where the space would grow beyond what may be stored, it is restarted from the Ritz vectors that
+are wanted and the last block, which loses nothing of what they have converged to. A block finds eigenvalues of its
+multiplicity.
+
+*Power iteration* with deflation is the simple alternative: x <- (A - s) x, one eigenpair after the other, each taken
+out by adding it back with another eigenvalue. It converges by the ratio of neighbouring eigenvalues, where Lanczos does
+by the root of their distance.
+
+Sources: C. Lanczos, 1950; K. Wu, H. Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems",
+2000; B. Parlett, "The symmetric eigenvalue problem", 1998, chapters 4, 11 and 13.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw.linalg.lanczos import SEED
+from torchgw.linalg.operators import Deflated, Operator, Shifted
+
+TOLERANCE = 1e-8  # residual over the largest absolute value of the spectrum
+MOST_STEPS = 300  # blocks
+STORED_BYTES = 2**30  # of a basis and its duals
+CHECKED = 1.15  # steps between two looks at the Ritz values, growing
+EXTRA = 4  # Ritz vectors that are kept beside those that are wanted, on each side
+NOTHING = 1e-10  # share of a product's length below which what is left of it is rounding
+LOST = 10.0  # times the precision of the inner product, relative to its largest, below which a length is unknown
+
+
+class Eigenpairs(NamedTuple):
+    """Ends of a spectrum.
+
+    values : (k,), ascending: first the smallest, then the largest.
+    vectors : (n, k), orthonormal in the operator's inner product.
+    duals : (n, k), what its metric makes of them.
+    errors : (k,), bounds on the distance from each value to an eigenvalue.
+    n_smallest : how many of them are the smallest.
+    n_products : with the operator, vectors counted.
+    converged : whether all errors are within the tolerance.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    duals: Tensor
+    errors: Tensor
+    n_smallest: int
+    n_products: int
+    converged: bool
+
+
+def lanczos(
+    operator: Operator,
+    smallest: int = 1,
+    largest: int = 0,
+    *,
+    block: int = 1,
+    tol: float = TOLERANCE,
+    max_steps: int = MOST_STEPS,
+    stored_bytes: int = STORED_BYTES,
+    start: Tensor | None = None,
+) -> Eigenpairs:
+    """The smallest and the largest eigenpairs, fewer where the operator has fewer; O(n m) memory for a basis of m.
+
+    Parameters
+    ----------
+    smallest, largest : how many of each.
+    block : vectors at a time, in [1, n].
+    tol : error over the largest absolute Ritz value.
+    max_steps : most products with a block.
+    stored_bytes : of the basis, beyond which it is restarted.
+    start : (n, block) to begin from; random by default.
+    """
+    n, wanted = operator.size, min(smallest + largest, operator.size)
+    kept = smallest + largest + EXTRA * ((smallest > 0) + (largest > 0))
+    most = max(int(stored_bytes // (2 * n * torch.finfo(operator.dtype).bits // 8)), kept + 2 * block)
+    most = min(most, (max_steps + 1) * block, n + block)
+    space, generator = Space(operator, most), torch.Generator().manual_seed(SEED)
+    T = space.vectors.new_empty(0, 0)
+    width, _ = space.add(_drawn(operator, block, generator) if start is None else start)
+    n_products, step, check = 0, 0, 1
+    while True:
+        V, U = space.last(width)
+        image, n_products, step = operator.image(V, U), n_products + width, step + 1
+        T, size, before = _grown(T, space.duals @ image), space.count, width
+        width, beside = space.add(image)
+        full = size + width + block > most
+        if step < check and step < max_steps and width > 0 and not full:
+            continue
+        check = max(step + 1, int(CHECKED * step))
+        values, weights = torch.linalg.eigh(T)
+        errors = torch.linalg.vector_norm(beside @ weights[-before:], dim=0)
+        if width == 0 and size < wanted:  # an eigenvalue of more vectors than a block has
+            width, _ = space.add(_drawn(operator, block, generator))
+        ends = _ends(size, smallest, largest)
+        settled = size >= wanted and bool((errors[ends] <= tol * values.abs().max()).all())
+        if settled or width == 0 or step >= max_steps:
+            break
+        if full and size < n:
+            some = _ends(size, smallest + EXTRA * (smallest > 0), largest + EXTRA * (largest > 0))
+            space.restart(weights[:, some], width)
+            T = torch.diag(values[some])
+    vectors, duals = (side[:size].T @ weights[:, ends] for side in (space.vectors, space.duals))
+    converged = settled or width == 0
+    return Eigenpairs(values[ends], vectors, duals, errors[ends], min(smallest, len(ends)), n_products, converged)
+
+
+def power_iteration(
+    operator: Operator, k: int = 1, *, shift: float = 0.0, tol: float = TOLERANCE, max_iter: int = 10_000
+) -> Eigenpairs:
+    """The k eigenpairs whose eigenvalues are farthest from ``shift``, ascending; one product an iteration.
+
+    A shift at one end of the spectrum leads to the other end. ``errors`` bound, as in `lanczos`; ``n_smallest`` is 0.
+    """
+    space, generator = Space(operator, min(k, operator.size)), torch.Generator().manual_seed(SEED)
+    values, errors, n_products, converged = [], [], 0, True
+    while space.count < min(k, operator.size):
+        taken = torch.tensor(values, dtype=operator.dtype, device=operator.device)
+        deflated = Deflated(Shifted(operator, -shift), space.vectors.T, space.duals.T, -taken)
+        x, u = space.outside(_drawn(operator, 1, generator))
+        for _ in range(max_iter):
+            image, n_products = deflated.image(x, u), n_products + 1
+            value = float(u[:, 0] @ image[:, 0])
+            rest = image - value * x
+            error = _length(operator, rest)
+            if error <= tol * abs(value) or _length(operator, space.beside(rest)) <= tol * abs(value):
+                break  # what is left within the space is the error of those before
+            x, u = space.outside(image)
+        else:
+            converged = False
+        space.put(x, u)
+        values.append(value)
+        errors.append(error)
+    found, order = torch.tensor(values).to(space.vectors), torch.tensor(values).argsort()
+    vectors, duals = space.vectors.T[:, order], space.duals.T[:, order]
+    return Eigenpairs(
+        found[order] + shift, vectors, duals, torch.tensor(errors).to(found)[order], 0, n_products, converged
+    )
+
+
+def _length(operator: Operator, x: Tensor) -> float:
+    """That of a vector (n, 1)."""
+    x, u = operator.metric(x)
+    return math.sqrt(max(float((x * u).sum()), 0.0))
+
+
+def _ends(count: int, smallest: int, largest: int) -> Tensor:
+    """Positions of the smallest and the largest of values in ascending order; none twice."""
+    first = min(smallest, count)
+    return torch.cat((torch.arange(first), torch.arange(max(count - largest, first), count)))
+
+
+def _grown(T: Tensor, new: Tensor) -> Tensor:
+    """A symmetric matrix (m, m) with more rows and columns (m + b, b)."""
+    m, b = len(T), new.shape[1]
+    found = T.new_zeros(m + b, m + b)
+    found[:m, :m] = T
+    found[:, m:], found[m:, :] = new, new.T
+    found[m:, m:] = (new[m:] + new[m:].T) / 2
+    return found
+
+
+def _drawn(operator: Operator, count: int, generator: torch.Generator) -> Tensor:
+    """Random vectors (n, count)."""
+    found = torch.randn(operator.size, min(count, operator.size), generator=generator, dtype=torch.float64)
+    return found.to(operator.device, operator.dtype)
+
+
+class Space:
+    """Vectors that are orthonormal in an operator's inner product, with their duals, one in each row; up to ``most``.
+
+    Directions in which the inner product is no more than its rounding are none: what lies along them grows unseen.
+    """
+
+    def __init__(self, operator: Operator, most: int) -> None:
+        self.operator, self.count, self._largest = operator, 0, 0.0
+        self._vectors, self._duals = (
+            torch.empty(most, operator.size, dtype=operator.dtype, device=operator.device) for _ in range(2)
+        )
+
+    @property
+    def vectors(self) -> Tensor:
+        return self._vectors[: self.count]
+
+    @property
+    def duals(self) -> Tensor:
+        return self._duals[: self.count]
+
+    def last(self, width: int) -> tuple[Tensor, Tensor]:
+        """The last ones, and their duals, (n, width)."""
+        return self.vectors[-width:].T, self.duals[-width:].T
+
+    def put(self, X: Tensor, U: Tensor) -> None:
+        """Vectors (n, b) that are orthonormal and have no part in the space."""
+        where = slice(self.count, self.count + X.shape[1])
+        self._vectors[where], self._duals[where] = X.T, U.T
+        self.count = where.stop
+
+    def add(self, X: Tensor) -> tuple[int, Tensor]:
+        """Add what a block (n, b) has outside the space; how many vectors that are, b', and its coordinates there
+        (b', b)."""
+        inside = self.duals @ X
+        first = self.count
+        rest, U = self.operator.metric(X - self.vectors.T @ inside)
+        lengths = inside.square().sum(0) + (rest * U).sum(0)
+        self._largest = max(self._largest, float(((rest * U).sum(0) / rest.square().sum(0)).nan_to_num(0.0).max()))
+        for x, u, length in zip(rest.T, U.T, lengths, strict=True):
+            if self.count == len(self._vectors):
+                break
+            found = self._normalised(x, u, length)
+            if found is not None:
+                self.put(found[0][:, None], found[1][:, None])
+        return self.count - first, self.duals[first:] @ rest
+
+    def outside(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """A vector (n, 1), normalised, of which the part in the space is taken off, and its dual; the space stays."""
+        X, U = self.operator.metric(self.beside(X))
+        length = (X * U).sum().sqrt()
+        return X / length, U / length
+
+    def beside(self, X: Tensor) -> Tensor:
+        """Vectors (n, b) without their parts in the space."""
+        return X - self.vectors.T @ (self.duals @ X)
+
+    def _normalised(self, x: Tensor, u: Tensor, length: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What a vector has outside the space, of length one, and its dual; None where that is rounding."""
+        for least in (length, torch.ones_like(length)):  # again, where most of the vector was taken off
+            for _ in range(2):
+                more = (self.duals @ x + self.vectors @ u) / 2
+                x, u = x - self.vectors.T @ more, u - self.duals.T @ more
+            square, unknown = x @ u, LOST * self.operator.precision * self._largest * (x @ x)
+            if not bool(square > torch.maximum(NOTHING**2 * least, unknown)):
+                return None
+            x, u = x / square.sqrt(), u / square.sqrt()
+        return x, u
+
+    def restart(self, weights: Tensor, width: int) -> None:
+        """Keep combinations (m, d) of the vectors but the last ``width``, and these."""
+        ended = self.count - width
+        for side in (self._vectors, self._duals):
+            kept = torch.cat((weights.T @ side[:ended], side[ended : self.count]))
+            side[: len(kept)] = kept
+        self.count = weights.shape[1] + width

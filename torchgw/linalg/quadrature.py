@@ -1,0 +1,104 @@
+"""Traces and spectral densities of self-adjoint operators, by products with random vectors.
+
+For isotropic z, E z^T z' = 1 in the operator's inner product,
+
+    tr f(A) = E <z, f(A) z>,    <z, f(A) z> ~ |z|^2 sum_k (e_1 . y_k)^2 f(mu_k),
+
+with the Ritz pairs (mu_k, y_k) of m Lanczos steps from z: Gauss quadrature, exact for polynomials of degree 2 m - 1. The
+mean over z of these weights at these nodes is the density of the spectrum. Hutch++ takes the part of A on the range of
+a few products exactly, and samples what is left.
+
+Sources: G. Golub, G. Meurant, "Matrices, moments and quadrature with applications", 2010; L. Lin, Y. Saad, C. Yang,
+"Approximating spectral densities of large matrices", 2016; S. Ubaru, J. Chen, Y. Saad, "Fast estimation of tr(f(A)) via
+stochastic Lanczos quadrature", 2017; R. Meyer, C. Musco, C. Musco, D. Woodruff, "Hutch++: optimal stochastic trace
+estimation", 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torchgw.linalg.eigenpairs import Space
+from torchgw.linalg.lanczos import recurrence, ritz
+from torchgw.linalg.operators import Operator, matvec
+
+
+class Isotropic(Protocol):
+    """Draws vectors (n, count) whose covariance is the inverse of an operator's metric."""
+
+    def __call__(self, count: int, generator: torch.Generator) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """Gauss quadrature of a spectrum from M random vectors.
+
+    nodes : (M, m), ascending.
+    weights : (M, m), each row's sum is the squared length of its vector: on average the dimension.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+
+    def trace(self, f: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+        """tr f(A), and its standard error."""
+        return _mean((self.weights * f(self.nodes)).sum(1))
+
+    @property
+    def dimension(self) -> float:
+        """Of the space, as far as it was drawn."""
+        return float(self.weights.sum(1).mean())
+
+    def shares_below(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Which share of the spectrum is below each of x (d,), and the standard errors."""
+        shares = self.weights / self.weights.sum(1, keepdim=True)
+        below = (shares[:, :, None] * (self.nodes[:, :, None] < x)).sum(1)
+        error = below.std(0) / math.sqrt(len(below)) if len(below) > 1 else torch.full_like(x, math.nan)
+        return below.mean(0), error
+
+
+def quadrature(
+    operator: Operator, isotropic: Isotropic, n_probes: int, n_steps: int, generator: torch.Generator
+) -> Quadrature:
+    """That of an operator, one vector after the other; O(n n_steps) memory."""
+    nodes, weights = [], []
+    for _ in range(n_probes):
+        z = isotropic(1, generator)
+        found, norm = recurrence(
+            lambda dual, v: operator.image(v, dual[0]), (), z, min(n_steps, operator.size), metric=operator.metric
+        )
+        values, vectors = ritz(found.alphas, found.betas)
+        nodes.append(values[0])
+        weights.append(norm[0].square() * vectors[0, 0].square())
+    return Quadrature(torch.stack(nodes), torch.stack(weights))
+
+
+def trace(
+    operator: Operator, isotropic: Isotropic, n_products: int, generator: torch.Generator
+) -> tuple[float, float]:
+    """tr A by Hutch++, and the standard error of what was sampled; products with at most ``n_products`` vectors, a third
+    of them for each of the range, the part on it, and the rest."""
+    count = max(n_products // 3, 1)
+    space = Space(operator, count)
+    V = isotropic(min(count, operator.size), generator)
+    space.add(matvec(operator, V))
+    Q, duals = space.vectors.T, space.duals.T
+    known = float((duals * operator.image(Q, duals)).sum())
+    if space.count == operator.size:
+        return known, 0.0
+    Z = isotropic(count, generator)
+    Z, U = operator.metric(Z - Q @ (duals.T @ Z))
+    rest, error = _mean((U * operator.image(Z, U)).sum(0))
+    return known + rest, error
+
+
+def _mean(values: Tensor) -> tuple[float, float]:
+    """The mean of values (M,), and its standard error; NaN of one alone."""
+    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(values.mean()), error

@@ -1,0 +1,258 @@
+"""How firm a plan is: the curvature of the objective around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.couplings.reader import point_indices
+from torchgw.couplings.sparse import SparseCoupling
+from torchgw.couplings.tiled import TiledCoupling
+from torchgw.entry import entry
+from torchgw.kernels.sampling import make_generator
+from torchgw.linalg.eigenpairs import lanczos
+from torchgw.linalg.quadrature import Quadrature, quadrature
+from torchgw.objective.hessian import Hessian
+from torchgw.results.result import GWResult
+from torchgw.runtime.threads import threads_for
+from torchgw.sinkhorn.implicit import pieces
+from torchgw.solvers.hessian import hessian_of
+from torchgw.types import Array, RandomState
+
+FLAT = 0.1  # of what entropy alone gives: a mode below it costs next to nothing, and its sign may be what a solve left
+TOLERANCE, STREAMED, MOST_STEPS = 1e-4, 3e-3, 300
+MOST_BYTES = 2**33  # of entries that are stored
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanMode:
+    """A change W of the plan that is an eigenvector of its curvature; either sign of it stands for the same mode.
+
+    What is read of it is computed when it is first asked for, a pass over the entries of the plan.
+
+    Attributes
+    ----------
+    eigenvalue, error : see `PlanCurvature`.
+    vector : (n,), what `torchgw.objective.hessian` makes W of.
+    """
+
+    eigenvalue: float
+    error: float
+    vector: Tensor = field(repr=False, compare=False)
+    hessian: Hessian = field(repr=False, compare=False)
+    mass: float = field(repr=False)
+
+    @property
+    def moved(self) -> Array:
+        """(N,), which share of a source point's mass it moves, 1 on average."""
+        return self._read[0]
+
+    @property
+    def loses(self) -> Array:
+        """(N,), the target point from which a source point's mass goes most."""
+        return self._read[1]
+
+    @property
+    def gains(self) -> Array:
+        """(N,), the target point to which it goes most."""
+        return self._read[2]
+
+    def rows(self, points: Any = None) -> Array:
+        """W of source points (m, K), of all by default, scaled so that half of sum |W| is the plan's mass."""
+        n, k = self.hessian.respond.plan.shape
+        index = torch.arange(n) if points is None else point_indices("points", points, n)
+        validate.memory("mode.rows()", 8 * len(index) * k, MOST_BYTES, "ask for fewer points")
+        entries = self.hessian.change(self.vector).change.rows(index.to(self.vector.device))
+        found: Array = (entries * (self.mass / self._read[3])).cpu().numpy()
+        return found
+
+    @cached_property
+    def _read(self) -> tuple[Array, Array, Array, float]:
+        """``moved``, ``loses``, ``gains``, and half of sum |W| of the change as it is."""
+        n, respond = self.hessian.respond.plan.shape[0], self.hessian.respond
+        share = torch.empty(n, dtype=torch.float64, device=self.vector.device)
+        gains, loses = (torch.empty_like(share, dtype=torch.int64) for _ in range(2))
+        for rows, columns, block in pieces(self.hessian.change(self.vector).change):
+            share[rows] = block.abs().sum(1) / 2
+            gains[rows], loses[rows] = columns[block.argmax(1)], columns[block.argmin(1)]
+        rows, size = respond.sums[0], float(share.sum())
+        moved = torch.where(rows > 0, share / rows, 0.0) * (rows.sum() / size)
+        return moved.cpu().numpy(), loses.cpu().numpy(), gains.cpu().numpy(), size
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCurvature:
+    """The ends of the spectrum of the objective's second derivative around a plan.
+
+    Attributes
+    ----------
+    smallest, largest : eigenvalues (k,), (l,), ascending, in units of what entropy and divergences alone give: 1 where
+        distances say nothing, more where they hold the plan, about 0 along a symmetry, negative at a saddle.
+    smallest_error, largest_error : bounds on the distance of each to an eigenvalue.
+    modes : the changes that belong to the smallest ones.
+    epsilon : of the plan; times an eigenvalue, it is half the second derivative of the objective along the mode scaled
+        to sum W^2 / T = 1.
+    converged : whether all errors are within the tolerance.
+    n_products : products with the Hessian.
+    """
+
+    smallest: Array
+    largest: Array
+    smallest_error: Array
+    largest_error: Array
+    modes: tuple[PlanMode, ...] = field(repr=False)
+    epsilon: float
+    converged: bool
+    n_products: int
+    hessian: Hessian = field(repr=False, compare=False)
+
+    @property
+    def saddle(self) -> bool:
+        """Whether the objective surely falls both ways along a mode: no local optimum, beyond what is `flat`."""
+        return bool(self.smallest[0] + self.smallest_error[0] < -FLAT)
+
+    @property
+    def flat(self) -> tuple[PlanMode, ...]:
+        """The modes along which the plan can slide, next to free of cost."""
+        return tuple(mode for mode in self.modes if abs(mode.eigenvalue) <= FLAT + mode.error)
+
+    @property
+    def condition(self) -> float:
+        """The largest eigenvalue over the smallest, of those that are known and 1; infinite where that is not
+        positive."""
+        largest = max(1.0, float(self.largest[-1])) if len(self.largest) else max(1.0, float(self.smallest[-1]))
+        return largest / float(self.smallest[0]) if self.smallest[0] > 0 else math.inf
+
+    def density(self, n_probes: int = 8, n_steps: int = 40, random_state: RandomState = None) -> Quadrature:
+        """The density of the whole spectrum, by stochastic Lanczos quadrature.
+
+        Parameters
+        ----------
+        n_probes : random changes of the plan that it is averaged over.
+        n_steps : of Lanczos from each.
+
+        Returns
+        -------
+        `Quadrature`: nodes and weights, traces of functions of the Hessian and shares below a value, each with its
+        standard error.
+
+        Raises
+        ------
+        ValueError
+            Where changes are not read entry by entry: curvature(..., whole=True) does, of stored plans.
+        """
+        n_probes = validate.integer("n_probes", n_probes, least=1)
+        n_steps = validate.integer("n_steps", n_steps, least=1)
+        if self.hessian.curvature.factors is not None:
+            raise ValueError("density needs changes that are read entry by entry: ask for curvature(..., whole=True)")
+        generator = make_generator(random_state, self.hessian.device)
+        return quadrature(self.hessian, self.hessian.isotropic, n_probes, n_steps, generator)
+
+
+@entry()
+def curvature(
+    result: GWResult,
+    k: int = 4,
+    *,
+    largest: int = 1,
+    block: int = 1,
+    tol: float | None = None,
+    max_steps: int = MOST_STEPS,
+    whole: bool = False,
+) -> PlanCurvature:
+    """How the objective curves around a plan: which matches could slide, whether it is an optimum or a saddle.
+
+    Half the second derivative of the objective, with its entropy, on all changes that the marginal model allows,
+    relative to that of entropy and divergences alone; its smallest and largest eigenvalues and their changes.
+
+    Parameters
+    ----------
+    result : of `torchgw.gw_align`, with an epsilon above zero, in this process: files do not keep distances.
+    k : smallest eigenvalues wanted, with modes, > 0.
+    largest : largest ones, >= 0.
+    block : vectors at a time; an eigenvalue that has several modes needs as many.
+    tol : error of an eigenvalue over the largest, in (0, 1]; by default 1e-4, for plans that stream 3e-3.
+    max_steps : most products with a block.
+    whole : read changes entry by entry, even where distances have factors; what `density` needs.
+
+    Returns
+    -------
+    PlanCurvature
+
+    Raises
+    ------
+    ValueError
+        For a plan without entropy, which is a vertex, has no changes within its entries and is judged by its
+        ``certificate.stationarity``; for results of files, of alpha=0, and of low rank.
+
+    Notes
+    -----
+    A product costs one response of the plan to a cost (`torchgw.sinkhorn.implicit`), O(N K) and a solve on the smaller
+    side; some tens of products. Memory is that of the plan and, where distances have no factors, of two numbers a pair
+    and product. See the page on curvature for the mathematics and its sources.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> t = np.linspace(0, 2 * np.pi, 50, endpoint=False)
+    >>> circle = np.stack((np.cos(t), np.sin(t)), 1)
+    >>> found = torchgw.curvature(torchgw.gw_align(circle, circle, epsilon=0.01, distances="euclidean"), k=2)
+    >>> len(found.flat), bool(found.smallest[1] > 0.5)
+    (1, True)
+    """
+    validate.instance("result", result, GWResult)
+    k = validate.integer("k", k, least=1)
+    largest, block = validate.integer("largest", largest, least=0), validate.integer("block", block, least=1)
+    max_steps = validate.integer("max_steps", max_steps, least=1)
+    hessian = _around(result, whole)
+    streamed = not isinstance(hessian.respond.plan, DenseCoupling)
+    tol = validate.real("tol", tol, above=0.0, most=1.0) if tol is not None else STREAMED if streamed else TOLERANCE
+    mass = float(result.coupling.marginal(1).sum())
+    with threads_for(math.prod(result.shape)):
+        found = lanczos(hessian, k, largest, block=block, tol=tol, max_steps=max_steps)
+    values, errors, few = found.values.cpu().numpy(), found.errors.cpu().numpy(), found.n_smallest
+    return PlanCurvature(
+        smallest=values[:few],
+        largest=values[few:],
+        smallest_error=errors[:few],
+        largest_error=errors[few:],
+        modes=tuple(
+            PlanMode(eigenvalue=value, error=error, vector=vector, hessian=hessian, mass=mass)
+            for value, error, vector in zip(values[:few].tolist(), errors[:few].tolist(), found.vectors.T, strict=False)
+        ),
+        epsilon=result.epsilon,
+        converged=found.converged,
+        n_products=found.n_products,
+        hessian=hessian,
+    )
+
+
+def _around(result: GWResult, whole: bool) -> Hessian:
+    """The Hessian of a result, or a refusal."""
+    if result.epsilon == 0:
+        raise ValueError(
+            "result must have an epsilon above 0 for its curvature, got a plan without entropy, which is a vertex: its "
+            "certificate.stationarity says how far it can be improved; align again with epsilon=result.gain / 100"
+        )
+    if result.known is None or result.model is None:
+        raise ValueError("result must come from gw_align in this process: files do not keep the distances")
+    if result.alpha == 0:
+        raise ValueError("result must have alpha > 0: a linear cost has no curvature")
+    plan, model, (x, y) = result.coupling, result.model.at(result.epsilon), result.known
+    if not isinstance(plan, BlockCoupling) or isinstance(plan, LowRankCoupling | SparseCoupling):
+        raise ValueError(f"result must be of the dense or the streaming strategy, got {result.strategy!r}")
+    plan = plan.times(math.exp(-model.logarithm))  # of mass one
+    if isinstance(plan, TiledCoupling) and (whole or model.marginals.free_mass):
+        asked = "whole=True" if whole else f"{result.marginals}"
+        validate.memory(f"the curvature with {asked}", 8 * math.prod(plan.shape), MOST_BYTES, "align fewer points")
+    if not isinstance(plan, TiledCoupling) or whole or model.marginals.free_mass:
+        plan = DenseCoupling(plan.to_dense().to(model.p))
+    return hessian_of(plan, model, (x.space, y.space), whole or model.marginals.free_mass)
