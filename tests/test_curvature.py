@@ -1,4 +1,4 @@
-"""The curvature of the objective around a plan: against automatic differentiation, dense eigenvalues, and symmetries."""
+"""The curvature of the objective around a plan: against automatic differentiation, dense eigenvalues, symmetries."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from torchgw import Balanced, GWOptions, GWResult, Partial, PlanCurvature, SemiR
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.linalg.eigenpairs import lanczos
 from torchgw.marginals import Marginals
-from torchgw.objective.divergence import kl, negentropy, relative_entropy, squared
+from torchgw.objective.divergence import negentropy, relative_entropy, squared
 from torchgw.objective.hessian import Hessian
 from torchgw.objective.model import Model, divergences
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.implicit import Response
 from torchgw.solvers.hessian import hessian_of
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.types import DistanceProvider
@@ -40,7 +39,9 @@ def space(n: int, factored: bool, seed: int) -> DistanceProvider:
     """Symmetric numbers of rank four, given by their factors or stored."""
     F = torch.randn(n, 4, generator=generator(seed), dtype=torch.float64) / 4
     signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
-    return FactoredDistances.of(F, signs, 1.0) if factored else PrecomputedDistances.stored_matrix((F * signs) @ F.T, 1.0)
+    return (
+        FactoredDistances.of(F, signs, 1.0) if factored else PrecomputedDistances.stored_matrix((F * signs) @ F.T, 1.0)
+    )
 
 
 def objective(T: Tensor, D: Tensor, E: Tensor, model: Model) -> Tensor:
@@ -127,7 +128,9 @@ def test_eigenvalues_are_those_of_the_dense_hessian(name: str, factored: bool) -
     incidence = sums @ incidence.view(13, 42)
     held, free = [], []
     total = model.marginals.total is not None
-    for rho, mass, at, reach in zip(model.marginals.weights, hessian.respond.sums, (0, 6), (model.p, model.q), strict=True):
+    for rho, mass, at, reach in zip(
+        model.marginals.weights, hessian.respond.sums, (0, 6), (model.p, model.q), strict=True
+    ):
         for i, m in enumerate(mass):
             line = incidence[at + i]
             if rho == math.inf and (not total or float(m) >= float(reach[i])):
@@ -162,8 +165,15 @@ def test_the_density_is_that_of_all_eigenvalues() -> None:
     spectrum = 1 + torch.linalg.eigvalsh(root.T @ Z @ root)
     assert int(alive.sum()) == 8 * 10
     found = PlanCurvature(
-        smallest=np.zeros(1), largest=np.zeros(0), smallest_error=np.zeros(1), largest_error=np.zeros(0), modes=(),
-        epsilon=EPSILON, converged=True, n_products=0, hessian=hessian,
+        smallest=np.zeros(1),
+        largest=np.zeros(0),
+        smallest_error=np.zeros(1),
+        largest_error=np.zeros(0),
+        modes=(),
+        epsilon=EPSILON,
+        converged=True,
+        n_products=0,
+        hessian=hessian,
     ).density(32, 40, random_state=0)
     assert found.dimension == pytest.approx(80, rel=0.1)
     x = torch.linspace(float(spectrum[0]) - 0.1, float(spectrum[-1]) + 0.1, 1000, dtype=torch.float64)
@@ -206,7 +216,7 @@ def test_a_circle_slides_and_an_ellipse_does_not() -> None:
 
 def test_a_saddle_is_called_one() -> None:
     """The mean of a matching of two clusters and of its exchange is stationary, and falls both ways."""
-    X = np.concatenate((ellipse(12, 0.6), ellipse(12, 0.6) + [6, 0]))
+    X = np.concatenate((ellipse(12, 0.6), ellipse(12, 0.6) + np.array([6, 0])))
     half = np.kron([[1.0, 1.0], [1.0, 1.0]], np.ones((12, 12))) / 24**2
     result = quietly(gw_align, X, X, distances="euclidean", epsilon=0.01, init=half, random_state=0)
     plan = torch.as_tensor(result.plan)
@@ -215,6 +225,86 @@ def test_a_saddle_is_called_one() -> None:
     assert result.known is not None
     hessian = hessian_of(DenseCoupling(crossed), result.model, (result.known[0].space, result.known[1].space))
     assert float(lanczos(hessian, 1).values[0]) < -1
+
+
+def trefoil(n: int) -> np.ndarray:
+    """A shape that is the same after a third of a turn."""
+    t = 2 * np.pi * np.arange(n) / n
+    r = 1 + 0.3 * np.cos(3 * t)
+    return np.stack((r * np.cos(t), r * np.sin(t)), 1)
+
+
+def symmetric_starts(seed: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Points, and plans that have the symmetries of their distances."""
+    rng = np.random.default_rng(seed)
+    n = 3 * int(rng.integers(4, 11))
+    turned = np.eye(n)
+    turns = (turned + np.roll(turned, n // 3, 1) + np.roll(turned, 2 * n // 3, 1)) / (3 * n)
+    half = rng.normal(size=(n // 2, 2)) * (1, 0.5)
+    mirrored, m = np.concatenate((half, half * (-1, 1))), 2 * (n // 2)
+    swapped = np.roll(np.eye(m), m // 2, 1)
+    return [
+        ("turns of a trefoil", trefoil(n), turns),
+        ("product plan of a trefoil", trefoil(n), np.full((n, n), 1 / n**2)),
+        ("both ways over a mirror", mirrored, (np.eye(m) + swapped) / (2 * m)),
+        ("product plan of two clusters", np.concatenate((half, half + (6, 0))), np.full((m, m), 1 / m**2)),
+        ("half swapped", np.concatenate((half, half + (6, 0))), (np.eye(m) + swapped) / (2 * m)),
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_saddles_are_left_behind(seed: int) -> None:
+    escaped = 0
+    for name, X, init in symmetric_starts(seed):
+        gain = quietly(gw_align, X, X, distances="euclidean", random_state=0).gain
+        for part in (0.03, 0.01):
+            asked: dict[str, Any] = {"distances": "euclidean", "epsilon": part * gain, "random_state": 0}
+            result = quietly(gw_align, X, X, init=init, **asked)
+            assert curvature(result, k=1).smallest[0] > -0.05, name
+            assert result.certificate.curvature == pytest.approx(curvature(result, k=1).smallest[0], abs=2e-2)
+            if result.escapes:
+                escaped += 1
+                assert result.value <= 1.1 * quietly(gw_align, X, X, **asked).value
+    assert escaped >= 2
+
+
+def test_an_escape_goes_on_from_its_checkpoint(tmp_path: Any) -> None:
+    _, X, init = symmetric_starts(0)[0]
+    asked: dict[str, Any] = {"distances": "euclidean", "epsilon": 0.01, "init": init, "random_state": 0}
+    whole = quietly(gw_align, X, X, **asked)
+    assert whole.escapes > 0
+    stopped = quietly(
+        gw_align,
+        X,
+        X,
+        **asked,
+        checkpoint=torchgw.Checkpoint(tmp_path / "solve", every=0),
+        callback=lambda progress: progress.n_iter >= 2,
+    )
+    assert stopped.status is torchgw.Status.CANCELLED
+    assert stopped.escapes == 0
+    again = quietly(torchgw.resume, tmp_path / "solve")
+    assert again.escapes == whole.escapes
+    assert torch.equal(torch.as_tensor(again.plan), torch.as_tensor(whole.plan))
+
+
+def test_a_plan_that_slides_is_called_ambiguous() -> None:
+    X = ellipse(40, 1.0)
+    plan = np.eye(40) / 40
+    with pytest.warns(torchgw.AmbiguityWarning, match="slide at next to no cost"):
+        result = gw_align(X, X, distances="euclidean", epsilon=0.01, init=plan)
+    assert abs(result.certificate.curvature) < 0.02
+    assert "curvature" in str(result.certificate)
+    assert math.isnan(quietly(gw_align, X, X, distances="euclidean", epsilon=0).certificate.curvature)
+    assert "curvature" not in str(quietly(gw_align, X, X, distances="euclidean", epsilon=0).certificate)
+
+
+def test_curvature_and_escapes_are_saved(tmp_path: Any) -> None:
+    _, X, init = symmetric_starts(0)[0]
+    result = quietly(gw_align, X, X, distances="euclidean", epsilon=0.01, init=init)
+    result.save(tmp_path / "result.npz")
+    read = GWResult.load(tmp_path / "result.npz")
+    assert (read.escapes, read.certificate) == (result.escapes, result.certificate)
 
 
 def test_streamed_plans_have_the_curvature_of_stored_ones() -> None:

@@ -26,7 +26,7 @@ FLOORS = (
     ("request",),
     ("planner", "results"),
     ("align", "plot", "unseen"),
-    ("path", "certified", "second_order", "estimator", "anndata", "pairwise"),
+    ("path", "certified", "estimator", "anndata", "pairwise"),
     ("cli", "__init__"),
     ("__main__",),
 )

@@ -144,7 +144,10 @@ def test_operators_are_put_together() -> None:
         (Sum(one, other), A + B),
         (Shifted(one, 0.3, -2.0), 0.3 * torch.eye(N, dtype=torch.float64) - 2 * A),
         (Projected(one, Q, dual), P @ A @ P),
-        (Deflated(one, Q, dual, torch.tensor([5.0, -1.0], dtype=torch.float64)), A + Q * torch.tensor([5.0, -1.0]) @ dual.T),
+        (
+            Deflated(one, Q, dual, torch.tensor([5.0, -1.0], dtype=torch.float64)),
+            A + Q * torch.tensor([5.0, -1.0]) @ dual.T,
+        ),
     ]
     for operator, matrix in cases:
         torch.testing.assert_close(matvec(operator, V), matrix @ V)
@@ -187,7 +190,7 @@ def test_hutchinson_is_beaten_on_few_large_eigenvalues() -> None:
     value, error = trace(A, draw, 60, generator())
     assert abs(value - 2.0) < 1e-3
     assert error < 1e-3
-    plain, plain_error = quadrature(A, draw, 60, 3, generator()).trace(lambda x: x)
+    _, plain_error = quadrature(A, draw, 60, 3, generator()).trace(lambda x: x)
     assert plain_error > 10 * error
 
 

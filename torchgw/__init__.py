@@ -39,7 +39,7 @@ HOMES = {
     "torchgw.planner": ("Estimate", "Forecast", "estimate"),
     "torchgw.progress": ("ProgressBar", "ProgressLog"),
     "torchgw.results.result": ("GWResult",),
-    "torchgw.second_order": ("PlanCurvature", "PlanMode", "curvature"),
+    "torchgw.results.curvature": ("PlanCurvature", "PlanMode", "curvature"),
     "torchgw.spaces": (
         "AdjacencyDistances",
         "DijkstraDistances",

@@ -49,10 +49,10 @@ from torchgw.planner import Forecast as Forecast
 from torchgw.planner import estimate as estimate
 from torchgw.progress import ProgressBar as ProgressBar
 from torchgw.progress import ProgressLog as ProgressLog
+from torchgw.results.curvature import PlanCurvature as PlanCurvature
+from torchgw.results.curvature import PlanMode as PlanMode
+from torchgw.results.curvature import curvature as curvature
 from torchgw.results.result import GWResult as GWResult
-from torchgw.second_order import PlanCurvature as PlanCurvature
-from torchgw.second_order import PlanMode as PlanMode
-from torchgw.second_order import curvature as curvature
 from torchgw.spaces import AdjacencyDistances as AdjacencyDistances
 from torchgw.spaces import DijkstraDistances as DijkstraDistances
 from torchgw.spaces import EuclideanDistances as EuclideanDistances

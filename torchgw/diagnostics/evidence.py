@@ -78,6 +78,10 @@ class Certificate:
     gap : value minus lower bound: how far from the global optimum the plan can be.
     starts : how many starts the search made, as far as it kept where they ended; 0 without a search.
     agreeing_starts : how many of them ended in the basin of the returned plan.
+    curvature, curvature_error : the smallest eigenvalue of the objective's second derivative around the plan, in units
+        of what entropy alone gives, and how far it may be off (`torchgw.curvature`): near 1 where the plan is firm,
+        near 0 where it can slide, negative at a saddle. NaN where it was not looked at: without entropy, beyond 250 000
+        pairs, and for sampled gradients and plans that stream.
     """
 
     stationarity: float
@@ -86,6 +90,8 @@ class Certificate:
     gap: float
     starts: int = 0
     agreeing_starts: int = 0
+    curvature: float = math.nan
+    curvature_error: float = math.nan
 
     def counted(self, basins: Sequence[Basin]) -> Certificate:
         """The certificate with the starts of a search, which ended in these basins, the returned one first."""
@@ -115,7 +121,8 @@ class Certificate:
         searched = "no other start was tried"
         if self.starts:
             searched = f"{self.agreeing_starts} of {self.starts} starts of the search ended in its basin"
-        return f"{bound}; {near}; {searched}"
+        bent = f"; curvature {self.curvature:.2g} (1: firm, 0: it can slide, negative: a saddle)"
+        return f"{bound}; {near}; {searched}{'' if math.isnan(self.curvature) else bent}"
 
 
 @storable

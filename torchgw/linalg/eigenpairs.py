@@ -120,7 +120,9 @@ def power_iteration(
     A shift at one end of the spectrum leads to the other end. ``errors`` bound, as in `lanczos`; ``n_smallest`` is 0.
     """
     space, generator = Space(operator, min(k, operator.size)), torch.Generator().manual_seed(SEED)
-    values, errors, n_products, converged = [], [], 0, True
+    values: list[float] = []
+    errors: list[float] = []
+    n_products, converged = 0, True
     while space.count < min(k, operator.size):
         taken = torch.tensor(values, dtype=operator.dtype, device=operator.device)
         deflated = Deflated(Shifted(operator, -shift), space.vectors.T, space.duals.T, -taken)

@@ -51,7 +51,11 @@ def matvec(operator: Operator, V: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Symmetric:
-    """A symmetric matrix that is known by its products with (n, m), in the usual inner product."""
+    """A symmetric matrix in the usual inner product.
+
+    product : with (n, m).
+    size, device, dtype : see `Operator`.
+    """
 
     product: Callable[[Tensor], Tensor]
     size: int
@@ -71,7 +75,10 @@ class Symmetric:
 
 @dataclass(frozen=True)
 class Derived:
-    """An operator that is made of another one, with its inner product."""
+    """An operator that is made of another one, with its inner product.
+
+    of : the other one.
+    """
 
     of: Operator
 
@@ -97,7 +104,10 @@ class Derived:
 
 @dataclass(frozen=True)
 class Shifted(Derived):
-    """factor A + shift."""
+    """factor A + shift.
+
+    shift, factor : numbers.
+    """
 
     shift: float = 0.0
     factor: float = 1.0
@@ -108,7 +118,10 @@ class Shifted(Derived):
 
 @dataclass(frozen=True)
 class Sum(Derived):
-    """A + B, for operators with one inner product."""
+    """A + B, for operators with one inner product.
+
+    other : B.
+    """
 
     other: Operator
 
@@ -118,7 +131,10 @@ class Sum(Derived):
 
 @dataclass(frozen=True)
 class Projected(Derived):
-    """P A P with P = 1 - Q Q^T M, which takes the orthonormal vectors Q (n, d) out; ``duals`` are M Q."""
+    """P A P with P = 1 - Q Q^T M.
+
+    vectors, duals : Q (n, d), orthonormal, which are taken out, and M Q.
+    """
 
     vectors: Tensor
     duals: Tensor
@@ -131,7 +147,11 @@ class Projected(Derived):
 
 @dataclass(frozen=True)
 class Deflated(Derived):
-    """A + Q diag(s) Q^T M, for orthonormal vectors Q (n, d) with M Q = ``duals``, and s (d,)."""
+    """A + Q diag(s) Q^T M.
+
+    vectors, duals : Q (n, d), orthonormal, and M Q.
+    shifts : s (d,), which is added to the eigenvalue of each that is an eigenvector.
+    """
 
     vectors: Tensor
     duals: Tensor

@@ -4,9 +4,9 @@ For isotropic z, E z^T z' = 1 in the operator's inner product,
 
     tr f(A) = E <z, f(A) z>,    <z, f(A) z> ~ |z|^2 sum_k (e_1 . y_k)^2 f(mu_k),
 
-with the Ritz pairs (mu_k, y_k) of m Lanczos steps from z: Gauss quadrature, exact for polynomials of degree 2 m - 1. The
-mean over z of these weights at these nodes is the density of the spectrum. Hutch++ takes the part of A on the range of
-a few products exactly, and samples what is left.
+with the Ritz pairs (mu_k, y_k) of m Lanczos steps from z: Gauss quadrature, exact for polynomials of degree 2 m - 1.
+The mean over z of these weights at these nodes is the density of the spectrum. Hutch++ takes the part of A on the range
+of a few products exactly, and samples what is left.
 
 Sources: G. Golub, G. Meurant, "Matrices, moments and quadrature with applications", 2010; L. Lin, Y. Saad, C. Yang,
 "Approximating spectral densities of large matrices", 2016; S. Ubaru, J. Chen, Y. Saad, "Fast estimation of tr(f(A)) via
@@ -79,11 +79,9 @@ def quadrature(
     return Quadrature(torch.stack(nodes), torch.stack(weights))
 
 
-def trace(
-    operator: Operator, isotropic: Isotropic, n_products: int, generator: torch.Generator
-) -> tuple[float, float]:
-    """tr A by Hutch++, and the standard error of what was sampled; products with at most ``n_products`` vectors, a third
-    of them for each of the range, the part on it, and the rest."""
+def trace(operator: Operator, isotropic: Isotropic, n_products: int, generator: torch.Generator) -> tuple[float, float]:
+    """tr A by Hutch++, and the standard error of what was sampled; at most ``n_products`` products with vectors, a
+    third of them for each of the range, the part on it, and the rest."""
     count = max(n_products // 3, 1)
     space = Space(operator, count)
     V = isotropic(min(count, operator.size), generator)

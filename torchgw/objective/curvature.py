@@ -85,7 +85,10 @@ class Curvature:
         with what is read of W'."""
         if self.factors is None:
             return self.of(read).rows(slice(None)).flatten()
-        (F, s), (G, t) = self.quadratic.source.factors(), self.quadratic.target.factors()  # type: ignore[misc]
+        left, right = self.quadratic.source.factors(), self.quadratic.target.factors()
+        assert left is not None
+        assert right is not None
+        s, t = left[1], right[1]
         core, rows, columns, level = self.parts(read)
         parts = [(-2 * s[:, None] * core * t).flatten()]
         if not self.model.fixed:

@@ -20,13 +20,13 @@ and B = E^T Z E. So changes are W = S E^T v / w with a vector v of as many numbe
 
 A step costs one answer of the linear problem to a cost. Directions that B does not read have the eigenvalue 1.
 
-Where both spaces have factors, an answer is W = T o (F c G^T + a 1^T + 1 b^T) / epsilon, and all that is asked of it are
-sums over the plan of products of factors,
+Where both spaces have factors, an answer is W = T o (F c G^T + a 1^T + 1 b^T) / epsilon, and all that is asked of it
+are sums over the plan of products of factors,
 
     T G,    T^T F,    Q = sum_ij T_ij (f_i f_i^T) x (g_j g_j^T),    F^T W G = (Q c + F^T diag(a) T G + ...) / epsilon.
 
-They are taken once, r (r + 1) / 2 products with the plan for the smaller rank, and a step is left with the system for a and b alone: no
-entry of the plan is looked at again.
+They are taken once, r (r + 1) / 2 products with the plan for the smaller rank, and a step is left with the system for a
+and b alone: no entry of the plan is looked at again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from torchgw.kernels.blocks import blocks
 from torchgw.objective.curvature import Curvature
 from torchgw.sinkhorn.implicit import Answer, Response
 
-
+FLAT = 0.05  # an eigenvalue up to which a plan slides next to free of cost, and whose sign a solve may leave open
 PAIRS_AT_ONCE, POINTS_AT_ONCE = 256, 2**13  # products of factors that the plan is multiplied with, and points
 
 
@@ -130,13 +130,13 @@ class Hessian:
     def moments(self) -> FactorMoments | None:
         """Of the plan, where what B reads are its products with factors, and nothing of its entropy."""
         factors = self.curvature.factors
-        no = factors is None or self.curvature.level is not None
-        return None if no else FactorMoments.of(self.respond.plan, *factors)
+        if factors is None or self.curvature.level is not None:
+            return None
+        return FactorMoments.of(self.respond.plan, *factors)
 
     def metric(self, V: Tensor) -> tuple[Tensor, Tensor]:
         found = [self._read(v) if self.moments is None else self._by_moments(v) for v in V.T]
-        vectors, duals = zip(*found, strict=True)
-        return torch.stack(vectors, 1), torch.stack(duals, 1)
+        return torch.stack([vector for vector, _ in found], 1), torch.stack([dual for _, dual in found], 1)
 
     def _read(self, v: Tensor) -> tuple[Tensor, Tensor]:
         found = self.change(v)

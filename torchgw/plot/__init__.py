@@ -7,12 +7,12 @@ try:
 except ImportError as error:
     raise ImportError("torchgw.plot needs matplotlib; pip install matplotlib") from error
 
-from torchgw.plot.clouds import confidence, matching, transfer
+from torchgw.plot.clouds import confidence, matching, modes, transfer
 from torchgw.plot.convergence import basins, convergence
 from torchgw.plot.heat_map import plan
 from torchgw.plot.marginals import residuals
 
-__all__ = ["basins", "confidence", "convergence", "matching", "plan", "residuals", "transfer"]
+__all__ = ["basins", "confidence", "convergence", "matching", "modes", "plan", "residuals", "transfer"]
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,7 @@ from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
 from torchgw.diagnostics.evidence import confidence_values
 from torchgw.plot import canvas, colours
+from torchgw.results.curvature import curvature
 from torchgw.results.result import GWResult
 from torchgw.types import Array
 from torchgw.views import layout, point_labels
@@ -29,6 +30,7 @@ RASTER = 2_000  # points from which on they are one picture in a PDF
 GAP = 0.25  # between two clouds, in units of their extent
 LEAST_WIDTH = 0.7  # of a cloud, so that its caption fits
 MARGIN = 0.05
+ARROW = 0.15  # length of the longest
 CAPTION = 0.08  # height of a line
 WIDTH = 5.0  # inches of Axes, below which points are smaller
 ELEVATION, AZIMUTH = 18, -78  # of the eye, in degrees
@@ -188,6 +190,63 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
     _finish(ax, source=points)
     scale.explain(ax, KINDS[kind])
     return ax
+
+
+def modes(result: GWResult, mode: int = 0, Y: Any = None, *, n_arrows: int = 40, ax: Axes | None = None) -> Axes:
+    """The target, with arrows along which the matches of source points move in a mode of the plan's curvature.
+
+    Parameters
+    ----------
+    result : what `torchgw.gw_align` returned, in this process and with an epsilon above zero.
+    mode : 0 is that of the smallest eigenvalue, along which the plan slides most easily.
+    Y : points (K, e) to draw, by default those aligned, see `torchgw.views.layout`.
+    n_arrows : how many at most, evenly chosen of the source points.
+    ax : where to draw; by default a new figure. It needs three dimensions where the points have them.
+
+    Returns
+    -------
+    The Axes. An arrow begins where the plan sends its source point on average; the longest is a seventh of the cloud.
+    Either direction stands for the same mode; the label has its eigenvalue. At most 20000 target points are drawn, and
+    the caption says so.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For arguments that do not fit the result, and results whose curvature is not known, see `torchgw.curvature`.
+
+    Notes
+    -----
+    That of `torchgw.curvature`, and a pass over the plan.
+    """
+    result = canvas.checked(result)
+    mode = validate.integer("mode", mode, least=0)
+    n_arrows = validate.integer("n_arrows", n_arrows, least=1)
+    found = curvature(result, mode + 1, largest=0)
+    if len(found.modes) <= mode:
+        raise ValueError(f"mode must be below {len(found.modes)}, the number of modes that the plan has, got {mode}")
+    chosen = found.modes[mode]
+    target = layout.side(result, 1, Y)
+    ax = canvas.axes(ax, ONE, target.shape[1] == 3)
+    points = _sized(target, 3 if canvas.is_solid(ax) else 2)
+    rows = result.coupling.marginal(1).double()
+    sent = result.coupling.apply(torch.from_numpy(points).to(rows), 1).cpu().numpy()
+    mass = rows.cpu().numpy()
+    some = np.flatnonzero(mass > 0)
+    some = some[np.unique(np.linspace(0, len(some) - 1, min(n_arrows, len(some))).round().astype(int))]
+    start, way = sent[some] / mass[some, None], chosen.carried(points)[some]
+    longest = float(np.linalg.norm(way, axis=1).max()) or 1.0
+    _scatter(ax, points[layout.subset(len(points), MOST)], colours.PALE)
+    _draw_arrows(ax, start, way * (ARROW / longest))
+    _finish(ax, target=points)
+    ax.set_title(f"mode {mode}, curvature {chosen.eigenvalue:.2g}", fontsize=canvas.MEDIUM)
+    return ax
+
+
+def _draw_arrows(ax: Any, start: Array, way: Array) -> None:
+    if canvas.is_solid(ax):
+        ax.quiver(*start.T, *way.T, color=colours.SOURCE, linewidth=0.8, arrow_length_ratio=0.35)
+        return
+    ax.quiver(*start.T, *way.T, color=colours.SOURCE, angles="xy", scale_units="xy", scale=1, width=0.006, zorder=3)
 
 
 def _read(given: Any, n: int) -> Numbers | Labels:

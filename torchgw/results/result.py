@@ -78,6 +78,7 @@ class GWResult(Readable):
     gradient : "exact", "sampled", or "leading factors": the exact one between factors that carry the distances to 1 %,
         in streaming solves. ``gradient_passed_over`` says why it was sampled.
     status, converged : how the solve ended.
+    escapes : saddles that it left behind.
     n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
     history : cost, marginal error, epsilon and time at every check.
     backend : the kernel implementation that ran; ``backends_passed_over`` says why those before it did not, ``blocks``
@@ -140,6 +141,7 @@ class GWResult(Readable):
     known: tuple[KnownPoints, KnownPoints] | None = None
     model: Model | None = None
     differentiated: Differentiated | None = None
+    escapes: int = 0
 
     @classmethod
     def of(
@@ -179,6 +181,7 @@ class GWResult(Readable):
             ladder=solution.ladder,
             omitted_mass=solution.omitted,
             evaluated=solution.evaluated,
+            escapes=solution.escapes,
             certificate=solution.certificate.times(mass**2).counted(solution.basins),
             basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in solution.basins),
             gradient=solution.gradient,

@@ -30,6 +30,7 @@ LOOKED_AT = 100  # points whose matches are counted
 MANY = 2.0  # matches from which on a plan is blurred, of a point or of the share of one that each target has
 MUCH = 0.02  # of what there is to gain: an epsilon above it blurs where there is anything to tell apart
 MISSED = 0.05  # of what there is to gain, that a plan may have left
+SLIDES = 0.02  # of what entropy alone gives: a curvature up to it is none
 DOZENS = 12  # basins from which on, with few starts each, there is little structure rather than a symmetry
 
 
@@ -73,7 +74,7 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
     """Which two matchings are as good as each other, and how to break the tie."""
     rival = result.rival
     if rival is None or not result.ambiguous:
-        return ""
+        return sliding(result)
     far = f"{rival.difference:.0%} of" if rival.difference <= 1 else f"{rival.difference:.3g} times"
     blurred = "" if result.epsilon == 0 else "; if epsilon is so large that plans hardly differ, lower it"
     asked = request.asked
@@ -92,6 +93,18 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
         f"{rival.energy:.4g}, and send points {far} the largest distance apart on average ({cause}); "
         f"result.basins lists both. {more}{'a' if more else 'A'} plan or pairs to begin with (init=), or masses p "
         f"and q can break the tie{blurred}"
+    )
+
+
+def sliding(result: GWResult) -> str:
+    """That the plan can move on at no cost, where its curvature says so."""
+    if not abs(result.certificate.curvature) <= SLIDES:
+        return ""
+    return (
+        f"the matching is ambiguous: the plan can slide at next to no cost (curvature "
+        f"{result.certificate.curvature:.1g} of what entropy alone gives; a continuous symmetry, as a circle has?); "
+        f"torchgw.plot.modes(result) shows who would move. A plan or pairs to begin with (init=), or masses p and q "
+        f"choose a place"
     )
 
 

@@ -198,9 +198,10 @@ class Response:
         if self.system is not None:
             return self.system @ x
         root, ratio, mu, nu = (side[:, None] for side in (self._root, self._ratio, self._mu, self._nu))
-        own, rest = x.view(len(x), -1).split([len(root), len(x) - len(root)])
+        X = x.view(len(x), -1)
+        own = X[: len(root)]
         b = root * own
-        c = rest / self._mass.sqrt() if self.total else own.new_zeros(1, own.shape[1])
+        c = X[len(root) :] / self._mass.sqrt() if self.total else own.new_zeros(1, own.shape[1])
         reduced = ratio * (self.plan.apply(b, self.axis) + mu * c)
         found = torch.where(root > 0, own, 0.0) + root * (nu * c - self.plan.apply(reduced, 1 - self.axis))
         if self.total:

@@ -155,19 +155,22 @@ class PricedCost:
             )
         )
         V, ends, n = self.V.view(-1, TILE, self.V.shape[1]), beta.view(-1, TILE), len(row_dual)
+        centre = centres(self.V, TILE)
+        reach = centre, _farthest(self.V, centre)
         for tiles in blocks(len(self.U) // TILE, ROW_TILES):
-            for tile, bounds in enumerate(self._bounds(tiles, alpha, beta), tiles.start):
+            for tile, bounds in enumerate(self._bounds(tiles, alpha, beta, *reach), tiles.start):
                 rows = slice(tile * TILE, min((tile + 1) * TILE, n))
                 extra = None if self.extra is None else self.extra[tile, :, : rows.stop - rows.start]
                 yield rows, _RowTile(bounds, self.U[rows], alpha[rows], V, ends, extra)
 
-    def _bounds(self, tiles: slice, alpha: Tensor, beta: Tensor) -> Tensor:
-        """Of the least entry in each of some row tiles and every column tile."""
+    def _bounds(self, tiles: slice, alpha: Tensor, beta: Tensor, v: Tensor, reach: Tensor) -> Tensor:
+        """Of the least entry in each of some row tiles and every column tile, whose centres and largest distances from
+        them are v (k / size, r) and ``reach`` (k / size,)."""
         rows = slice(tiles.start * TILE, min(tiles.stop * TILE, len(self.U)))
-        U, (u, v) = self.U[rows], (centres(side, TILE) for side in (self.U[rows], self.V))
+        U, u = self.U[rows], centres(self.U[rows], TILE)
         left = torch.addmm(alpha[rows, None], U, v.T, alpha=-2.0).view(len(u), TILE, -1).amin(1)
         right = torch.addmm(beta, u, self.V.T, alpha=-2.0).view(len(u), -1, TILE).amin(2)
-        far = (_farthest(U, u)[:, None] * _farthest(self.V, v)).add_(u @ v.T, alpha=-1.0)
+        far = (_farthest(U, u)[:, None] * reach).add_(u @ v.T, alpha=-1.0)
         found = left.add_(right).sub_(far, alpha=2.0)
         return found if self.least is None else found.add_(self.least[tiles])
 

@@ -13,29 +13,21 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin, Rung
-from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_stored
 from torchgw.objective.exact import ExactGradient, multiplied
-from torchgw.objective.leading import LeadingGradient
-from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.objective.sampled import NOTHING, recall
-from torchgw.options import GWOptions
 from torchgw.search.anneal import NEAR, stands_out
-from torchgw.search.basins import basins_of_plans, find_basins, listed, sampled_energy
+from torchgw.search.basins import basins_of_plans, find_basins, listed
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
 from torchgw.search.full_starts import FEW_PAIRS, product_starts, sharp_starts
-from torchgw.solvers.finish import finish, precision_warning
-from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.inner import StoredInner
-from torchgw.solvers.newton import refined, with_tolerance
 from torchgw.solvers.problem import Problem, StoredProblem, descended, make_gradient
-from torchgw.solvers.sampled import solve_sampled
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
+from torchgw.strategies.escape import SecondOrder, escaped, is_looked_at
 from torchgw.strategies.sharp import (
     alone_by_form,
     descend_sharply,
@@ -45,12 +37,10 @@ from torchgw.strategies.sharp import (
     sharpened_by_form,
     solve_sharply,
 )
+from torchgw.strategies.smooth import minimised, solve_smoothly
 
 logger = logging.getLogger("torchgw")
 
-ROUNDING_SLACK = 2.0
-CORRECTIONS = 3  # by the exact gradient, at most
-MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
 NEARLY = 1.03  # of the lowest after one step, which leaves less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
@@ -58,7 +48,6 @@ PRODUCT_PAIRS = 1_000_000
 FORM_ENDS, FORMS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
 RANDOM_PLANS = 8  # that models of few points are solved from as well
 OTHERS = "product plan, random plans or one pair"
-LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,11 @@ def solve_dense(
         solution = sharpened(problem, solution)
     if solution is streamed:
         return streamed
-    solved, model = time.perf_counter(), asked.model.at(solution.path[-1].epsilon) if solution.path else asked.model
+    model = asked.model.at(solution.path[-1].epsilon) if solution.path else asked.model
+    second = SecondOrder(solution)
+    if is_looked_at(problem, model.epsilon):
+        second = escaped(problem.at(model.epsilon), solution, (wide[0], wide[1]))
+    solution, solved = second.solution, time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
     found = read_stored(stored, (wide[0], wide[1]), model, options.max_memory, asked.generator, solution.cost)
@@ -116,7 +109,8 @@ def solve_dense(
         value_exact=found.quadratic.exact,
         value_error=found.quadratic.error,
         values=values,
-        certificate=certificate,
+        certificate=replace(certificate, curvature=second.curvature, curvature_error=second.error),
+        escapes=second.escapes,
         basins=basins,
         ladder=ladder,
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
@@ -271,9 +265,8 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         if further.energy < ends[lowest].energy:
             ends[lowest] = further
     settled = [replace(_settled(c, end), ended=problem.sharp) for c, end in zip(contenders, ends, strict=True)]
-    entropic = problem.model.entropic if problem.model.fixed else lambda plan, epsilon: 0.0
-    minimised = [end.energy + entropic(end.plan, problem.model.epsilon) for end in ends]
-    order = sorted(range(len(ends)), key=minimised.__getitem__)
+    reached = [minimised(problem, end) for end in ends]
+    order = sorted(range(len(ends)), key=reached.__getitem__)
     rest = [settled[i] for i in order[1:]] + [c for c in others if all(c is not each for each in contenders)]
     rest.sort(key=lambda c: (c.level != "full", c.energy))
     return ends[order[0]], [settled[order[0]], *rest]
@@ -320,91 +313,3 @@ def _start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
         assert solved.end is not None
         start = solved.end
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None
-
-
-def solve_smoothly(problem: StoredProblem, start: Start, history: History | None = None) -> Solution:
-    """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given. A ``history`` is
-    gone on with."""
-    model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernels.stored
-    watch = problem.watch
-    if problem.exact:
-        arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
-        solution = descend(*arguments, history=history, resolved=True)
-        if isinstance(problem.quadratic, LeadingGradient):
-            solution = _corrected(problem, solution)
-        solution = replace(solution, coupling=None, last_change=0.0)
-    else:
-        solution = solve_sampled(problem.gradient, start, model, epsilon, kernel, options, watch)
-    if problem.tol is not None:
-        solution, options = _refined(problem, solution, problem.tol)
-    return finished(problem, solution, options)
-
-
-def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> Solution:
-    """The solution with its last linear problem solved to the end, its plan feasible and stored."""
-    model, epsilon, watch, warm = problem.model, problem.epsilon, problem.watch, solution.end
-    assert warm is not None
-    assert warm.cost is not None
-    inner = options.sinkhorn
-    if watch.cut():  # rounding makes any plan feasible
-        inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
-    last = finish(solution, epsilon, model, problem.kernels.stored, inner)
-    assert last.end is not None
-    assert last.stored is not None
-    # The plan decides, not the potentials: where they are too large to move, their differences vanish.
-    settled = last.marginal_residual <= ROUNDING_SLACK * options.sinkhorn.tol
-    energy = last.history.cost[-1]
-    if not problem.exact and not model.plain:  # the loop watches its linear problem
-        energy = sampled_energy(problem, last.stored)
-    return replace(
-        last,
-        end=last.end.to(torch.float64),
-        dual=warm.cost.column_dual(last.end.g, model.q, epsilon),
-        energy=energy,
-        status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
-        precision_warning=precision_warning(warm.cost, epsilon, options),
-    )
-
-
-def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
-    """The fixed point of the exact gradient, near that of the factors which led there.
-
-    The factors' gradient is corrected to the exact one at the last plan until that hardly moves the plan, or a few
-    times; where it still does, the exact gradient itself goes on.
-    """
-    leading, model, watch = problem.quadratic, problem.model, problem.watch
-    assert isinstance(leading, LeadingGradient)
-
-    def gone_on(name: str, gradient: Gradient, start: Start) -> Solution:
-        arguments = gradient, start, model, problem.epsilon, problem.inner, problem.options, watch
-        whole = partial(descend, *arguments, history=solution.history, resolved=True)
-        return problem.stage(name, whole).after(solution)
-
-    for number in range(CORRECTIONS if model.fixed else 0):
-        if watch.cut():
-            return solution
-        last, end, value = DenseCoupling(solution.plan), solution.end, solution.history.cost[-1]
-        assert end is not None
-        gradient = gradient_of(model, leading.at(last, problem.masses[0]))
-        solution = gone_on(f"correct-{number}", gradient, replace(end, cost=gradient(last, problem.masses[0])))
-        moved = float((solution.plan - last.plan).abs().sum() / last.plan.sum())
-        logger.info("corrected by the exact gradient: the plan moved by %.3g", moved)
-        still = problem.options.stopping.plan_tol * abs(solution.history.cost[-1])
-        if moved <= MOVED or abs(solution.history.cost[-1] - value) <= still:
-            return solution
-    assert solution.end is not None
-    gradient = gradient_of(model, leading.exact)
-    cost = gradient(DenseCoupling(solution.plan), problem.masses[0])
-    return solution if watch.cut() else gone_on("exact", gradient, replace(solution.end, cost=cost))
-
-
-def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:
-    """The fixed point near a solution, and the options that it was solved with."""
-    assert solution.end is not None
-    assert problem.wide is not None
-    start = solution.end.to(torch.float64)
-    options = with_tolerance(problem.options, tol, DenseCoupling(start.coupling().to_dense()), problem.model)
-    inner = StoredInner(problem.kernels.stored, problem.model, options.sinkhorn)
-    arguments = problem.wide, start, problem.model, inner, options, problem.watch, solution.history
-    found = problem.stage("fixed-point", partial(refined, *arguments))
-    return replace(found.after(solution), coupling=None), options

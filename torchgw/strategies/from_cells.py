@@ -17,8 +17,9 @@ from torchgw.options import StoppingOptions
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.cells import solve_on_cells, streamed
-from torchgw.strategies.dense import Begun, finished, solve_dense
+from torchgw.strategies.dense import Begun, solve_dense
 from torchgw.strategies.ladder import climbed
+from torchgw.strategies.smooth import finished
 
 
 def solve_stored(asked: Problem) -> CertifiedSolution:

@@ -20,14 +20,13 @@ from torchgw.entry import entry
 from torchgw.kernels.sampling import make_generator
 from torchgw.linalg.eigenpairs import lanczos
 from torchgw.linalg.quadrature import Quadrature, quadrature
-from torchgw.objective.hessian import Hessian
+from torchgw.objective.hessian import FLAT, Hessian
 from torchgw.results.result import GWResult
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.implicit import pieces
 from torchgw.solvers.hessian import hessian_of
 from torchgw.types import Array, RandomState
 
-FLAT = 0.1  # of what entropy alone gives: a mode below it costs next to nothing, and its sign may be what a solve left
 TOLERANCE, STREAMED, MOST_STEPS = 1e-4, 3e-3, 300
 MOST_BYTES = 2**33  # of entries that are stored
 
@@ -41,7 +40,8 @@ class PlanMode:
     Attributes
     ----------
     eigenvalue, error : see `PlanCurvature`.
-    vector : (n,), what `torchgw.objective.hessian` makes W of.
+    vector, hessian : what W is made of, see `torchgw.objective.hessian`.
+    mass : of the plan.
     """
 
     eigenvalue: float
@@ -74,6 +74,19 @@ class PlanMode:
         found: Array = (entries * (self.mass / self._read[3])).cpu().numpy()
         return found
 
+    def carried(self, V: Array) -> Array:
+        """sum_j W_ij V_j / p_i (N, d) for values V (K, d) on the target, with W as `rows` scales it: how fast what the
+        plan carries to a source point changes along the mode."""
+        respond = self.hessian.respond
+        values = torch.as_tensor(V, dtype=torch.float64, device=self.vector.device)
+        found = values.new_zeros(len(respond.sums[0]), values.shape[1])
+        for rows, columns, block in pieces(self.hessian.change(self.vector).change):
+            found[rows] = block @ values[columns]
+        mass = respond.sums[0][:, None]
+        found = torch.where(mass > 0, found / mass, 0.0) * (respond.sums[0].sum() / self._read[3])
+        read: Array = found.cpu().numpy()
+        return read
+
     @cached_property
     def _read(self) -> tuple[Array, Array, Array, float]:
         """``moved``, ``loses``, ``gains``, and half of sum |W| of the change as it is."""
@@ -101,7 +114,7 @@ class PlanCurvature:
     epsilon : of the plan; times an eigenvalue, it is half the second derivative of the objective along the mode scaled
         to sum W^2 / T = 1.
     converged : whether all errors are within the tolerance.
-    n_products : products with the Hessian.
+    n_products, hessian : products with the Hessian, and itself.
     """
 
     smallest: Array

@@ -1,0 +1,100 @@
+"""From a stationary plan that is a saddle to one that is not.
+
+A fixed-point iteration ends where it no longer moves, and a start that has the symmetry of the problem leaves it at a
+saddle: the mean of several matchings that are as good. There the Hessian (`torchgw.objective.hessian`) has a negative
+eigenvalue along some change W, and the objective falls both ways: the plan goes on from T exp(t W / T) and from
+T exp(-t W / T), and the lower end replaces it, until no eigenvalue is negative.
+
+A few steps of Lanczos are enough to tell: Ritz values lie above the smallest eigenvalue, so that a negative one proves
+one, and where it is isolated they find it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.linalg.eigenpairs import Eigenpairs, lanczos
+from torchgw.objective.hessian import FLAT, Hessian
+from torchgw.solvers.hessian import hessian_of
+from torchgw.solvers.problem import StoredProblem
+from torchgw.solvers.solution import Solution
+from torchgw.solvers.warm_start import Start
+from torchgw.strategies.smooth import minimised, solve_smoothly
+from torchgw.types import DistanceProvider
+
+logger = logging.getLogger("torchgw")
+
+MOST_PAIRS = 250_000  # beyond, products with the Hessian are no small part of a solve, and who asks has them
+STEPS, TOLERANCE = 16, 1e-3
+MOST_ESCAPES = 8
+LENGTH = 0.5  # of a step, the root of sum W^2 / T
+MOST_LOG = 3.0  # logarithm of the factor that an entry changes by at most
+LOWER = 1e-9  # of the largest squared distance: an end that is lower by less is the same
+
+
+class SecondOrder(NamedTuple):
+    """A solution that is no saddle as far as was looked.
+
+    solution : itself.
+    curvature, error : the smallest eigenvalue of the Hessian around it, and how far it may be off.
+    escapes : how many saddles were left behind.
+    """
+
+    solution: Solution
+    curvature: float = math.nan
+    error: float = math.nan
+    escapes: int = 0
+
+
+def is_looked_at(problem: StoredProblem, epsilon: float) -> bool:
+    """Whether a saddle is looked for."""
+    pairs = len(problem.p) * len(problem.q)
+    return epsilon > 0 and problem.exact and problem.model.alpha > 0 and pairs <= MOST_PAIRS
+
+
+def escaped(
+    problem: StoredProblem, solution: Solution, spaces: tuple[DistanceProvider, DistanceProvider]
+) -> SecondOrder:
+    """The solution of a problem with entropy, or the lower one that its saddle leads to; ``spaces`` in float64."""
+    quiet, escapes = replace(problem, watch=problem.watch.silent()), 0
+    while True:
+        hessian = hessian_of(DenseCoupling(solution.plan.double()), problem.model, spaces, not problem.model.fixed)
+        ends = lanczos(hessian, 1, tol=TOLERANCE, max_steps=STEPS)
+        found = SecondOrder(solution, float(ends.values[0]), float(ends.errors[0]), escapes)
+        if found.curvature >= -FLAT or escapes == MOST_ESCAPES or problem.watch.cut():
+            return found
+        lower = [
+            quiet.stage(f"escape-{escapes}-{number}", partial(solve_smoothly, quiet, start))
+            for number, start in enumerate(_both_ways(quiet, solution, hessian, ends))
+        ]
+        best = min(lower, key=partial(minimised, problem))
+        if minimised(problem, best) >= minimised(problem, solution) - LOWER * problem.unit:
+            return found
+        logger.info("a saddle, eigenvalue %.3g: from %.6g to %.6g", found.curvature, solution.energy, best.energy)
+        ended = tuple(replace(step, value=max(best.energy, 0.0)) for step in solution.path[-1:])
+        solution, escapes = replace(best.after(solution), path=solution.path[:-1] + ended), escapes + 1
+
+
+def _both_ways(problem: StoredProblem, solution: Solution, hessian: Hessian, ends: Eigenpairs) -> list[Start]:
+    """Starts on both sides of a plan, along the change of the smallest eigenvalue."""
+    T, W = solution.plan.double(), hessian.change(ends.vectors[:, 0]).change.to_dense()
+    ratio = torch.where(T > 0, W / T, 0.0)
+    ratio = ratio * (LENGTH / (T * ratio.square()).sum().sqrt())
+    return [_start(problem, solution, T * (sign * ratio).clamp(-MOST_LOG, MOST_LOG).exp()) for sign in (1.0, -1.0)]
+
+
+def _start(problem: StoredProblem, solution: Solution, plan: Tensor) -> Start:
+    """From a plan (N, K), whose mass is made that of the solution's."""
+    p = problem.masses[0]
+    coupling = DenseCoupling((plan * (solution.plan.sum() / plan.sum())).to(p))
+    assert solution.end is not None
+    cost = problem.gradient(coupling, p)
+    return replace(solution.end.to(p.dtype), cost=cost, epsilon=problem.epsilon)

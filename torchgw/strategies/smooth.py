@@ -1,0 +1,126 @@
+"""The optimum with entropy from one start: fixed-point iterations, corrected where factors led, and the last linear
+problem solved to the end."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.diagnostics.status import History, Status
+from torchgw.objective.leading import LeadingGradient
+from torchgw.objective.linearise import Gradient, gradient_of
+from torchgw.options import GWOptions
+from torchgw.search.basins import sampled_energy
+from torchgw.solvers.finish import finish, precision_warning
+from torchgw.solvers.fixed_point import descend
+from torchgw.solvers.inner import StoredInner
+from torchgw.solvers.newton import refined, with_tolerance
+from torchgw.solvers.problem import StoredProblem
+from torchgw.solvers.sampled import solve_sampled
+from torchgw.solvers.solution import Solution
+from torchgw.solvers.warm_start import Start
+
+logger = logging.getLogger("torchgw")
+
+ROUNDING_SLACK = 2.0
+CORRECTIONS = 3  # by the exact gradient, at most
+MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
+LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
+
+
+def solve_smoothly(problem: StoredProblem, start: Start, history: History | None = None) -> Solution:
+    """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given. A ``history`` is
+    gone on with."""
+    model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernels.stored
+    watch = problem.watch
+    if problem.exact:
+        arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
+        solution = descend(*arguments, history=history, resolved=True)
+        if isinstance(problem.quadratic, LeadingGradient):
+            solution = _corrected(problem, solution)
+        solution = replace(solution, coupling=None, last_change=0.0)
+    else:
+        solution = solve_sampled(problem.gradient, start, model, epsilon, kernel, options, watch)
+    if problem.tol is not None:
+        solution, options = _refined(problem, solution, problem.tol)
+    return finished(problem, solution, options)
+
+
+def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> Solution:
+    """The solution with its last linear problem solved to the end, its plan feasible and stored."""
+    model, epsilon, watch, warm = problem.model, problem.epsilon, problem.watch, solution.end
+    assert warm is not None
+    assert warm.cost is not None
+    inner = options.sinkhorn
+    if watch.cut():  # rounding makes any plan feasible
+        inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
+    last = finish(solution, epsilon, model, problem.kernels.stored, inner)
+    assert last.end is not None
+    assert last.stored is not None
+    # The plan decides, not the potentials: where they are too large to move, their differences vanish.
+    settled = last.marginal_residual <= ROUNDING_SLACK * options.sinkhorn.tol
+    energy = last.history.cost[-1]
+    if not problem.exact and not model.plain:  # the loop watches its linear problem
+        energy = sampled_energy(problem, last.stored)
+    return replace(
+        last,
+        end=last.end.to(torch.float64),
+        dual=warm.cost.column_dual(last.end.g, model.q, epsilon),
+        energy=energy,
+        status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
+        precision_warning=precision_warning(warm.cost, epsilon, options),
+    )
+
+
+def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
+    """The fixed point of the exact gradient, near that of the factors which led there.
+
+    The factors' gradient is corrected to the exact one at the last plan until that hardly moves the plan, or a few
+    times; where it still does, the exact gradient itself goes on.
+    """
+    leading, model, watch = problem.quadratic, problem.model, problem.watch
+    assert isinstance(leading, LeadingGradient)
+
+    def gone_on(name: str, gradient: Gradient, start: Start) -> Solution:
+        arguments = gradient, start, model, problem.epsilon, problem.inner, problem.options, watch
+        whole = partial(descend, *arguments, history=solution.history, resolved=True)
+        return problem.stage(name, whole).after(solution)
+
+    for number in range(CORRECTIONS if model.fixed else 0):
+        if watch.cut():
+            return solution
+        last, end, value = DenseCoupling(solution.plan), solution.end, solution.history.cost[-1]
+        assert end is not None
+        gradient = gradient_of(model, leading.at(last, problem.masses[0]))
+        solution = gone_on(f"correct-{number}", gradient, replace(end, cost=gradient(last, problem.masses[0])))
+        moved = float((solution.plan - last.plan).abs().sum() / last.plan.sum())
+        logger.info("corrected by the exact gradient: the plan moved by %.3g", moved)
+        still = problem.options.stopping.plan_tol * abs(solution.history.cost[-1])
+        if moved <= MOVED or abs(solution.history.cost[-1] - value) <= still:
+            return solution
+    assert solution.end is not None
+    gradient = gradient_of(model, leading.exact)
+    cost = gradient(DenseCoupling(solution.plan), problem.masses[0])
+    return solution if watch.cut() else gone_on("exact", gradient, replace(solution.end, cost=cost))
+
+
+def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:
+    """The fixed point near a solution, and the options that it was solved with."""
+    assert solution.end is not None
+    assert problem.wide is not None
+    start = solution.end.to(torch.float64)
+    options = with_tolerance(problem.options, tol, DenseCoupling(start.coupling().to_dense()), problem.model)
+    inner = StoredInner(problem.kernels.stored, problem.model, options.sinkhorn)
+    arguments = problem.wide, start, problem.model, inner, options, problem.watch, solution.history
+    found = problem.stage("fixed-point", partial(refined, *arguments))
+    return replace(found.after(solution), coupling=None), options
+
+
+def minimised(problem: StoredProblem, solution: Solution) -> float:
+    """What the loop minimises: the energy, and where marginals are hard the entropy."""
+    fixed, epsilon = problem.model.fixed, problem.model.epsilon
+    return solution.energy + (problem.model.entropic(solution.plan, epsilon) if fixed else 0.0)
