@@ -247,8 +247,8 @@ def symmetric_starts(seed: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
         ("turns of a trefoil", trefoil(n), turns),
         ("product plan of a trefoil", trefoil(n), np.full((n, n), 1 / n**2)),
         ("both ways over a mirror", mirrored, (np.eye(m) + swapped) / (2 * m)),
-        ("product plan of two clusters", np.concatenate((half, half + (6, 0))), np.full((m, m), 1 / m**2)),
-        ("half swapped", np.concatenate((half, half + (6, 0))), (np.eye(m) + swapped) / (2 * m)),
+        ("product plan of two clusters", np.concatenate((half, half + np.array((6, 0)))), np.full((m, m), 1 / m**2)),
+        ("half swapped", np.concatenate((half, half + np.array((6, 0)))), (np.eye(m) + swapped) / (2 * m)),
     ]
 
 
@@ -279,7 +279,7 @@ def test_an_escape_goes_on_from_its_checkpoint(tmp_path: Any) -> None:
         X,
         **asked,
         checkpoint=torchgw.Checkpoint(tmp_path / "solve", every=0),
-        callback=lambda progress: progress.n_iter >= 2,
+        callback=lambda progress: progress.iteration >= 1,
     )
     assert stopped.status is torchgw.Status.CANCELLED
     assert stopped.escapes == 0

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from tests.problems import ROLL, ROLL_ANGLE, SPIRAL, SPIRAL_ANGLE
+from tests.problems import ROLL, ROLL_ANGLE, SPIRAL, SPIRAL_ANGLE, quietly
 from torchgw import (
     Envelope,
     GWOptions,
@@ -147,12 +147,36 @@ def test_confidence_looks_only_at_the_points_it_draws(result: GWResult, monkeypa
     assert len(asked[0]) == 7
 
 
-@pytest.mark.parametrize("name", ["convergence", "basins", "residuals", "plan", "matching", "transfer", "confidence"])
+PLOTS = ["convergence", "basins", "residuals", "plan", "matching", "transfer", "confidence", "modes"]
+
+
+@pytest.mark.parametrize("name", PLOTS)
 def test_a_plot_draws_into_the_axes_that_are_given_and_returns_them(name: str, result: GWResult) -> None:
     more = (SPIRAL_ANGLE,) if name == "transfer" else ()
     ax = plane()
     assert getattr(plot, name)(result, *more, ax=ax) is ax
     assert len(ax.collections) + len(ax.lines) + len(ax.images) > 0
+
+
+def test_modes_are_arrows_along_which_matches_move() -> None:
+    t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    circle = np.stack((np.cos(t), np.sin(t)), 1)
+    turned = quietly(gw_align, circle, circle, distances="euclidean", epsilon=0.01, random_state=0)
+    ax = plot.modes(turned, n_arrows=10, ax=plane())
+    (arrows,) = (drawn for drawn in ax.collections if hasattr(drawn, "U"))
+    where, way = np.asarray(arrows.get_offsets()), np.column_stack((arrows.U, arrows.V))
+    assert len(where) == 10
+    np.testing.assert_allclose((where * way).sum(1), 0, atol=0.01 * np.linalg.norm(way, axis=1).max())  # tangents
+    assert len(np.unique(np.sign(where[:, 0] * way[:, 1] - where[:, 1] * way[:, 0]))) == 1  # all one way round
+    assert np.linalg.norm(way, axis=1).max() == pytest.approx(clouds.ARROW)
+    assert "mode 0, curvature" in texts(ax)
+    assert "mode 1, curvature" in texts(plot.modes(turned, 1, UPRIGHT[:40], ax=solid()))
+    for arguments, match in (((-1,), "mode must be >= 0"), ((0, circle[:5]), "Y must have 40 rows")):
+        with pytest.raises(ValueError, match=match):
+            plot.modes(turned, *arguments, ax=plane())
+    sharp = quietly(gw_align, circle, circle, distances="euclidean", epsilon=0)
+    with pytest.raises(ValueError, match="epsilon above 0"):
+        plot.modes(sharp, ax=plane())
 
 
 def test_plots_work_without_a_display_and_the_package_without_matplotlib(result: GWResult, tmp_path: Path) -> None:

@@ -223,6 +223,12 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "What no plan can be below: whether it holds, how near it is to the value, and how often it proves it.",
         partial(of_rows, name="bounds"),
     ),
+    "curvature": (
+        "Curvature",
+        "What a product with the Hessian costs beside automatic differentiation, which saddles a solve leaves, and "
+        "which plans can slide.",
+        partial(of_rows, name="curvature"),
+    ),
     "sizes": (
         "Sizes",
         "The default call from a hundred to a million points, beside POT where it ends, and where a limit could be a "
