@@ -16,6 +16,7 @@ from tests.problems import generator, potential_coupling, quietly, tiled_couplin
 from torchgw import Balanced, GWOptions, GWResult, Partial, PlanCurvature, SemiRelaxed, Unbalanced, curvature, gw_align
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.linalg.eigenpairs import lanczos
+from torchgw.linalg.matrix_functions import Exponential
 from torchgw.marginals import Marginals
 from torchgw.objective.divergence import negentropy, relative_entropy, squared
 from torchgw.objective.hessian import Hessian
@@ -225,6 +226,43 @@ def test_a_saddle_is_called_one() -> None:
     assert result.known is not None
     hessian = hessian_of(DenseCoupling(crossed), result.model, (result.known[0].space, result.known[1].space))
     assert float(lanczos(hessian, 1).values[0]) < -1
+
+
+@pytest.mark.parametrize("n_steps", [6, 25])
+@pytest.mark.parametrize("alpha", [1.0, 0.7])
+def test_traces_are_differentiated_in_the_distances(n_steps: int, alpha: float) -> None:
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(14, 2)), rng.normal(size=(17, 3))
+    fused = {"alpha": alpha, "cost": rng.uniform(size=(14, 17))} if alpha < 1 else {}
+    result = quietly(gw_align, X, Y, distances="euclidean", epsilon=0.02, random_state=0, **fused)
+    found = curvature(result, k=1, whole=True)
+    D, E = (
+        torch.cdist(points, points) / scale
+        for points, scale in zip(map(torch.from_numpy, (X, Y)), result.scales, strict=True)
+    )
+    t = torch.tensor(1.3, dtype=torch.float64)
+
+    def value(D: Tensor, E: Tensor, t: Tensor, n_probes: int = 3) -> Tensor:
+        more: dict[str, Any] = {"coefficients": (t,), "n_probes": n_probes, "n_steps": n_steps, "random_state": 0}
+        return found.trace(Exponential(), D, E, **more)
+
+    sampled, error = found.density(30, 20, random_state=1).trace(lambda x: torch.exp(-1.3 * x))
+    assert abs(float(value(D, E, t, 30)) - sampled) < 6 * error
+    leaves = [part.clone().requires_grad_() for part in (D, E, t)]
+    value(*leaves).backward()
+    for i, part in enumerate((D, E, t)):
+        S = torch.randn(part.shape, generator=generator(i), dtype=torch.float64)
+        S = S + S.T if S.ndim else S
+        ends = [[side + h * S if j == i else side for j, side in enumerate((D, E, t))] for h in (1e-5, -1e-5)]
+        slope = (float(value(*ends[0])) - float(value(*ends[1]))) / 2e-5
+        gradient = leaves[i].grad
+        assert gradient is not None
+        assert float((gradient * S).sum()) == pytest.approx(slope, rel=1e-4)
+    with pytest.raises(ValueError, match=r"D_X must be float64 of shape \(14, 14\)"):
+        value(E, E, t)
+    relaxed = quietly(gw_align, X, Y, distances="euclidean", epsilon=0.02, marginals=SemiRelaxed(0.1))
+    with pytest.raises(ValueError, match="hard marginals"):
+        curvature(relaxed, k=1).trace(Exponential(), D, E, coefficients=(t,))
 
 
 def trefoil(n: int) -> np.ndarray:

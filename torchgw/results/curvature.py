@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,9 +18,12 @@ from torchgw.couplings.reader import point_indices
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.entry import entry
+from torchgw.gradients.spectral import spectral_trace
 from torchgw.kernels.sampling import make_generator
 from torchgw.linalg.eigenpairs import lanczos
+from torchgw.linalg.matrix_functions import ScalarFunction
 from torchgw.linalg.quadrature import Quadrature, quadrature
+from torchgw.losses import SQUARE
 from torchgw.objective.hessian import FLAT, Hessian
 from torchgw.results.result import GWResult
 from torchgw.runtime.threads import threads_for
@@ -168,6 +172,49 @@ class PlanCurvature:
             raise ValueError("density needs changes that are read entry by entry: ask for curvature(..., whole=True)")
         generator = make_generator(random_state, self.hessian.device)
         return quadrature(self.hessian, self.hessian.isotropic, n_probes, n_steps, generator)
+
+    def trace(
+        self,
+        f: ScalarFunction,
+        D_X: Tensor,
+        D_Y: Tensor,
+        *,
+        coefficients: Sequence[Tensor] = (),
+        n_probes: int = 8,
+        n_steps: int = 40,
+        random_state: RandomState = None,
+    ) -> Tensor:
+        """tr f(A) of the Hessian A, differentiable in the distances and in the coefficients of f; the plan is held.
+
+        Parameters
+        ----------
+        f : a function of eigenvalues and its divided differences, `torchgw.linalg.matrix_functions.ScalarFunction`,
+            as ``Exponential()`` there, with its ``coefficients``.
+        D_X, D_Y : (N, N), (K, K) symmetric distances over `GWResult.scales`, float64 tensors, which may require
+            gradients.
+        n_probes, n_steps, random_state : as in `density`.
+
+        Raises
+        ------
+        ValueError
+            For plans that are not stored, marginals that give way, losses other than the square, and distances of
+            other shapes.
+
+        Notes
+        -----
+        O(n_probes n_steps) products with each matrix, forward and backward.
+        """
+        model, (n, k) = self.hessian.curvature.model, self.hessian.respond.plan.shape
+        if not (isinstance(self.hessian.respond.plan, DenseCoupling) and model.fixed and model.loss is SQUARE):
+            raise ValueError("trace needs a stored plan with hard marginals and the squared loss")
+        for name, D, size in (("D_X", D_X, n), ("D_Y", D_Y, k)):
+            validate.instance(name, D, Tensor)
+            if tuple(D.shape) != (size, size) or D.dtype != torch.float64:
+                raise ValueError(f"{name} must be float64 of shape {(size, size)}, got {D.dtype} {tuple(D.shape)}")
+        n_probes = validate.integer("n_probes", n_probes, least=1)
+        n_steps = validate.integer("n_steps", n_steps, least=1)
+        generator = make_generator(random_state, self.hessian.device)
+        return spectral_trace(self.hessian, (D_X, D_Y), f, coefficients, n_probes, n_steps, generator)
 
 
 @entry()

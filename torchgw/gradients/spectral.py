@@ -1,0 +1,104 @@
+"""Traces of functions of a plan's Hessian, differentiable in the distances.
+
+In the coordinates Z = W sqrt(epsilon w / T) the operator A of `torchgw.objective.hessian` is symmetric,
+
+    A Z = Z - 2 alpha P [R o (D_X (R o Z) D_Y)],    R = sqrt(T / (epsilon w)),
+
+P the projection on changes without sums, which belongs to the plan. The plan is held; of tr f(A) = E z^T f(A) z over
+random z = P z the derivative goes through the distances by the adjoint of Lanczos (`torchgw.linalg.matrix_functions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw.couplings.blocks import DenseCoupling
+from torchgw.linalg.lanczos import recurrence
+from torchgw.linalg.matrix_functions import ScalarFunction, matrix_function
+from torchgw.objective.hessian import Hessian
+from torchgw.runtime.autograd import refuse_double_backward
+from torchgw.sinkhorn.implicit import Response
+
+LEFT = 1e-3  # of the largest step of a recurrence: the adjoint loses digits by the square of smaller ones
+ONCE = "this trace has first derivatives only: differentiate it once, without create_graph=True"
+
+
+def spectral_trace(
+    hessian: Hessian,
+    distances: tuple[Tensor, Tensor],
+    f: ScalarFunction,
+    coefficients: Sequence[Tensor],
+    n_probes: int,
+    n_steps: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """tr f(A) () of a stored plan with hard marginals, between scaled symmetric distances (N, N), (K, K)."""
+    plan, model = hessian.respond.plan, hessian.curvature.model
+    assert isinstance(plan, DenseCoupling)
+    assert model.fixed
+    shape, root = plan.shape, (plan.plan / (model.epsilon * hessian.weight)).sqrt()
+
+    def product(parameters: tuple[Tensor, ...], Z: Tensor) -> Tensor:
+        D, E = parameters
+        W = root * Z.T.reshape(-1, *shape)
+        image = _project(hessian.respond, plan.plan, root, root * (D @ W @ E))
+        return -2 * model.alpha * image.flatten(1).T
+
+    z = torch.randn(n_probes, *shape, generator=generator, dtype=root.dtype, device=root.device)
+    start = _project(hessian.respond, plan.plan, root, z * (root > 0)).flatten(1).T.contiguous()
+    with torch.no_grad():
+        held = tuple(side.detach() for side in distances)
+        seen, _ = recurrence(product, held, start, min(n_steps, len(start)), stop=_exhausted)
+    found = matrix_function(product, distances, start, _FromOne(f), seen.alphas.shape[1], coefficients)
+    return (start * found).sum() / n_probes
+
+
+@dataclass(frozen=True)
+class _FromOne:
+    """f(1 + x) as a function of x: next to one, the recurrence of A - 1 has digits that that of A loses.
+
+    f : the function.
+    """
+
+    f: ScalarFunction
+
+    def value(self, x: Tensor, *coefficients: Tensor) -> Tensor:
+        return self.f.value(1 + x, *coefficients)
+
+    def divided(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
+        return self.f.divided(1 + x, 1 + y, *coefficients)
+
+
+def _exhausted(alphas: Tensor, betas: Tensor) -> bool:
+    """Whether a Krylov space has next to nothing left to grow by, which values no longer need."""
+    return bool((betas[:, -1] < LEFT * betas.amax(1)).any())
+
+
+def _project(respond: Response, T: Tensor, root: Tensor, X: Tensor) -> Tensor:
+    found: Tensor = _Projection.apply(respond, T, root, X)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Projection(torch.autograd.Function):
+    """P X (m, N, K), symmetric: X less R o (a 1^T + 1 b^T)."""
+
+    @staticmethod
+    def forward(ctx: Any, respond: Response, T: Tensor, root: Tensor, X: Tensor) -> Tensor:
+        ctx.given = respond, T, root
+        return _projected(respond, T, root, X)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        found = _projected(*ctx.given, gradients[0].detach())
+        return None, None, None, *refuse_double_backward(ONCE, [found], gradients)
+
+
+def _projected(respond: Response, T: Tensor, root: Tensor, X: Tensor) -> Tensor:
+    weights = torch.where(root > 0, T / root, 0.0)
+    answers = [respond.solve((weights * x).sum(1), (weights * x).sum(0)) for x in X]
+    return torch.stack([x - root * (a[:, None] + b) for x, (a, b, _) in zip(X, answers, strict=True)])
