@@ -94,7 +94,8 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        found = _projected(*ctx.given, gradients[0].detach())
+        respond, T, root = ctx.given
+        found = _projected(respond, T, root, gradients[0].detach())
         return None, None, None, *refuse_double_backward(ONCE, [found], gradients)
 
 
