@@ -80,8 +80,9 @@ class Certificate:
     agreeing_starts : how many of them ended in the basin of the returned plan.
     curvature, curvature_error : the smallest eigenvalue of the objective's second derivative around the plan, in units
         of what entropy alone gives, and how far it may be off (`torchgw.curvature`): near 1 where the plan is firm,
-        near 0 where it can slide, negative at a saddle. NaN where it was not looked at: without entropy, beyond 250 000
-        pairs, and for sampled gradients and plans that stream.
+        near 0 where it can slide, negative at a saddle. NaN where it was not looked at: without entropy, beyond 60 000
+        pairs (250 000 where no search was made or the solve did not end), and for sampled gradients and plans that
+        stream.
     """
 
     stationarity: float

@@ -32,6 +32,7 @@ STORED_BYTES = 2**30  # of a basis and its duals
 CHECKED = 1.15  # steps between two looks at the Ritz values, growing
 EXTRA = 4  # Ritz vectors that are kept beside those that are wanted, on each side
 NOTHING = 1e-10  # share of a product's length below which what is left of it is rounding
+LITTLE, PASSES = 0.1, 4  # share of a vector that a pass took off, up to which none is left to take; passes at most
 LOST = 10.0  # times the precision of the inner product, relative to its largest, below which a length is unknown
 
 
@@ -233,14 +234,16 @@ class Space:
 
     def _normalised(self, x: Tensor, u: Tensor, length: Tensor) -> tuple[Tensor, Tensor] | None:
         """What a vector has outside the space, of length one, and its dual; None where that is rounding."""
-        for least in (length, torch.ones_like(length)):  # again, where most of the vector was taken off
-            for _ in range(2):
-                more = (self.duals @ x + self.vectors @ u) / 2
-                x, u = x - self.vectors.T @ more, u - self.duals.T @ more
+        least = NOTHING**2 * length
+        for _ in range(PASSES):
+            more = self.duals @ x
+            x, u = x - self.vectors.T @ more, u - self.duals.T @ more
             square, unknown = x @ u, LOST * self.operator.precision * self._largest * (x @ x)
-            if not bool(square > torch.maximum(NOTHING**2 * least, unknown)):
+            if not bool(square > torch.maximum(least, unknown)):
                 return None
-            x, u = x / square.sqrt(), u / square.sqrt()
+            x, u, least = x / square.sqrt(), u / square.sqrt(), torch.full_like(length, NOTHING**2)
+            if bool(more @ more <= LITTLE**2 * square):
+                break
         return x, u
 
     def restart(self, weights: Tensor, width: int) -> None:

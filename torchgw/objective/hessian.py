@@ -25,8 +25,8 @@ are sums over the plan of products of factors,
 
     T G,    T^T F,    Q = sum_ij T_ij (f_i f_i^T) x (g_j g_j^T),    F^T W G = (Q c + F^T diag(a) T G + ...) / epsilon.
 
-They are taken once, r (r + 1) / 2 products with the plan for the smaller rank, and a step is left with the system for a
-and b alone: no entry of the plan is looked at again.
+Of a plan that is not stored they are taken once, r (r + 1) / 2 products with it for the smaller rank, and a step is
+left with the system for a and b alone: no entry of the plan is looked at again.
 """
 
 from __future__ import annotations
@@ -128,9 +128,10 @@ class Hessian:
 
     @cached_property
     def moments(self) -> FactorMoments | None:
-        """Of the plan, where what B reads are its products with factors, and nothing of its entropy."""
-        factors = self.curvature.factors
-        if factors is None or self.curvature.level is not None:
+        """Of a plan that is not stored, where B reads its products with factors and nothing of its entropy; of one that
+        is, fewer products than these sums take are enough."""
+        factors, stored = self.curvature.factors, isinstance(self.respond.plan, DenseCoupling)
+        if factors is None or stored or self.curvature.level is not None:
             return None
         return FactorMoments.of(self.respond.plan, *factors)
 

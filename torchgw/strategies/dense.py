@@ -95,7 +95,7 @@ def solve_dense(
         return streamed
     model = asked.model.at(solution.path[-1].epsilon) if solution.path else asked.model
     second = SecondOrder(solution)
-    if is_looked_at(problem, model.epsilon):
+    if is_looked_at(problem, solution, model.epsilon):
         second = escaped(problem.at(model.epsilon), solution, (wide[0], wide[1]))
     solution, solved = second.solution, time.perf_counter()
     assert solution.dual is not None

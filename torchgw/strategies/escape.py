@@ -32,7 +32,9 @@ from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
 
-MOST_PAIRS = 250_000  # beyond, products with the Hessian are no small part of a solve, and who asks has them
+# Pairs up to which products with the Hessian are a small part of a solve: where it began with a search, which leaves
+# saddles by itself, and where it did not, or did not end.
+SEARCHED_PAIRS, MOST_PAIRS = 60_000, 250_000
 STEPS, TOLERANCE = 16, 1e-3
 MOST_ESCAPES = 8
 LENGTH = 0.5  # of a step, the root of sum W^2 / T
@@ -54,10 +56,11 @@ class SecondOrder(NamedTuple):
     escapes: int = 0
 
 
-def is_looked_at(problem: StoredProblem, epsilon: float) -> bool:
-    """Whether a saddle is looked for."""
-    pairs = len(problem.p) * len(problem.q)
-    return epsilon > 0 and problem.exact and problem.model.alpha > 0 and pairs <= MOST_PAIRS
+def is_looked_at(problem: StoredProblem, solution: Solution, epsilon: float) -> bool:
+    """Whether a saddle is looked for: where there is an entropy, and it costs little or may matter."""
+    matters = problem.init is not None or problem.options.coarse is None or not solution.status.converged
+    few = len(problem.p) * len(problem.q) <= (MOST_PAIRS if matters else SEARCHED_PAIRS)
+    return epsilon > 0 and problem.exact and problem.model.alpha > 0 and few
 
 
 def escaped(
