@@ -147,7 +147,7 @@ def test_confidence_looks_only_at_the_points_it_draws(result: GWResult, monkeypa
     assert len(asked[0]) == 7
 
 
-PLOTS = ["convergence", "basins", "residuals", "plan", "matching", "transfer", "confidence", "modes"]
+PLOTS = ["convergence", "basins", "residuals", "plan", "matching", "transfer", "confidence", "modes", "spectrum"]
 
 
 @pytest.mark.parametrize("name", PLOTS)
@@ -177,6 +177,17 @@ def test_modes_are_arrows_along_which_matches_move() -> None:
     sharp = quietly(gw_align, circle, circle, distances="euclidean", epsilon=0)
     with pytest.raises(ValueError, match="epsilon above 0"):
         plot.modes(sharp, ax=plane())
+
+
+def test_the_spectrum_counts_changes(result: GWResult) -> None:
+    n, k = result.shape
+    line = plot.spectrum(result, random_state=0, ax=plane()).lines[0]
+    x, count = (np.asarray(side) for side in line.get_data())
+    assert (np.diff(count) >= 0).all()
+    assert count[-1] == pytest.approx((n - 1) * (k - 1), rel=0.1)
+    assert count[x < 0.9 * x.min()].size == 0
+    with pytest.raises(ValueError, match="n_probes must be >= 1"):
+        plot.spectrum(result, n_probes=0, ax=plane())
 
 
 def test_plots_work_without_a_display_and_the_package_without_matplotlib(result: GWResult, tmp_path: Path) -> None:

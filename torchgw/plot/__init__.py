@@ -11,8 +11,9 @@ from torchgw.plot.clouds import confidence, matching, modes, transfer
 from torchgw.plot.convergence import basins, convergence
 from torchgw.plot.heat_map import plan
 from torchgw.plot.marginals import residuals
+from torchgw.plot.spectrum import spectrum
 
-__all__ = ["basins", "confidence", "convergence", "matching", "modes", "plan", "residuals", "transfer"]
+__all__ = ["basins", "confidence", "convergence", "matching", "modes", "plan", "residuals", "spectrum", "transfer"]
 
 
 def __dir__() -> list[str]:
