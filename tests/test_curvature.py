@@ -209,7 +209,10 @@ def test_a_circle_slides_and_an_ellipse_does_not() -> None:
     np.testing.assert_allclose(W[[3, 5]], mode.rows([3, 5]))
     assert np.abs(W).sum() / 2 == pytest.approx(1)
     assert np.abs(W.sum(0)).max() < 1e-9 > np.abs(W.sum(1)).max()
+    assert circle.stiffness.max() < 1e-2 * result.value
     firm = curved(ellipse(50, 0.6), ellipse(60, 0.6))[1]
+    np.testing.assert_allclose(firm.stiffness, np.minimum(*(m.energy / m.moved**2 for m in firm.modes)))
+    assert firm.stiffness.min() > 10 * circle.stiffness.max()
     assert firm.flat == ()
     noisy = [curved(ellipse(50, 1.0, noise), ellipse(60, 1.0, noise, 1))[1].smallest[0] for noise in (0.01, 0.1)]
     assert circle.smallest[0] < noisy[0] < noisy[1]
@@ -358,6 +361,24 @@ def test_streamed_plans_have_the_curvature_of_stored_ones() -> None:
     np.testing.assert_allclose(streamed.largest, stored.largest, rtol=0.01)
     near = np.abs(streamed.modes[0].moved - stored.modes[0].moved)
     assert np.median(near) < 0.05
+
+
+def test_the_energy_of_a_mode_is_what_the_objective_gains_along_it() -> None:
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(20, 2)), rng.normal(size=(25, 3))
+    p, q = np.full(20, 0.15), np.full(25, 0.12)  # of sum three
+    result = quietly(gw_align, X, Y, p=p, q=q, distances="euclidean", epsilon=0.05, random_state=0)
+    mode = curvature(result, k=1, tol=1e-9).modes[0]
+    D, E = (np.linalg.norm(Z[:, None] - Z, axis=2) / scale for Z, scale in zip((X, Y), result.scales, strict=True))
+    T, W = np.asarray(result.plan), mode.rows()
+
+    def value(plan: np.ndarray) -> float:
+        fixed = p @ D**2 @ p + q @ E**2 @ q
+        return float(fixed - 2 * (D @ plan @ E * plan).sum() + 2 * 3 * 0.05 * (plan * np.log(plan)).sum())
+
+    h = 1e-3 * (T / np.abs(W)).min()
+    second = (value(T + h * W) - 2 * value(T) + value(T - h * W)) / h**2
+    assert mode.energy == pytest.approx(second / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)

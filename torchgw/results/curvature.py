@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,6 +69,11 @@ class PlanMode:
     def gains(self) -> Array:
         """(N,), the target point to which it goes most."""
         return self._read[2]
+
+    @property
+    def energy(self) -> float:
+        """Half the second derivative of the objective along W scaled to move the whole mass, in units of the value."""
+        return self.eigenvalue * (self.mass / self._read[3]) ** 2
 
     def rows(self, points: Any = None) -> Array:
         """W of source points (m, K), of all by default, scaled so that half of sum |W| is the plan's mass."""
@@ -140,6 +146,14 @@ class PlanCurvature:
     def flat(self) -> tuple[PlanMode, ...]:
         """The modes along which the plan can slide, next to free of cost."""
         return tuple(mode for mode in self.modes if abs(mode.eigenvalue) <= FLAT + mode.error)
+
+    @property
+    def stiffness(self) -> Array:
+        """(N,), the least energy at which one of the known modes would move a source point's whole mass, to second order
+        and in units of the value: 0 where the point slides, infinite where none of them moves it."""
+        with np.errstate(divide="ignore"):
+            found: Array = np.min([max(mode.energy, 0.0) / mode.moved**2 for mode in self.modes], axis=0)
+        return found
 
     @property
     def condition(self) -> float:
