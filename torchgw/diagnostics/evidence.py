@@ -78,11 +78,11 @@ class Certificate:
     gap : value minus lower bound: how far from the global optimum the plan can be.
     starts : how many starts the search made, as far as it kept where they ended; 0 without a search.
     agreeing_starts : how many of them ended in the basin of the returned plan.
-    curvature, curvature_error : the smallest eigenvalue of the objective's second derivative around the plan, in units
-        of what entropy alone gives, and how far it may be off (`torchgw.curvature`): near 1 where the plan is firm,
-        near 0 where it can slide, negative at a saddle. NaN where it was not looked at: without entropy, beyond 60 000
-        pairs (250 000 where no search was made or the solve did not end), and for sampled gradients and plans that
-        stream.
+    curvature, curvature_error : a bound from above on the smallest eigenvalue of the objective's second derivative
+        around the plan, in units of what entropy alone gives, and how far from an eigenvalue it is at most
+        (`torchgw.curvature` has it closer): near 1 where the plan is firm, near 0 where it can slide, negative at a
+        saddle, infinite for a plan without any change. None where nobody looked: without entropy, beyond 60 000 pairs
+        (250 000 without a search), where the solve did not end, for sampled gradients and for plans that stream.
     """
 
     stationarity: float
@@ -91,8 +91,8 @@ class Certificate:
     gap: float
     starts: int = 0
     agreeing_starts: int = 0
-    curvature: float = math.nan
-    curvature_error: float = math.nan
+    curvature: float | None = None
+    curvature_error: float | None = None
 
     def counted(self, basins: Sequence[Basin]) -> Certificate:
         """The certificate with the starts of a search, which ended in these basins, the returned one first."""
@@ -122,8 +122,8 @@ class Certificate:
         searched = "no other start was tried"
         if self.starts:
             searched = f"{self.agreeing_starts} of {self.starts} starts of the search ended in its basin"
-        bent = f"; curvature {self.curvature:.2g} (1: firm, 0: it can slide, negative: a saddle)"
-        return f"{bound}; {near}; {searched}{'' if math.isnan(self.curvature) else bent}"
+        bent = "" if self.curvature is None else f"; curvature {self.curvature:.2g} (1: firm, 0: it can slide)"
+        return f"{bound}; {near}; {searched}{bent}"
 
 
 @storable

@@ -18,6 +18,7 @@ Sources: C. Lanczos, 1950; K. Wu, H. Simon, "Thick-restart Lanczos method for la
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,8 @@ CHECKED = 1.15  # steps between two looks at the Ritz values, growing
 EXTRA = 4  # Ritz vectors that are kept beside those that are wanted, on each side
 NOTHING = 1e-10  # share of a product's length below which what is left of it is rounding
 LITTLE, PASSES = 0.1, 4  # share of a vector that a pass took off, up to which none is left to take; passes at most
-LOST = 10.0  # times the precision of the inner product, relative to its largest, below which a length is unknown
+LOST = 100.0  # times the rounding of a squared length, below which it is unknown
+TRIES = 3  # random starts, before a space is taken to have no directions
 
 
 class Eigenpairs(NamedTuple):
@@ -67,6 +69,7 @@ def lanczos(
     max_steps: int = MOST_STEPS,
     stored_bytes: int = STORED_BYTES,
     start: Tensor | None = None,
+    enough: Callable[[Tensor], bool] | None = None,
 ) -> Eigenpairs:
     """The smallest and the largest eigenpairs, fewer where the operator has fewer; O(n m) memory for a basis of m.
 
@@ -78,15 +81,20 @@ def lanczos(
     max_steps : most products with a block.
     stored_bytes : of the basis, beyond which it is restarted.
     start : (n, block) to begin from; random by default.
+    enough : of the Ritz values (m,), ascending: whether to end before ``tol`` is reached.
     """
     n, wanted = operator.size, min(smallest + largest, operator.size)
-    kept = smallest + largest + EXTRA * ((smallest > 0) + (largest > 0))
-    most = max(int(stored_bytes // (2 * n * torch.finfo(operator.dtype).bits // 8)), kept + 2 * block)
+    most = max(int(stored_bytes // _bytes(operator)), least_basis(smallest, largest, block))
     most = min(most, (max_steps + 1) * block, n + block)
     space, generator = Space(operator, most), torch.Generator().manual_seed(SEED)
     T = space.vectors.new_empty(0, 0)
     width, _ = space.add(_drawn(operator, block, generator) if start is None else start)
+    for _ in range(TRIES):
+        width = width or space.add(_drawn(operator, block, generator))[0]
     n_products, step, check = 0, 0, 1
+    if width == 0:
+        nothing, none = space.vectors.T, space.vectors.new_empty(0)
+        return Eigenpairs(none, nothing, nothing, none, 0, 0, True)
     while True:
         V, U = space.last(width)
         image, n_products, step = operator.image(V, U), n_products + width, step + 1
@@ -102,7 +110,7 @@ def lanczos(
             width, _ = space.add(_drawn(operator, block, generator))
         ends = _ends(size, smallest, largest)
         settled = size >= wanted and bool((errors[ends] <= tol * values.abs().max()).all())
-        if settled or width == 0 or step >= max_steps:
+        if settled or width == 0 or step >= max_steps or (enough is not None and enough(values)):
             break
         if full and size < n:
             some = _ends(size, smallest + EXTRA * (smallest > 0), largest + EXTRA * (largest > 0))
@@ -141,17 +149,26 @@ def power_iteration(
         space.put(x, u)
         values.append(value)
         errors.append(error)
-    found, order = torch.tensor(values).to(space.vectors), torch.tensor(values).argsort()
+    found, off = (torch.tensor(side, dtype=operator.dtype, device=operator.device) for side in (values, errors))
+    order = found.argsort()
     vectors, duals = space.vectors.T[:, order], space.duals.T[:, order]
-    return Eigenpairs(
-        found[order] + shift, vectors, duals, torch.tensor(errors).to(found)[order], 0, n_products, converged
-    )
+    return Eigenpairs(found[order] + shift, vectors, duals, off[order], 0, n_products, converged)
 
 
 def _length(operator: Operator, x: Tensor) -> float:
     """That of a vector (n, 1)."""
     x, u = operator.metric(x)
     return math.sqrt(max(float((x * u).sum()), 0.0))
+
+
+def least_basis(smallest: int, largest: int, block: int) -> int:
+    """Vectors, each with its dual, that `lanczos` stores at least for so many eigenpairs."""
+    return smallest + largest + EXTRA * ((smallest > 0) + (largest > 0)) + 2 * block
+
+
+def _bytes(operator: Operator) -> int:
+    """Of a vector and its dual."""
+    return 2 * operator.size * torch.finfo(operator.dtype).bits // 8
 
 
 def _ends(count: int, smallest: int, largest: int) -> Tensor:
@@ -183,7 +200,7 @@ class Space:
     """
 
     def __init__(self, operator: Operator, most: int) -> None:
-        self.operator, self.count, self._largest = operator, 0, 0.0
+        self.operator, self.count = operator, 0
         self._vectors, self._duals = (
             torch.empty(most, operator.size, dtype=operator.dtype, device=operator.device) for _ in range(2)
         )
@@ -211,10 +228,11 @@ class Space:
         (b', b)."""
         inside = self.duals @ X
         first = self.count
-        rest, U = self.operator.metric(X - self.vectors.T @ inside)
-        lengths = inside.square().sum(0) + (rest * U).sum(0)
-        self._largest = max(self._largest, float(((rest * U).sum(0) / rest.square().sum(0)).nan_to_num(0.0).max()))
-        for x, u, length in zip(rest.T, U.T, lengths, strict=True):
+        rest = X - self.vectors.T @ inside
+        least = LOST * self.operator.rounding(rest)
+        rest, U = self.operator.metric(rest)
+        least = torch.maximum(least, NOTHING**2 * (inside.square().sum(0) + (rest * U).sum(0)))
+        for x, u, length in zip(rest.T, U.T, least, strict=True):
             if self.count == len(self._vectors):
                 break
             found = self._normalised(x, u, length)
@@ -232,16 +250,16 @@ class Space:
         """Vectors (n, b) without their parts in the space."""
         return X - self.vectors.T @ (self.duals @ X)
 
-    def _normalised(self, x: Tensor, u: Tensor, length: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What a vector has outside the space, of length one, and its dual; None where that is rounding."""
-        least = NOTHING**2 * length
+    def _normalised(self, x: Tensor, u: Tensor, least: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What a vector has outside the space, of length one, and its dual; None where its squared length is ``least``
+        or below."""
         for _ in range(PASSES):
             more = self.duals @ x
             x, u = x - self.vectors.T @ more, u - self.duals.T @ more
-            square, unknown = x @ u, LOST * self.operator.precision * self._largest * (x @ x)
-            if not bool(square > torch.maximum(least, unknown)):
+            square = x @ u
+            if not bool(square > least):
                 return None
-            x, u, least = x / square.sqrt(), u / square.sqrt(), torch.full_like(length, NOTHING**2)
+            x, u, least = x / square.sqrt(), u / square.sqrt(), torch.full_like(least, NOTHING**2)
             if bool(more @ more <= LITTLE**2 * square):
                 break
         return x, u

@@ -33,9 +33,8 @@ class Operator(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    @property
-    def precision(self) -> float:
-        """To which products with M are known, relative to M."""
+    def rounding(self, V: Tensor) -> Tensor:
+        """Squared lengths (m,) of V (n, m), as it is given to `metric`, up to which these are rounding."""
 
     def metric(self, V: Tensor) -> tuple[Tensor, Tensor]:
         """V (n, m) without parts that M does not see, as far as these are known, and M V."""
@@ -62,9 +61,8 @@ class Symmetric:
     device: torch.device
     dtype: torch.dtype
 
-    @property
-    def precision(self) -> float:
-        return torch.finfo(self.dtype).eps
+    def rounding(self, V: Tensor) -> Tensor:
+        return V.new_zeros(V.shape[1])
 
     def metric(self, V: Tensor) -> tuple[Tensor, Tensor]:
         return V, V
@@ -94,9 +92,8 @@ class Derived:
     def dtype(self) -> torch.dtype:
         return self.of.dtype
 
-    @property
-    def precision(self) -> float:
-        return self.of.precision
+    def rounding(self, V: Tensor) -> Tensor:
+        return self.of.rounding(V)
 
     def metric(self, V: Tensor) -> tuple[Tensor, Tensor]:
         return self.of.metric(V)

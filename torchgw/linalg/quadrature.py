@@ -57,6 +57,7 @@ class Quadrature:
 
     def shares_below(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Which share of the spectrum is below each of x (d,), and the standard errors."""
+        x = x.to(self.nodes)
         shares = self.weights / self.weights.sum(1, keepdim=True)
         below = (shares[:, :, None] * (self.nodes[:, :, None] < x)).sum(1)
         error = below.std(0) / math.sqrt(len(below)) if len(below) > 1 else torch.full_like(x, math.nan)

@@ -116,11 +116,22 @@ class Hessian:
     def dtype(self) -> torch.dtype:
         return self.curvature.quadratic.a.dtype
 
-    @property
-    def precision(self) -> float:
-        if self.curvature.factors is None:  # entries of W and v are small and large together, and cancel nowhere
-            return 0.0
-        return max(self.respond.tol, torch.finfo(self.dtype).eps)
+    @cached_property
+    def _unheld(self) -> Tensor:
+        """The diagonal (n,) of M if no marginal were held."""
+        plan, (mu, nu), factors = self.respond.plan, self.respond.sums, self.curvature.factors
+        if factors is None:
+            assert isinstance(plan, DenseCoupling)
+            parts = [plan.plan.flatten()]
+        else:
+            F, G = (side.square() for side in factors)
+            parts = [(F.T @ plan.apply(G, 1)).flatten()]
+            parts += [] if self.curvature.model.fixed else [mu, nu]
+            parts += [] if self.curvature.level is None else [mu.new_zeros(1)]
+        return torch.cat(parts) / (self.respond.epsilon * self.weight)
+
+    def rounding(self, V: Tensor) -> Tensor:
+        return self.respond.tol * (self._unheld @ V.square())
 
     def change(self, v: Tensor) -> Answer:
         """W of a vector (n,), with its sums."""

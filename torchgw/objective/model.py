@@ -139,6 +139,15 @@ class Model:
         )
         return replace(found, points=(one, other), groups=None)
 
+    def to(self, device: torch.device) -> Model:
+        """The same objective on another device."""
+        sides = (self.p.to(device), self.q.to(device))
+        costs = (None if cost is None else cost.to(device) for cost in (self.cost, self.penalty))
+        named, groups = (
+            None if pair is None else (pair[0].to(device), pair[1].to(device)) for pair in (self.points, self.groups)
+        )
+        return replace(self.on(*sides, *costs), points=named, groups=groups)
+
     def at(self, epsilon: float) -> Model:
         """The same objective with another entropy weight, and the penalty that stands for a constraint there."""
         found = replace(self, epsilon=epsilon)
@@ -224,12 +233,18 @@ class Model:
         return problem_weight(self.alpha, self.beta, mass)
 
     def entropic(self, plan: Tensor, epsilon: float) -> float:
-        """What the entropy adds to F of a plan (N, K) of mass one under hard marginals, at an epsilon."""
+        """What the entropy adds to F of a plan (N, K) at an epsilon; of plans of mass one under hard marginals, up to a
+        constant."""
         if epsilon == 0:
             return 0.0
         p, q = (mass.to(plan) for mass in self.masses)
         entropy = relative_entropy(negentropy(plan), plan.sum(1), plan.sum(0), p, q)
-        return 2 * float(self.weight(1.0)) * epsilon * float(entropy)
+        if self.fixed:
+            return 2 * float(self.weight(1.0)) * epsilon * float(entropy)
+        m, free = plan.sum(), self.marginals.free_mass
+        reference = p.sum() * q.sum() * (math.exp(self.logarithm) if free else 1.0)
+        divergence = entropy - m * (self.logarithm if free else 0.0) - m + reference
+        return epsilon * float(self.alpha * squared(divergence, m, reference) + self.beta * divergence)
 
     def divergences(self, rows: Tensor, columns: Tensor, capped: bool = False) -> Tensor:
         """The divergences of relaxed marginals in F, for marginals (..., N), (..., K) of plans.

@@ -21,7 +21,7 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.entry import entry
 from torchgw.gradients.spectral import spectral_trace
 from torchgw.kernels.sampling import make_generator
-from torchgw.linalg.eigenpairs import lanczos
+from torchgw.linalg.eigenpairs import lanczos, least_basis
 from torchgw.linalg.matrix_functions import ScalarFunction
 from torchgw.linalg.quadrature import Quadrature, quadrature
 from torchgw.losses import SQUARE
@@ -34,6 +34,7 @@ from torchgw.types import Array, RandomState
 
 TOLERANCE, STREAMED, MOST_STEPS = 1e-4, 3e-3, 300
 MOST_BYTES = 2**33  # of entries that are stored
+ASYMMETRY = 1e-9  # of the largest distance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +120,10 @@ class PlanCurvature:
     ----------
     smallest, largest : eigenvalues (k,), (l,), ascending, in units of what entropy and divergences alone give: 1 where
         distances say nothing, more where they hold the plan, about 0 along a symmetry, negative at a saddle.
-    smallest_error, largest_error : bounds on the distance of each to an eigenvalue.
+    smallest_error, largest_error : bounds on the distance of each to an eigenvalue. Each value is at least that of its
+        place in the spectrum; where a block has fewer vectors than an eigenvalue, some may be passed over.
     modes : the changes that belong to the smallest ones.
-    epsilon : of the plan; times an eigenvalue, it is half the second derivative of the objective along the mode scaled
-        to sum W^2 / T = 1.
+    epsilon : of the plan.
     converged : whether all errors are within the tolerance.
     n_products, hessian : products with the Hessian, and itself.
     """
@@ -140,27 +141,29 @@ class PlanCurvature:
     @property
     def saddle(self) -> bool:
         """Whether the objective surely falls both ways along a mode: no local optimum, beyond what is `flat`."""
-        return bool(self.smallest[0] + self.smallest_error[0] < -FLAT)
+        return len(self.smallest) > 0 and bool(self.smallest[0] + self.smallest_error[0] < -FLAT)
 
     @property
     def flat(self) -> tuple[PlanMode, ...]:
         """The modes along which the plan can slide, next to free of cost."""
-        return tuple(mode for mode in self.modes if abs(mode.eigenvalue) <= FLAT + mode.error)
+        return tuple(mode for mode in self.modes if abs(mode.eigenvalue) <= FLAT and mode.error <= FLAT)
 
     @property
     def stiffness(self) -> Array:
-        """(N,), the least energy at which one of the known modes would move a source point's whole mass, to second order
-        and in units of the value: 0 where the point slides, infinite where none of them moves it."""
-        with np.errstate(divide="ignore"):
-            found: Array = np.min([max(mode.energy, 0.0) / mode.moved**2 for mode in self.modes], axis=0)
+        """(N,), the least energy at which one of the known modes would move all mass of a source point, in units of the
+        value and to second order: 0 where it slides, infinite where none moves it."""
+        found = np.full(self.hessian.respond.plan.shape[0], np.inf)
+        for mode in self.modes:
+            moves = mode.moved > 0
+            found[moves] = np.minimum(found[moves], max(mode.energy, 0.0) / mode.moved[moves] ** 2)
         return found
 
     @property
     def condition(self) -> float:
         """The largest eigenvalue over the smallest, of those that are known and 1; infinite where that is not
         positive."""
-        largest = max(1.0, float(self.largest[-1])) if len(self.largest) else max(1.0, float(self.smallest[-1]))
-        return largest / float(self.smallest[0]) if self.smallest[0] > 0 else math.inf
+        known = [1.0, *self.smallest.tolist(), *self.largest.tolist()]
+        return max(known) / min(known) if min(known) > 0 else math.inf
 
     def density(self, n_probes: int = 8, n_steps: int = 40, random_state: RandomState = None) -> Quadrature:
         """The density of the whole spectrum, by stochastic Lanczos quadrature.
@@ -225,6 +228,9 @@ class PlanCurvature:
             validate.instance(name, D, Tensor)
             if tuple(D.shape) != (size, size) or D.dtype != torch.float64:
                 raise ValueError(f"{name} must be float64 of shape {(size, size)}, got {D.dtype} {tuple(D.shape)}")
+            held = D.detach()
+            if float((held - held.T).abs().max()) > ASYMMETRY * float(held.abs().max()):
+                raise ValueError(f"{name} must be symmetric: pass (D + D.T) / 2")
         n_probes = validate.integer("n_probes", n_probes, least=1)
         n_steps = validate.integer("n_steps", n_steps, least=1)
         generator = make_generator(random_state, self.hessian.device)
@@ -237,7 +243,7 @@ def curvature(
     k: int = 4,
     *,
     largest: int = 1,
-    block: int = 1,
+    block: int = 2,
     tol: float | None = None,
     max_steps: int = MOST_STEPS,
     whole: bool = False,
@@ -252,7 +258,7 @@ def curvature(
     result : of `torchgw.gw_align`, with an epsilon above zero, in this process: files do not keep distances.
     k : smallest eigenvalues wanted, with modes, > 0.
     largest : largest ones, >= 0.
-    block : vectors at a time; an eigenvalue that has several modes needs as many.
+    block : vectors at a time; an eigenvalue that has more modes than that may come out with fewer.
     tol : error of an eigenvalue over the largest, in (0, 1]; by default 1e-4, for plans that stream 3e-3.
     max_steps : most products with a block.
     whole : read changes entry by entry, even where distances have factors; what `density` needs.
@@ -287,6 +293,8 @@ def curvature(
     largest, block = validate.integer("largest", largest, least=0), validate.integer("block", block, least=1)
     max_steps = validate.integer("max_steps", max_steps, least=1)
     hessian = _around(result, whole)
+    stored = 16 * hessian.size * least_basis(k, largest, block)
+    validate.memory(f"the curvature with {k} + {largest} modes", stored, MOST_BYTES, "ask for fewer modes")
     streamed = not isinstance(hessian.respond.plan, DenseCoupling)
     tol = validate.real("tol", tol, above=0.0, most=1.0) if tol is not None else STREAMED if streamed else TOLERANCE
     mass = float(result.coupling.marginal(1).sum())
@@ -327,6 +335,12 @@ def _around(result: GWResult, whole: bool) -> Hessian:
     if isinstance(plan, TiledCoupling) and (whole or model.marginals.free_mass):
         asked = "whole=True" if whole else f"{result.marginals}"
         validate.memory(f"the curvature with {asked}", 8 * math.prod(plan.shape), MOST_BYTES, "align fewer points")
+    factored = all(space.space.factors() is not None for space in (x, y))
+    if isinstance(plan, TiledCoupling) and not (whole or factored):
+        raise ValueError(
+            "result must be of spaces with factors where its plan streams, as distances='landmark' has them; or ask "
+            "for curvature(..., whole=True)"
+        )
     if not isinstance(plan, TiledCoupling) or whole or model.marginals.free_mass:
         plan = DenseCoupling(plan.to_dense().to(model.p))
     return hessian_of(plan, model, (x.space, y.space), whole or model.marginals.free_mass)

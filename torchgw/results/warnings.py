@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
 from torchgw.kernels.sampling import spread_over
+from torchgw.objective.hessian import FLAT
 from torchgw.request.combinations import Fact, excluded, facts_of
 from torchgw.request.request import SHARP, Request
 from torchgw.results.result import SOFT, GWResult
@@ -50,6 +51,12 @@ def imprecise(result: GWResult, solution: CertifiedSolution, request: Request) -
 
 def unfinished(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """How the solve ended, and what to change, where it did not converge."""
+    certificate = result.certificate
+    if result.converged and certificate.curvature is not None and certificate.curvature < -FLAT:
+        return (
+            f"the plan is at a saddle: the objective falls both ways along a change of it (curvature "
+            f"{certificate.curvature:.2g}), and neither led lower; begin elsewhere (init=), or with a smaller epsilon"
+        )
     if result.converged:
         return ""
     tiny = request.sharp and result.epsilon > 0 and result.status is Status.MAX_ITER
@@ -98,13 +105,13 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
 
 def sliding(result: GWResult) -> str:
     """That the plan can move on at no cost, where its curvature says so."""
-    if not abs(result.certificate.curvature) <= SLIDES:
+    curvature = result.certificate.curvature
+    if curvature is None or not -FLAT <= curvature <= SLIDES:
         return ""
     return (
-        f"the matching is ambiguous: the plan can slide at next to no cost (curvature "
-        f"{result.certificate.curvature:.1g} of what entropy alone gives; a continuous symmetry, as a circle has?); "
-        f"torchgw.plot.modes(result) shows who would move. A plan or pairs to begin with (init=), or masses p and q "
-        f"choose a place"
+        f"the matching is ambiguous: the plan can slide at next to no cost (curvature {curvature:.1g} of what entropy "
+        f"alone gives; a continuous symmetry, as a circle has?); torchgw.plot.modes(result) shows who would move. "
+        f"Masses p and q, or a feature of both sides (cost=, alpha=0.99) hold it in place"
     )
 
 

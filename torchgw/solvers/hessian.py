@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.losses import SQUARE
 from torchgw.objective.curvature import Curvature
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.hessian import Hessian
@@ -31,7 +32,7 @@ def hessian_of(
     rows, columns = plan.marginal(1), plan.marginal(0)
     stiffness, total = marginal_stiffness(rows, columns, model)
     x, y = (space.to(model.p.device, torch.float64) for space in spaces)
-    if model.fixed and not whole:
+    if model.fixed and model.loss is SQUARE and not whole:
         x, y = (_centred(space, mass) for space, mass in zip((x, y), (rows, columns), strict=True))
     quadratic = ExactGradient(x, y, rows, columns, model.loss)
     curvature = Curvature(quadratic, model, _level(plan, model), whole)

@@ -37,7 +37,7 @@ from torchgw.strategies.sharp import (
     sharpened_by_form,
     solve_sharply,
 )
-from torchgw.strategies.smooth import minimised, solve_smoothly
+from torchgw.strategies.smooth import solve_smoothly
 
 logger = logging.getLogger("torchgw")
 
@@ -47,6 +47,7 @@ SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every can
 PRODUCT_PAIRS = 1_000_000
 FORM_ENDS, FORMS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
 RANDOM_PLANS = 8  # that models of few points are solved from as well
+SADDLE = "a saddle that was left"
 OTHERS = "product plan, random plans or one pair"
 
 
@@ -97,6 +98,8 @@ def solve_dense(
     second = SecondOrder(solution)
     if is_looked_at(problem, solution, model.epsilon):
         second = escaped(problem.at(model.epsilon), solution, (wide[0], wide[1]))
+        if second.escapes and basins:
+            basins = (_led_to(basins[0], second.solution), *basins[1:])
     solution, solved = second.solution, time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
@@ -216,6 +219,12 @@ def _ends_of_raced(
     return ends, [] if problem.model.marginals.varied else rest
 
 
+def _led_to(basin: Basin, end: Solution) -> Basin:
+    """In place of a saddle, the basin that it led to, in which no start of the search ended."""
+    matching = end.plan.argmax(1)
+    return replace(basin, energy=max(end.energy, 0.0), count=0, origin=SADDLE, matching=matching)
+
+
 def _settled(candidate: Candidate, end: Solution) -> Candidate:
     """A candidate with the energy and matching of the end that it led to."""
     matching = end.plan.argmax(1)
@@ -265,8 +274,9 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         if further.energy < ends[lowest].energy:
             ends[lowest] = further
     settled = [replace(_settled(c, end), ended=problem.sharp) for c, end in zip(contenders, ends, strict=True)]
-    reached = [minimised(problem, end) for end in ends]
-    order = sorted(range(len(ends)), key=reached.__getitem__)
+    entropic = problem.model.entropic if problem.model.fixed else lambda plan, epsilon: 0.0
+    minimised = [end.energy + entropic(end.plan, problem.model.epsilon) for end in ends]
+    order = sorted(range(len(ends)), key=minimised.__getitem__)
     rest = [settled[i] for i in order[1:]] + [c for c in others if all(c is not each for each in contenders)]
     rest.sort(key=lambda c: (c.level != "full", c.energy))
     return ends[order[0]], [settled[order[0]], *rest]

@@ -6,7 +6,7 @@ eigenvalue along some change W, and the objective falls both ways: the plan goes
 T exp(-t W / T), and the lower end replaces it, until no eigenvalue is negative.
 
 A few steps of Lanczos are enough to tell: Ritz values lie above the smallest eigenvalue, so that a negative one proves
-one, and where it is isolated they find it at once.
+one, and where it is isolated they find it at once. Which of two plans is lower, the objective with its entropy says.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.linalg.eigenpairs import Eigenpairs, lanczos
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.hessian import FLAT, Hessian
+from torchgw.objective.model import Model, mean_cost
 from torchgw.solvers.hessian import hessian_of
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
-from torchgw.strategies.smooth import minimised, solve_smoothly
+from torchgw.strategies.smooth import solve_smoothly
 from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
 
 # Pairs up to which products with the Hessian are a small part of a solve: where it began with a search, which leaves
-# saddles by itself, and where it did not, or did not end.
+# saddles by itself, and where it did not.
 SEARCHED_PAIRS, MOST_PAIRS = 60_000, 250_000
 STEPS, TOLERANCE = 16, 1e-3
+FEW_STEPS, FIRM = 6, 0.5  # of Lanczos, from which on a smallest Ritz value above this is looked into no further
 MOST_ESCAPES = 8
 LENGTH = 0.5  # of a step, the root of sum W^2 / T
 MOST_LOG = 3.0  # logarithm of the factor that an entry changes by at most
@@ -46,44 +49,58 @@ class SecondOrder(NamedTuple):
     """A solution that is no saddle as far as was looked.
 
     solution : itself.
-    curvature, error : the smallest eigenvalue of the Hessian around it, and how far it may be off.
+    curvature, error : a bound from above on the smallest eigenvalue of the Hessian around it, infinite where the plan
+        has no change, and how far from an eigenvalue it may be; None where nobody looked.
     escapes : how many saddles were left behind.
     """
 
     solution: Solution
-    curvature: float = math.nan
-    error: float = math.nan
+    curvature: float | None = None
+    error: float | None = None
     escapes: int = 0
 
 
 def is_looked_at(problem: StoredProblem, solution: Solution, epsilon: float) -> bool:
-    """Whether a saddle is looked for: where there is an entropy, and it costs little or may matter."""
-    matters = problem.init is not None or problem.options.coarse is None or not solution.status.converged
-    few = len(problem.p) * len(problem.q) <= (MOST_PAIRS if matters else SEARCHED_PAIRS)
-    return epsilon > 0 and problem.exact and problem.model.alpha > 0 and few
+    """Whether a saddle is looked for: near plans with entropy that are stationary, where it costs little or matters."""
+    searched = problem.init is None and problem.options.coarse is not None
+    few = len(problem.p) * len(problem.q) <= (SEARCHED_PAIRS if searched else MOST_PAIRS)
+    bent = epsilon > 0 and problem.exact and problem.model.alpha > 0
+    return bent and few and solution.status.converged and not problem.watch.cut()
 
 
 def escaped(
     problem: StoredProblem, solution: Solution, spaces: tuple[DistanceProvider, DistanceProvider]
 ) -> SecondOrder:
     """The solution of a problem with entropy, or the lower one that its saddle leads to; ``spaces`` in float64."""
-    quiet, escapes = replace(problem, watch=problem.watch.silent()), 0
+    quiet, escapes, model = replace(problem, watch=problem.watch.silent()), 0, problem.model
+    quadratic = ExactGradient(*spaces, *model.masses, model.loss)
     while True:
-        hessian = hessian_of(DenseCoupling(solution.plan.double()), problem.model, spaces, not problem.model.fixed)
-        ends = lanczos(hessian, 1, tol=TOLERANCE, max_steps=STEPS)
-        found = SecondOrder(solution, float(ends.values[0]), float(ends.errors[0]), escapes)
-        if found.curvature >= -FLAT or escapes == MOST_ESCAPES or problem.watch.cut():
+        hessian = hessian_of(DenseCoupling(solution.plan.double()), model, spaces, not model.fixed)
+        ends = lanczos(hessian, 1, tol=TOLERANCE, max_steps=STEPS, enough=_is_firm)
+        if len(ends.values) == 0:
+            return SecondOrder(solution, math.inf, 0.0, escapes)
+        curvature = float(ends.values[0])
+        found = SecondOrder(solution, curvature, float(ends.errors[0]), escapes)
+        left = problem.options.stopping.max_iter - solution.n_iter
+        if curvature >= -FLAT or escapes == MOST_ESCAPES or left < 1 or problem.watch.cut():
             return found
-        lower = [
-            quiet.stage(f"escape-{escapes}-{number}", partial(solve_smoothly, quiet, start))
-            for number, start in enumerate(_both_ways(quiet, solution, hessian, ends))
-        ]
-        best = min(lower, key=partial(minimised, problem))
-        if minimised(problem, best) >= minimised(problem, solution) - LOWER * problem.unit:
+        stopping = replace(problem.options.stopping, max_iter=left)
+        further = replace(quiet, options=replace(problem.options, stopping=stopping))
+        ways = []
+        for number, start in enumerate(_both_ways(further, solution, hessian, ends)):
+            descent = partial(solve_smoothly, further, start, solution.history.copy())
+            ways.append(quiet.stage(f"escape-{escapes}-{number}", descent))
+        best = min(ways, key=lambda end: _objective(model, quadratic, end))
+        if _objective(model, quadratic, best) >= _objective(model, quadratic, solution) - LOWER * problem.unit:
             return found
-        logger.info("a saddle, eigenvalue %.3g: from %.6g to %.6g", found.curvature, solution.energy, best.energy)
+        logger.info("a saddle, eigenvalue %.3g: from %.6g to %.6g", curvature, solution.energy, best.energy)
         ended = tuple(replace(step, value=max(best.energy, 0.0)) for step in solution.path[-1:])
         solution, escapes = replace(best.after(solution), path=solution.path[:-1] + ended), escapes + 1
+
+
+def _is_firm(values: Tensor) -> bool:
+    """Whether Ritz values are so far from zero that none will fall below."""
+    return len(values) >= FEW_STEPS and bool(values[0] > FIRM)
 
 
 def _both_ways(problem: StoredProblem, solution: Solution, hessian: Hessian, ends: Eigenpairs) -> list[Start]:
@@ -101,3 +118,15 @@ def _start(problem: StoredProblem, solution: Solution, plan: Tensor) -> Start:
     assert solution.end is not None
     cost = problem.gradient(coupling, p)
     return replace(solution.end.to(p.dtype), cost=cost, epsilon=problem.epsilon)
+
+
+def _objective(model: Model, quadratic: ExactGradient, solution: Solution) -> float:
+    """F of a solution with its entropy, in float64."""
+    plan = solution.plan.double()
+    coupling = DenseCoupling(plan)
+    rows, columns = plan.sum(1), plan.sum(0)
+    raw = quadratic(coupling, rows, columns)
+    linear = model.linear(plan.dtype)
+    parts = (mean_cost(cost, plan, rows, columns) if cost is not None else 0.0 for cost in (raw, linear))
+    value, weighed = parts
+    return float(model.total(value, model.divergences(rows, columns), weighed)) + model.entropic(plan, model.epsilon)

@@ -118,9 +118,3 @@ def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[So
     arguments = problem.wide, start, problem.model, inner, options, problem.watch, solution.history
     found = problem.stage("fixed-point", partial(refined, *arguments))
     return replace(found.after(solution), coupling=None), options
-
-
-def minimised(problem: StoredProblem, solution: Solution) -> float:
-    """What the loop minimises: the energy, and where marginals are hard the entropy."""
-    fixed, epsilon = problem.model.fixed, problem.model.epsilon
-    return solution.energy + (problem.model.entropic(solution.plan, epsilon) if fixed else 0.0)
