@@ -119,7 +119,7 @@ def test_a_cancelled_path_ends_where_it_was() -> None:
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchgw import align as module
-    from torchgw.strategies import dense
+    from torchgw.strategies import dense, smooth
 
     expected = align({}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
 
@@ -128,7 +128,7 @@ def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "make_providers", fail)
     monkeypatch.setattr(dense, "find_basins", fail)
-    monkeypatch.setattr(dense, "descend", fail)
+    monkeypatch.setattr(smooth, "descend", fail)
     assert_same(quietly(resume, tmp_path / "kept"), expected)
 
 

@@ -204,6 +204,8 @@ def test_files_that_were_written_before_are_read_and_written_alike(name: str, tm
     assert math.isnan(new.pop("gain"))
     assert new.pop("path") == []
     assert new["marginals"].pop("divergence", "kl") == "kl"
+    assert new.pop("escapes") == 0
+    assert [new["certificate"].pop(name) for name in ("curvature", "curvature_error")] == [None, None]
     assert all(basin.pop("origin") == "unknown" for basin in new["basins"])
     counts = [basin["count"] for basin in old["basins"]]
     starts = {"starts": sum(counts), "agreeing_starts": sum(counts[:1])}

@@ -180,6 +180,14 @@ def test_the_page_about_gpus_runs_without_one() -> None:
     assert left["result"].argmax().device.type == left["device"]
 
 
+def test_the_page_on_curvature_tells_circles_from_ellipses() -> None:
+    left = run_page("curvature")
+    assert left["found"].flat == ()
+    assert left["found"].smallest[0] == pytest.approx(0.248, abs=0.01)
+    assert left["mode"].carried(left["Y"]).shape == (80, 2)
+    assert float(left["farthest"].values[0]) == pytest.approx(0.248 - 1, abs=0.01)
+
+
 def test_every_plot_of_the_page_is_drawn() -> None:
     left = run_page("plots")
     assert left["result"].converged

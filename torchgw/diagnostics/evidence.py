@@ -81,8 +81,9 @@ class Certificate:
     curvature, curvature_error : a bound from above on the smallest eigenvalue of the objective's second derivative
         around the plan, in units of what entropy alone gives, and how far from an eigenvalue it is at most
         (`torchgw.curvature` has it closer): near 1 where the plan is firm, near 0 where it can slide, negative at a
-        saddle, infinite for a plan without any change. None where nobody looked: without entropy, beyond 60 000 pairs
-        (250 000 without a search), where the solve did not end, for sampled gradients and for plans that stream.
+        saddle, infinite for a plan without any change. None where nobody looked: without entropy, where the solve
+        did not end, for sampled gradients and plans that stream, beyond 60 000 pairs of points after a search and
+        250 000 from a plan, and where it began from given pairs.
     """
 
     stationarity: float

@@ -30,6 +30,7 @@ from torchgw.linalg.operators import Deflated, Operator, Shifted
 TOLERANCE = 1e-8  # residual over the largest absolute value of the spectrum
 MOST_STEPS = 300  # blocks
 STORED_BYTES = 2**30  # of a basis and its duals
+FIRST_CHECK = 4  # steps before the first look at the Ritz values
 CHECKED = 1.15  # steps between two looks at the Ritz values, growing
 EXTRA = 4  # Ritz vectors that are kept beside those that are wanted, on each side
 NOTHING = 1e-10  # share of a product's length below which what is left of it is rounding
@@ -41,10 +42,10 @@ TRIES = 3  # random starts, before a space is taken to have no directions
 class Eigenpairs(NamedTuple):
     """Ends of a spectrum.
 
-    values : (k,), ascending: first the smallest, then the largest.
+    values : (k,), ascending: first the smallest, then the largest; on the CPU from `lanczos`.
     vectors : (n, k), orthonormal in the operator's inner product.
     duals : (n, k), what its metric makes of them.
-    errors : (k,), bounds on the distance from each value to an eigenvalue.
+    errors : (k,), likewise, bounds on the distance from each value to an eigenvalue.
     n_smallest : how many of them are the smallest.
     n_products : with the operator, vectors counted.
     converged : whether all errors are within the tolerance.
@@ -91,7 +92,7 @@ def lanczos(
     width, _ = space.add(_drawn(operator, block, generator) if start is None else start)
     for _ in range(TRIES):
         width = width or space.add(_drawn(operator, block, generator))[0]
-    n_products, step, check = 0, 0, 1
+    n_products, step, check = 0, 0, min(FIRST_CHECK, wanted)
     if width == 0:
         nothing, none = space.vectors.T, space.vectors.new_empty(0)
         return Eigenpairs(none, nothing, nothing, none, 0, 0, True)
@@ -104,8 +105,9 @@ def lanczos(
         if step < check and step < max_steps and width > 0 and not full:
             continue
         check = max(step + 1, int(CHECKED * step))
-        values, weights = torch.linalg.eigh(T)
-        errors = torch.linalg.vector_norm(beside @ weights[-before:], dim=0)
+        held = torch.cat((T, torch.nn.functional.pad(beside, (size - before, 0)))).cpu()  # one wait
+        values, weights = torch.linalg.eigh(held[:size])
+        errors = torch.linalg.vector_norm(held[size:] @ weights, dim=0)
         if width == 0 and size < wanted:  # an eigenvalue of more vectors than a block has
             width, _ = space.add(_drawn(operator, block, generator))
         ends = _ends(size, smallest, largest)
@@ -114,9 +116,9 @@ def lanczos(
             break
         if full and size < n:
             some = _ends(size, smallest + EXTRA * (smallest > 0), largest + EXTRA * (largest > 0))
-            space.restart(weights[:, some], width)
-            T = torch.diag(values[some])
-    vectors, duals = (side[:size].T @ weights[:, ends] for side in (space.vectors, space.duals))
+            space.restart(weights[:, some].to(T), width)
+            T = torch.diag(values[some]).to(T)
+    vectors, duals = (side[:size].T @ weights[:, ends].to(side) for side in (space.vectors, space.duals))
     converged = settled or width == 0
     return Eigenpairs(values[ends], vectors, duals, errors[ends], min(smallest, len(ends)), n_products, converged)
 
@@ -257,10 +259,11 @@ class Space:
             more = self.duals @ x
             x, u = x - self.vectors.T @ more, u - self.duals.T @ more
             square = x @ u
-            if not bool(square > least):
+            alive, clean = torch.stack((square > least, more @ more <= LITTLE**2 * square)).tolist()  # one wait
+            if not alive:
                 return None
             x, u, least = x / square.sqrt(), u / square.sqrt(), torch.full_like(least, NOTHING**2)
-            if bool(more @ more <= LITTLE**2 * square):
+            if clean:
                 break
         return x, u
 

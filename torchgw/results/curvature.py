@@ -328,7 +328,7 @@ def _around(result: GWResult, whole: bool) -> Hessian:
         raise ValueError("result must come from gw_align in this process: files do not keep the distances")
     if result.alpha == 0:
         raise ValueError("result must have alpha > 0: a linear cost has no curvature")
-    plan, model, (x, y) = result.coupling, result.model.at(result.epsilon), result.known
+    plan, model, (x, y) = result.coupling, result.model.to(torch.device("cpu")).at(result.epsilon), result.known
     if not isinstance(plan, BlockCoupling) or isinstance(plan, LowRankCoupling | SparseCoupling):
         raise ValueError(f"result must be of the dense or the streaming strategy, got {result.strategy!r}")
     plan = plan.times(math.exp(-model.logarithm))  # of mass one

@@ -209,7 +209,7 @@ class GWResult(Readable):
             gain=gain_of(model, spaces, unit) if math.isnan(request.gain) else request.gain,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs),
-            model=model.to(torch.device("cpu")),
+            model=model.on(model.p, model.q, None, None),  # linear costs have no curvature
             differentiated=differentiated,
         )
 

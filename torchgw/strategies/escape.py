@@ -34,8 +34,8 @@ from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
 
-# Pairs up to which products with the Hessian are a small part of a solve: where it began with a search, which leaves
-# saddles by itself, and where it did not.
+# Pairs of points up to which products with the Hessian are a small part of a solve: where it began with a search, which
+# hardly ever ends at a saddle, and where it began from a plan.
 SEARCHED_PAIRS, MOST_PAIRS = 60_000, 250_000
 STEPS, TOLERANCE = 16, 1e-3
 FEW_STEPS, FIRM = 6, 0.5  # of Lanczos, from which on a smallest Ritz value above this is looked into no further
@@ -61,9 +61,13 @@ class SecondOrder(NamedTuple):
 
 
 def is_looked_at(problem: StoredProblem, solution: Solution, epsilon: float) -> bool:
-    """Whether a saddle is looked for: near plans with entropy that are stationary, where it costs little or matters."""
-    searched = problem.init is None and problem.options.coarse is not None
-    few = len(problem.p) * len(problem.q) <= (SEARCHED_PAIRS if searched else MOST_PAIRS)
+    """Whether a saddle is looked for: near plans with entropy that are stationary, where it costs little, or matters
+    as the solve began from a plan; not from pairs, which choose among symmetries."""
+    init, pairs = problem.init, len(problem.p) * len(problem.q)
+    if init is not None and not init.is_floating_point():
+        return False
+    searched = init is None and problem.options.coarse is not None
+    few = pairs <= (SEARCHED_PAIRS if searched else MOST_PAIRS)
     bent = epsilon > 0 and problem.exact and problem.model.alpha > 0
     return bent and few and solution.status.converged and not problem.watch.cut()
 
