@@ -134,6 +134,13 @@ def descend_between_factors(
             return row, duals[1]
         return row, PricedCost.of(cost.T, order.turned).transform(duals[1], row)[0]
 
+    def ended(state: FactoredDescent, duals: tuple[Tensor, Tensor]) -> tuple[FactoredDescent, Status]:
+        """A state with the gap that potentials near its own prove, and what it is to end with."""
+        duals = consistent(state.cost, duals)
+        gap = float(gap_of(state.value, dual_bound(*duals, p, q)))
+        status = Status.STATIONARY if gap <= tol * state.value else Status.SETTLED
+        return replace(state, duals=duals, gap=gap), status
+
     def begin() -> FactoredDescent:
         if isinstance(start, FactoredDescent):
             return found(start.plan, n_iter=0, duals=start.duals, basis=start.basis)
@@ -161,15 +168,19 @@ def descend_between_factors(
         length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:
-            duals = consistent(state.cost, vertex.duals)
-            gap = float(gap_of(value, dual_bound(*duals, p, q)))
-            last = replace(state, n_iter=n_iter, duals=duals, gap=gap)
-            if stalled or gap <= tol * value:
-                return last, check, Status.STATIONARY if gap <= tol * value else Status.SETTLED
+            last, status = ended(replace(state, n_iter=n_iter), vertex.duals)
+            if stalled or status is Status.STATIONARY:
+                return last, check, status
         kept: dict[str, Any] = {"n_iter": n_iter, "duals": vertex.duals, "basis": _stored(vertex), "stalled": stalled}
         if fall <= 0:
-            return replace(state, **kept), check, None
-        return found(corner if length == 1 else _between(plan, corner, length), **kept), check, None
+            after = replace(state, **kept)
+        else:
+            after = found(corner if length == 1 else _between(plan, corner, length), **kept)
+        if flows and fall <= tol * value:  # another step would be a flow, for as little
+            last, status = ended(after, after.duals)
+            if stalled or status is Status.STATIONARY:
+                return last, check, status
+        return after, check, None
 
     return iterate(FactoredDescent, step, begin, watch, history, max_iter)
 
