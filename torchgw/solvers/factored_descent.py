@@ -178,7 +178,7 @@ def descend_between_factors(
             after = found(corner if length == 1 else _between(plan, corner, length), **kept)
         if flows and fall <= tol * value:  # another step would be a flow, for as little
             last, status = ended(after, after.duals)
-            if stalled or status is Status.STATIONARY:
+            if status is Status.STATIONARY:
                 return last, check, status
         return after, check, None
 
