@@ -36,6 +36,8 @@ from torchgw.types import Array
 
 logger = logging.getLogger("torchgw")
 
+COARSE = 1e-3  # tolerance from which on one step between flows that betters next to nothing is the last
+
 
 @storable
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +180,7 @@ def descend_between_factors(
             after = found(corner if length == 1 else _between(plan, corner, length), **kept)
         if flows and fall <= tol * value:  # another step would be a flow, for as little
             last, status = ended(after, after.duals)
-            if status is Status.STATIONARY:
+            if status is Status.STATIONARY or (stalled and tol >= COARSE):
                 return last, check, status
         return after, check, None
 
