@@ -238,7 +238,7 @@ def test_the_score_is_r2_of_the_projection(small: GromovWasserstein) -> None:
     ],
     ids=["fused", "supervised", "loss", "sampled", "low-rank"],
 )
-@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning", "ignore::torchgw.AmbiguityWarning")
 def test_plans_that_reach_no_further_map_the_rows_of_the_fit(settings: dict[str, Any], data: dict[str, Any]) -> None:
     done = made(**{"options": QUICK, "distances": "landmark", "epsilon": 2e-2} | settings).fit(
         X[:30], ROLL[:35], **data

@@ -123,7 +123,7 @@ class Certificate:
         searched = "no other start was tried"
         if self.starts:
             searched = f"{self.agreeing_starts} of {self.starts} starts of the search ended in its basin"
-        bent = "" if self.curvature is None else f"; curvature {self.curvature:.2g} (1: firm, 0: it can slide)"
+        bent = "" if self.curvature is None else f"; curvature {self.curvature:.2g} (0: it can slide)"
         return f"{bound}; {near}; {searched}{bent}"
 
 

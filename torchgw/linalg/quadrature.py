@@ -17,7 +17,7 @@ estimation", 2021.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,9 +55,9 @@ class Quadrature:
         """Of the space, as far as it was drawn."""
         return float(self.weights.sum(1).mean())
 
-    def shares_below(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def shares_below(self, x: Tensor | Sequence[float]) -> tuple[Tensor, Tensor]:
         """Which share of the spectrum is below each of x (d,), and the standard errors."""
-        x = x.to(self.nodes)
+        x = torch.as_tensor(x).to(self.nodes)
         shares = self.weights / self.weights.sum(1, keepdim=True)
         below = (shares[:, :, None] * (self.nodes[:, :, None] < x)).sum(1)
         error = below.std(0) / math.sqrt(len(below)) if len(below) > 1 else torch.full_like(x, math.nan)

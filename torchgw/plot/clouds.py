@@ -223,7 +223,8 @@ def modes(result: GWResult, mode: int = 0, Y: Any = None, *, n_arrows: int = 40,
     n_arrows = validate.integer("n_arrows", n_arrows, least=1)
     found = curvature(result, mode + 1, largest=0)
     if len(found.modes) <= mode:
-        raise ValueError(f"mode must be below {len(found.modes)}, the number of modes that the plan has, got {mode}")
+        has = f"{len(found.modes)} modes" if found.modes else "no mode: it is a matching whose entries leave no change"
+        raise ValueError(f"mode must be one that the plan has, got {mode}, and the plan has {has}")
     chosen = found.modes[mode]
     target = layout.side(result, 1, Y)
     ax = canvas.axes(ax, ONE, target.shape[1] == 3)

@@ -73,7 +73,8 @@ class PlanMode:
 
     @property
     def energy(self) -> float:
-        """Half the second derivative of the objective along W scaled to move the whole mass, in units of the value."""
+        """Half the second derivative of the objective along W scaled to move the whole mass, in units of the value: an
+        extrapolation, far beyond any value where the plan is nearly sharp and W moves mass through tiny entries."""
         return self.eigenvalue * (self.mass / self._read[3]) ** 2
 
     def rows(self, points: Any = None) -> Array:
@@ -88,15 +89,18 @@ class PlanMode:
     def carried(self, V: Array) -> Array:
         """sum_j W_ij V_j / p_i (N, d) for values V (K, d) on the target, with W as `rows` scales it: how fast what the
         plan carries to a source point changes along the mode."""
-        respond = self.hessian.respond
-        values = torch.as_tensor(V, dtype=torch.float64, device=self.vector.device)
+        respond, k = self.hessian.respond, self.hessian.respond.plan.shape[1]
+        given = np.asarray(V, dtype=float)
+        if given.ndim not in (1, 2) or len(given) != k:
+            raise ValueError(f"V must be values of the {k} target points, (K,) or (K, d), got shape {given.shape}")
+        values = torch.from_numpy(given.reshape(k, -1)).to(self.vector.device)
         found = values.new_zeros(len(respond.sums[0]), values.shape[1])
         for rows, columns, block in pieces(self.hessian.change(self.vector).change):
             found[rows] = block @ values[columns]
         mass = respond.sums[0][:, None]
         found = torch.where(mass > 0, found / mass, 0.0) * (respond.sums[0].sum() / self._read[3])
         read: Array = found.cpu().numpy()
-        return read
+        return read.reshape(-1, *given.shape[1:])
 
     @cached_property
     def _read(self) -> tuple[Array, Array, Array, float]:
@@ -187,6 +191,8 @@ class PlanCurvature:
         n_steps = validate.integer("n_steps", n_steps, least=1)
         if self.hessian.curvature.factors is not None:
             raise ValueError("density needs changes that are read entry by entry: ask for curvature(..., whole=True)")
+        if len(self.smallest) == 0:
+            raise ValueError("density needs a plan with changes: this one is a matching whose entries leave none")
         generator = make_generator(random_state, self.hessian.device)
         return quadrature(self.hessian, self.hessian.isotropic, n_probes, n_steps, generator)
 
@@ -256,7 +262,7 @@ def curvature(
     Parameters
     ----------
     result : of `torchgw.gw_align`, with an epsilon above zero, in this process: files do not keep distances.
-    k : smallest eigenvalues wanted, with modes, > 0.
+    k : smallest eigenvalues wanted, with modes, > 0; fewer where the plan has fewer changes, and then no largest ones.
     largest : largest ones, >= 0.
     block : vectors at a time; an eigenvalue that has more modes than that may come out with fewer.
     tol : error of an eigenvalue over the largest, in (0, 1]; by default 1e-4, for plans that stream 3e-3.

@@ -80,8 +80,9 @@ def broken(result: GWResult, solution: CertifiedSolution, request: Request) -> s
 def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Which two matchings are as good as each other, and how to break the tie."""
     rival = result.rival
-    if rival is None or not result.ambiguous:
-        return sliding(result)
+    slides = sliding(result)
+    if slides or rival is None or not result.ambiguous:
+        return slides
     far = f"{rival.difference:.0%} of" if rival.difference <= 1 else f"{rival.difference:.3g} times"
     blurred = "" if result.epsilon == 0 else "; if epsilon is so large that plans hardly differ, lower it"
     asked = request.asked
@@ -111,7 +112,8 @@ def sliding(result: GWResult) -> str:
     return (
         f"the matching is ambiguous: the plan can slide at next to no cost (curvature {curvature:.1g} of what entropy "
         f"alone gives; a continuous symmetry, as a circle has?); torchgw.plot.modes(result) shows who would move. "
-        f"Masses p and q, or a feature of both sides (cost=, alpha=0.99) hold it in place"
+        f"Masses p and q, known pairs or labels (supervision=), or a feature of both sides (cost=) with an alpha well "
+        f"below 1 hold it in place"
     )
 
 

@@ -98,13 +98,13 @@ def solve_dense(
     second = SecondOrder(solution)
     if is_looked_at(problem, solution, model.epsilon):
         second = escaped(problem.at(model.epsilon), solution, (wide[0], wide[1]))
-        if second.escapes and basins:
-            basins = (_led_to(basins[0], second.solution), *basins[1:])
     solution, solved = second.solution, time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
     found = read_stored(stored, (wide[0], wide[1]), model, options.max_memory, asked.generator, solution.cost)
     values, certificate = certify(found, solution.dual, (wide[0], wide[1]), model, asked.unit)
+    if second.escapes and basins:
+        basins = (_led_to(basins[0], stored, values.total), *basins[1:])
     return solution.certified(
         stored=None,
         marginals=(stored.marginal(1), stored.marginal(0)),
@@ -219,10 +219,9 @@ def _ends_of_raced(
     return ends, [] if problem.model.marginals.varied else rest
 
 
-def _led_to(basin: Basin, end: Solution) -> Basin:
-    """In place of a saddle, the basin that it led to, in which no start of the search ended."""
-    matching = end.plan.argmax(1)
-    return replace(basin, energy=max(end.energy, 0.0), count=0, origin=SADDLE, matching=matching)
+def _led_to(basin: Basin, end: DenseCoupling, energy: float) -> Basin:
+    """In place of a saddle, the basin of the plan that it led to, and the starts of the search by it."""
+    return replace(basin, energy=max(energy, 0.0), origin=SADDLE, matching=end.argmax(1))
 
 
 def _settled(candidate: Candidate, end: Solution) -> Candidate:
