@@ -2,8 +2,8 @@
 
 A fixed-point iteration ends where it no longer moves, and a start that has the symmetry of the problem leaves it at a
 saddle: the mean of several matchings that are as good. There the Hessian (`torchgw.objective.hessian`) has a negative
-eigenvalue along some change W, and the objective falls both ways: the plan goes on from T exp(t W / T) and from
-T exp(-t W / T), and the lower end replaces it, until no eigenvalue is negative.
+eigenvalue along some change W, and the objective falls both ways: the plan goes on from T exp(t W / T), and where that
+ends no lower from T exp(-t W / T), until no eigenvalue is negative.
 
 A few steps of Lanczos are enough to tell: Ritz values lie above the smallest eigenvalue, so that a negative one proves
 one, and where it is isolated they find it at once. Which of two plans is lower, the objective with its entropy says.
@@ -90,12 +90,13 @@ def escaped(
             return found
         stopping = replace(problem.options.stopping, max_iter=left)
         further = replace(quiet, options=replace(problem.options, stopping=stopping))
-        ways = []
+        bound = _objective(model, quadratic, solution) - LOWER * problem.unit
         for number, start in enumerate(_both_ways(further, solution, hessian, ends)):
             descent = partial(solve_smoothly, further, start, solution.history.copy())
-            ways.append(quiet.stage(f"escape-{escapes}-{number}", descent))
-        best = min(ways, key=lambda end: _objective(model, quadratic, end))
-        if _objective(model, quadratic, best) >= _objective(model, quadratic, solution) - LOWER * problem.unit:
+            best = quiet.stage(f"escape-{escapes}-{number}", descent)
+            if _objective(model, quadratic, best) < bound:
+                break
+        else:
             return found
         logger.info("a saddle, eigenvalue %.3g: from %.6g to %.6g", curvature, solution.energy, best.energy)
         ended = tuple(replace(step, value=max(best.energy, 0.0)) for step in solution.path[-1:])
