@@ -249,7 +249,7 @@ def curvature(
     k: int = 4,
     *,
     largest: int = 1,
-    block: int = 2,
+    block: int | None = None,
     tol: float | None = None,
     max_steps: int = MOST_STEPS,
     whole: bool = False,
@@ -264,7 +264,8 @@ def curvature(
     result : of `torchgw.gw_align`, with an epsilon above zero, in this process: files do not keep distances.
     k : smallest eigenvalues wanted, with modes, > 0; fewer where the plan has fewer changes, and then no largest ones.
     largest : largest ones, >= 0.
-    block : vectors at a time; an eigenvalue that has more modes than that may come out with fewer.
+    block : vectors at a time, by default 2, for plans that stream 1; an eigenvalue that has more modes than that may
+        come out with fewer.
     tol : error of an eigenvalue over the largest, in (0, 1]; by default 1e-4, for plans that stream 3e-3.
     max_steps : most products with a block.
     whole : read changes entry by entry, even where distances have factors; what `density` needs.
@@ -296,12 +297,14 @@ def curvature(
     """
     validate.instance("result", result, GWResult)
     k = validate.integer("k", k, least=1)
-    largest, block = validate.integer("largest", largest, least=0), validate.integer("block", block, least=1)
+    largest = validate.integer("largest", largest, least=0)
+    block = None if block is None else validate.integer("block", block, least=1)
     max_steps = validate.integer("max_steps", max_steps, least=1)
     hessian = _around(result, whole)
+    streamed = not isinstance(hessian.respond.plan, DenseCoupling)
+    block = block or (1 if streamed else 2)
     stored = 16 * hessian.size * least_basis(k, largest, block)
     validate.memory(f"the curvature with {k} + {largest} modes", stored, MOST_BYTES, "ask for fewer modes")
-    streamed = not isinstance(hessian.respond.plan, DenseCoupling)
     tol = validate.real("tol", tol, above=0.0, most=1.0) if tol is not None else STREAMED if streamed else TOLERANCE
     mass = float(result.coupling.marginal(1).sum())
     with threads_for(math.prod(result.shape)):

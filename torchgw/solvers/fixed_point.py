@@ -9,7 +9,8 @@ falling. From a good start that takes three iterations.
 Solving each linearisation to its end is a descent where the quadratic part is concave between plans, as squared losses
 of distances are under hard marginals; otherwise two plans can be each other's answer. Then the next cost is taken at
 T + s (S - T) instead of S, with s halved whenever two consecutive steps point in opposite directions (`Damped`): the
-fixed points are the same.
+fixed points are the same. Matrices that are no distances, as adjacencies, tell by the value of a plan at the end: it is
+more than the cost that the plan was found for says, where the two swap.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.sums import inner as inner_product
 from torchgw.losses import SQUARE
 from torchgw.objective.linearise import Gradient, ModelGradient
-from torchgw.objective.model import Model
+from torchgw.objective.model import Model, mean_cost
 from torchgw.options import GWOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
@@ -114,6 +115,13 @@ def descend(
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
     concave = model.fixed and model.loss is SQUARE
 
+    def evaluated(at: BlockCoupling) -> tuple[FactoredCost, Tensor]:
+        """The cost at a plan, and the objective there without its entropy."""
+        if isinstance(gradient, ModelGradient):
+            return gradient.evaluated(at, row)
+        found = gradient(at, row)
+        return found, mean_cost(found, at, row, column)
+
     def begin() -> FixedPoint:
         cost = gradient(start.coupling(), row) if start.cost is None else start.cost
         first = start.epsilon or epsilon_at(0, epsilon, annealing)
@@ -128,12 +136,13 @@ def descend(
         (found, coupling, overlap), end, centred = solved(inner, cost, now, model, state.end, state.marginals)
         following, marginals, damped = None, None, state.damped
         terms, change = cost.a.abs() @ row + cost.b.abs() @ column, torch.zeros_like(row[0])
-        if isinstance(gradient, ModelGradient):
+        evaluates = isinstance(gradient, ModelGradient) or damped is not None
+        if evaluates:
             at = coupling
-            if not concave and isinstance(coupling, DenseCoupling):
+            if (damped is not None or not concave) and isinstance(coupling, DenseCoupling):
                 damped = Damped(coupling.plan.clone()) if damped is None else damped.towards(coupling.plan)
                 at = DenseCoupling(damped.plan)
-            following, energy = gradient.evaluated(at, row)
+            following, energy = evaluated(at)
             if not model.fixed:
                 marginals = model.marginals_of(at)
                 change = _distance(state.marginals, marginals)
@@ -147,17 +156,18 @@ def descend(
         # Below the rounding of the terms that cancel in it, a change of the value means nothing.
         noise = 4 * torch.finfo(dtype).eps * cancelling
         still, values = plan_tol * abs(value) + noise, (*state.values, value)[-FLAT - 1 :]
-        # Plans whose marginals may give way can slide for long at almost the same value.
-        flat = (
-            isinstance(gradient, ModelGradient)
-            and plan_tol > 0
-            and len(values) > FLAT
-            and abs(values[0] - value) <= still
-        )
+        # Plans whose marginals may give way can slide for long at almost the same value, and two can swap at the same.
+        flat = plan_tol > 0 and len(values) > FLAT and abs(values[0] - value) <= still
         last_change = max(warm_residual, changed)
         length = 1.0 if damped is None else damped.step
-        same = by_value or flat or last_change <= CHANGE_TOLERANCE * options.sinkhorn.tol * length
-        settled = now == epsilon and len(values) > 1 and abs(values[-2] - value) <= still and same
+        same = by_value or last_change <= CHANGE_TOLERANCE * options.sinkhorn.tol * length
+        held = now == epsilon and len(values) > 1 and abs(values[-2] - value) <= still
+        settled = held and (same or (flat and evaluates))
+        looked_at = held and (same or (flat and state.n_iter % FLAT == 0))
+        if looked_at and not evaluates and isinstance(coupling, DenseCoupling):
+            following, own = evaluated(coupling)
+            if float(own) - value > still:
+                settled, damped = False, Damped(coupling.plan.clone())
         state = FixedPoint(
             n_iter=state.n_iter + 1,
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
