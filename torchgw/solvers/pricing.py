@@ -6,14 +6,18 @@ the u_i and v of the v_j, the reduced cost splits exactly into parts of a row or
     C_ij - a_i - b_j = [alpha_i - 2 u_i . v] + [beta_j - 2 u . v_j] + 2 u . v - 2 (u_i - u) . (v_j - v),
 
 where alpha and beta are what row and column terms have left of a and b. So it is at least the least of each part, less
-twice the product of the largest distances from the centres, and a tile whose bound is above a limit is left out: one
-product with every point for each tile, and all pairs of the tiles that are left. Of a part of the cost that is stored
-the bound takes the least entry of each tile.
+twice the product of the largest distances from the centres, and a tile whose bound is above a limit is left out. Runs
+of tiles are left out first: a product with every point for each run, one with the points of the runs that are left for
+each tile, and all pairs of the tiles that are left then. Of a part of the cost that is stored the bound takes the least
+entry.
+
+Where a limit is over the cheapest entry of each row, the cheapest of a few tiles stands for that: potentials that are
+rough from row to row make no tile look cheaper than it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,10 +32,12 @@ from torchgw.spaces.hierarchy import bisect
 from torchgw.types import Array
 
 TILE = 64
-ROW_TILES = 32  # whose bounds are computed at once
+ROW_TILES, COLUMN_TILES = 32, 64  # in a run of rows, and at most in one of columns
+AT_ONCE = 2**24  # pairs of a run and a point
+ROUNDING = 1e-14  # of the largest numbers that bounds are sums of
 FEW, MOST_TIED = 6, 3  # entries for each point, and times as many where several are as cheap
 SAMPLED_ROWS = 32
-NEAREST = 4  # column tiles, that say how cheap the cheapest entry of a row is
+NEAREST = 4  # runs, and column tiles of them, that say how cheap the cheapest entry of a row is
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ class PricedCost:
 
     cost : as it is.
     order : of its points.
-    U, V : its factors (n, r), (k, r) in that order, filled up to whole tiles.
+    U, V : its factors (n, r), (k, r) in that order, filled up to whole tiles, and V to whole runs.
+    run : tiles in a run of columns.
     extra : its stored part (n / size, k / size, size, size) by tiles, None where it has none.
     least : of each tile of that, (n / size, k / size).
     """
@@ -72,22 +79,25 @@ class PricedCost:
     order: Order
     U: Tensor
     V: Tensor
+    run: int
     extra: Tensor | None = None
     least: Tensor | None = None
 
     @classmethod
     def of(cls, cost: FactoredCost, order: Order, stored: PricedCost | None = None) -> PricedCost:
         """In an order; O((N + K) r), and O(N K) for a stored part that is not that of another cost (``stored``)."""
-        U, V = _filled(cost.U[order.rows]), _filled(cost.V[order.columns])
+        tiles = -(-len(cost.V) // TILE)
+        run = -(-tiles // -(-tiles // COLUMN_TILES))
+        U, V = _filled(cost.U[order.rows], TILE), _filled(cost.V[order.columns], run * TILE)
         if cost.extra is None:
-            return cls(cost, order, U, V)
+            return cls(cost, order, U, V, run)
         if stored is not None and stored.cost.extra is cost.extra:
-            return cls(cost, order, U, V, stored.extra, stored.least)
+            return cls(cost, order, U, V, run, stored.extra, stored.least)
         ordered = cost.extra.new_empty(len(U) // TILE, len(V) // TILE, TILE, TILE)
-        for tile, rows in enumerate(torch.split(_filled(order.rows), TILE)):
-            part = _filled(cost.extra[rows][:, order.columns].T).view(-1, TILE, TILE)
+        for tile, rows in enumerate(torch.split(_filled(order.rows, TILE), TILE)):
+            part = _filled(cost.extra[rows][:, order.columns].T, run * TILE).view(-1, TILE, TILE)
             ordered[tile] = part.mT
-        return cls(cost, order, U, V, ordered, ordered.amin((2, 3)))
+        return cls(cost, order, U, V, run, ordered, ordered.amin((2, 3)))
 
     def at(self, entries: Array, dual: Tensor) -> Array:
         """C - b of entries (m,), flat positions, under column potentials (K,)."""
@@ -108,19 +118,16 @@ class PricedCost:
         sample = sample.sub_(sample.amin(1, keepdim=True)).flatten()
         count = len(index) * FEW * (len(row_dual) + k) // len(row_dual)
         limit, found = float(sample.kthvalue(min(count + 1, len(sample))).values), []
-        for rows, tiles in self._blocks(row_dual, dual):
-            kept = tiles.within(limit)
-            block = tiles.costs(kept)
-            found.append(self._positions(rows, kept, block.sub_(block.amin(1, keepdim=True)), limit))
+        for rows, kept, costs in self._blocks(row_dual, dual, limit, True):
+            found.append(self._positions(rows, kept, costs.sub_(costs.amin(1, keepdim=True)), limit))
         return np.sort(np.concatenate(found))
 
     def transform(self, row_dual: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """The c-transform a_i = min_j (C_ij - b_j) (N,) of column potentials (K,), near which the row potentials (N,)
         are, and where each row has its minimum."""
         found, nearest = torch.empty_like(row_dual), torch.empty(len(row_dual), dtype=torch.int64, device=dual.device)
-        for rows, tiles in self._blocks(row_dual, dual):
-            kept, points = tiles.within(0.0), self.order.rows[rows]
-            least, at = tiles.costs(kept).min(1)
+        for rows, kept, costs in self._blocks(row_dual, dual, 0.0, True):
+            points, (least, at) = self.order.rows[rows], costs.min(1)
             found[points] = row_dual[points] + least
             nearest[points] = self.order.columns[kept[at // TILE] * TILE + at % TILE]
         return found, nearest
@@ -129,10 +136,8 @@ class PricedCost:
         """Flat positions, ascending, of the entries that cost at most a limit more than potentials (N,), (K,); of rows
         that have very many, the cheapest."""
         found = [np.empty(0, dtype=np.int64)]
-        for rows, tiles in self._blocks(row_dual, dual):
-            kept = torch.nonzero(tiles.bounds <= limit)[:, 0]
-            if len(kept):
-                found.append(self._positions(rows, kept, tiles.costs(kept), limit))
+        for rows, kept, costs in self._blocks(row_dual, dual, limit, False):
+            found.append(self._positions(rows, kept, costs, limit))
         return np.sort(np.concatenate(found))
 
     def _positions(self, rows: slice, kept: Tensor, block: Tensor, limit: float) -> Array:
@@ -145,63 +150,140 @@ class PricedCost:
         columns = self.order.columns[kept[j // TILE] * TILE + j % TILE]
         return (self.order.rows[rows.start + i] * len(self.cost.b) + columns).cpu().numpy()
 
-    def _blocks(self, row_dual: Tensor, dual: Tensor) -> Iterator[tuple[slice, _RowTile]]:
-        """The rows of each row tile, with the bounds and the costs of its tiles under potentials."""
-        alpha, beta = (
-            torch.nn.functional.pad((own - taken)[at], (0, len(filled) - len(at)), value=torch.inf)
-            for own, taken, at, filled in (
-                (self.cost.a, row_dual, self.order.rows, self.U),
-                (self.cost.b, dual, self.order.columns, self.V),
-            )
-        )
-        V, ends, n = self.V.view(-1, TILE, self.V.shape[1]), beta.view(-1, TILE), len(row_dual)
-        centre = centres(self.V, TILE)
-        reach = centre, _farthest(self.V, centre)
-        for tiles in blocks(len(self.U) // TILE, ROW_TILES):
-            for tile, bounds in enumerate(self._bounds(tiles, alpha, beta, *reach), tiles.start):
-                rows = slice(tile * TILE, min((tile + 1) * TILE, n))
-                extra = None if self.extra is None else self.extra[tile, :, : rows.stop - rows.start]
-                yield rows, _RowTile(bounds, self.U[rows], alpha[rows], V, ends, extra)
-
-    def _bounds(self, tiles: slice, alpha: Tensor, beta: Tensor, v: Tensor, reach: Tensor) -> Tensor:
-        """Of the least entry in each of some row tiles and every column tile, whose centres and largest distances from
-        them are v (k / size, r) and ``reach`` (k / size,)."""
-        rows = slice(tiles.start * TILE, min(tiles.stop * TILE, len(self.U)))
-        U, u = self.U[rows], centres(self.U[rows], TILE)
-        left = torch.addmm(alpha[rows, None], U, v.T, alpha=-2.0).view(len(u), TILE, -1).amin(1)
-        right = torch.addmm(beta, u, self.V.T, alpha=-2.0).view(len(u), -1, TILE).amin(2)
-        far = (_farthest(U, u)[:, None] * reach).add_(u @ v.T, alpha=-1.0)
-        found = left.add_(right).sub_(far, alpha=2.0)
-        return found if self.least is None else found.add_(self.least[tiles])
+    def _blocks(
+        self, row_dual: Tensor, dual: Tensor, limit: float, over_least: bool
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Of each row tile its rows, the column tiles (m,) that may have entries up to a limit over potentials, or over
+        the cheapest of their row, and the costs (n, m size) of these over potentials."""
+        n, beta = len(row_dual), (self.cost.b - dual)[self.order.columns]
+        columns = _Columns.of(self.V, beta, self.run)
+        alpha = _filled((self.cost.a - row_dual)[self.order.rows], TILE).view(-1, TILE)
+        limit += ROUNDING * max(float(side.abs().max()) for side in (self.cost.a, self.cost.b, alpha, beta))
+        shift = columns.shift(self.U, ROW_TILES * TILE)
+        for number, tiles in enumerate(blocks(len(alpha), ROW_TILES)):
+            U = self.U[tiles.start * TILE : tiles.stop * TILE]
+            stored = (None if part is None else part[tiles] for part in (self.extra, self.least))
+            run = _RowRun.of(U, alpha[tiles], columns, shift[number], *stored)
+            which, within = run.within(limit, over_least)
+            for tile, found in enumerate(within):
+                if len(kept := which[found]):
+                    rows = slice((tiles.start + tile) * TILE, min((tiles.start + tile + 1) * TILE, n))
+                    yield rows, kept, run.costs(tile, kept)[: rows.stop - rows.start]
 
 
-class _RowTile(NamedTuple):
-    """A row tile under potentials.
+class _Columns(NamedTuple):
+    """Columns under potentials, in tiles and in runs of these.
 
-    bounds : of the least entry in each column tile.
-    U, alpha : of its rows, (m, r), (m,).
-    V, beta : of all column tiles, (tiles, size, r), (tiles, size).
-    extra : the stored part (tiles, m, size), or None.
+    V : (v, beta, 1) of each, with its factor v (r,) and what potentials leave of its own cost, infinite where there is
+        none, (tiles, size, r + 2).
+    centre, reach : of tiles, (tiles, r), (tiles,).
+    runs, far : likewise, of runs.
     """
 
-    bounds: Tensor
-    U: Tensor
-    alpha: Tensor
     V: Tensor
-    beta: Tensor
+    centre: Tensor
+    reach: Tensor
+    runs: Tensor
+    far: Tensor
+
+    @classmethod
+    def of(cls, V: Tensor, beta: Tensor, run: int) -> _Columns:
+        """Of factors in whole runs of so many tiles, and of what is left of the cost of those that there are."""
+        beta = torch.nn.functional.pad(beta, (0, len(V) - len(beta)), value=torch.inf)[:, None]
+        whole = torch.cat((V, beta, torch.ones_like(beta)), 1).view(-1, TILE, V.shape[1] + 2)
+        tiles, runs = centres(V, TILE), centres(V, run * TILE)
+        return cls(whole, tiles, _farthest(V, tiles, TILE), runs, _farthest(V, runs, run * TILE))
+
+    def shift(self, U: Tensor, size: int) -> Tensor:
+        """The part of bounds between runs of ``size`` rows, the last shorter, and runs of columns that no potentials of
+        rows change, (row runs, runs)."""
+        u, V = centres(U, size), self.V.flatten(0, 1)
+        parts = (u[part] for part in blocks(len(u), max(AT_ONCE // len(V), 1)))
+        right = torch.cat([(_whole(part) @ V.T).view(len(part), len(self.runs), -1).amin(2) for part in parts])
+        far = torch.outer(_farthest(U, u, size), self.far)
+        return right.sub_(far.sub_(u @ self.runs.T), alpha=2.0)
+
+
+class _RowRun(NamedTuple):
+    """A run of row tiles, over columns.
+
+    U : (-2 u, 1, alpha) of each row, with its factor u (r,) and what potentials leave of its own cost, so that its
+        product with a column is the cost over potentials, (t, size, r + 2).
+    centre, reach : of tiles, (t, r), (t,).
+    columns : those.
+    shift : see `_Columns.shift`, (runs,).
+    extra : the stored part (t, tiles, size, size), or None.
+    least : of its tiles.
+    """
+
+    U: Tensor
+    centre: Tensor
+    reach: Tensor
+    columns: _Columns
+    shift: Tensor
     extra: Tensor | None
+    least: Tensor | None
 
-    def within(self, limit: float) -> Tensor:
-        """The column tiles that may have entries within a limit of the cheapest of their row."""
-        few = self.bounds.topk(min(NEAREST, len(self.bounds)), largest=False).indices
-        return torch.nonzero(self.bounds <= float(self.costs(few).amin(1).max()) + limit)[:, 0]
+    @classmethod
+    def of(
+        cls, U: Tensor, alpha: Tensor, columns: _Columns, shift: Tensor, extra: Tensor | None, least: Tensor | None
+    ) -> _RowRun:
+        """Of whole tiles of factors, and what is left of their cost (t, size)."""
+        centre, whole = centres(U, TILE), _whole(U, alpha.view(-1)).view(*alpha.shape, -1)
+        return cls(whole, centre, _farthest(U, centre, TILE), columns, shift, extra, least)
 
-    def costs(self, kept: Tensor) -> Tensor:
-        """Those of the columns of kept tiles."""
-        block = torch.addmm(self.beta[kept].reshape(-1), self.U, self.V[kept].flatten(0, 1).T, alpha=-2.0)
+    def of_runs(self, less: Tensor) -> Tensor:
+        """Bounds (runs,) of the least entry in each run of columns, where so much less (t, size) is left of the rows'
+        own cost."""
+        product = self.U[..., :-2].flatten(0, 1) @ self.columns.runs.T
+        found = product.add_((self.U[..., -1] - less).view(-1, 1)).amin(0).add_(self.shift)
+        return found if self.least is None else found.add_(self.least.view(len(less), len(found), -1).amin((0, 2)))
+
+    def of_tiles(self, runs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The column tiles (m,) of some runs, and what makes of ``less`` bounds (t, m) of the least entry in each row
+        tile and these."""
+        columns, t = self.columns, len(self.U)
+        tiles = torch.arange(len(columns.V), device=runs.device).view(len(columns.runs), -1)[runs].flatten()
+        v, m = columns.centre[tiles], len(tiles)
+        shift = (_whole(self.centre) @ columns.V[tiles].flatten(0, 1).T).view(t, m, TILE).amin(2)
+        shift.sub_(torch.outer(self.reach, columns.reach[tiles]).sub_(self.centre @ v.T), alpha=2.0)
+        if self.least is not None:
+            shift += self.least[:, tiles]
+        product = (self.U[..., :-2].flatten(0, 1) @ v.T).view(t, TILE, m)
+        return tiles, lambda less: (product + (self.U[..., -1] - less)[..., None]).amin(1).add_(shift)
+
+    def within(self, limit: float, over_least: bool) -> tuple[Tensor, Tensor]:
+        """Some column tiles (m,), and which (t, m) of them may have entries up to a limit, over the cheapest of their
+        row or over nothing; no others may."""
+        nothing = torch.zeros_like(self.U[..., -1])
+        bounds = self.of_runs(nothing)
+        if not over_least:
+            tiles, bounds_of = self.of_tiles(torch.nonzero(bounds <= limit)[:, 0])
+            return tiles, bounds_of(nothing) <= limit
+        least = self.cheapest(*self.of_tiles(bounds.topk(min(NEAREST, len(bounds)), largest=False).indices))
+        runs = (bounds <= least.max() + limit) & (self.of_runs(least) <= limit)
+        tiles, bounds_of = self.of_tiles(torch.nonzero(runs)[:, 0])
+        least = torch.minimum(least, self.cheapest(tiles, bounds_of))
+        return tiles, bounds_of(least) <= limit
+
+    def cheapest(self, tiles: Tensor, bounds_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The cost (t, size) of the cheapest of a few entries of each row, those of tiles that look cheapest."""
+        bounds = bounds_of(torch.zeros_like(self.U[..., -1]))
+        few = tiles[bounds.topk(min(NEAREST, len(tiles)), largest=False).indices]
+        return torch.stack([self.costs(tile, kept).amin(1) for tile, kept in enumerate(few)])
+
+    def costs(self, tile: int, kept: Tensor) -> Tensor:
+        """Those of a row tile and the columns of some tiles (m,), (size, m size)."""
+        block = self.U[tile] @ self.columns.V[kept].flatten(0, 1).T
         if self.extra is not None:
-            block += self.extra[kept].transpose(0, 1).reshape(len(block), -1)
-        return block.add_(self.alpha[:, None])
+            block += self.extra[tile, kept].transpose(0, 1).reshape(len(block), -1)
+        return block
+
+
+def _whole(U: Tensor, alpha: Tensor | None = None) -> Tensor:
+    """(-2 u, 1, alpha) of rows (n, r); with zeros for ``alpha`` (n,) by default."""
+    one = torch.ones_like(U[:, :1])
+    return torch.cat((U * -2.0, one, torch.zeros_like(one) if alpha is None else alpha[:, None]), 1)
 
 
 def union(entries: Array, others: Array) -> Array:
@@ -212,12 +294,14 @@ def union(entries: Array, others: Array) -> Array:
     return found[np.diff(found, prepend=-1) > 0]
 
 
-def _filled(side: Tensor) -> Tensor:
-    """Points (n, r) with the last one repeated up to whole tiles."""
-    missing = -len(side) % TILE
+def _filled(side: Tensor, size: int) -> Tensor:
+    """Points (n, r) with the last one repeated up to whole parts."""
+    missing = -len(side) % size
     return torch.cat((side, side[-1:].expand(missing, *side.shape[1:]))) if missing else side
 
 
-def _farthest(side: Tensor, centre: Tensor) -> Tensor:
-    """The largest distance from the centre of each tile."""
-    return (side.view(-1, TILE, side.shape[1]) - centre[:, None]).square_().sum(2).amax(1).sqrt_()
+def _farthest(side: Tensor, centre: Tensor, size: int) -> Tensor:
+    """The largest distance from the centre of each part of ``size`` points, the last shorter."""
+    parts = torch.arange(len(side), device=side.device) // size
+    far = (side - centre[parts]).square_().sum(1)
+    return far.new_zeros(len(centre)).scatter_reduce_(0, parts, far, "amax").sqrt_()
