@@ -24,7 +24,7 @@ from torchgw.objective.model import Model, divergences
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.hessian import hessian_of
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
-from torchgw.strategies import dense
+from torchgw.strategies import dense, escape
 from torchgw.types import DistanceProvider
 
 EPSILON = 0.05
@@ -341,6 +341,39 @@ def test_escapes_keep_to_the_iterations_and_go_on_with_the_history() -> None:
     assert len(whole.history.cost) > first
     few = quietly(gw_align, X, X, **asked, options=GWOptions(stopping=torchgw.StoppingOptions(max_iter=5)))
     assert few.n_iter <= 5
+
+
+@pytest.mark.parametrize("n", [7, 50])
+def test_entries_below_rounding_move_nothing(n: int) -> None:
+    """Permutations with a few entries down to 1e-29, along which rounding alone curved by -700."""
+    rng = np.random.default_rng(0)
+    A = np.triu(rng.uniform(size=(n, n)) < 0.3, 1).astype(float)
+    result = quietly(gw_align, A + A.T, A + A.T, distances="adjacency", epsilon=1e-3, random_state=0)
+    assert result.model is not None
+    assert result.known is not None
+    spaces = result.known[0].space, result.known[1].space
+    for seed in range(8):
+        rng, T = np.random.default_rng(seed), np.eye(n) / n
+        T[rng.integers(0, n, 7), rng.integers(0, n, 7)] += 10.0 ** rng.uniform(-29, -18, size=7)
+        hessian = hessian_of(DenseCoupling(torch.from_numpy(T)), result.model, spaces)
+        assert len(lanczos(hessian, 1).values) == 0
+
+
+def test_a_way_that_fails_does_not_cost_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, X, init = symmetric_starts(0)[0]
+    asked: dict[str, Any] = {"distances": "euclidean", "epsilon": 0.01, "init": init, "random_state": 0}
+    best, solve, failed = quietly(gw_align, X, X, **asked), escape.solve_smoothly, []
+
+    def first_fails(*given: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise FloatingPointError("potentials are no numbers")
+        return solve(*given)
+
+    monkeypatch.setattr(escape, "solve_smoothly", first_fails)
+    other = quietly(gw_align, X, X, **asked)
+    assert other.escapes > 0
+    assert other.value == pytest.approx(best.value, rel=0.05)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -29,6 +29,7 @@ from torchgw import (
     SemiRelaxed,
     SpaceOptions,
     Status,
+    curvature,
     gw_align,
     plot,
 )
@@ -171,6 +172,12 @@ def test_modes_are_arrows_along_which_matches_move() -> None:
     assert np.linalg.norm(way, axis=1).max() == pytest.approx(clouds.ARROW)
     assert "mode 0, curvature" in texts(ax)
     assert "mode 1, curvature" in texts(plot.modes(turned, 1, UPRIGHT[:40], ax=solid()))
+    (low, high), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    assert ((where + way > (low, bottom)) & (where + way < (high, top))).all()
+    mode = curvature(turned, 1).modes[0]
+    assert f"a mode, curvature {mode.eigenvalue:.2g}" in texts(plot.modes(turned, mode, ax=plane()))
+    with pytest.raises(ValueError, match="mode must be of this result"):
+        plot.modes(quietly(gw_align, circle, circle[:-1], epsilon=0.01), mode, ax=plane())
     for arguments, match in (((-1,), "mode must be >= 0"), ((0, circle[:5]), "Y must have 40 rows")):
         with pytest.raises(ValueError, match=match):
             plot.modes(turned, *arguments, ax=plane())

@@ -30,7 +30,7 @@ from torchgw.solvers.factored_transport import corner, factored_transport, price
 from torchgw.solvers.frank_wolfe import frank_wolfe
 from torchgw.solvers.minimum_cost_flow import _integers as integers
 from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
-from torchgw.solvers.pricing import Order, PricedCost, union
+from torchgw.solvers.pricing import TILE, Order, PricedCost, _RowRun, union
 from torchgw.solvers.transport_lp import TransportError, staircase, transport
 from torchgw.spaces import EuclideanDistances, FactoredDistances
 from torchgw.spaces.hierarchy import Cells
@@ -105,6 +105,32 @@ def test_tiles_leave_out_no_entry_below_potentials(n: int, k: int) -> None:
     assert (np.diff(cheap) > 0).all()
     assert set(cheap // k) == set(range(n)), "each row has its cheapest entry"
     np.testing.assert_allclose(ordered.at(cheap, dual), (C - dual).numpy().ravel()[cheap], atol=1e-12)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_runs_of_tiles_leave_out_nothing_either(stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several runs of rows and of columns, each with a part that is not whole, and row potentials that are rough."""
+    rng = np.random.default_rng(0)
+    (x, n), (y, k) = ((rng.uniform(0, 40, size=size), size) for size in (2100, 4300))
+    U, V = (torch.from_numpy(np.stack((np.cos(t), np.sin(t), t), 1)) for t in (x, y))
+    extra = torch.from_numpy(rng.uniform(size=(n, k)) / 100) if stored else None
+    cost = FactoredCost(U.square().sum(1), V.square().sum(1), U, V, extra)
+    C, dual = cost.rows(slice(None)), torch.from_numpy(rng.normal(size=k)) / 10
+    order = Order(*(torch.from_numpy(np.argsort(t)) for t in (x, y)))
+    looked, costs = [], _RowRun.costs
+    monkeypatch.setattr(_RowRun, "costs", lambda run, tile, kept: looked.append(len(kept)) or costs(run, tile, kept))
+    least = (C - dual).amin(1)
+    found, nearest = PricedCost.of(cost, order).transform(least + torch.from_numpy(rng.normal(size=n)), dual)
+    torch.testing.assert_close(found, least, rtol=1e-12, atol=1e-12)
+    assert torch.equal(nearest, (C - dual).argmin(1))
+    assert sum(looked) < 0.5 * (n // TILE) * (k // TILE)
+    ordered = PricedCost.of(cost, order)
+    expected = np.flatnonzero((C - least[:, None] - dual <= 1e-3).numpy().ravel())
+    assert set(expected) <= set(ordered.below(least, dual, 1e-3))
+    assert len(ordered.below(least - 1.0, dual, -1.0)) == 0
+    cheap = ordered.cheap(least + torch.from_numpy(rng.normal(size=n)), dual)
+    assert set(cheap // k) == set(range(n))
+    assert np.array_equal(cheap, ordered.cheap(least, dual)), "whatever row potentials are given"
 
 
 def test_a_union_of_positions_is_ascending_and_has_each_once() -> None:

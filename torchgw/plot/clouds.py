@@ -17,7 +17,7 @@ from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
 from torchgw.diagnostics.evidence import confidence_values
 from torchgw.plot import canvas, colours
-from torchgw.results.curvature import curvature
+from torchgw.results.curvature import PlanMode, curvature
 from torchgw.results.result import GWResult
 from torchgw.types import Array
 from torchgw.views import layout, point_labels
@@ -192,13 +192,16 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
     return ax
 
 
-def modes(result: GWResult, mode: int = 0, Y: Any = None, *, n_arrows: int = 40, ax: Axes | None = None) -> Axes:
+def modes(
+    result: GWResult, mode: int | PlanMode = 0, Y: Any = None, *, n_arrows: int = 40, ax: Axes | None = None
+) -> Axes:
     """The target, with arrows along which the matches of source points move in a mode of the plan's curvature.
 
     Parameters
     ----------
     result : what `torchgw.gw_align` returned, in this process and with an epsilon above zero.
-    mode : 0 is that of the smallest eigenvalue, along which the plan slides most easily.
+    mode : one of ``torchgw.curvature(result).modes``, or its number: 0 is that of the smallest eigenvalue, along which
+        the plan slides most easily.
     Y : points (K, e) to draw, by default those aligned, see `torchgw.views.layout`.
     n_arrows : how many at most, evenly chosen of the source points.
     ax : where to draw; by default a new figure. It needs three dimensions where the points have them.
@@ -216,16 +219,15 @@ def modes(result: GWResult, mode: int = 0, Y: Any = None, *, n_arrows: int = 40,
 
     Notes
     -----
-    That of `torchgw.curvature`, and a pass over the plan.
+    A pass over the plan, and of a number that of `torchgw.curvature`.
     """
     result = canvas.checked(result)
-    mode = validate.integer("mode", mode, least=0)
     n_arrows = validate.integer("n_arrows", n_arrows, least=1)
-    found = curvature(result, mode + 1, largest=0)
-    if len(found.modes) <= mode:
-        has = f"{len(found.modes)} modes" if found.modes else "no mode: it is a matching whose entries leave no change"
-        raise ValueError(f"mode must be one that the plan has, got {mode}, and the plan has {has}")
-    chosen = found.modes[mode]
+    chosen = mode if isinstance(mode, PlanMode) else _mode(result, validate.integer("mode", mode, least=0))
+    if chosen.hessian.respond.plan.shape != result.shape:
+        raise ValueError(
+            f"mode must be of this result, whose plan is {result.shape}, got one of {chosen.hessian.respond.plan.shape}"
+        )
     target = layout.side(result, 1, Y)
     ax = canvas.axes(ax, ONE, target.shape[1] == 3)
     points = _sized(target, 3 if canvas.is_solid(ax) else 2)
@@ -235,12 +237,21 @@ def modes(result: GWResult, mode: int = 0, Y: Any = None, *, n_arrows: int = 40,
     some = np.flatnonzero(mass > 0)
     some = some[np.unique(np.linspace(0, len(some) - 1, min(n_arrows, len(some))).round().astype(int))]
     start, way = sent[some] / mass[some, None], chosen.carried(points)[some]
-    longest = float(np.linalg.norm(way, axis=1).max()) or 1.0
+    way = way * (ARROW / (float(np.linalg.norm(way, axis=1).max()) or 1.0))
     _scatter(ax, points[layout.subset(len(points), MOST)], colours.PALE)
-    _draw_arrows(ax, start, way * (ARROW / longest))
-    _finish(ax, target=points)
-    ax.set_title(f"mode {mode}, curvature {chosen.eigenvalue:.2g}", fontsize=canvas.MEDIUM)
+    _draw_arrows(ax, start, way)
+    _finish(ax, beside=np.concatenate((start, start + way)), target=points)
+    name = "a mode" if isinstance(mode, PlanMode) else f"mode {mode}"
+    ax.set_title(f"{name}, curvature {chosen.eigenvalue:.2g}", fontsize=canvas.MEDIUM)
     return ax
+
+
+def _mode(result: GWResult, number: int) -> PlanMode:
+    found = curvature(result, number + 1, largest=0)
+    if len(found.modes) <= number:
+        has = f"{len(found.modes)} modes" if found.modes else "no mode: it is a matching whose entries leave no change"
+        raise ValueError(f"mode must be one that the plan has, got {number}, and the plan has {has}")
+    return found.modes[number]
 
 
 def _draw_arrows(ax: Any, start: Array, way: Array) -> None:
@@ -321,9 +332,10 @@ def _place(ax: Any) -> Array:
     return found
 
 
-def _finish(ax: Any, **clouds: Array) -> None:
-    """Above each cloud its name and how many of its points are drawn; equal units, and neither ticks nor frame."""
-    every = np.concatenate(list(clouds.values()))
+def _finish(ax: Any, beside: Array | None = None, **clouds: Array) -> None:
+    """Above each cloud its name and how many of its points are drawn; equal units, and neither ticks nor frame. What
+    lies ``beside`` them, as tips of arrows, is in view, too."""
+    every = np.concatenate([*clouds.values(), *(() if beside is None else (beside,))])
     low, high = every.min(0), every.max(0)
     top = high[-1] + CAPTION / 2
     for side, points in clouds.items():

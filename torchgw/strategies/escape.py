@@ -93,7 +93,11 @@ def escaped(
         bound = _objective(model, quadratic, solution) - LOWER * problem.unit
         for number, start in enumerate(_both_ways(further, solution, hessian, ends)):
             descent = partial(solve_smoothly, further, start, solution.history.copy())
-            best = quiet.stage(f"escape-{escapes}-{number}", descent)
+            try:
+                best = quiet.stage(f"escape-{escapes}-{number}", descent)
+            except FloatingPointError as error:  # of this way alone: the plan that it began near is as good as before
+                logger.info("a way from a saddle led nowhere: %s", error)
+                continue
             if _objective(model, quadratic, best) < bound:
                 break
         else:
