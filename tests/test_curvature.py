@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchgw import Balanced, GWOptions, GWResult, Partial, PlanCurvature, SemiR
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.linalg.eigenpairs import lanczos
 from torchgw.linalg.matrix_functions import Exponential
+from torchgw.linalg.operators import matvec
 from torchgw.marginals import Marginals
 from torchgw.objective.divergence import negentropy, relative_entropy, squared
 from torchgw.objective.hessian import Hessian
@@ -110,6 +112,24 @@ def test_products_of_plans_that_are_not_stored(name: str, kind: str, alpha: floa
     hessian, model, matrices = around(plan, MODELS[name], alpha, True)
     hessian.respond.tol = 1e-13
     check_form(hessian, plan.to_dense(), model, matrices)
+
+
+def test_a_product_is_one_graph() -> None:
+    """So torch.compile takes all of it, where many products are worth its first call."""
+    hessian, _, _ = around(random_plan(10, 12, 0), MODELS["balanced"], 1.0, False)
+    V = torch.randn(hessian.size, 2, generator=generator(0), dtype=torch.float64)
+    expected = matvec(hessian, V)
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    found = torch.compile(partial(matvec, hessian), backend=backend, fullgraph=True, dynamic=True)
+    torch.testing.assert_close(found(V), expected)
+    torch.testing.assert_close(found(V[:, :1]), expected[:, :1])
+    assert 1 <= len(graphs) <= 2, "one for several vectors, and torch takes a single one for a case of its own"
 
 
 @pytest.mark.parametrize("name", MODELS)
