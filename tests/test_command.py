@@ -115,6 +115,8 @@ def test_marginal_models_reach_the_solve(
     assert result.marginals == model
     stationarity = result.certificate.stationarity
     assert found["stationarity"] == (None if np.isnan(stationarity) else stationarity)
+    assert (found["curvature"], found["escapes"]) == (result.certificate.curvature, result.escapes)
+    assert found["gap_global"] == result.certificate.gap_global
 
 
 def test_an_interrupted_command_writes_its_best_and_resumes(

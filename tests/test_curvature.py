@@ -23,6 +23,7 @@ from torchgw.marginals import Marginals
 from torchgw.objective.divergence import negentropy, relative_entropy, squared
 from torchgw.objective.hessian import Hessian
 from torchgw.objective.model import Model, divergences
+from torchgw.report.sentences import certainties
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.hessian import hessian_of
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
@@ -481,6 +482,8 @@ def test_curvature_and_escapes_are_saved(tmp_path: Any) -> None:
     result.save(tmp_path / "result.npz")
     read = GWResult.load(tmp_path / "result.npz")
     assert (read.escapes, read.certificate) == (result.escapes, result.certificate)
+    sure, _ = certainties(read)
+    assert [text for text in sure if f"has a curvature of {read.certificate.curvature:.2g}" in text]
 
 
 def test_streamed_plans_have_the_curvature_of_stored_ones() -> None:

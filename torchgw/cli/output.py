@@ -64,7 +64,10 @@ def described(result: GWResult, path: Path) -> dict[str, Any]:
     found = {"output": str(path), "shape": list(result.shape)} | {name: getattr(result, name) for name in SAID}
     found |= {
         "lower_bound": certificate.lower_bound,
+        "gap_global": certificate.gap_global,
         "stationarity": certificate.stationarity,
+        "curvature": certificate.curvature,
+        "escapes": result.escapes,
         "status": result.status.name.lower(),
         "basins": [basin.energy for basin in result.basins],
         "scales": list(result.scales),

@@ -113,7 +113,10 @@ class Certificate:
         return self.gap / value if value > 0 else 0.0
 
     def __str__(self) -> str:
-        bound = f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum"
+        bound = (
+            f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum, "
+            f"{self.gap_global:.1%} of its value"
+        )
         if self.lower_bound == 0 < self.gap:
             bound = "no lower bound above 0 is known"
         sampled = "" if self.stationarity_exact else " (estimated)"

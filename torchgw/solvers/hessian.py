@@ -28,8 +28,8 @@ def hessian_of(
 
     ``whole`` reads changes entry by entry, even where the distances of both spaces have factors; the plan is stored
     then, as it is where its mass is free. Entries of a stored plan that are below the rounding of its marginals are
-    left out: no cost tells what is moved through them. Of a plan that is not, the linear problem's slow directions are taken to be
-    functions like the factors of distances, which are smooth.
+    left out: no cost tells what is moved through them. Of a plan that is not, the linear problem's slow directions are
+    taken to be functions like the factors of distances, which are smooth.
     """
     rows, columns = plan.marginal(1), plan.marginal(0)
     if isinstance(plan, DenseCoupling):
