@@ -380,6 +380,22 @@ def test_entries_below_rounding_move_nothing(n: int) -> None:
         assert len(lanczos(hessian, 1).values) == 0
 
 
+def test_a_plan_in_parts_has_a_curvature() -> None:
+    """Two components hardly exchange mass, so the linear system has several directions that are singular to rounding;
+    of which one was seen, and eigenvalues of -300 to 3000 came out without an error. A dense computation has 1."""
+    import networkx as nx
+
+    graph = nx.gnp_random_graph(18, 0.25, seed=3)
+    A = nx.to_numpy_array(nx.disjoint_union(graph, graph))
+    for epsilon, seed in product((8e-4, 1.2e-3, 2e-3), (1, 2, 3)):
+        order = np.random.default_rng(seed).permutation(36)
+        asked: dict[str, Any] = {"distances": "adjacency", "epsilon": epsilon, "random_state": 0}
+        result = quietly(gw_align, A, A[order][:, order], **asked)
+        found = curvature(result)
+        np.testing.assert_allclose(found.smallest, 1, atol=1e-4)
+        assert result.certificate.curvature == pytest.approx(1, abs=1e-4)
+
+
 def test_a_way_that_fails_does_not_cost_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     _, X, init = symmetric_starts(0)[0]
     asked: dict[str, Any] = {"distances": "euclidean", "epsilon": 0.01, "init": init, "random_state": 0}

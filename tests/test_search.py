@@ -235,6 +235,14 @@ def test_a_start_of_the_user_reaches_the_sampled_loop(kind: str) -> None:
     assert np.corrcoef(result.argmax(), t)[0, 1] < -0.99
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 5e-4, 2e-3, 1e-2])
+def test_a_polygon_is_ambiguous_although_its_best_energy_rounds_to_zero(epsilon: float) -> None:
+    """Others of the twelve ways have energies of 3e-8 in float32."""
+    t = 2 * np.pi * np.arange(6) / 6
+    hexagon = np.stack((np.cos(t), np.sin(t)), 1)
+    assert quietly(gw_align, hexagon, hexagon, distances="euclidean", epsilon=epsilon, random_state=0).ambiguous
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 1e-4, 3e-3])
 def test_a_symmetric_line_is_ambiguous_at_every_epsilon(epsilon: float) -> None:
     t = np.linspace(0, 1, 120)

@@ -133,6 +133,22 @@ def test_runs_of_tiles_leave_out_nothing_either(stored: bool, monkeypatch: pytes
     assert np.array_equal(cheap, ordered.cheap(least, dual)), "whatever row potentials are given"
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_bounds_allow_for_the_rounding_of_what_cancels(seed: int) -> None:
+    """Factors whose products are a thousandth of their terms, points all alike: bounds are equal to costs on paper."""
+    rng, (n, k) = np.random.default_rng(seed), (63, 151)
+    u, v = rng.normal(size=(2, 3))
+    v -= (v @ u) / (u @ u) * u * (1 - 1e-3)
+    U, V = (torch.from_numpy(np.repeat(side[None], size, 0)) for side, size in ((u, n), (v, k)))
+    cost = FactoredCost(torch.zeros(n).double(), torch.zeros(k).double(), U, V)
+    dual = torch.from_numpy(rng.normal(size=k) * 1e-4)
+    least = (cost.rows(slice(None)) - dual).amin(1)
+    rough = least + torch.from_numpy(rng.normal(size=n) * 1e-4)
+    found, nearest = PricedCost.of(cost, Order(torch.arange(n), torch.arange(k))).transform(rough, dual)
+    torch.testing.assert_close(found, least, rtol=0, atol=1e-12)
+    assert (nearest == dual.argmax()).all()
+
+
 def test_a_union_of_positions_is_ascending_and_has_each_once() -> None:
     rng = np.random.default_rng(3)
     for size in (0, 1, 50):

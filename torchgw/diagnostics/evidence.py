@@ -19,6 +19,7 @@ from torchgw.types import Array
 APART = 0.1  # of the largest distance: matchings that are nearer on average are one
 NEAR_TIE = 1.05  # ratio of energies up to which two basins are equally good
 TINY = 1e-9  # of the largest squared distance: below it energies are rounding
+SINGLE = 2.0**-22  # the same of plans that were found in float32, whose energies differ by as much
 
 
 @storable
@@ -59,7 +60,7 @@ def energy_ratio(best: Basin, other: Basin, unit: float) -> float:
 
 def nearly_tied(best: Basin, other: Basin, unit: float) -> bool:
     """Whether another basin, compared on the same level, is as good as the best one to within 5 %."""
-    return other.level == best.level and other.energy <= NEAR_TIE * max(best.energy, TINY * unit)
+    return other.level == best.level and other.energy <= NEAR_TIE * max(best.energy, SINGLE * unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +114,12 @@ class Certificate:
         return self.gap / value if value > 0 else 0.0
 
     def __str__(self) -> str:
-        bound = (
-            f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the optimum, "
-            f"{self.gap_global:.1%} of its value"
-        )
-        if self.lower_bound == 0 < self.gap:
-            bound = "no lower bound above 0 is known"
+        bound = "no lower bound above 0 is known"
+        if self.lower_bound > 0 or self.gap <= 0:
+            bound = (
+                f"no plan has a value below {self.lower_bound:.4g}, so this one is within {self.gap:.4g} of the "
+                f"optimum, {self.gap_global:.1%} of its value"
+            )
         sampled = "" if self.stationarity_exact else " (estimated)"
         near = f"to first order it cannot be improved by more than {self.stationarity:.4g}{sampled}"
         if math.isnan(self.stationarity):

@@ -95,6 +95,15 @@ class Answer(NamedTuple):
     c: Tensor
 
 
+def _filled(system: Tensor, *null: Tensor | None) -> Tensor:
+    """A matrix (n, n) with the eigenvalue 1 in place of 0 along directions (n, d)."""
+    found = system.clone()
+    for vectors in null:
+        if vectors is not None:
+            found.addmm_(vectors, vectors.T)
+    return found
+
+
 @dataclass
 class Response:
     """The operator from -dC to dT of a solved plan.
@@ -273,19 +282,20 @@ class Response:
         """Its Cholesky factor, null directions filled in; None without one."""
         if self.system is None:
             return None
-        system = self.system.clone()
-        for null in (self._constant, self._unresolved):
-            if null is not None:
-                system.addmm_(null, null.T)
-        factor, failed = torch.linalg.cholesky_ex(system)
+        factor, failed = torch.linalg.cholesky_ex(_filled(self.system, self._constant, self._unresolved))
         return None if bool(failed) else factor
 
     @cached_property
     def _unresolved(self) -> Tensor | None:
         """Slow directions (n, d) of which arithmetic says nothing: solutions have no part in them."""
-        spectrum = self.spectrum
-        lost = spectrum.values <= UNRESOLVED * torch.finfo(self._root.dtype).eps
-        return spectrum.vectors[:, lost] if bool(lost.any()) else None
+        least = UNRESOLVED * torch.finfo(self._root.dtype).eps
+        values, vectors = self.spectrum.values, self.spectrum.vectors
+        if self.system is not None:  # a plan in parts has several, of which Lanczos sees one at most
+            system = _filled(self.system, self._constant)
+            if bool((values <= least).any()) or bool(torch.linalg.cholesky_ex(system).info):
+                values, vectors = torch.linalg.eigh(system)
+        lost = values <= least
+        return vectors[:, lost] if bool(lost.any()) else None
 
     def _direct(self, right: Tensor) -> Tensor:
         assert self.factor is not None

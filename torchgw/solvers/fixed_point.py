@@ -9,12 +9,13 @@ falling. From a good start that takes three iterations.
 Solving each linearisation to its end is a descent where the quadratic part is concave between plans, as squared losses
 of distances are under hard marginals; otherwise two plans can be each other's answer. Then the next cost is taken at
 T + s (S - T) instead of S, with s halved whenever two consecutive steps point in opposite directions (`Damped`): the
-fixed points are the same. Matrices that are no distances, as adjacencies, tell by the value of a plan at the end: it is
-more than the cost that the plan was found for says, where the two swap.
+fixed points are the same. Between matrices that are no distances, as adjacencies, the value of a plan tells where the
+loop would end: where two swap, it is more than the cost that each was found for says.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,9 +38,13 @@ from torchgw.solvers.iterate import Check, iterate
 from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start
 
+logger = logging.getLogger("torchgw")
+
 CHANGE_TOLERANCE = 10.0
 FLAT = 10
 SMALLEST_STEP = 1 / 64
+# Where two plans swap: share of a plan's value that the cost which it was found for lacks, and of its mass that moves.
+SWAPS = 0.01
 
 
 @storable
@@ -95,12 +100,14 @@ def descend(
     history: History | None = None,
     by_value: bool = False,
     resolved: bool = False,
+    metric: bool = True,
 ) -> Solution:
     """Run from ``start``, in its dtype, with the gradient of the model's objective.
 
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
     iteration. ``inner`` solves the transport problems and says what memory that takes. ``history`` is gone on with
-    where there is one. ``by_value`` ends it when the objective is still, wherever the potentials are.
+    where there is one. ``by_value`` ends it when the objective is still, wherever the potentials are. Between spaces
+    that are not ``metric`` two plans may swap, which is looked for.
 
     Raises
     ------
@@ -136,12 +143,15 @@ def descend(
         (found, coupling, overlap), end, centred = solved(inner, cost, now, model, state.end, state.marginals)
         following, marginals, damped = None, None, state.damped
         terms, change = cost.a.abs() @ row + cost.b.abs() @ column, torch.zeros_like(row[0])
-        evaluates = isinstance(gradient, ModelGradient) or damped is not None
+        moved, evaluates = torch.zeros_like(row[0]), isinstance(gradient, ModelGradient) or damped is not None
         if evaluates:
             at = coupling
             if (damped is not None or not concave) and isinstance(coupling, DenseCoupling):
                 damped = Damped(coupling.plan.clone()) if damped is None else damped.towards(coupling.plan)
                 at = DenseCoupling(damped.plan)
+                moved = (
+                    torch.zeros_like(row[0]) if damped.direction is None else damped.direction.abs().sum() / row.sum()
+                )
             following, energy = evaluated(at)
             if not model.fixed:
                 marginals = model.marginals_of(at)
@@ -149,8 +159,8 @@ def descend(
         else:
             energy = centred.scored(overlap, now, row, column)
         # All that the host is to know of the iteration, in one wait.
-        known = energy, terms, change, largest_potential(found.f, found.g), found.residual, found.warm_residual
-        value, cancelling, changed, largest, residual, warm_residual = torch.stack(known).tolist()
+        known = energy, terms, change, moved, largest_potential(found.f, found.g), found.residual, found.warm_residual
+        value, cancelling, changed, swapped, largest, residual, warm_residual = torch.stack(known).tolist()
         if resolved:
             require_resolved(largest, epsilon)
         # Below the rounding of the terms that cancel in it, a change of the value means nothing.
@@ -160,14 +170,16 @@ def descend(
         flat = plan_tol > 0 and len(values) > FLAT and abs(values[0] - value) <= still
         last_change = max(warm_residual, changed)
         length = 1.0 if damped is None else damped.step
-        same = by_value or last_change <= CHANGE_TOLERANCE * options.sinkhorn.tol * length
+        same = by_value or (swapped <= SWAPS and last_change <= CHANGE_TOLERANCE * options.sinkhorn.tol * length)
         held = now == epsilon and len(values) > 1 and abs(values[-2] - value) <= still
         settled = held and (same or (flat and evaluates))
-        looked_at = held and (same or (flat and state.n_iter % FLAT == 0))
+        looked_at = held and not metric and (same or (flat and state.n_iter % FLAT == 0))
         if looked_at and not evaluates and isinstance(coupling, DenseCoupling):
-            following, own = evaluated(coupling)
-            if float(own) - value > still:
-                settled, damped = False, Damped(coupling.plan.clone())
+            following, energy = evaluated(coupling)
+            if float(energy) - value > max(still, SWAPS * float(energy)):
+                logger.info("two plans swap, the value is %.3g instead of %.3g: steps are damped", energy, value)
+                settled, damped, value = False, Damped(coupling.plan.clone()), float(energy)
+                values = (value,)
         state = FixedPoint(
             n_iter=state.n_iter + 1,
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,

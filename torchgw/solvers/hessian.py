@@ -17,7 +17,6 @@ from torchgw.solvers.newton import marginal_stiffness
 from torchgw.spaces import FactoredDistances
 from torchgw.types import DistanceProvider
 
-NEGLIGIBLE = 2.0**-52  # share of the mass of both its points, below which an entry is none
 STREAMED_TOLERANCE = 1e-6  # of a linear system with a plan whose products round like float32
 
 
@@ -27,14 +26,10 @@ def hessian_of(
     """Around a plan (N, K) in float64, in the units of the model's masses; its epsilon is above zero.
 
     ``whole`` reads changes entry by entry, even where the distances of both spaces have factors; the plan is stored
-    then, as it is where its mass is free. Entries of a stored plan that are below the rounding of its marginals are
-    left out: no cost tells what is moved through them. Of a plan that is not, the linear problem's slow directions are
-    taken to be functions like the factors of distances, which are smooth.
+    then, as it is where its mass is free. Of a plan that is not, the linear problem's slow directions are taken to be
+    functions like the factors of distances, which are smooth.
     """
     rows, columns = plan.marginal(1), plan.marginal(0)
-    if isinstance(plan, DenseCoupling):
-        least = torch.minimum(rows[:, None], columns).mul_(NEGLIGIBLE)
-        plan = DenseCoupling(torch.where(plan.plan > least, plan.plan, 0.0))
     stiffness, total = marginal_stiffness(rows, columns, model)
     x, y = (space.to(model.p.device, torch.float64) for space in spaces)
     if model.fixed and model.loss is SQUARE and not whole:

@@ -17,6 +17,7 @@ rough from row to row make no tile look cheaper than it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -158,7 +159,7 @@ class PricedCost:
         n, beta = len(row_dual), (self.cost.b - dual)[self.order.columns]
         columns = _Columns.of(self.V, beta, self.run)
         alpha = _filled((self.cost.a - row_dual)[self.order.rows], TILE).view(-1, TILE)
-        limit += ROUNDING * max(float(side.abs().max()) for side in (self.cost.a, self.cost.b, alpha, beta))
+        limit += ROUNDING * self._largest(alpha, beta)
         shift = columns.shift(self.U, ROW_TILES * TILE)
         for number, tiles in enumerate(blocks(len(alpha), ROW_TILES)):
             U = self.U[tiles.start * TILE : tiles.stop * TILE]
@@ -169,6 +170,12 @@ class PricedCost:
                 if len(kept := which[found]):
                     rows = slice((tiles.start + tile) * TILE, min((tiles.start + tile + 1) * TILE, n))
                     yield rows, kept, run.costs(tile, kept)[: rows.stop - rows.start]
+
+    def _largest(self, *terms: Tensor) -> float:
+        """A bound on all numbers that a cost and its bounds are sums of, beside some terms."""
+        found = [float(side.abs().max()) for side in (self.cost.a, self.cost.b, *terms)]
+        found.append(2 * math.prod(float(torch.linalg.vector_norm(side, dim=1).max()) for side in (self.U, self.V)))
+        return max(found if self.extra is None else [*found, float(self.extra.abs().max())])
 
 
 class _Columns(NamedTuple):
@@ -260,9 +267,9 @@ class _RowRun(NamedTuple):
         if not over_least:
             tiles, bounds_of = self.of_tiles(torch.nonzero(bounds <= limit)[:, 0])
             return tiles, bounds_of(nothing) <= limit
-        least = self.cheapest(*self.of_tiles(bounds.topk(min(NEAREST, len(bounds)), largest=False).indices))
-        runs = (bounds <= least.max() + limit) & (self.of_runs(least) <= limit)
-        tiles, bounds_of = self.of_tiles(torch.nonzero(runs)[:, 0])
+        near = bounds.topk(min(NEAREST, len(bounds)), largest=False).indices
+        least = self.cheapest(*self.of_tiles(near))
+        tiles, bounds_of = self.of_tiles(torch.nonzero(self.of_runs(least) <= limit)[:, 0])
         least = torch.minimum(least, self.cheapest(tiles, bounds_of))
         return tiles, bounds_of(least) <= limit
 

@@ -23,6 +23,7 @@ from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.sampled import solve_sampled
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
+from torchgw.types import is_metric
 
 logger = logging.getLogger("torchgw")
 
@@ -39,7 +40,8 @@ def solve_smoothly(problem: StoredProblem, start: Start, history: History | None
     watch = problem.watch
     if problem.exact:
         arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
-        solution = descend(*arguments, history=history, resolved=True)
+        metric = all(map(is_metric, problem.spaces))
+        solution = descend(*arguments, history=history, resolved=True, metric=metric)
         if isinstance(problem.quadratic, LeadingGradient):
             solution = _corrected(problem, solution)
         solution = replace(solution, coupling=None, last_change=0.0)
