@@ -33,9 +33,8 @@ logger = logging.getLogger("torchgw")
 
 # Of the Frank-Wolfe gap, over the value; where linear problems are flows, each of which takes seconds, and where not.
 TOLERANCE, FLOWS_TOLERANCE = 1e-5, 1e-2
-CELL, FEWEST = 8, 3  # points of a cell, about, and where more of them are needed
+CELL = 8  # points of a cell, at most
 MOST_WITHIN = 2**23  # pairs of points of matched cells, the cheapest, that a first linear problem has
-MATCHED = 2  # cells, about, that a cell is matched with
 
 
 class VertexLevel(NamedTuple):
@@ -93,10 +92,9 @@ def descend_by_levels(
     """
     within = np.empty(0, dtype=np.int64)
     if level.many:
-        least = MATCHED * len(level.p) * len(level.q) / MOST_WITHIN  # of which all pairs of points can be had
         (x, p, a, f, U, rows), (y, q, b, g, V, columns) = (
-            _cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U, least),
-            _cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V, least),
+            _cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U),
+            _cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V),
         )
         cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g))
         found, status, history = descend_by_levels(cells, history, least, max_iter, watch)
@@ -115,12 +113,12 @@ def descend_by_levels(
 
 
 def _cells(
-    space: DistanceProvider, mass: Tensor, term: Tensor, dual: Tensor, side: Tensor, least: float
+    space: DistanceProvider, mass: Tensor, term: Tensor, dual: Tensor, side: Tensor
 ) -> tuple[FactoredDistances, Tensor, Tensor, Tensor, Tensor, Cells]:
-    """Cells of a space, ``least`` or as many as have `FEWEST` points, with their masses, the means of a cost's term, of
-    potentials and of a cost's factors, and which points are in which."""
+    """Cells of a space, with their masses, the means of a cost's term, of potentials and of a cost's factors, and which
+    points are in which."""
     (F, signs), n = factors_of(space), len(mass)
-    halves = bisect(F, 2 ** int(math.log2(min(max(n / CELL, MOST_MASSES / 2, min(2 * least, n / FEWEST)), n))))
+    halves = bisect(F, 2 ** int(math.log2(min(max(n / CELL, MOST_MASSES / 2), n))))
     cells = halves.cells(len(halves.levels) - 1)
     means = cells.means(torch.cat((term[:, None], dual[:, None], side, F), 1), mass)
     ends = 2, 2 + side.shape[1]
