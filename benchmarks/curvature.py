@@ -152,7 +152,9 @@ def escapes() -> list[Row]:
         asked: dict[str, Any] = {"distances": "euclidean", "epsilon": (0.03, 0.01, 0.003)[seed % 3] * gain}
         result = gw_align(X, X, init=init, random_state=0, **asked)
         searched, seconds = timed(lambda asked=asked, X=X: gw_align(X, X, random_state=0, **asked))
-        least, spent = timed(lambda result=result: curvature(result, 1, largest=0, tol=1e-3, max_steps=16).smallest[0])
+        least, spent = timed(
+            lambda result=result: float(curvature(result, 1, largest=0, tol=1e-3, max_steps=16).smallest[0])
+        )
         cost.append(spent / seconds)
         runs.append({"escapes": result.escapes, "curvature": least, "value": result.value, "search": searched.value})
     left = sum(run["escapes"] > 0 for run in runs)
@@ -275,7 +277,7 @@ def large() -> list[Row]:
     off = float(np.abs(ends[0] / ends[1] - 1).max())
     said = f"{seconds:.3g} s, {gib:.2f} GiB with its solve, {ends[0][0]:.4f} to {ends[0][1]:.4f}, within {off:.1e}"
     required = f"<= {LARGE_SECONDS:g} s, {LARGE_GIB} GiB, within {NEAR:.0%}"
-    met = seconds <= LARGE_SECONDS and gib <= LARGE_GIB and off <= NEAR
+    met = bool(seconds <= LARGE_SECONDS and gib <= LARGE_GIB and off <= NEAR)
     return [row(f"both ends at {LARGE} x {LARGE}", required, said, met)]
 
 

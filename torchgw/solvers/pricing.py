@@ -262,16 +262,16 @@ class _RowRun(NamedTuple):
     def within(self, limit: float, over_least: bool) -> tuple[Tensor, Tensor]:
         """Some column tiles (m,), and which (t, m) of them may have entries up to a limit, over the cheapest of their
         row or over nothing; no others may."""
-        nothing = torch.zeros_like(self.U[..., -1])
-        bounds = self.of_runs(nothing)
+        nothing, count = torch.zeros_like(self.U[..., -1]), len(self.columns.runs)
         if not over_least:
-            tiles, bounds_of = self.of_tiles(torch.nonzero(bounds <= limit)[:, 0])
+            tiles, bounds_of = self.of_tiles(torch.nonzero(self.of_runs(nothing) <= limit)[:, 0])
             return tiles, bounds_of(nothing) <= limit
-        near = bounds.topk(min(NEAREST, len(bounds)), largest=False).indices
-        least = self.cheapest(*self.of_tiles(near))
-        tiles, bounds_of = self.of_tiles(torch.nonzero(self.of_runs(least) <= limit)[:, 0])
-        least = torch.minimum(least, self.cheapest(tiles, bounds_of))
-        return tiles, bounds_of(least) <= limit
+        runs = torch.arange(count, device=nothing.device)
+        if count > NEAREST:
+            near = self.of_runs(nothing).topk(NEAREST, largest=False).indices
+            runs = torch.nonzero(self.of_runs(self.cheapest(*self.of_tiles(near))) <= limit)[:, 0]
+        tiles, bounds_of = self.of_tiles(runs)
+        return tiles, bounds_of(self.cheapest(tiles, bounds_of)) <= limit
 
     def cheapest(self, tiles: Tensor, bounds_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The cost (t, size) of the cheapest of a few entries of each row, those of tiles that look cheapest."""
