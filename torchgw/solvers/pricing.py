@@ -74,6 +74,7 @@ class PricedCost:
     run : tiles in a run of columns.
     extra : its stored part (n / size, k / size, size, size) by tiles, None where it has none.
     least : of each tile of that, (n / size, k / size).
+    largest : absolute entry of it.
     """
 
     cost: FactoredCost
@@ -83,6 +84,7 @@ class PricedCost:
     run: int
     extra: Tensor | None = None
     least: Tensor | None = None
+    largest: float = 0.0
 
     @classmethod
     def of(cls, cost: FactoredCost, order: Order, stored: PricedCost | None = None) -> PricedCost:
@@ -93,12 +95,13 @@ class PricedCost:
         if cost.extra is None:
             return cls(cost, order, U, V, run)
         if stored is not None and stored.cost.extra is cost.extra:
-            return cls(cost, order, U, V, run, stored.extra, stored.least)
+            return cls(cost, order, U, V, run, stored.extra, stored.least, stored.largest)
         ordered = cost.extra.new_empty(len(U) // TILE, len(V) // TILE, TILE, TILE)
         for tile, rows in enumerate(torch.split(_filled(order.rows, TILE), TILE)):
             part = _filled(cost.extra[rows][:, order.columns].T, run * TILE).view(-1, TILE, TILE)
             ordered[tile] = part.mT
-        return cls(cost, order, U, V, run, ordered, ordered.amin((2, 3)))
+        least, most = ordered.amin((2, 3)), ordered.amax()
+        return cls(cost, order, U, V, run, ordered, least, max(float(most), -float(least.min())))
 
     def at(self, entries: Array, dual: Tensor) -> Array:
         """C - b of entries (m,), flat positions, under column potentials (K,)."""
@@ -175,7 +178,7 @@ class PricedCost:
         """A bound on all numbers that a cost and its bounds are sums of, beside some terms."""
         found = [float(side.abs().max()) for side in (self.cost.a, self.cost.b, *terms)]
         found.append(2 * math.prod(float(torch.linalg.vector_norm(side, dim=1).max()) for side in (self.U, self.V)))
-        return max(found if self.extra is None else [*found, float(self.extra.abs().max())])
+        return max(*found, self.largest)
 
 
 class _Columns(NamedTuple):
