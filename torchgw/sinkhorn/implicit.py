@@ -277,25 +277,33 @@ class Response:
             system = torch.cat((above, torch.cat((beside, corner[None]))[None]))
         return system
 
-    @cached_property
+    @property
     def factor(self) -> Tensor | None:
         """Its Cholesky factor, null directions filled in; None without one."""
-        if self.system is None:
-            return None
-        factor, failed = torch.linalg.cholesky_ex(_filled(self.system, self._constant, self._unresolved))
-        return None if bool(failed) else factor
+        return self._resolved[0]
 
-    @cached_property
+    @property
     def _unresolved(self) -> Tensor | None:
         """Slow directions (n, d) of which arithmetic says nothing: solutions have no part in them."""
+        return self._resolved[1]
+
+    @cached_property
+    def _resolved(self) -> tuple[Tensor | None, Tensor | None]:
+        """The factor and those directions. A plan in parts has several, of which Lanczos sees one at most."""
         least = UNRESOLVED * torch.finfo(self._root.dtype).eps
         values, vectors = self.spectrum.values, self.spectrum.vectors
-        if self.system is not None:  # a plan in parts has several, of which Lanczos sees one at most
-            system = _filled(self.system, self._constant)
-            if bool((values <= least).any()) or bool(torch.linalg.cholesky_ex(system).info):
-                values, vectors = torch.linalg.eigh(system)
         lost = values <= least
-        return vectors[:, lost] if bool(lost.any()) else None
+        if self.system is None:
+            return None, vectors[:, lost] if bool(lost.any()) else None
+        system = _filled(self.system, self._constant)
+        if not bool(lost.any()):
+            factor, failed = torch.linalg.cholesky_ex(system)
+            if not bool(failed):
+                return factor, None
+        values, vectors = torch.linalg.eigh(system)
+        null = vectors[:, values <= least]
+        factor, failed = torch.linalg.cholesky_ex(_filled(system, null))
+        return None if bool(failed) else factor, null
 
     def _direct(self, right: Tensor) -> Tensor:
         assert self.factor is not None

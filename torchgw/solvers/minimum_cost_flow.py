@@ -110,13 +110,14 @@ def _units(p: Array, q: Array) -> int:
 def _prices(cost: Array, row: Array, column: Array, flowing: Array, n: int, k: int) -> tuple[Array, Array]:
     """Prices (N,), (K,) of costs that are integers, by paths that grow shorter until none does, or `VISITS` are made;
     zero where these are less than `ROUNDS` rounds."""
+    a, b, rounds = np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64), VISITS // len(cost)
+    if rounds < ROUNDS:
+        return a, b
     by_column = np.argsort(column, kind="stable")
     starts, sources, lengths = np.searchsorted(column[by_column], np.arange(k)), row[by_column], cost[by_column]
     back_columns, back = column[flowing], cost[flowing]
     rows, back_starts = np.unique(row[flowing], return_index=True)  # one without flow keeps the price zero
-    a, b = np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64)
-    rounds = VISITS // len(cost)
-    for _ in range(rounds if rounds >= ROUNDS else 0):
+    for _ in range(rounds):
         nearer = np.minimum(b, np.minimum.reduceat(a[sources] + lengths, starts))
         closer = a.copy()
         closer[rows] = np.minimum(a[rows], np.minimum.reduceat(nearer[back_columns] - back, back_starts))
