@@ -7,10 +7,12 @@ beside an operand is found there too. What a real device would answer with an er
 - operations on tensors of both devices, but for CPU scalars in pointwise operations, and CPU indices of a tensor there
 - ``numpy()`` and ``np.asarray``
 - draws by a generator of the other device
+- what a graph is captured of that the host waits for, or that copies from the host
 
 and so is what works on a real device but ought not to happen in a solve: floating sums whose order is open there
 (``index_add_`` and the like), and drivers that only CPUs have. Operations for which the host waits are counted, by the
-line of the package that asked.
+line of the package that asked, and so are launches: every operation that computes is at least one, and the replay of a
+graph is one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import thread
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 aten = torch.ops.aten
@@ -56,7 +59,8 @@ WAITED_FOR = {
     "linalg_lstsq",
 }
 SUMS_IN_ANY_ORDER = {"index_add", "index_add_", "scatter_add", "scatter_add_"}
-SCANS = {"cumsum", "cumsum_", "logcumsumexp"}
+NOTHING = ("empty", "new_empty", "detach", "_unsafe_view", "_reshape_alias", "alias", "lift_fresh")  # is computed
+SCANS = {"cumsum", "cumsum_", "kthvalue"}  # which torch refuses where algorithms are to be deterministic
 
 
 class OnDevice(Tensor):
@@ -125,13 +129,29 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 class Simulation(TorchDispatchMode):
-    """Runs operations on what the tensors hold; ``waits`` counts those that the host waits for, ``uploads`` copies to
-    the device, by place."""
+    """Runs operations on what the tensors hold; ``waits`` counts those that the host waits for, ``launches`` all that
+    compute, ``captured`` what goes into graphs instead, ``uploads`` copies to the device, ``crossings`` the
+    most entries that a copy took from one device to the other, by place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
         self.uploads: Counter[str] = Counter()
+        self.captured: Counter[str] = Counter()
+        self.crossings: Counter[str] = Counter()
+        self.capturing: Graph | None = None
+        self._within_launch = False
+
+    @contextmanager
+    def one_launch(self, name: str) -> Iterator[None]:
+        """What happens within is a kernel of this name: one launch, and nothing that the host waits for."""
+        self._counter[f"{caller()} {name}"] += 1
+        self._within_launch = True
+        try:
+            yield
+        finally:
+            self._within_launch = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -145,8 +165,17 @@ class Simulation(TorchDispatchMode):
         if to is not None and lands:
             kwargs["device"] = torch.device("cpu")
         self._refuse(func, args, kwargs, tensors, there)
-        self._count(func, args, kwargs, there, lands)
-        found = func(*_mapped(_inner, args), **{name: _mapped(_inner, value) for name, value in kwargs.items()})
+        before = self.waits.total() + self.uploads.total()
+        if not self._within_launch:
+            self._count(func, args, kwargs, there, lands)
+        call = partial(func, *_mapped(_inner, args), **{name: _mapped(_inner, value) for name, value in kwargs.items()})
+        if self.capturing is not None:
+            if self.waits.total() + self.uploads.total() > before:
+                raise RuntimeError(f"{func}: not permitted while a graph is captured")
+            self.capturing.keep(func, args, kwargs)
+        found = call()
+        if self.capturing is not None:
+            self.capturing.add(func, call, found)
         if torch.Tag.inplace_view in func.tags and there:
             with no_dispatch():  # squeeze_() and the like change what the wrapper says of itself, too
                 func(*args, **kwargs)
@@ -175,8 +204,9 @@ class Simulation(TorchDispatchMode):
             weighed = name == "bincount" and (args[1] if len(args) > 1 else kwargs.get("weights")) is not None
             if not weighed:
                 return
-        one_row = name in SCANS and first.ndim and first.numel() == first.shape[args[1]] and first.numel() > 1
-        one_row = one_row or (name == "multinomial" and first.numel() == first.shape[-1] and args[1] > 1)
+        one_row = first.ndim and first.numel() == first.shape[args[1] if name == "logcumsumexp" else -1]
+        one_row = one_row and (name == "logcumsumexp" or (name == "multinomial" and args[1] > 1)) and first.numel() > 1
+        one_row = one_row or name in SCANS
         if name in SUMS_IN_ANY_ORDER and _distinct(args[2].held, args[1]):
             return
         if name in SUMS_IN_ANY_ORDER or name == "bincount" or one_row:
@@ -186,9 +216,14 @@ class Simulation(TorchDispatchMode):
 
     def _count(self, func: Any, args: Any, kwargs: Any, there: list[OnDevice], lands: bool) -> None:
         name = func.overloadpacket.__name__
-        if func in COPIES:
-            target = isinstance(args[0], OnDevice) if func is aten.copy_.default else lands
-            source = args[1] if func is aten.copy_.default else args[0]
+        copies = func in COPIES
+        target = isinstance(args[0], OnDevice) if func is aten.copy_.default else lands
+        source = args[1] if func is aten.copy_.default else args[0]
+        if copies and isinstance(source, OnDevice) != target and isinstance(source, Tensor):
+            self.crossings[caller()] = max(self.crossings[caller()], source.numel())
+        elif (there or lands) and _computes(func):
+            self._counter[f"{caller()} {name}"] += 1
+        if copies:
             if isinstance(source, OnDevice) and not target:
                 if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):
                     self.waits[f"{caller()} copy to the host"] += 1
@@ -202,6 +237,15 @@ class Simulation(TorchDispatchMode):
             self.waits[f"{caller()} {name}"] += 1
 
     @property
+    def _counter(self) -> Counter[str]:
+        return self.launches if self.capturing is None else self.captured
+
+    @property
+    def n_launches(self) -> int:
+        """How often the host launched something."""
+        return sum(self.launches.values())
+
+    @property
     def n_waits(self) -> int:
         """How often the host waited."""
         return sum(self.waits.values())
@@ -209,6 +253,76 @@ class Simulation(TorchDispatchMode):
     def table(self, most: int = 20) -> str:
         """The places that waited most often."""
         return "\n".join(f"{count:6}  {place}" for place, count in self.waits.most_common(most))
+
+
+def _computes(func: Any) -> bool:
+    """Whether an operation launches a kernel: views and empty tensors do not."""
+    aliased = (argument.alias_info for argument in func._schema.arguments)
+    view = any(alias is not None and not alias.is_write for alias in aliased)
+    view = view or torch.Tag.inplace_view in func.tags
+    return not view and not func.overloadpacket.__name__.startswith(NOTHING)
+
+
+class Graph:
+    """A CUDA graph: the operations of a capture, which leaves all memory as it was, done again at each replay."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Any, Callable[[], Any], Any]] = []
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._made: set[int] = set()
+
+    def capture_begin(self, **_: Any) -> None:
+        self._simulation().capturing = self
+
+    def capture_end(self) -> None:
+        self._simulation().capturing = None
+        with no_dispatch():
+            for storage, was in self._saved.values():
+                storage.copy_(was)
+
+    def replay(self) -> None:
+        self._simulation().launches[f"{caller()} graph"] += 1
+        with no_dispatch():
+            for func, call, found in self._calls:
+                again = call()
+                for old, new in zip(_leaves([found]), _leaves([again]), strict=True):
+                    if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr() and _computes(func):
+                        old.copy_(new.reshape(old.shape))
+
+    def keep(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note what an operation is about to write over, but memory of the capture's own."""
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given:
+                for tensor in map(_inner, _leaves([given[argument.name]])):
+                    key = tensor.untyped_storage().data_ptr()
+                    if key not in self._made and key not in self._saved:
+                        with no_dispatch():
+                            whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+                            self._saved[key] = whole, whole.clone()
+
+    def add(self, func: Any, call: Callable[[], Any], found: Any) -> None:
+        """An operation that was done, and its results."""
+        if torch.Tag.inplace_view not in func.tags:  # whose tensor has its shape now
+            self._calls.append((func, call, found))
+        if _computes(func) or func.overloadpacket.__name__.startswith(("empty", "new_empty")):
+            for tensor in _leaves([found]):
+                if isinstance(tensor, Tensor):
+                    key = tensor.untyped_storage().data_ptr()
+                    if key not in self._saved:
+                        self._made.add(key)
+
+    @staticmethod
+    def _simulation() -> Simulation:
+        return next(mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Simulation))
+
+
+class _Stream:
+    def __init__(self, device: object = None) -> None:
+        pass
+
+    def wait_stream(self, other: object) -> None:
+        pass
 
 
 class _Translated(TorchFunctionMode):
@@ -257,6 +371,9 @@ def caller() -> str:
 
 
 class _Event:
+    def __init__(self, **_: object) -> None:
+        pass
+
     def record(self, stream: object = None) -> None:
         pass
 
@@ -274,11 +391,16 @@ def simulated_gpu() -> Iterator[Simulation]:
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=132, total_memory=2**37),
         "mem_get_info": lambda device=None: (2**36, 2**37),
+        "memory_reserved": lambda device=None: 0,
+        "memory_allocated": lambda device=None: 0,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "device": lambda device: nullcontext(),
         "Event": _Event,
-        "current_stream": lambda device=None: None,
+        "Stream": _Stream,
+        "current_stream": _Stream,
+        "stream": lambda stream: nullcontext(),
+        "CUDAGraph": Graph,
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, stand_in in cuda.items():

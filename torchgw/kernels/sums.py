@@ -5,18 +5,20 @@ end, and floating sums depend on the order. Instead
 
     sum over {i : label_i = c} of x_i       entries sorted by label, stably, and each run added from its beginning to
                                             its end: what ``index_put_(accumulate=True)`` does on a GPU
-    sum over {i <= j} of x_i                two equal rows at once, as one block scans each row of several
+    sum over {i <= j} of x_i                products of runs of 256 entries with a triangle of ones, and the same of
+                                            their totals: torch refuses scans of numbers where it is asked for
+                                            deterministic algorithms, whatever the shape
+    log sum over {i <= j} of exp(x_i)       two equal rows at once, as one block scans each row of several
 
 CPUs add in the order of the entries, and keep the plain operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+RUN = 256
 MOST_ENTRIES = 2**30  # cuBLAS counts the entries of a vector in 31 bits
 
 
@@ -27,11 +29,31 @@ def add_by_label(total: Tensor, label: Tensor, values: Tensor) -> Tensor:
     return total.index_add_(0, label, values)
 
 
-def running(values: Tensor, dim: int, scan: Callable[[Tensor, int], Tensor] = torch.cumsum) -> Tensor:
-    """Cumulative sums along ``dim``; of exponentials, with ``torch.logcumsumexp`` as the ``scan``."""
+def running(values: Tensor, dim: int) -> Tensor:
+    """Cumulative sums along ``dim``."""
+    if not (values.is_cuda and values.is_floating_point()):
+        return values.cumsum(dim)
+    return _in_runs(values.movedim(dim, -1)).movedim(-1, dim)
+
+
+def _in_runs(values: Tensor) -> Tensor:
+    """Cumulative sums (..., n) of the last axis."""
+    n = values.shape[-1]
+    size = max(min(RUN, n), 1)
+    runs = torch.nn.functional.pad(values, (0, -n % size)).reshape(*values.shape[:-1], -(-n // size), size)
+    within = runs @ torch.ones(size, size, dtype=values.dtype, device=values.device).triu()
+    if runs.shape[-2] > 1:
+        totals = within[..., -1]
+        within = within + (_in_runs(totals) - totals)[..., None]
+    found: Tensor = within.flatten(-2)[..., :n]
+    return found
+
+
+def running_logs(values: Tensor, dim: int) -> Tensor:
+    """Logarithms of cumulative sums of exponentials along ``dim``."""
     if values.is_cuda and values.numel() == values.shape[dim]:
-        return scan(torch.stack((values, values)), dim if dim < 0 else dim + 1)[0]
-    return scan(values, dim)
+        return torch.logcumsumexp(torch.stack((values, values)), dim if dim < 0 else dim + 1)[0]
+    return torch.logcumsumexp(values, dim)
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:

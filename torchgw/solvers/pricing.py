@@ -121,7 +121,9 @@ class PricedCost:
         sample = cost.taken(index, slice(None)).rows(slice(None)).sub_(dual)
         sample = sample.sub_(sample.amin(1, keepdim=True)).flatten()
         count = len(index) * FEW * (len(row_dual) + k) // len(row_dual)
-        limit, found = float(sample.kthvalue(min(count + 1, len(sample))).values), []
+        place = min(count, len(sample) - 1)  # GPUs have no deterministic selection
+        least = sample.sort().values[place] if sample.is_cuda else sample.kthvalue(place + 1).values
+        limit, found = float(least), []
         for rows, kept, costs in self._blocks(row_dual, dual, limit, True):
             found.append(self._positions(rows, kept, costs.sub_(costs.amin(1, keepdim=True)), limit))
         return np.sort(np.concatenate(found))

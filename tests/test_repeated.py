@@ -1,0 +1,81 @@
+"""Steps that are taken again and again: as they are, and from a graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.simulated_device import simulated_gpu
+from torchgw.runtime import repeated
+from torchgw.runtime.repeated import Repeated
+
+State = tuple[Tensor, Tensor]
+
+
+def step_on(kernel: Tensor) -> repeated.Step:
+    def step(weight: float, u: Tensor, v: Tensor) -> tuple[State, Tensor]:
+        for _ in range(3):
+            v = (1 / (u @ kernel)) ** weight
+            u = 1 / (kernel @ v)
+        return (u, v), torch.stack((u.sum(), v.sum()))
+
+    return step
+
+
+def course(kernel: Tensor, weights: list[float]) -> list[Tensor]:
+    """Everything that is seen on the way, and the states before and after each step."""
+    taken, found = Repeated(step_on(kernel)), []
+    state: State = kernel.new_ones(kernel.shape[0]), kernel.new_ones(kernel.shape[1])
+    for weight in weights:
+        before = [each.clone() for each in state]
+        done = taken(weight, *state)
+        assert all(torch.equal(one, other) for one, other in zip(done.before, before, strict=True))
+        found += [each.cpu() for each in (*done.after, done.seen)]
+        state = done.after
+    return found
+
+
+WEIGHTS = [0.9, 0.9, 0.9, 0.7, 0.7, 0.9, 0.7, 0.7]
+
+
+def test_replays_do_what_the_step_does() -> None:
+    kernel = torch.rand(5, 6, dtype=torch.float64) + 0.1
+    with simulated_gpu() as simulation:
+        found = course(kernel.cuda(), WEIGHTS)
+    for one, other in zip(found, course(kernel, WEIGHTS), strict=True):
+        assert torch.equal(one, other)
+    assert sum(count for place, count in simulation.launches.items() if place.endswith("graph")) == len(WEIGHTS) - 2
+
+
+def test_a_state_that_was_before_stays_while_the_next_step_is_on_its_way() -> None:
+    with simulated_gpu():
+        kernel = torch.rand(5, 6).cuda() + 0.1
+        taken = Repeated(step_on(kernel))
+        state = taken(0.9, torch.ones(5).cuda(), torch.ones(6).cuda()).after
+        state = taken(0.9, *state).after
+        kept = [each.clone() for each in state]
+        ahead = taken(0.9, *state)
+        assert all(torch.equal(one, other) for one, other in zip(ahead.before, kept, strict=True))
+        again = taken(0.5, *ahead.before).before
+        assert all(torch.equal(one, other) for one, other in zip(again, kept, strict=True))
+
+
+def test_a_step_that_the_host_waits_for_is_refused() -> None:
+    def waits(_: object, x: Tensor) -> tuple[tuple[Tensor], Tensor]:
+        return (x / float(x.sum()),), x
+
+    with simulated_gpu():
+        taken, x = Repeated(waits), torch.ones(3).cuda()
+        taken(None, x)
+        with pytest.raises(RuntimeError, match="not permitted while a graph is captured"):
+            taken(None, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [True, False])
+def test_graphs_of_the_gpu_do_what_the_step_does(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "GRAPHS", graphs)
+    kernel = torch.rand(500, 600, dtype=torch.float64) + 0.1
+    for one, other in zip(course(kernel.cuda(), WEIGHTS), course(kernel, WEIGHTS), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=0)
