@@ -6,16 +6,19 @@ Triton kernels in the interpreter, the GPU suite on everything.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, wide
+from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, transport_oracle, wide
 from torchgw.couplings.potential import largest, plan_product, sampled
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.kernels.principal_directions import Directions
+from torchgw.kernels.small_transport import SmallTransport
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
@@ -66,6 +69,58 @@ def dense_layouts(kernel: Kernel, device: str, axis: int) -> None:
         moved.copy_(score)
         (strided_bias,) = strided(bias, device=device)
         close(kernel.on(moved).softmin(strided_bias, axis), softmin_oracle(*wide(score, bias), axis), torch.float64)
+
+
+def small_transport(
+    solve: SmallTransport, device: str, batch: int, n: int, k: int, dtype: torch.dtype, holes: bool, n_iter: int = 9
+) -> None:
+    """Random problems of one size, each with its own score and potentials; two with the same potentials."""
+    gen = torch.Generator().manual_seed(n * 31 + k)
+    score = (torch.randn(batch, n, k, generator=gen, dtype=torch.float64) * 8).to(dtype)
+    log_p, log_q = log_masses(n, dtype, n, holes), log_masses(k, dtype, k + 1, holes)
+    f, g = (torch.randn(batch, size, generator=gen, dtype=torch.float64).mul(5).to(dtype) for size in (n, k))
+    f[:, torch.isneginf(log_p)] = -torch.inf
+    for start in (f, f[:1].expand(batch, n)):
+        given = [side.to(device) for side in (score, log_p, log_q)]
+        found = solve(*given, start.to(device), g.to(device), n_iter)
+        for at in range(batch):
+            expected = transport_oracle(*wide(score[at], log_p, log_q, start[at]), n_iter)
+            for one, other in zip(found, expected, strict=True):
+                close(one[at], other, dtype, factor=10.0)
+        assert torch.equal(given[0].cpu(), score)
+
+
+def rescaled(kernel: Kernel, device: str, n: int, dtype: torch.dtype, weight: float) -> None:
+    """Random masses, sums and scalings, some of the sums too small to divide by."""
+    gen = torch.Generator().manual_seed(n)
+    mass, sums, old = (torch.rand(n, generator=gen, dtype=torch.float64).add(0.1).to(dtype) for _ in range(3))
+    sums[::7] = 0.0
+    mass[::7] = torch.finfo(dtype).tiny
+    found = kernel.rescaled(*(side.to(device) for side in (mass, sums, old)), weight)
+    m, s, u = wide(mass, sums.clamp_min(torch.finfo(dtype).tiny), old)
+    close(found, u * (m / s / u) ** weight, dtype, factor=10.0)
+
+
+def principal_directions(find: Directions, device: str, n: int, d: int, dtype: torch.dtype) -> None:
+    """Cells of odd sizes, of one point and of equal points; against a float64 oracle, and unit vectors."""
+    gen = torch.Generator().manual_seed(n * 31 + d)
+    features = torch.randn(n, d, generator=gen, dtype=torch.float64) * torch.linspace(3, 0.1, d, dtype=torch.float64)
+    features[: n // 4] = features[0]
+    order = torch.randperm(n, generator=gen)
+    order = order[torch.argsort((order >= n // 4).to(torch.int64), stable=True)]  # equal points in the first cells
+    ends = torch.unique(torch.cat((torch.randint(0, n, (9,), generator=gen), torch.tensor([0, 1, n // 4, n]))))
+    found = find(features.to(dtype).to(device), order.to(device), ends.to(device))
+    points = features.to(dtype).double().numpy()[order]
+    for at, (first, last) in enumerate(itertools.pairwise(ends.tolist())):
+        steps = ((np.arange(32) + 0.5) / 32 * (last - first)).astype(int)
+        sample = points[first + steps] - points[first + steps].mean(0)
+        u = sample[-1] - sample[0]
+        for _ in range(3):
+            u = sample.T @ (sample @ u)
+            u = u / max(float(np.linalg.norm(u)), 1e-30)
+        if np.abs(sample).max() > 1e-6:  # what is rounding has no direction
+            close(found[at], u, dtype, factor=10.0)
+        assert float(found[at].norm()) < 1.001
 
 
 def sweeps(kernel: Kernel, operands: tuple[Tensor, ...], score: np.ndarray, dtype: torch.dtype, device: str) -> None:

@@ -32,6 +32,16 @@ def sweep_oracle(
     return new, softmin_oracle(score, new, 0)
 
 
+def transport_oracle(
+    score: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, f: np.ndarray, n_iter: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The plan and the potentials after Sinkhorn iterations in the log domain, in float64."""
+    for _ in range(n_iter):
+        g = np.where(np.isneginf(log_q), -np.inf, log_q - softmin_oracle(score, f, 0))
+        f = np.where(np.isneginf(log_p), -np.inf, log_p - softmin_oracle(score, g, 1))
+    return np.exp2(score + f[:, None] + g), f, g
+
+
 def factors(n: int, k: int, rank: int, dtype: torch.dtype, seed: int, reach: float = REACH) -> tuple[Tensor, Tensor]:
     """A (n, rank), B (k, rank) whose product has entries between -reach and reach; the largest reaches it."""
     gen = torch.Generator().manual_seed(seed)

@@ -11,7 +11,7 @@ import torch
 from tests import kernel_cases as cases
 from tests.kernels import RANKS, SIZES, factors, wide
 from tests.problems import daily, in_turn
-from torchgw.kernels import blocks, compiler, softmin_dense, softmin_stream
+from torchgw.kernels import blocks, compiler, principal_directions, small_transport, softmin_dense, softmin_stream
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.options import SinkhornOptions
@@ -21,6 +21,7 @@ from torchgw.sinkhorn.sides import Side
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64)
 DENSE, STREAM = softmin_dense.reference.KERNEL, softmin_stream.reference.KERNEL
+SMALL = ((1, 1), (2, 63), (17, 5), (60, 60), (65, 64), (64, 100))
 EVERY_SIZE = [*((n, 65) for n in SIZES), *((64, k) for k in SIZES), (1000, 1000)]
 
 
@@ -49,6 +50,33 @@ def test_eager_kernels_merge_many_blocks(axis: int, poison: None, monkeypatch: p
 @pytest.mark.parametrize("axis", [0, 1])
 def test_eager_dense_softmin_reads_any_layout(axis: int) -> None:
     cases.dense_layouts(DENSE, "cpu", axis)
+
+
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), SMALL)
+def test_eager_small_transport(n: int, k: int, dtype: torch.dtype, holes: bool, poison: None) -> None:
+    cases.small_transport(small_transport.reference.solve, "cpu", 3, n, k, dtype, holes)
+
+
+@pytest.mark.parametrize("weight", [1.0, 1.8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_eager_scalings(dtype: torch.dtype, weight: float) -> None:
+    cases.rescaled(DENSE, "cpu", 65, dtype, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "d"), [(8, 1), (100, 3), (500, 60), (333, 130)])
+def test_eager_principal_directions(n: int, d: int, dtype: torch.dtype, poison: None) -> None:
+    cases.principal_directions(principal_directions.reference.directions, "cpu", n, d, dtype)
+
+
+def test_problems_too_large_for_a_program_and_a_compiler_are_solved_eagerly() -> None:
+    for backend, shape in (("triton", (60, 300)), ("compile", (60, 60)), ("eager", (60, 60))):
+        assert small_transport.choose(backend, Workload(CPU, torch.float32, shape)).name == "eager"
+    reason = small_transport.triton.unable(Workload(CPU, torch.float64, (64, 100)))
+    assert reason is not None
+    assert "64 x 100 does not fit the registers" in reason
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -202,6 +230,25 @@ class TestOnTheGPU:
             cases.stream_softmin(stream, "cuda", 65, 130, rank, dtype, axis, holes=rank % 2 == 0)
         cases.dense_layouts(dense, "cuda", axis)
         cases.stream_layouts(stream, "cuda")
+
+    @pytest.mark.parametrize("holes", [False, True])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_small_transport(self, backend: str, dtype: torch.dtype, holes: bool) -> None:
+        for n, k in SMALL:
+            workload = Workload(torch.device("cuda"), dtype, (n, k))
+            cases.small_transport(small_transport.choose(backend, workload).function, "cuda", 3, n, k, dtype, holes)
+
+    @pytest.mark.parametrize("weight", [1.0, 1.8])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_scalings(self, backend: str, dtype: torch.dtype, weight: float) -> None:
+        for n in (1, 65, 1000):
+            cases.rescaled(self.kernels(backend, dtype)[0], "cuda", n, dtype, weight)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_principal_directions(self, backend: str, dtype: torch.dtype) -> None:
+        for n, d in ((8, 1), (100, 3), (500, 60), (333, 130)):
+            workload = Workload(torch.device("cuda"), dtype, (n, 9), d)
+            cases.principal_directions(principal_directions.choose(backend, workload).function, "cuda", n, d, dtype)
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_sweeps_and_plans(self, backend: str, dtype: torch.dtype) -> None:

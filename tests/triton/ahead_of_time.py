@@ -13,6 +13,8 @@ import torch
 
 from tests.triton.targets import MATRIX_INSTRUCTION, SHARED_LIMIT, TARGETS, compiled_for, resources
 from torchgw.kernels import gpu
+from torchgw.kernels.principal_directions import triton as principal
+from torchgw.kernels.small_transport import triton as small
 from torchgw.kernels.softmin_dense import triton as dense
 from torchgw.kernels.softmin_stream import triton as stream
 from torchgw.kernels.softmin_stream import triton_kernels as stream_kernels
@@ -60,6 +62,29 @@ def tile_launches(dtype: torch.dtype, dot: str, rank: int, size: int, width: int
     yield f"tiled read {name} of {width}", matrix, lambda: kernel.read(A, B, tiles, f, g, V, W, True)
 
 
+def small_launches(dtype: torch.dtype, n: int, k: int) -> Iterator[Case]:
+    """The same for the kernel on batches of small problems."""
+    score, f, g = torch.zeros(3, n, k, dtype=dtype), torch.zeros(3, n, dtype=dtype), torch.zeros(3, k, dtype=dtype)
+    yield f"small transport {n} x {k} {dtype}", False, lambda: small.build()(score, f[0], g[0], f, g, 8)
+
+
+def direction_launches(dtype: torch.dtype, d: int) -> Iterator[Case]:
+    """The same for the kernel on cells with d features."""
+    features, order, ends = torch.zeros(100, d, dtype=dtype), torch.arange(100), torch.tensor([0, 40, 100])
+    yield f"principal directions of {d} {dtype}", False, lambda: principal.build()(features, order, ends)
+
+
+def rescale_launches(dtype: torch.dtype) -> Iterator[Case]:
+    """The same for what scales."""
+    mass = torch.ones(100, dtype=dtype)
+    for weight in (1.0, 1.8):
+        yield (
+            f"rescale {dtype} by {weight}",
+            False,
+            lambda weight=weight: dense.build().rescaled(mass, mass, mass, weight),
+        )
+
+
 def usual(target: str) -> Iterator[Case]:
     """Every kernel once or twice, in the sizes and arithmetic that matter most."""
     yield from dense_launches(F32, 64, 6001)
@@ -68,6 +93,11 @@ def usual(target: str) -> Iterator[Case]:
     yield from stream_launches(F32, "ieee" if target == "gfx942" else "tf32x3", 50, target)
     for dtype, dot in ((F32, "ieee"), (BF16, ""), (F64, "")):
         yield from list(stream_launches(dtype, dot, 64, target))[:1]
+    for n, k in ((60, 60), (128, 40)):
+        yield from small_launches(F32, n, k)
+    yield from small_launches(F64, 60, 60)
+    yield from direction_launches(F32, 200)
+    yield from rescale_launches(F32)
     yield from tile_launches(F32, "ieee" if target == "gfx942" else "tf32x3", 50, TILE, 51, target)
     yield from list(tile_launches(F64, "", 50, TILE, 51, target))[1:]
 
@@ -75,6 +105,9 @@ def usual(target: str) -> Iterator[Case]:
 def fewest(target: str) -> Iterator[Case]:
     """A kernel of each family, with a matrix unit where there is one."""
     yield from list(dense_launches(F32, 64, 6001))[2:3]
+    yield from small_launches(F32, 60, 60)
+    yield from direction_launches(F32, 60)
+    yield from rescale_launches(F64)
     yield from list(stream_launches(F32, "tf32x3", 50, target))[:1]
     yield from list(tile_launches(F32, "tf32x3", 50, TILE, 51, target))[:1]
 
@@ -84,6 +117,11 @@ def all_of_them(target: str) -> Iterator[Case]:
     for dtype in (F32, F64):
         for n, k in ((64, 6001), (48, 12001 if dtype == F32 else 8000), (65, 128)):
             yield from dense_launches(dtype, n, k)
+        for n, k in ((5, 20), (17, 120), (60, 60), (64, 64)):
+            yield from small_launches(dtype, n, k)
+        yield from rescale_launches(dtype)
+        for d in (1, 60, 256):
+            yield from direction_launches(dtype, d)
     for dtype, dot in ((F32, "ieee"), (F32, "tf32x3"), (F32, "tf32"), (BF16, ""), (F64, "")):
         for rank in (16, 50, 130):
             yield from stream_launches(dtype, dot, rank, target)

@@ -22,7 +22,7 @@ from tests.kernels import RANKS, factors, wide
 from tests.problems import daily, in_turn
 from torchgw import GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
+from torchgw.kernels import principal_directions, small_transport, softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.tiles import all_tiles
 from torchgw.solvers import inner
@@ -91,6 +91,27 @@ def test_stream_softmin_of_any_rank(rank: int, dtype: torch.dtype, axis: int) ->
 @pytest.mark.parametrize(("n", "k"), [*SMALL, (500, 63), (2, 1000)])
 def test_stream_softmin_of_any_size(n: int, k: int, dtype: torch.dtype) -> None:
     cases.stream_softmin(STREAM, "cpu", n, k, 7, dtype, 1, holes=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 33), (17, 5), (60, 60), (65, 20)])
+def test_small_transport(n: int, k: int, dtype: torch.dtype) -> None:
+    solve = small_transport.choose("triton", Workload(CPU, dtype, (n, k))).function
+    cases.small_transport(solve, "cpu", 2, n, k, dtype, holes=n != 60)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "d"), [(8, 1), (100, 3), (333, 60)])
+def test_principal_directions(n: int, d: int, dtype: torch.dtype) -> None:
+    find = principal_directions.choose("triton", Workload(CPU, dtype, (n, 9), d)).function
+    cases.principal_directions(find, "cpu", n, d, dtype)
+
+
+@pytest.mark.parametrize("weight", [1.0, 1.8])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 63, 300])
+def test_scalings(n: int, dtype: torch.dtype, weight: float) -> None:
+    cases.rescaled(DENSE, "cpu", n, dtype, weight)
 
 
 def test_stream_layouts() -> None:

@@ -12,6 +12,8 @@ A sweep needs each entry of the score once, because the exponentials of the row 
 row, the plan whose columns the second softmin sums. Marginal errors need no kernel of their own: the row sums of the
 plan are 2^(f + softmin(g, 1)) and its column sums 2^(g + softmin(f, 0)), which a sweep returns.
 
+    rescaled(mass, sums, old, weight)   old (mass / sums / old)^weight, of a plan that is scaled
+
 In a sweep, factors and sums are kept within what float32 holds, so a potential that is more than 120 bits off moves by
 about that much at a time. Under hard marginals every column ends with its mass, so where the iteration ends is
 unchanged; under relaxed ones a column may end with less than 2^-120, so those take two softmins. g may be -inf only
@@ -42,23 +44,36 @@ Absorb = Callable[..., Tensor]
 Operands = tuple[Any, ...]
 
 
+def rescaled(mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
+    """The scaling (..., N) that brings sums, of a plan without it, to the masses, over-relaxed for weights above 1."""
+    new = mass / sums.clamp_min(torch.finfo(sums.dtype).tiny)
+    return new if weight == 1.0 else old * (new / old) ** weight
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One implementation of a family, or, with the operands in place, a `torchgw.types.Score`.
 
     softmin, sweep, absorb : see the head of this file; they take the operands of the score first, unless in place.
     prepare : brings the operands into the form that these take, once a score; None where they take any.
+    rescaled : see there; it takes no operands.
     """
 
     softmin: Softmin
     sweep: Sweep
     absorb: Absorb
     prepare: Callable[..., Operands] | None = None
+    rescaled: Callable[[Tensor, Tensor, Tensor, float], Tensor] = rescaled
 
     def on(self, *operands: Tensor) -> Score:
         """The score with these operands."""
         given = operands if self.prepare is None else self.prepare(*operands)
-        return Kernel(partial(self.softmin, *given), partial(self.sweep, *given), partial(self.absorb, *given))
+        softmin, sweep, absorb = (
+            partial(self.softmin, *given),
+            partial(self.sweep, *given),
+            partial(self.absorb, *given),
+        )
+        return Kernel(softmin, sweep, absorb, rescaled=self.rescaled)
 
 
 def half_step(log_mass: Tensor, softmin: Tensor, empty: Tensor | None = None) -> Tensor:

@@ -47,9 +47,11 @@ def loop_dtype(mixed_precision: bool) -> torch.dtype:
     return torch.float32 if mixed_precision else torch.float64
 
 
-def reach(A: Tensor, B: Tensor) -> float:
-    """The largest row norm of A (N, r) times that of B (K, r): no entry of A B^T is larger. Reads two numbers."""
-    return float(torch.linalg.vector_norm(A, dim=1).max() * torch.linalg.vector_norm(B, dim=1).max())
+def reach(A: Tensor, B: Tensor) -> Tensor:
+    """The largest row norm of A (N, r) times that of B (K, r), (): no entry of A B^T is larger."""
+    one, other = (torch.linalg.vector_norm(side, dim=1).max() for side in (A, B))
+    found: Tensor = one * other
+    return found
 
 
 def rounding_bound(largest: float, rank: int) -> float:

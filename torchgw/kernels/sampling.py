@@ -23,8 +23,14 @@ def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     one_row_there = weights.is_cuda and weights.numel() == weights.shape[-1] and count > 1  # scanned in any order
     if weights.shape[-1] <= MULTINOMIAL_LIMIT and not one_row_there:
         return torch.multinomial(weights, count, replacement=True, generator=generator)
-    cumulative = running(weights.to(torch.float64), -1)
     uniform = torch.rand(*weights.shape[:-1], count, generator=generator, dtype=torch.float64, device=weights.device)
+    return picked(weights, uniform)
+
+
+def picked(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The indices (..., m) that ``uniform`` numbers in [0, 1) stand for, in proportion to ``weights`` (..., n) >= 0 of
+    which some are positive."""
+    cumulative = running(weights.to(torch.float64), -1)
     found = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True)
     return found.clamp_max(weights.shape[-1] - 1)
 

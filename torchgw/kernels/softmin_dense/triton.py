@@ -12,7 +12,6 @@ from torchgw.kernels import gpu
 from torchgw.kernels.blocks import logarithms
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, in_two_reads
-from torchgw.kernels.softmin_dense import reference
 
 # Widest row that one program keeps in registers, by bytes of an element: measured by compiling, without spills.
 WIDEST = {4: 16384, 8: 8192}
@@ -21,6 +20,7 @@ WARPS_PER_PROCESSOR = 32
 PROGRAMS_PER_PROCESSOR = 8
 ABSORB_ROWS = {4: 8, 8: 4}
 ABSORB_COLUMNS = 256
+RESCALED = 256
 
 
 def softmin_blocks(n_kept: int, n_summed: int, contiguous_kept: bool, processors: int) -> tuple[int, int, int]:
@@ -98,9 +98,18 @@ def build() -> Kernel:
             )  # fmt: skip
         return out
 
-    return Kernel(softmin, sweep, absorb)
+    def rescaled(mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
+        out = torch.empty_like(sums)
+        with gpu.active(sums):
+            kernels.rescale_kernel[(gpu.divided(len(sums), RESCALED),)](
+                mass, sums, old, out, len(sums), weight,
+                OVER=weight != 1.0, TINY=torch.finfo(sums.dtype).tiny, SIZE=RESCALED,
+            )  # fmt: skip
+        return out
+
+    return Kernel(softmin, sweep, absorb, rescaled=rescaled)
 
 
 def sum_of_parts(parts: Tensor) -> Tensor:
     """log2 of the sum of 2^parts over the splits of a list, (N,) of (splits, N)."""
-    return parts[0] if len(parts) == 1 else reference.softmin(parts, parts.new_zeros(len(parts)), 0)
+    return parts[0] if len(parts) == 1 else build().softmin(parts, parts.new_zeros(len(parts)), 0)

@@ -103,3 +103,18 @@ def absorb_kernel(
         S + row[:, None].to(tl.int64) * stride_n + column[None, :].to(tl.int64) * stride_k, mask=inside, other=0.0
     )
     store_plan(score, f, g, out, row, column, n, k, out_n, out_k)
+
+
+@triton.jit(do_not_specialize=["n"])
+def rescale_kernel(
+    mass, sums, old, out, n, weight: "fp64", OVER: tl.constexpr, TINY: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """out = old (mass / sums / old)^weight; with OVER false mass / sums."""
+    place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = place < n
+    reached = tl.load(sums + place, mask=inside, other=1.0)
+    new = tl.load(mass + place, mask=inside, other=1.0) / tl.maximum(reached, TINY)
+    if OVER:
+        before = tl.load(old + place, mask=inside, other=1.0)
+        new = before * tl.exp2(tl.full((), weight, new.dtype) * tl.log2(new / before))
+    tl.store(out + place, new, mask=inside)

@@ -1,0 +1,161 @@
+"""The Triton kernels on a simulated device: each is one launch, and computes what its reference does.
+
+`triton_stands_in` puts these in the place of the compiled kernels, so that what the host does around them, allocating,
+padding, merging parts, is what it does on a GPU and is counted with them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.simulated_device import Simulation
+from torchgw.kernels.kernel import rescaled
+from torchgw.kernels.principal_directions import reference as directions
+from torchgw.kernels.small_transport import reference as small
+from torchgw.kernels.softmin_dense import reference as dense
+from torchgw.kernels.softmin_stream import reference as stream
+from torchgw.kernels.softmin_tiles import reference as tiled
+from torchgw.kernels.tiles import Tiles
+
+Grid = tuple[int, ...]
+
+
+def dense_softmin(
+    grid: Grid, S: Tensor, bias: Tensor, out: Tensor, n: int, k: int, by_row: int, by_column: int, part: int, **_: Any
+) -> None:
+    score = S if (S.stride(0), S.stride(1)) == (by_row, by_column) else S.T
+    for split in range(grid[1]):
+        here = slice(split * part, min((split + 1) * part, k))
+        out[split] = dense.softmin(score[:, here].contiguous(), bias[here], 1)
+
+
+def dense_sweep(
+    grid: Grid, S: Tensor, g: Tensor, log_p: Tensor, f: Tensor, new_f: Tensor, sums: Tensor, *given: Any, **_: Any
+) -> None:
+    found, softmin = dense.sweep(S, g, log_p, f, given[-1])
+    new_f.copy_(found)
+    sums.zero_()
+    sums[0] = (softmin + g).exp2()
+
+
+def dense_absorb(grid: Grid, S: Tensor, f: Tensor, g: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
+    dense.absorb(S, f, g, out)
+
+
+def dense_rescale(
+    grid: Grid, mass: Tensor, sums: Tensor, old: Tensor, out: Tensor, n: int, weight: float, **_: Any
+) -> None:
+    out.copy_(rescaled(mass, sums, old, weight))
+
+
+def stream_softmin(
+    grid: Grid, A: Tensor, B: Tensor, bias: Tensor, out: Tensor, n: int, k: int, width: int, part: int, **_: Any
+) -> None:
+    for split in range(grid[1]):
+        here = slice(split * part, min((split + 1) * part, k))
+        out[split] = stream.softmin(A, B[here], bias[here], 1)
+
+
+def stream_absorb(grid: Grid, A: Tensor, B: Tensor, f: Tensor, g: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
+    stream.absorb(A, B, f, g, out)
+
+
+def tiled_softmin(
+    grid: Grid, A: Tensor, B: Tensor, bias: Tensor, first: Tensor, column: Tensor, out: Tensor, *_: Any, **more: Any
+) -> None:
+    out.fill_(-torch.inf)
+    out[0] = tiled.softmin(A, B, Tiles(more["SIZE"], len(A), len(B), first, column), bias, 1)
+
+
+def tiled_read(
+    grid: Grid,
+    A: Tensor,
+    B: Tensor,
+    f: Tensor,
+    g: Tensor,
+    V: Tensor,
+    first: Tensor,
+    column: Tensor,
+    out: Tensor,
+    largest: Tensor,
+    at: Tensor,
+    *_: Any,
+    **more: Any,
+) -> None:
+    tiles = Tiles(more["SIZE"], len(A), len(B), first, column)
+    found = tiled.read(A, B, tiles, f, g, V, f.new_zeros(len(A), 0), more["LARGEST"])
+    for held, new in ((out, found.TV), (largest, found.largest), (at, found.argmax)):
+        held.zero_()
+        held[0] = new
+
+
+def principal(grid: Grid, features: Tensor, order: Tensor, ends: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
+    out.copy_(directions.directions(features, order, ends))
+
+
+def small_solve(
+    grid: Grid, S: Tensor, log_p: Tensor, log_q: Tensor, f: Tensor, plan: Tensor, new_f: Tensor, new_g: Tensor,
+    *given: Any, **_: Any,
+) -> None:  # fmt: skip
+    found = small.solve(S, log_p, log_q, f, new_g, given[-1])
+    for held, new in zip((plan, new_f, new_g), found, strict=True):
+        held.copy_(new)
+
+
+KERNELS: dict[str, dict[str, Callable[..., None]]] = {
+    "softmin_dense": {
+        "softmin_kernel": dense_softmin,
+        "sweep_kernel": dense_sweep,
+        "absorb_kernel": dense_absorb,
+        "rescale_kernel": dense_rescale,
+    },
+    "softmin_stream": {"softmin_kernel": stream_softmin, "absorb_kernel": stream_absorb},
+    "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read},
+    "principal_directions": {"directions_kernel": principal},
+    "small_transport": {"solve_kernel": small_solve},
+}
+
+
+class _Kernel:
+    """A kernel that is launched on a grid."""
+
+    def __init__(self, simulation: Simulation, name: str, body: Callable[..., None]) -> None:
+        self._simulation, self._name, self._body = simulation, name, body
+
+    def __getitem__(self, grid: Grid) -> Callable[..., None]:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: Grid, *given: Any, num_warps: int = 4, num_stages: int = 2, **constants: Any) -> None:
+        with self._simulation.one_launch(self._name):
+            self._body(grid, *given, **constants)
+
+
+@contextmanager
+def triton_stands_in(simulation: Simulation) -> Iterator[None]:
+    """Within it ``backend="triton"`` launches the kernels above."""
+    families = [importlib.import_module(f"torchgw.kernels.{name}.triton") for name in KERNELS]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, bodies in KERNELS.items():
+            made = SimpleNamespace(
+                **{kernel: _Kernel(simulation, f"{name} {kernel}", bodies[kernel]) for kernel in bodies}
+            )
+            package = f"torchgw.kernels.{name}"
+            patch.setitem(sys.modules, f"{package}.triton_kernels", made)
+            patch.setattr(sys.modules[package], "triton_kernels", made, raising=False)
+        for family in families:
+            family.build.cache_clear()
+        try:
+            yield
+        finally:
+            for family in families:
+                family.build.cache_clear()

@@ -1,0 +1,32 @@
+"""Batches of small balanced transport problems, each solved in one go: the dispatch chain of this family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from torch import Tensor
+
+from torchgw.kernels import gpu
+from torchgw.kernels.dispatch import Implementation, Selection, Workload, select
+from torchgw.kernels.small_transport import reference, triton
+
+NAME = "small_transport"
+
+SmallTransport: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+
+FAMILY: tuple[Implementation[SmallTransport], ...] = (
+    Implementation("triton", triton.unable, partial(gpu.unwise, NAME), lambda _: triton.build(), triton.blocks),
+    Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.solve),
+)
+
+
+def choose(backend: str, workload: Workload) -> Selection[SmallTransport]:
+    """The implementation that runs this workload; see `dispatch.select`.
+
+    The eager one serves where the compiler is asked for, of which this family has none, and where problems are too
+    large for the Triton kernel: their sizes are those of a search, which no user asked for.
+    """
+    other = backend == "compile" or (backend == "triton" and triton.unable(workload) is not None)
+    return select(FAMILY, "eager" if other else backend, workload)

@@ -1,0 +1,63 @@
+"""The Triton implementation of small problems: host side. The kernel is loaded on first use."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels import gpu
+from torchgw.kernels.dispatch import Workload
+
+# Largest tile that a program keeps in registers, by bytes of an element: measured by compiling, without spills.
+LARGEST = {4: 64 * 128, 8: 64 * 64}
+ELEMENTS = {4: 16, 8: 8}  # of it in a thread
+LEAST, LEAST_WARPS = 16, 4  # fewer warps spill
+
+
+def tile(n: int, k: int, size: int) -> tuple[int, int, int]:
+    """Rows and columns of a program's tile, and its warps."""
+    rows, columns = (max(gpu.power_of_two(side), LEAST) for side in (n, k))
+    lanes = 64 if gpu.amd() else 32
+    return rows, columns, min(max(rows * columns // (ELEMENTS[size] * lanes), LEAST_WARPS), 512 // lanes)
+
+
+def unable(workload: Workload) -> str | None:
+    """Why the kernel cannot run this workload."""
+    rows, columns, _ = tile(*workload.shape, 4)
+    size = 8 if workload.dtype == torch.float64 else 4
+    if rows * columns > LARGEST[size]:
+        return f"a problem of {workload.shape[0]} x {workload.shape[1]} does not fit the registers of a program"
+    return gpu.unable(workload)
+
+
+def blocks(workload: Workload) -> dict[str, int]:
+    """The block sizes that a workload gets."""
+    rows, columns, warps = tile(*workload.shape, 8 if workload.dtype == torch.float64 else 4)
+    return {"rows": rows, "columns": columns, "warps": warps}
+
+
+@cache
+def build() -> Any:
+    """`torchgw.kernels.small_transport.reference.solve` in one launch; loads triton."""
+    from torchgw.kernels.small_transport import triton_kernels
+
+    kernels: Any = triton_kernels
+
+    def solve(
+        score: Tensor, log_p: Tensor, log_q: Tensor, f: Tensor, g: Tensor, n_iter: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        (batch, n, k), score = score.shape, score.contiguous()
+        f = f.expand(batch, n)
+        plan, new_f, new_g = torch.empty_like(score), score.new_empty(batch, n), score.new_empty(batch, k)
+        rows, columns, warps = tile(n, k, score.element_size())
+        with gpu.active(score):
+            kernels.solve_kernel[(batch,)](
+                score, log_p.contiguous(), log_q.contiguous(), f, plan, new_f, new_g, n, k, f.stride(0), f.stride(1),
+                n_iter, TINY=torch.finfo(score.dtype).tiny, ROWS=rows, COLUMNS=columns, num_warps=warps,
+            )  # fmt: skip
+        return plan, new_f, new_g
+
+    return solve

@@ -1,0 +1,48 @@
+"""A Triton kernel for small transport problems, each in the registers of one program."""
+
+import triton
+import triton.language as tl
+
+FLOOR = tl.constexpr(-1e30)
+LOWEST_EXPONENT = tl.constexpr(-120.0)
+LEAST_ENTRY = tl.constexpr(2.0**-100)
+
+
+@triton.jit
+def half_step(exponent, log_mass, axis: tl.constexpr):
+    """log_mass - log2 sum 2^exponent over an axis; -inf where there is no mass."""
+    highest = tl.maximum(tl.max(exponent, axis), FLOOR)
+    total = tl.sum(tl.exp2(exponent - tl.expand_dims(highest, axis)), axis)
+    return tl.where(log_mass == float("-inf"), log_mass, log_mass - (highest + tl.log2(total)))
+
+
+@triton.jit(do_not_specialize=["n", "k", "n_iter"])
+def solve_kernel(
+    S, log_p, log_q, f, plan, new_f, new_g, n, k, stride_batch, stride_row, n_iter,
+    TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Problem pid of S (B, n, k): an iteration in the log domain from f, then scalings; see the reference."""
+    problem = tl.program_id(0).to(tl.int64)
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    there_n, there_k = row < n, column < k
+    inside = there_n[:, None] & there_k[None, :]
+    where = row[:, None] * k + column[None, :]
+    score = tl.load(S + problem * n * k + where, mask=inside, other=float("-inf"))
+    a = tl.load(log_p + row, mask=there_n, other=float("-inf"))
+    b = tl.load(log_q + column, mask=there_k, other=float("-inf"))
+    left = tl.load(f + problem * stride_batch + row * stride_row, mask=there_n, other=float("-inf"))
+    right = half_step(score + left[:, None], b, 0)
+    left = half_step(score + right[None, :], a, 1)
+    kernel = tl.exp2(tl.maximum(score + left[:, None] + right[None, :], LOWEST_EXPONENT))
+    kernel = tl.where(inside, kernel, 0.0)
+    # Sums are kept above TINY, so that points without mass, of which nothing is left, are scaled by about one.
+    p = tl.where(a == float("-inf"), TINY, tl.exp2(a))
+    q = tl.where(b == float("-inf"), TINY, tl.exp2(b))
+    u, v = tl.full((ROWS,), 1.0, score.dtype), tl.full((COLUMNS,), 1.0, score.dtype)
+    for _ in range(n_iter - 1):
+        v = q / tl.maximum(tl.sum(kernel * u[:, None], 0), TINY)
+        u = p / tl.maximum(tl.sum(kernel * v[None, :], 1), TINY)
+    found = kernel * u[:, None] * v[None, :]
+    tl.store(plan + problem * n * k + where, tl.where(found > LEAST_ENTRY, found, 0.0), mask=inside)
+    tl.store(new_f + problem * n + row, left + tl.log2(u), mask=there_n)
+    tl.store(new_g + problem * k + column, right + tl.log2(v), mask=there_k)
