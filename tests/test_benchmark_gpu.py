@@ -12,6 +12,18 @@ from benchmarks.common import RESULTS, rehearsal, write
 from torchgw.kernels import dispatch
 
 ROWS = {
+    "machine": {"what": "copy", "device": "a GPU", "figure": 4.3, "unit": "TB/s"},
+    "jobs": {
+        "size": "400 x 500",
+        "strategy": "dense",
+        "s": 0.04,
+        "asked s": 0.05,
+        "launches": 1400,
+        "waits": 20,
+        "GPU GiB": 0.1,
+        "same bits": True,
+    },
+    "variants": {"size": "400 x 500", "backend": "triton", "graphs": False, "s": 0.1, "value": 0.0017},
     "dense": {"what": "100 iterations", "size": "5001 x 6001 float32", "ms": 5.6, "two-read floor / time": 0.91},
     "stream": {"what": "half-step", "size": "45000 x 45000", "ms": 2.0, "ps a pair": 0.98},
     "tiles": {"what": "read", "size": "45000 x 45000", "ms": 2.0, "kept": 0.2, "ps a pair": 1.5},
@@ -39,6 +51,9 @@ def test_the_short_table_has_a_line_for_every_figure():
     lines = gpu.summary({name: [row] for name, row in ROWS.items()})
     assert set(gpu.LINES) == set(gpu.GROUPS) == set(ROWS)
     assert [line["figure"] for line in lines] == [
+        "4.3 TB/s",
+        "0.04 s, 1400 launches, 20 waits, 0.10 GiB",
+        "0.1 s",
         "5.6 ms",
         "0.98 ps a pair",
         "1.50 ps a kept pair",
@@ -55,7 +70,7 @@ def stored() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (dispatch.MEASURED, *RESULTS.glob("*.json"))}
 
 
-@pytest.mark.parametrize("name", ["dense", "stream", "tiles"])
+@pytest.mark.parametrize("name", ["machine", "jobs", "variants", "dense", "stream", "tiles"])
 def test_a_group_comes_to_its_end_on_the_cpu_and_stores_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = stored()
     gpu.run([name], cpu_check=True)

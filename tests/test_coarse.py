@@ -196,9 +196,9 @@ def test_energies_of_a_batch_are_those_of_each_plan_and_equal_plans_are_one_basi
     for plan, energy in zip(plans, found, strict=True):
         assert float(energy) == pytest.approx(float((linearised_cost(DX, DY, plan) * plan).sum()), rel=1e-9)
     twice = torch.from_numpy(np.concatenate((plans, plans + 1e-4)))
-    groups = basins_of(twice, torch.arange(6.0), 3)
+    groups = basins_of(twice, torch.arange(6.0), 3).groups
     assert groups == [[0, 3], [1, 4], [2, 5]]
-    assert basins_of(twice, -torch.arange(6.0), 2) == [[5, 2], [4, 1]]
+    assert basins_of(twice, -torch.arange(6.0), 2).groups == [[5, 2], [4, 1]]
 
 
 def test_few_points_get_more_starts_but_not_as_many_as_landmarks_were_asked_for() -> None:

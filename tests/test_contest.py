@@ -216,7 +216,7 @@ def test_ends_of_other_energies_are_other_basins_though_their_matchings_agree(en
         Candidate(begin, match, energy, count, "full", True, ended=ended)
         for energy, count in ((0.1, 3), (0.1005, 2), (0.1032, 7))
     ]
-    passed = described(replace(found[0], count=4), found[0], reference, mass)
+    (passed,) = described([replace(found[0], count=4)], found[0], reference, mass)
     found[1] = replace(found[1], passed=(passed, replace(passed, energy=0.2, count=5)))
     basins = listed(asked, found, reference)
     assert [basin.count for basin in basins] == ([9, 7, 5] if ended else [21])

@@ -22,7 +22,7 @@ from torchgw.search import anneal
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import LandmarkDistances
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.quantisation import along_curve, few_landmarks
+from torchgw.spaces.quantisation import along_curves, few_landmarks
 from torchgw.strategies import ladder, within_memory
 from torchgw.types import Array, DistanceProvider
 
@@ -122,7 +122,7 @@ def test_potentials_that_are_no_numbers_are_refused(few: None, monkeypatch: pyte
 def test_clusters_planes_and_what_is_not_given_as_points_are_no_curves(few: None) -> None:
     def along(space: DistanceProvider) -> bool:
         mass = torch.full((space.size,), 1 / space.size, dtype=torch.float64)
-        return along_curve(few_landmarks(space, mass), mass)
+        return along_curves([(few_landmarks(space, mass), mass)])
 
     def geodesic(points: Array) -> DistanceProvider:
         return LandmarkDistances(neighbour_graph(points))

@@ -25,7 +25,7 @@ def test_the_bound_holds_and_is_not_idle(reach: float, rank: int) -> None:
     found = (A @ B.T).double().numpy()
     zero = np.zeros(300)
     bits = np.abs(softmin_oracle(found, zero, 1) - softmin_oracle(a @ b.T, zero, 1)).max()
-    bound = precision.rounding_bound(precision.reach(A, B), rank)
+    bound = precision.rounding_bound(float(precision.reach(A, B)), rank)
     assert np.expm1(bits * np.log(2)) <= bound
     assert np.log1p(bound) < 2000 * bits
 

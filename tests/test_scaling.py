@@ -12,7 +12,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import balance, scaling
+from torchgw.sinkhorn.scaling import Scaler, balance, scaling
 from torchgw.sinkhorn.sides import Side
 
 
@@ -38,12 +38,9 @@ def solve(
     log_p, log_q = (torch.from_numpy(m).log2().to(dtype) for m in (p, q))
     out = torch.empty_like(score)
     state = scaling(
-        KERNEL.on(score),
-        Side(log_p),
-        Side(log_q),
+        Scaler(KERNEL.on(score), Side(log_p), Side(log_q), out),
         log_p if f is None else f,
         log_q if g is None else g,
-        out,
         options=SinkhornOptions(tol=tol, relaxation=relaxation),
         max_iter=max_iter,
     )

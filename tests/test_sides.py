@@ -15,7 +15,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL, softmin
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side, translation, water_level
 
 F64 = torch.float64
@@ -100,13 +100,13 @@ def test_scaling_and_the_log_domain_end_in_the_same_plan(kind: str, dtype: torch
     column = Side(log_q, offset=offset, **SIDES[kind])
     plan, tol = torch.empty_like(score), 1e-5 if dtype == torch.float32 else 1e-12
     relaxed, plain = ({"options": SinkhornOptions(tol=tol, relaxation=w), "max_iter": 5000} for w in (1.5, 1.0))
-    state = scaling(KERNEL.on(score), row, column, log_p, log_q, plan, **relaxed)
+    state = scaling(Scaler(KERNEL.on(score), row, column, plan), log_p, log_q, **relaxed)
     other = sinkhorn(KERNEL.on(score), row, column, log_p, log_q, **plain)
     expected = (score + other.f[:, None] + other.g).exp2()
     assert float((plan - expected).abs().sum()) < 20 * tol
     assert state.residual <= tol
     if column.relaxed:  # its potential alone says where to begin
-        again = scaling(KERNEL.on(score), row, column, log_p, state.g, plan, **relaxed)
+        again = scaling(Scaler(KERNEL.on(score), row, column, plan), log_p, state.g, **relaxed)
         assert again.warm_residual < 20 * tol
         assert sinkhorn(KERNEL.on(score), row, column, log_p, other.g, **plain).warm_residual < 20 * tol
 

@@ -28,7 +28,7 @@ from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn import scaling as scaling_module
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side
 from torchgw.solvers.problem import tolerances_for
 
@@ -72,7 +72,7 @@ def stale(dtype: torch.dtype) -> tuple[torch.Tensor, Side, Side, torch.Tensor, t
 def test_potentials_far_from_a_score_are_brought_to_its_mass(dtype: torch.dtype) -> None:
     score, row, column, f, g = stale(dtype)
     plan = torch.empty_like(score)
-    state = scaling(KERNEL.on(score), row, column, f, g, plan, **LOOP)
+    state = scaling(Scaler(KERNEL.on(score), row, column, plan), f, g, **LOOP)
     streamed = sinkhorn(KERNEL.on(score), row, column, f, g, **LOOP)
     for total in (plan.sum(), (score + streamed.f[:, None] + streamed.g).exp2().sum()):
         assert float(total) == pytest.approx(1.0, abs=0.02)
@@ -83,7 +83,7 @@ def test_potentials_far_from_a_score_are_brought_to_its_mass(dtype: torch.dtype)
 def test_a_residual_that_is_no_number_is_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     score, row, column, f, g = stale(torch.float32)
     monkeypatch.setattr(scaling_module, "translation", lambda *_: (torch.tensor([5e3]), torch.tensor([-5e3])))
-    state = scaling(KERNEL.on(score), row, column, f, g, torch.empty_like(score), **LOOP)
+    state = scaling(Scaler(KERNEL.on(score), row, column, torch.empty_like(score)), f, g, **LOOP)
     assert state.residual == np.inf
 
 

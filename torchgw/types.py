@@ -76,6 +76,9 @@ class Score(Softmins, Protocol):
     def absorb(self, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         """The plan 2^(S + f + g) into ``out`` (N, K)."""
 
+    def rescaled(self, mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
+        """old (mass / sums / old)^weight (N,), the scaling of rows whose sums without it are these."""
+
 
 ProviderT = TypeVar("ProviderT", bound="DistanceProvider")
 

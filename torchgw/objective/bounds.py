@@ -25,6 +25,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import WIDE, block_rows, blocks
 from torchgw.kernels.sums import add_by_label, running
+from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Array, DistanceProvider
 
@@ -101,25 +102,28 @@ def frank_wolfe_gap(
     return gap(value, dual_bound(c_transform(cost, b, q), b, p, q, total))
 
 
-def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> float:
-    """Memoli's first lower bound from mean squared distances a (N,), b (K,)."""
-    one, other = (side.clamp_min(0.0).sqrt().cpu().numpy() for side in (a, b))
-    return _wasserstein_squared(one, other, p.cpu().numpy(), q.cpu().numpy())
+def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Memoli's first lower bound () from mean squared distances a (N,), b (K,)."""
+    return _wasserstein_squared(a.clamp_min(0.0).sqrt(), b.clamp_min(0.0).sqrt(), p, q)
 
 
-def second_bound(source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor) -> float:
-    """Memoli's second lower bound; 0, which is a bound, where there are too many distances to look at.
+def second_bound(
+    source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, other: Tensor | float = 0.0
+) -> float:
+    """Memoli's second lower bound, or an ``other`` one () where that is higher, which comes to the host with it; 0,
+    which is a bound, where there are too many distances to look at.
 
     O(N^2 + K^2) work, no memory beyond a block of rows.
     """
     if max(source.size**2, target.size**2) > MOST_PAIRS or not (source.stored and target.stored):
-        return 0.0
+        return float(other)
     low, high = _range(((source, p), (target, q)))
     width = max(high - low, torch.finfo(p.dtype).tiny) / N_BINS
-    masses = [_histogram(space, mass, low, width) for space, mass in ((source, p), (target, q))]
-    centres = low + np.arange(N_BINS + 1) * width
-    distance = _wasserstein_squared(centres, centres, *masses) ** 0.5
-    return float(max(distance - width, 0.0) ** 2)
+    histograms = (_histogram(space, mass, low, width) for space, mass in ((source, p), (target, q)))
+    least, *sums = fetched(torch.as_tensor(other, dtype=p.dtype, device=p.device), *histograms)
+    centres = low + torch.arange(N_BINS + 1, dtype=torch.float64) * width
+    distance = float(_wasserstein_squared(centres, centres, *sums)) ** 0.5
+    return max(float(max(distance - width, 0.0)) ** 2, float(least))
 
 
 def _blocks(space: DistanceProvider, mass: Tensor) -> list[Tensor]:
@@ -129,31 +133,35 @@ def _blocks(space: DistanceProvider, mass: Tensor) -> list[Tensor]:
 
 def _range(sides: tuple[tuple[DistanceProvider, Tensor], ...]) -> tuple[float, float]:
     """Smallest and largest distance of all spaces; factored ones may be slightly negative."""
-    low, high = float("inf"), -float("inf")
-    for space, mass in sides:
-        for index in _blocks(space, mass):
-            least, most = torch.aminmax(space.rows(index))
-            low, high = min(low, float(least)), max(high, float(most))
-    return low, high
+    ends = [torch.aminmax(space.rows(index)) for space, mass in sides for index in _blocks(space, mass)]
+    least, most = (torch.stack(side) for side in zip(*ends, strict=True))
+    low, high = fetched(least.min(), most.max())
+    return float(low), float(high)
 
 
-def _histogram(space: DistanceProvider, mass: Tensor, low: float, width: float) -> Array:
-    """Mass of the pairs whose distance is nearest to each ``low`` + multiple of ``width``."""
+def _histogram(space: DistanceProvider, mass: Tensor, low: float, width: float) -> Tensor:
+    """Mass (bins,) of the pairs whose distance is nearest to each ``low`` + multiple of ``width``."""
     total = torch.zeros(N_BINS + 1, dtype=mass.dtype, device=mass.device)
     for index in _blocks(space, mass):
         position = ((space.rows(index).to(mass.dtype) - low) / width).round_().to(torch.int64)
         weight = mass[index][:, None] * mass
         add_by_label(total, position.flatten(), weight.flatten())
-    found: Array = total.cpu().numpy()
-    share: Array = found / found.sum()
-    return share
+    return total
 
 
-def _wasserstein_squared(x: Array, y: Array, p: Array, q: Array) -> float:
-    """Squared 2-Wasserstein distance of two weighted sets of numbers, by the monotone coupling."""
-    i, j = np.argsort(x, kind="stable"), np.argsort(y, kind="stable")
-    row, column, share = monotone_coupling(p[i], q[j])
-    return float(share @ (x[i][row] - y[j][column]) ** 2)
+def _wasserstein_squared(x: Tensor, y: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Squared 2-Wasserstein distance () of numbers (N,), (K,) of masses p, q, by the monotone coupling."""
+    sides = []
+    for numbers, mass in ((x, p), (y, q)):
+        number, order = numbers.sort(stable=True)
+        level = running(mass[order], 0)
+        sides.append((number, level / level[-1]))
+    cuts = torch.cat([level for _, level in sides]).sort().values
+    before = torch.nn.functional.pad(cuts[:-1], (1, 0))
+    middle = (before + cuts) / 2
+    one, other = (number[torch.searchsorted(level, middle).clamp_max(len(level) - 1)] for number, level in sides)
+    found: Tensor = (cuts - before) @ (one - other).square()
+    return found
 
 
 def monotone_coupling(p: Array, q: Array) -> tuple[Array, Array, Array]:

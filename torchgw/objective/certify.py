@@ -131,10 +131,11 @@ def certify(
     values, lower = model.summed(found.quadratic.value, found.linear, found.penalty, rows, columns), 0.0
     error = ROUNDING_ERROR if found.cost.U.dtype == torch.float64 else FLOAT32_ERROR
     if model.fixed and model.loss is SQUARE and model.alpha > 0:
-        lower = second_bound(*spaces, model.p, model.q)
+        first: Tensor | float = 0.0
         if found.means is not None:
             a, b = found.means
-            lower = max(lower, first_bound(a.double(), b.double(), model.p, model.q))
+            first = first_bound(a.double(), b.double(), model.p, model.q)
+        lower = second_bound(*spaces, model.p, model.q, first)
         # An isometric copy has both at zero, up to rounding.
         lower = max(lower - error * unit, 0.0)
     lower *= model.alpha

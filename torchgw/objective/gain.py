@@ -25,6 +25,7 @@ from torchgw.losses import SQUARE, Function
 from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import factored_mean_square, mean_squares, product
 from torchgw.objective.model import Model
+from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.landmark import storage
 from torchgw.types import DistanceProvider, multiplies
@@ -42,9 +43,14 @@ def gain_of(model: Model, spaces: tuple[DistanceProvider, DistanceProvider], uni
     (p, q), loss = model.masses, model.loss
     found = 0.0
     if model.alpha > 0:
-        one, other = (
-            deviation(space, mass, None if loss is SQUARE else transformed)
-            for space, mass, transformed in zip(spaces, (p, q), (loss.h1, loss.h2), strict=True)
+        one, other = map(
+            float,
+            fetched(
+                *(
+                    deviation(space, mass, None if loss is SQUARE else transformed)
+                    for space, mass, transformed in zip(spaces, (p, q), (loss.h1, loss.h2), strict=True)
+                )
+            ),
         )
         found += model.alpha * (2 if loss is SQUARE else 1) * one * other
     if model.cost is not None and model.beta > 0:
@@ -53,8 +59,9 @@ def gain_of(model: Model, spaces: tuple[DistanceProvider, DistanceProvider], uni
     return found if NONE * unit < found < math.inf else unit
 
 
-def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | None = None) -> float:
-    """Standard deviation of the distances of a space, or of a function of them, over pairs drawn by their ``mass``."""
+def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | None = None) -> Tensor:
+    """Standard deviation () of the distances of a space, or of a function of them, over pairs drawn by their
+    ``mass``."""
     space = space.to(mass.device, getattr(torch, storage(space.size)))
     mass, factors = mass / mass.sum(), space.factors()
     if factors is not None and transformed is None:
@@ -64,10 +71,12 @@ def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | Non
     elif multiplies(space) and transformed is None:
         mean, square = mass @ product(space, mass[:, None])[:, 0], mean_squares(space, mass) @ mass
     else:
-        index, weight = spread_over(mass, LOOKED_AT if space.stored else SEARCHED)
+        most = LOOKED_AT if space.stored else SEARCHED
+        few = torch.arange(len(mass), device=mass.device), mass  # none of which is left out: that would wait
+        index, weight = few if len(mass) <= most else spread_over(mass, most)
         means = torch.cat([_row_means(space, part, mass, transformed) for part in parts(index, space.size)])
         mean, square = weight @ means
-    return math.sqrt(max(float(square - mean.square()), 0.0))
+    return (square - mean.square()).clamp_min(0.0).sqrt()
 
 
 def _row_means(space: DistanceProvider, index: Tensor, mass: Tensor, transformed: Function | None) -> Tensor:

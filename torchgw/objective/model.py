@@ -27,6 +27,7 @@ from torchgw.kernels.sums import inner
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals, damping
 from torchgw.objective.divergence import kl, negentropy, relative_entropy, squared
+from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.hierarchy import Cells
@@ -102,6 +103,23 @@ class Model:
     @property
     def masses(self) -> tuple[Tensor, Tensor]:
         return self.p, self.q
+
+    @cached_property
+    def present(self) -> tuple[int, int]:
+        """How many points of each space have mass."""
+        n, k = fetched((self.p > 0).sum(), (self.q > 0).sum())
+        return int(n), int(k)
+
+    @cached_property
+    def _narrow(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
+        """Masses in other dtypes, which were asked for before."""
+        return {}
+
+    def masses_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The masses in a dtype."""
+        if dtype not in self._narrow:
+            self._narrow[dtype] = self.p.to(dtype), self.q.to(dtype)
+        return self._narrow[dtype]
 
     @cached_property
     def logs(self) -> tuple[Tensor, Tensor]:
@@ -211,7 +229,7 @@ class Model:
     def summed(self, quadratic: float, linear: float, broken: float, rows: Tensor, columns: Tensor) -> Values:
         """The parts of F for a plan with these marginals, <M, T> and <P, T>."""
         violation = max(broken, 0.0) / self.price
-        penalty = max(float(self.divergences(rows, columns)), 0.0)
+        penalty = 0.0 if self.fixed else max(float(self.divergences(rows, columns)), 0.0)
         penalty += 0.0 if self.strength == math.inf else self.strength * violation
         total = float(self.total(quadratic, penalty, self.beta * linear))
         return Values(quadratic, linear, penalty, total, violation)

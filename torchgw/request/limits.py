@@ -80,7 +80,19 @@ def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: to
         return f"score and plan take {needed / 2**30:.1f} GiB, over options.max_memory = {limit:.1f} GiB"
     if options.strategy == "auto" and n * k >= DENSE_PAIRS.get(device.type, 2.5e7):
         return "streaming is faster"
+    free = free_memory(device)
+    if options.strategy == "auto" and needed > free:
+        return f"score and plan take {needed / 2**30:.1f} GiB, the device has {free / 2**30:.1f} GiB free"
     return None
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that tensors on a GPU can have, what torch holds for them included; elsewhere infinite, as
+    ``options.max_memory`` is the limit there."""
+    if device.type != "cuda":
+        return math.inf
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return float(torch.cuda.mem_get_info(device)[0] + held)
 
 
 def by_entries(spaces: tuple[Space, Space]) -> tuple[Space, Space]:
@@ -123,7 +135,7 @@ def choose_kernels(
     stored = softmin_dense.choose(backend, Workload(device, dtype, shape if strategy == "dense" else (cells, cells)))
     streamed = softmin_stream.choose(backend, Workload(device, dtype, shape, rank=EXPECTED_RANK))
     tiled = softmin_tiles.choose(backend, Workload(device, dtype, shape, rank=EXPECTED_RANK))
-    kernels = Kernels(stored.function, streamed.function, tiled.function)
+    kernels = Kernels(backend, stored.function, streamed.function, tiled.function)
     return stored if strategy == "dense" else streamed, kernels
 
 

@@ -69,10 +69,11 @@ from torchgw.request.spaces import (
     without_searches,
 )
 from torchgw.runtime.threads import threads_for
+from torchgw.runtime.transfer import fetched
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import Space
-from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curve, coverage, few_landmarks
+from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curves, coverage, few_landmarks
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
@@ -319,8 +320,8 @@ class Request:
         if not (many or ends):
             return math.inf, False
         few = [few_landmarks(space, mass) for space, mass in zip(spaces, self.model.masses, strict=True)]
-        curves = many and all(map(along_curve, few, self.model.masses))
-        return max(map(coverage, few, self.model.masses)), curves
+        curves = many and along_curves(list(zip(few, self.model.masses, strict=True)))
+        return max(map(float, fetched(*map(coverage, few, self.model.masses)))), curves
 
     def _ending(self, widest: float) -> Request:
         """The same request; between many points that are no curves, dense where they are scattered, and without

@@ -29,7 +29,7 @@ from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.exact import product
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import rescale
-from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
@@ -116,7 +116,9 @@ def with_potentials(coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoin
     f, g, buffer = sides[0].log_mass, sides[1].log_mass, torch.empty_like(score)
     for step in range(COOLING, -1, -1):  # from a blur, whose potentials are quickly found
         at = epsilon * 2**step
-        state = scaling(kernel.on(score / at), *sides, f, g, buffer, options=SinkhornOptions(), max_iter=SOLVING)
+        state = scaling(
+            Scaler(kernel.on(score / at), *sides, buffer), f, g, options=SinkhornOptions(), max_iter=SOLVING
+        )
         f, g = (rescale(side, own.log_mass, 2.0) for side, own in zip((state.f, state.g), sides, strict=True))
     return DenseCoupling(plan, state.f, state.g)
 

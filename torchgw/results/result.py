@@ -163,7 +163,8 @@ class GWResult(Readable):
         differentiated : what gradients come from, with a gradient mode.
         """
         mass, model, values, asked = request.mass, request.model, solution.values, request.asked
-        rows, columns = (side.cpu() * mass for side in solution.marginals)
+        rows, columns = (side * mass for side in solution.marginals)
+        p, q = (side.to(rows.device) for side in request.masses)
         unit = unit_of(spaces)
         sampled = solution.gradient == "sampled"
         return cls(
@@ -175,7 +176,7 @@ class GWResult(Readable):
             violation=values.violation * mass,
             value_exact=solution.value_exact,
             value_error=model.alpha * solution.value_error * mass**2,
-            marginal_error=marginal_error(rows, columns, *request.masses, asked.marginals),
+            marginal_error=marginal_error(rows, columns, p, q, asked.marginals),
             marginal_residual=solution.marginal_residual,
             strategy=request.strategy,
             ladder=solution.ladder,

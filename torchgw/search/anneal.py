@@ -9,25 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.rounding import feasible
-from torchgw.kernels import LOG2E
+from torchgw.kernels import LOG2E, small_transport
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, logsumexp2_
+from torchgw.kernels.small_transport import SmallTransport
 from torchgw.objective.exact import PairLoss
 from torchgw.objective.linearise import Moments, energy, linearise, moments_of
 from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
 from torchgw.persist.codec import storable
+from torchgw.runtime.repeated import Repeated, State
 from torchgw.runtime.threads import threads_for
+from torchgw.runtime.transfer import fetched
 from torchgw.search.initial_guesses import SHARPNESS, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled, rescale
 from torchgw.sinkhorn.scaling import balance, scaled
 from torchgw.sinkhorn.sides import Side, log_total, translation
-from torchgw.spaces.quantisation import KINDS, Landmarks, along_curve, choose_landmarks
+from torchgw.spaces.quantisation import KINDS, Landmarks, along_curves, choose_landmarks
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -36,6 +42,7 @@ COLDEST = 0.005
 COOLING_STEPS = 6
 KEPT, SMALL_KEPT = 2, 4
 SAME_PLAN = 0.5
+FIRST_ITERATIONS = 20
 SEARCH_STEPS = (4, 8)
 COOLING = (4, 10)
 NEAR = 2.0  # of the lowest energy: what is left behind above it
@@ -92,6 +99,12 @@ class Batch:
     def __getitem__(self, index: Tensor) -> Batch:
         return Batch(self.plan[index], self.f[index], self.g[index], self.epsilon[index])
 
+    def kept(self) -> Batch:
+        """The same in memory of its own, where steps from a graph would write over it."""
+        if not self.plan.is_cuda:
+            return self
+        return Batch(self.plan.clone(), self.f.clone(), self.g.clone(), self.epsilon)
+
 
 @dataclass(frozen=True)
 class LandmarkProblem:
@@ -101,6 +114,7 @@ class LandmarkProblem:
     model : of the landmarks.
     loss : of their stored distances.
     linear : beta M + P between them, or None.
+    solve : of batches of linear problems under hard marginals.
     """
 
     x: Landmarks
@@ -108,41 +122,83 @@ class LandmarkProblem:
     model: Model
     loss: PairLoss
     linear: FactoredCost | None
+    solve: SmallTransport
 
     @classmethod
-    def of(cls, x: Landmarks, y: Landmarks, model: Model) -> LandmarkProblem:
+    def of(cls, x: Landmarks, y: Landmarks, model: Model, backend: str = "eager") -> LandmarkProblem:
         """``model`` is that of all points."""
         small = model.taken(x.index, y.index, x.mass, y.mass)
         loss = PairLoss.of(model.loss, x.distances, y.distances)
-        return cls(x, y, small, loss, small.linear(x.distances.dtype))
+        workload = Workload(x.mass.device, x.distances.dtype, (len(x.mass), len(y.mass)))
+        solve = small_transport.choose(backend, workload).function
+        return cls(x, y, small, loss, small.linear(x.distances.dtype), solve)
+
+    @cached_property
+    def valued(self) -> Repeated:
+        """Plans (B, L, L') and their energies, for ``True`` rounded, in place, onto the masses."""
+
+        def step(rounds: bool, plans: Tensor) -> tuple[State, Tensor]:
+            return (self.feasible(plans) if rounds else plans,), self.energies(plans)
+
+        return Repeated(step, kernels=("valued", self.linear is None, self.loss.symmetric, self.model.marginals))
+
+    @cached_property
+    def height(self) -> Tensor:
+        """The product plan's energy (), float64, which temperatures are relative to."""
+        # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
+        found = self.valued(False, self.product[None]).seen[0].double().abs() / max(float(self.model.weight(1.0)), 1.0)
+        return found.clamp_min(torch.finfo(self.x.mass.dtype).tiny)
 
     @property
     def unit(self) -> float:
-        """The product plan's energy, which temperatures are relative to."""
-        # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
-        height = abs(float(self.energies(self.product[None]))) / max(float(self.model.weight(1.0)), 1.0)
-        return max(height, torch.finfo(self.x.mass.dtype).tiny)
+        """Its number."""
+        return float(self.height)
 
-    @property
+    @cached_property
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """The masses (L,), (L'), of sum one."""
+        return self.x.mass / self.x.mass.sum(), self.y.mass / self.y.mass.sum()
+
+    @cached_property
     def product(self) -> Tensor:
         """The product plan (L, L') of mass one."""
-        p, q = self.x.mass, self.y.mass
-        return (p / p.sum())[:, None] * (q / q.sum())
+        p, q = self.shares
+        return p[:, None] * q
+
+    @cached_property
+    def logs(self) -> tuple[Tensor, Tensor]:
+        """Base-2 logarithms of the masses."""
+        return self.x.mass.log2(), self.y.mass.log2()
+
+    @cached_property
+    def balanced_levels(self) -> Repeated:
+        """Plans, potentials, their epsilon and the next (plan, f, g, epsilon, epsilon), under hard marginals, to those
+        at the next; the kind is so many linearisations, each solved by so many iterations."""
+
+        def level(kind: tuple[int, int], *state: Tensor) -> tuple[State, Tensor]:
+            (n_outer, n_inner), (plan, f, g, before, epsilon) = kind, state
+            ratio = (before / epsilon)[:, None]
+            f, g = (rescale(side, own, ratio) for side, own in zip((f, g), self.logs, strict=True))
+            for _ in range(n_outer):
+                cost = linearise(self.model, self.loss.cost(plan, *self.model.masses), self.linear)
+                plan, f, g = self.solve(cost.stored_score(epsilon), *self.logs, f, g, n_inner)
+            return (plan, f, g, before, epsilon), epsilon
+
+        return Repeated(level, kernels=("landmarks", self.solve, self.linear is None, self.loss.symmetric))
 
     def first_sides(self) -> tuple[Side, Side]:
         """Sides of a start's linear problem, which has no scale of its own to relax a marginal by."""
         total = self.model.marginals.total
-        p, q = ((m if total else m / m.sum()).log2() for m in (self.x.mass, self.y.mass))
+        p, q = self.logs if total else (share.log2() for share in self.shares)
         return Side(p, total=total), Side(q, total=total)
 
     def linearised(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, Side, Side]:
         """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
-        model = self.model
-        rows, columns = model.masses if model.fixed else (plans.sum(-1), plans.sum(-2))
+        model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
         cost = self.loss.cost(plans, rows, columns)
         moments = moments_of(model, cost, self.linear, plans, rows, columns) if model.marginals.free_mass else None
         cost = linearise(model, cost, self.linear, moments)
-        sides = model.sides_of(self.x.mass.log2(), self.y.mass.log2(), epsilon, *cost.offsets(epsilon))
+        sides = model.sides_of(*self.logs, epsilon, *cost.offsets(epsilon))
         return cost.stored_score(epsilon), *sides
 
     def feasible(self, plans: Tensor) -> Tensor:
@@ -169,30 +225,36 @@ def coarse_basins(
     options: CoarseOptions,
     generator: torch.Generator,
     first: tuple[Tensor | None, Tensor | None] = (None, None),
+    backend: str = "eager",
 ) -> dict[str, list[CoarseBasin]]:
     """The basins of each kind of landmarks, lowest energy first; masses p, q in the dtype of the spaces.
 
     One kind is enough where landmarks are all points, and where points lie on curves that it stands for and one of its
     basins stands out.
     """
-    largest = max(int((p > 0).sum()), int((q > 0).sum()))
+    n, k = model.present
+    largest = max(n, k)
     small = largest <= options.n_landmarks
     # Where the landmarks are all points, starts cost little, and their problem is the whole problem.
     times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
     count = len(KINDS) * options.n_starts * times if small else options.n_starts
+    kept = (SMALL_KEPT if small else KEPT) * options.n_basins
     found: dict[str, list[CoarseBasin]] = {}
-    for kind in KINDS:
-        named = model.points or (None, None)
-        x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
-        y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
-        kept = (SMALL_KEPT if small else KEPT) * options.n_basins
+    named = model.points or (None, None)
+    # A GPU has the last kinds side by side, for which it waits once.
+    for kinds in (KINDS[:1], KINDS[1:]) if p.is_cuda else [(kind,) for kind in KINDS]:
+        problems = []
+        for kind in kinds:
+            x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0], n)
+            y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1], k)
+            problems.append(LandmarkProblem.of(x, y, model, backend))
         with threads_for(count * len(x.index) * len(y.index)):
-            basins = landmark_basins(LandmarkProblem.of(x, y, model), epsilon, count, kept, generator)
+            basins = basins_of_problems(problems, epsilon, count, kept, generator)
         if small:
-            return {ALL: basins}
-        found[kind] = basins
-        apart = stands_out([basin.energy for basin in basins], NEAR)
-        if kind == KINDS[0] and apart and along_curve(x, p) and along_curve(y, q):
+            return {ALL: basins[0]}
+        found |= zip(kinds, basins, strict=True)
+        apart = stands_out([basin.energy for basin in basins[0]], NEAR)
+        if kinds[0] == KINDS[0] and apart and along_curves([(x, p), (y, q)]):
             break
     return found
 
@@ -201,58 +263,100 @@ def landmark_basins(
     problem: LandmarkProblem, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
 ) -> list[CoarseBasin]:
     """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
-    p, unit = problem.x.mass, problem.unit
-    batch = first_guesses(problem, max(n_starts - 1, 1), generator)
-    cold = torch.arange(len(batch.plan), device=p.device) % 2 == 1
-    for hot_step, cold_step in zip(HOT, COLD, strict=True):
-        step = torch.where(cold, p.new_tensor(cold_step * unit), p.new_tensor(hot_step * unit)).clamp_min(epsilon)
+    return basins_of_problems([problem], epsilon, n_starts, n_kept, generator)[0]
+
+
+def basins_of_problems(
+    problems: Sequence[LandmarkProblem], epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
+) -> list[list[CoarseBasin]]:
+    """Those of several problems, whose plans come to the host together."""
+    searched = [_searched(problem, epsilon, max(n_starts - 1, 1), generator) for problem in problems]
+    looks = [
+        (batch.plan, problem.valued(False, batch.plan).seen) for problem, batch in zip(problems, searched, strict=True)
+    ]
+    groups, units = grouped(looks, n_kept, [problem.height for problem in problems])
+    begun = []
+    for problem, batch, group, unit in zip(problems, searched, groups, units, strict=True):
+        kept, counts = [each[0] for each in group.groups], [len(each) for each in group.groups]
+        if batch.plan.is_cuda:  # as many of every problem, whose kernels are warm then
+            missing = n_kept - len(kept)
+            kept, counts = kept + kept[:1] * missing, counts + [0] * missing
+        batch = batch[torch.tensor(kept, device=batch.plan.device)]
+        begun.append((problem, batch, counts, max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)))
+    return cooled_basins(begun, n_kept)
+
+
+def _searched(problem: LandmarkProblem, epsilon: float, count: int, generator: torch.Generator) -> Batch:
+    """The product plan and ``count`` guesses, annealed to the last of the temperatures."""
+    batch, dtype = first_guesses(problem, count, generator), problem.x.mass.dtype
+    shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(len(batch.plan)) % 2].T.to(batch.plan.device)
+    for step in (problem.height * shares).to(dtype).clamp_min_(epsilon):
         batch = annealed_batch(problem, batch, step, *SEARCH_STEPS)
-    groups = basins_of(batch.plan, problem.energies(batch.plan), n_kept)
-    counts = [len(group) for group in groups]
-    batch = batch[torch.tensor([group[0] for group in groups], device=p.device)]
-    return cooled_basins(problem, batch, counts, max(epsilon, COLDEST * unit), n_kept)
+    return batch
 
 
 def cooled_basins(
-    problem: LandmarkProblem, batch: Batch, counts: list[int], epsilon: float, n_kept: int
-) -> list[CoarseBasin]:
-    """What plans of one temperature become at ``epsilon``, lowest energy first, at most ``n_kept``; so many starts had
-    ended in each."""
-    x, y, now = problem.x, problem.y, float(batch.epsilon[0])
-    for fall in range(1, COOLING_STEPS + 1):
-        level = torch.full_like(batch.epsilon, cooled(now, epsilon, fall / COOLING_STEPS))
-        batch = annealed_batch(problem, batch, level, *COOLING)
-    plans = problem.feasible(batch.plan.clone())
-    energy = problem.energies(plans)
-    values = energy.tolist()
-    return [
-        CoarseBasin(x, y, plans[i], batch.f[i], batch.g[i], epsilon, values[i], sum(counts[j] for j in group))
-        for group in basins_of(plans, energy, n_kept)
-        for i in group[:1]
-    ]
+    begun: Sequence[tuple[LandmarkProblem, Batch, list[int], float, float]], n_kept: int
+) -> list[list[CoarseBasin]]:
+    """What plans become at another temperature, of each problem lowest energy first, at most ``n_kept``.
+
+    ``begun`` : problems, plans, how many starts had ended in each, their temperature, and that which they cool to.
+    """
+    ends, looks = [], []
+    for problem, batch, _, now, epsilon in begun:
+        now = float(torch.tensor(now, dtype=batch.epsilon.dtype))  # as it was annealed
+        for fall in range(1, COOLING_STEPS + 1):
+            level = torch.full_like(batch.epsilon, cooled(now, epsilon, fall / COOLING_STEPS))
+            batch = annealed_batch(problem, batch, level, *COOLING)
+        ended, batch = problem.valued(True, batch.plan), batch.kept()
+        plans, values = ended.after[0], ended.seen
+        plans, values = (plans.clone(), values.clone()) if plans.is_cuda else (plans, values)
+        ends.append((plans, batch))
+        looks.append((plans, values))
+    found = []
+    for (problem, _, counts, _, epsilon), (plans, batch), group in zip(
+        begun, ends, grouped(looks, n_kept)[0], strict=True
+    ):
+        found.append(
+            [
+                CoarseBasin(
+                    problem.x, problem.y, plans[i], batch.f[i], batch.g[i], epsilon, group.energies[i],
+                    sum(counts[j] for j in each),
+                )
+                for each in group.groups
+                for i in each[:1]
+            ]
+        )  # fmt: skip
+    return found
 
 
 def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generator) -> Batch:
     """The product plan, and the plans of ``count`` start costs."""
     x, y = problem.x, problem.y
-    p, q = (side.mass / side.mass.sum() for side in (x, y))
-    costs = start_costs(x.distances, y.distances, p, q, count, generator)
-    log_p, log_q = x.mass.log2(), y.mass.log2()
-    first = log_p.expand(count, -1), log_q.expand(count, -1)
-    plan, _, _ = _solve(costs * (-SHARPNESS * LOG2E), *problem.first_sides(), *first, 20)
+    score = start_costs(x.distances, y.distances, *problem.shares, count, generator).mul_(-SHARPNESS * LOG2E)
+    f, g = (side.expand(count, -1) for side in problem.logs)
+    row, column = problem.first_sides()
+    if row.hard and column.hard:
+        plan, _, _ = problem.solve(score, row.log_mass, column.log_mass, f, g, FIRST_ITERATIONS)
+    else:
+        plan, _, _ = _solve(score, row, column, f, g, FIRST_ITERATIONS)
     return at_rest(problem, torch.cat((problem.product[None], plan)), 1.0)
 
 
 def at_rest(problem: LandmarkProblem, plans: Tensor, epsilon: float) -> Batch:
     """Plans (B, L, L') whose potentials are not known yet."""
-    f, g = (side.mass.log2().expand(len(plans), -1) for side in (problem.x, problem.y))
+    f, g = (side.expand(len(plans), -1) for side in problem.logs)
     return Batch(plans, f, g, plans.new_full((len(plans),), epsilon))
 
 
 def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
-    """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations."""
-    ratio = (batch.epsilon / epsilon)[:, None]
-    log_p, log_q = problem.x.mass.log2(), problem.y.mass.log2()
+    """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations; in memory
+    that the next call may write over, see `Batch.kept`."""
+    if problem.model.fixed:
+        state = batch.plan, batch.f, batch.g, batch.epsilon, epsilon
+        plan, f, g = problem.balanced_levels((n_outer, n_inner), *state).after[:3]
+        return Batch(plan, f, g, epsilon)
+    ratio, (log_p, log_q) = (batch.epsilon / epsilon)[:, None], problem.logs
     f, g, plan = rescale(batch.f, log_p, ratio), rescale(batch.g, log_q, ratio), batch.plan
     for _ in range(n_outer):
         score, row, column = problem.linearised(plan, epsilon)
@@ -262,7 +366,8 @@ def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_ou
 
 
 def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A half-step of each side in the log domain, the rest by scaling; plans and their potentials."""
+    """A half-step of each side in the log domain, the rest by scaling, where a side is not hard; plans and their
+    potentials."""
     if column.relaxed:
         f = row.potential(logsumexp2_(score + g[..., None, :], -1))
     g = column.potential(logsumexp2_(score + f[..., :, None], -2))
@@ -280,19 +385,47 @@ def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter:
     return plan, f, g
 
 
-def basins_of(plans: Tensor, energy: Tensor, most: int) -> list[list[int]]:
-    """At most so many groups of plans that agree up to an L1 distance of half their mass, lowest energy first in and
-    between groups; of one problem, with counts, where `torchgw.batched.solve` has many and must not wait for each."""
-    flat = plans.flatten(1)
-    flat = flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
-    rest = torch.argsort(torch.nan_to_num(energy, nan=torch.inf)).tolist()
-    groups: list[list[int]] = []
-    while rest and len(groups) < most:
-        same = ((flat - flat[rest[0]]).abs().sum(1) <= SAME_PLAN).tolist()
-        same[rest[0]] = True  # a plan that is no number, too
-        groups.append([i for i in rest if same[i]])
-        rest = [i for i in rest if not same[i]]
-    return groups
+class Grouped(NamedTuple):
+    """Plans that are one basin.
+
+    groups : their places in the batch, lowest energy first in and between groups.
+    energies : of all plans (B,), infinite where they are no numbers.
+    """
+
+    groups: list[list[int]]
+    energies: list[float]
+
+
+def basins_of(plans: Tensor, energy: Tensor, most: int) -> Grouped:
+    """At most so many groups of plans (B, N, K) that agree up to an L1 distance of half their mass; of one problem,
+    with counts, where `torchgw.batched.solve` has many and must not wait for each."""
+    return grouped([(plans, energy)], most)[0][0]
+
+
+def grouped(
+    looks: Sequence[tuple[Tensor, Tensor]], most: int, numbers: Sequence[Tensor] = ()
+) -> tuple[list[Grouped], list[float]]:
+    """`basins_of` plans and energies of several problems, and other ``numbers`` (), in one transfer from a GPU."""
+    flats, tables, energies = list[Tensor](), list[Tensor](), list[Tensor]()
+    for plans, values in looks:
+        flat = plans.flatten(1)
+        flats.append(flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny))
+        energies.append(torch.nan_to_num(values, nan=torch.inf))
+        tables += [torch.cdist(flats[-1], flats[-1], p=1.0)] if flat.is_cuda else []
+    read = list(fetched(*energies, *numbers, *tables))
+    energies, read = read[: len(looks)], read[len(looks) :]
+    others, tables = [float(each) for each in read[: len(numbers)]], read[len(numbers) :]
+    found = []
+    for place, (flat, values) in enumerate(zip(flats, energies, strict=True)):
+        rest, groups = torch.argsort(values).tolist(), list[list[int]]()
+        while rest and len(groups) < most:
+            first = rest[0]
+            same = (tables[place][first] if tables else (flat - flat[first]).abs().sum(1)).le(SAME_PLAN).tolist()
+            same[first] = True  # a plan that is no number, too
+            groups.append([i for i in rest if same[i]])
+            rest = [i for i in rest if not same[i]]
+        found.append(Grouped(groups, values.tolist()))
+    return found, others
 
 
 def stands_out(energies: Sequence[float], share: float) -> bool:

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from torchgw.diagnostics.evidence import APART, Basin
 from torchgw.objective.exact import ExactGradient, mean_squares
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
+from torchgw.runtime.transfer import fetched
 from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkProblem, coarse_basins, stands_out
 from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.contest import contest
@@ -47,8 +47,6 @@ from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, cove
 from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
-
-Measure: TypeAlias = Callable[[Landmarks, Tensor], float]
 
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
 FULL_STEPS = 5
@@ -96,7 +94,8 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     (p, q), pairs = problem.masses, len(problem.p) * len(problem.q)
     kinds, found, reference = _of_landmarks(problem, coarse)
     first_basin = next(iter(kinds.values()))[0]
-    poor = _worst_side(coverage, first_basin, p, q) > POOR_COVERAGE
+    covered, unlike = _worst_sides(first_basin, p, q)
+    poor = covered > POOR_COVERAGE
     rung = Rung.of(problem, pairs > MANY_PAIRS)
     if rung is not None:
         found = rung.raised(found)
@@ -110,7 +109,7 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     beside = []
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         beside.append(by_distributions)
-    alone = poor or pairs <= FEW_PAIRS or _worst_side(unlikeness, first_basin, p, q) > POOR_COVERAGE
+    alone = poor or pairs <= FEW_PAIRS or unlike > POOR_COVERAGE
     if problem.exact and alone and not entropy_rules(problem):
         beside.append(by_product if graphs is None else partial(contest, x=graphs[0], y=graphs[1]))
     rest = [c for c in found if all(c is not f for f in finalists)]
@@ -141,9 +140,8 @@ def _of_landmarks(
     """Basins of each kind of landmarks, the distinct ones of them, and landmarks of the target, their rows relative to
     the largest distance."""
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
-    kinds = coarse_basins(
-        problem.source, problem.target, p, q, problem.model, problem.epsilon, coarse, problem.generator, first
-    )
+    given = (problem.model, problem.epsilon, coarse, problem.generator, first, problem.kernels.backend)
+    kinds = coarse_basins(problem.source, problem.target, p, q, *given)
     reference = next(iter(kinds.values()))[0].target
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     found = []
@@ -217,12 +215,12 @@ def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
 def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landmarks) -> tuple[Basin, ...]:
     """What the result says of the basins, the best first; those that have come to its matching count as it, unless
     both are ends without entropy, of energies that differ."""
-    first, mass = candidates[0], problem.masses[0]
-    best, apart = described(first, first, reference, mass), []
-    found: list[tuple[Candidate | Basin, bool]] = [(other, other.ended) for other in candidates[1:]]
+    first, apart = candidates[0], list[Basin]()
+    found: list[tuple[Candidate | Basin, bool]] = [(candidate, candidate.ended) for candidate in candidates]
     found += [(end, end.level == "full") for candidate in candidates for end in candidate.passed]
-    for other, ended in found:
-        basin, comparable = described(other, first, reference, mass), problem.sharp and first.ended and ended
+    best, *others = described([each for each, _ in found], first, reference, problem.masses[0])
+    for basin, (_, ended) in zip(others, found[1:], strict=True):
+        comparable = problem.sharp and first.ended and ended
         if _one_basin(basin.difference, best.energy, basin.energy, problem.unit if comparable else None):
             best = replace(best, count=best.count + basin.count, origin=_origin([best, basin]))
         else:
@@ -230,18 +228,22 @@ def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landm
     return (best, *apart)
 
 
-def described(found: Candidate | Basin, best: Candidate, reference: Landmarks, mass: Tensor) -> Basin:
-    """What the result says of a basin, by its distance from the best one."""
-    shift = reference.between(best.matching, found.matching)
-    return Basin(
-        energy=found.energy,
-        count=found.count,
-        level=found.level,
-        difference=float(mass @ shift / mass.sum()),
-        origin=found.origin,
-        matching=found.matching,
-        shift=shift,
-    )
+def described(found: Sequence[Candidate | Basin], best: Candidate, reference: Landmarks, mass: Tensor) -> list[Basin]:
+    """What the result says of basins, by their distances from the best one."""
+    shifts = [reference.between(best.matching, each.matching) for each in found]
+    differences = fetched(*(mass @ shift / mass.sum() for shift in shifts))
+    return [
+        Basin(
+            energy=each.energy,
+            count=each.count,
+            level=each.level,
+            difference=float(difference),
+            origin=each.origin,
+            matching=each.matching,
+            shift=shift,
+        )
+        for each, shift, difference in zip(found, shifts, differences, strict=True)
+    ]
 
 
 def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
@@ -253,9 +255,13 @@ def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
     return spread.masked_fill(mass <= 0, -1.0).argmax()
 
 
-def _worst_side(measure: Measure, basin: CoarseBasin, p: Tensor, q: Tensor) -> float:
-    """The larger ``measure`` of the landmarks of the two spaces, which grows with dimension and lack of structure."""
-    return max(measure(basin.source, p), measure(basin.target, q))
+def _worst_sides(basin: CoarseBasin, p: Tensor, q: Tensor) -> tuple[float, float]:
+    """Coverage and unlikeness of the landmarks, of the space where it is larger: they grow with dimension and lack of
+    structure."""
+    sides = ((basin.source, p), (basin.target, q))
+    read = fetched(*(measure(*side) for measure in (coverage, unlikeness) for side in sides))
+    one, other, third, last = map(float, read)
+    return max(one, other), max(third, last)
 
 
 def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:
@@ -271,7 +277,7 @@ def _bred(problem: StoredProblem, coarse: CoarseOptions, basins: list[CoarseBasi
     if count <= coarse.n_landmarks or len(basins) < 2:
         return []
     x, y = spread(problem, count)
-    between, at = LandmarkProblem.of(x, y, problem.model), (x.index, y.index)
+    between, at = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend), (x.index, y.index)
     starts = [seen(basin, between.model, problem.model, at)[0].with_rows(x.mass.log2()) for basin in basins]
     plans = torch.stack([start.coupling().to_dense() for start in starts])
     found = crossed_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.aside())
@@ -307,13 +313,10 @@ def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     return model.values(found.value, coupling).total
 
 
-def _apart(reference: Landmarks, one: Candidate, others: list[Candidate], mass: Tensor) -> list[float]:
-    """How far the matchings of other candidates are from that of one."""
-    if not others:
-        return []
+def _apart(reference: Landmarks, one: Candidate, others: list[Candidate], mass: Tensor) -> Tensor:
+    """How far the matchings of other candidates (m,) are from that of one."""
     shifts = reference.between(one.matching, torch.stack([other.matching for other in others]))
-    found: list[float] = (shifts @ mass / mass.sum()).tolist()
-    return found
+    return shifts @ mass / mass.sum()
 
 
 def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:
@@ -321,7 +324,8 @@ def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass:
     level say less about which basins to compare than how different they are."""
     taken, rest, gaps = candidates[:1], candidates[1:], [math.inf] * (len(candidates) - 1)
     while rest and len(taken) < most:
-        gaps = [min(pair) for pair in zip(gaps, _apart(reference, taken[-1], rest, mass), strict=True)]
+        far = _apart(reference, taken[-1], rest, mass).tolist()
+        gaps = [min(pair) for pair in zip(gaps, far, strict=True)]
         furthest = gaps.index(max(gaps))
         taken.append(rest.pop(furthest))
         gaps.pop(furthest)
@@ -335,10 +339,17 @@ def _distinct(
     kept: list[Candidate] = []
     sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
     rest = sorted(sound, key=lambda c: (not c.near, c.energy + c.entropy))
+    place = {id(c): at for at, c in enumerate(rest)}
+    # On a GPU all distances come to the host at once, whichever will be asked for.
+    table = fetched(*(_apart(reference, c, rest, mass) for c in rest)) if mass.is_cuda and len(rest) > 1 else ()
     while rest:
         first, others = rest[0], rest[1:]
         group, rest = [first], []
-        for other, gap in zip(others, _apart(reference, first, others, mass), strict=True):
+        if table:
+            far = [float(table[place[id(first)]][place[id(other)]]) for other in others]
+        else:
+            far = _apart(reference, first, others, mass).tolist() if others else []
+        for other, gap in zip(others, far, strict=True):
             (group if _one_basin(gap, first.energy, other.energy, unit) else rest).append(other)
         kept.append(
             replace(

@@ -121,6 +121,7 @@ def crossed_basins(
             batch = at_rest(problem, part, 1.0)
             for level in levels:
                 batch = annealed_batch(problem, batch, mass.new_full((len(part),), level), *STEPS)
+            batch = batch.kept()
             annealed = problem.feasible(batch.plan)
             energies = problem.energies(annealed).tolist()
             found += map(Annealed, itertools.repeat(CROSSED), annealed, energies, batch.f, batch.g)
@@ -136,7 +137,8 @@ def crossed_basins(
     best = _distinct(pool, n_kept, apart)
     plans, f, g = (torch.stack(parts) for parts in zip(*((each.plan, each.f, each.g) for each in best), strict=True))
     batch = Batch(plans, f, g, mass.new_full((len(best),), levels[-1]))
-    return cooled_basins(problem, batch, [0] * len(best), max(epsilon, COLDEST * unit), n_kept)
+    last = max(epsilon, COLDEST * unit)
+    return cooled_basins([(problem, batch, [0] * len(best), levels[-1], last)], n_kept)[0]
 
 
 def _distinct(pool: Sequence[EntrantT], most: int, apart: float) -> list[EntrantT]:

@@ -71,7 +71,7 @@ def is_few(problem: StoredProblem) -> bool:
 def on_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
     """The distinct optima that starts end in, with their plans, the lowest first."""
     x, y = (_landmarks(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
-    between = LandmarkProblem.of(x, y, problem.model)
+    between = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend)
     most = PAIRS_AT_ONCE // (len(x.mass) * len(y.mass))
     count = min(max(coarse.n_starts // 2, most), STARTS_OF_FEW * coarse.n_starts)
     basins = landmark_basins(between, 0.0, count, KEPT, problem.generator)
@@ -134,7 +134,8 @@ def on_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list
     cells, (p, q), watch = CellPair.of(problem, CELLS), problem.masses, problem.watch.aside()
     if cells.vague:
         return []
-    between, count = LandmarkProblem.of(cells.x, cells.y, problem.model), coarse.n_starts // 2
+    between = LandmarkProblem.of(cells.x, cells.y, problem.model, problem.kernels.backend)
+    count = coarse.n_starts // 2
     with threads_for(count * cells.in_x.count * cells.in_y.count):
         basins = landmark_basins(between, 0.0, count, KEPT, problem.generator)
     if not math.isfinite(basins[0].energy):
@@ -184,7 +185,7 @@ def _with_plan(candidate: Candidate, plan: Tensor) -> Candidate:
 def _distinct(basins: list[CoarseBasin]) -> list[CoarseBasin]:
     """Those whose plans are apart, the lowest first; counts of those merged are added."""
     energies = basins[0].plan.new_tensor([basin.energy for basin in basins])
-    groups = basins_of(torch.stack([basin.plan for basin in basins]), energies, KEPT)
+    groups = basins_of(torch.stack([basin.plan for basin in basins]), energies, KEPT).groups
     return [replace(basins[group[0]], count=sum(basins[i].count for i in group)) for group in groups]
 
 

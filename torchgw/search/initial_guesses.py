@@ -21,13 +21,15 @@ Sources: F. Memoli, "Gromov-Wasserstein distances and the metric approach to obj
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torchgw.kernels.sampling import draw
+from torchgw.kernels.sampling import picked
 from torchgw.linalg.centring import centred_modes, largest_modes
 from torchgw.objective.distributions import quantiles
+from torchgw.runtime.transfer import fetched
 
 SHARPNESS = 8.0  # of a guess: mean cost over the temperature of its plan
 N_QUANTILES = 16
@@ -39,16 +41,29 @@ ANCHORS = (2, 3, 4)
 def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """``count`` costs (count, L, L') for distances DX (L, L), DY (L', L') and masses p, q; each has mean 1 under the
     product plan."""
+    device, usual = DX.device, _sizes(2 * (2 + len(SIGNS)), count)
+
+    def uniform(sizes: list[int]) -> Tensor:
+        return torch.rand(2 * sum(sizes), generator=generator, dtype=torch.float64, device=device)
+
+    # On a GPU the few points come to the host, once: eigenvectors of so small a matrix take it longer.
+    DX, DY, p, q, *ahead = fetched(DX, DY, p, q, *([uniform(usual)] if DX.is_cuda else []))
     product = p[:, None] * q
-    costs = [relative_cost(x, y, product) for x, y in zip(profiles(DX, p), profiles(DY, q), strict=True)]
+    pairs = list(zip(profiles(DX, p), profiles(DY, q), strict=True))
     x, y = (leading_modes(D.square() / -2, mass, definite=True)[1] for D, mass in ((DX, p), (DY, q)))
-    costs += _signed_costs(x, y, product)
-    costs = [cost for cost in costs for _ in range(2)]
-    while len(costs) < count:
-        size = ANCHORS[len(costs) % len(ANCHORS)]
-        i, j = draw(p, size, generator), draw(q, size, generator)
-        costs.append(relative_cost(DX[:, i], DY[:, j], product))
-    return torch.stack(costs[:count])
+    pairs += [(x * signs, y) for signs in signs_of(x, y)]
+    costs = [cost for cost in relative_costs(pairs, product) for _ in range(2)]
+    if sizes := _sizes(len(costs), count):
+        (numbers,) = ahead if ahead and sizes == usual else fetched(uniform(sizes))
+        parts = torch.split(numbers, [size for size in sizes for _ in range(2)])
+        i, j = (torch.split(picked(mass, torch.cat(parts[side::2])), sizes) for side, mass in ((0, p), (1, q)))
+        costs += relative_costs([(DX[:, a], DY[:, b]) for a, b in zip(i, j, strict=True)], product)
+    return torch.stack(costs[:count]).to(device)
+
+
+def _sizes(first: int, count: int) -> list[int]:
+    """How many pairs of points the starts from the ``first`` on are drawn by."""
+    return [ANCHORS[start % len(ANCHORS)] for start in range(first, count)]
 
 
 def profiles(D: Tensor, mass: Tensor) -> list[Tensor]:
@@ -67,15 +82,20 @@ def leading_modes(S: Tensor, mass: Tensor, definite: bool = False) -> tuple[Tens
     return largest, features.to(S.dtype)
 
 
-def _signed_costs(x: Tensor, y: Tensor, product: Tensor) -> list[Tensor]:
-    """Costs between modes x (N, 3), y (K, 3) for every combination of signs."""
-    return [relative_cost(x * signs, y, product) for signs in signs_of(x, y)]
-
-
 def signs_of(x: Tensor, y: Tensor) -> list[Tensor]:
     """Every combination of signs (3,) of the modes x (N, 3), y (K, 3) that both have."""
     shared = int((x.any(0) & y.any(0)).sum())
     return [x.new_tensor(signs) for signs in SIGNS if min(signs[shared:], default=1.0) > 0]
+
+
+def relative_costs(pairs: Sequence[tuple[Tensor, Tensor]], product: Tensor) -> list[Tensor]:
+    """`relative_cost` of pairs of features (N, d), (K, d), those of equal d at once."""
+    found: dict[int, Tensor] = {}
+    for width in dict.fromkeys(x.shape[1] for x, _ in pairs):
+        at = [place for place, (x, _) in enumerate(pairs) if x.shape[1] == width]
+        x, y = (torch.stack([pairs[place][side] for place in at]) for side in (0, 1))
+        found |= dict(zip(at, relative_cost(x, y, product), strict=True))
+    return [found[place] for place in range(len(pairs))]
 
 
 def relative_cost(x: Tensor, y: Tensor, product: Tensor) -> Tensor:

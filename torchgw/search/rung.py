@@ -178,7 +178,7 @@ def rough(problem: StoredProblem) -> StoredProblem:
 def lifted(problem: StoredProblem, solved: Solved) -> tuple[Start, Tensor]:
     """What was solved between landmarks, lifted to all points."""
     gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
-    return lift(solved, problem.model, gradient)
+    return lift(solved, problem.model, gradient, softmin=problem.kernels.stored.softmin)
 
 
 def seen(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]) -> tuple[Start, Tensor]:
@@ -190,9 +190,9 @@ def seen(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tenso
 def spread(problem: StoredProblem, count: int) -> tuple[Landmarks, Landmarks]:
     """So many landmarks of both spaces, as the mass lies."""
     named = problem.model.points or (None, None)
-    spaces = zip((problem.source, problem.target), problem.masses, named, strict=True)
+    spaces = zip((problem.source, problem.target), problem.masses, named, problem.model.present, strict=True)
     x, y = (
-        choose_landmarks(space, mass, "spread", count, problem.generator, named=points)
-        for space, mass, points in spaces
+        choose_landmarks(space, mass, "spread", count, problem.generator, named=points, present=present)
+        for space, mass, points, present in spaces
     )
     return x, y

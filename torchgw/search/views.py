@@ -34,6 +34,7 @@ from torchgw.kernels.logsumexp import flushed
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import PairLoss
 from torchgw.persist.watch import Watch
+from torchgw.runtime.transfer import fetched
 from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
 from torchgw.search.subtrees import likeness
 from torchgw.sinkhorn.scaling import balance, scaled
@@ -77,15 +78,24 @@ class Graph:
         return torch.equal(self.D, self.D.T)
 
     @cached_property
+    def _counts(self) -> tuple[float, int, int]:
+        """The value that most entries have, zero where none has; how many have it, and how many on the diagonal."""
+        middle, diagonal = self.D.median(), self.D.diagonal()
+        counts = [(side == value).sum() for value in (middle, torch.zeros_like(middle)) for side in (self.D, diagonal)]
+        value, *each = fetched(middle, *counts)
+        many, at, zeros, zeros_at = map(int, each)
+        return (float(value), many, at) if 2 * many > self.D.numel() else (0.0, zeros, zeros_at)
+
+    @property
     def common(self) -> float:
         """The value that most entries have, zero where none has."""
-        middle = self.D.median()
-        return float(middle) if 2 * int((middle == self.D).sum()) > self.D.numel() else 0.0
+        return self._counts[0]
 
     @cached_property
     def sparse(self) -> bool:
         """Whether it is a graph of some pairs: at most half of the entries off the diagonal differ from the others."""
-        edges = int(self.D.ne(self.common).sum()) - int(self.D.diagonal().ne(self.common).sum())
+        _, many, at = self._counts
+        edges = (self.D.numel() - many) - (len(self.D) - at)
         return 0 < 2 * edges <= len(self.D) * (len(self.D) - 1)
 
     @property

@@ -79,7 +79,8 @@ class FactoredCost:
         """
         u0, v0, unit = self.U.mean(0), self.V.mean(0), 2 * LOG2E / epsilon
         row, column = self.U @ v0, self.V @ u0 - u0 @ v0
-        centred = FactoredCost(self.a - 2 * row, self.b - 2 * column, self.U - u0, self.V - v0, self.extra)
+        a, b = (torch.sub(*side, alpha=2) for side in ((self.a, row), (self.b, column)))
+        centred = FactoredCost(a, b, self.U - u0, self.V - v0, self.extra)
         return centred, unit * row, unit * column
 
     @property
@@ -134,7 +135,7 @@ class FactoredCost:
         """<C, T> (...) for plans with these marginals, their own rather than those asked for, and ``cross`` =
         <U V^T, T>, half of the stored part taken off."""
         found: Tensor = torch.linalg.vecdot(self.a, row) + torch.linalg.vecdot(self.b, column)
-        return found - 2 * cross
+        return torch.sub(found, cross, alpha=2)
 
     def scored(self, overlap: Tensor, epsilon: float, row: Tensor, column: Tensor) -> Tensor:
         """<C, T> (...) likewise, from <score, T> at ``epsilon`` of the stored score."""

@@ -3,7 +3,8 @@
 A sweep takes g to the f that belongs to it and to the column sums of the plan (f, g): its row sums are exact (under a
 hard marginal), and what the next g would change, sum_j q_j |2^(g - g_new) - 1|, is its L1 column residual. So the
 residual needs no plan. It is read only every ``check_every`` iterations, because reading waits for the device; on a GPU
-the next iteration is already on its way while the host waits. That of the last iteration is left for the caller.
+those after it are one launch (`torchgw.runtime.repeated`) and already on their way while the host waits, in vain where
+it was the last or asks for another weight. The residual of the last iteration is left for the caller.
 
 Between checks each half-step may be over-relaxed, old + w (new - old): near the fixed point that cuts the iterations by
 up to ten (measured, w = 1.8), far from it it can diverge. So checked iterations are plain, and w is halved towards 1
@@ -17,6 +18,7 @@ Sources: M. Cuturi, "Sinkhorn distances", 2013; log domain as in B. Schmitzer, "
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,12 +26,14 @@ from torch import Tensor
 
 from torchgw.kernels.kernel import relax
 from torchgw.options import AnnealingOptions, SinkhornOptions
+from torchgw.runtime.repeated import Repeated
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Softmins
 
 
 class SinkhornState(NamedTuple):
-    """Where an iteration ended, of this file or on a stored kernel; its residuals () are still on the device.
+    """Where an iteration ended, of this file or on a stored kernel; residuals that the host has not read are on the
+    device, ().
 
     Attributes
     ----------
@@ -37,13 +41,25 @@ class SinkhornState(NamedTuple):
     residual : L1 column residual at the last check.
     n_iter : iterations done.
     warm_residual : L1 column residual of the warm potentials under this score, infinite where only f was given.
+    known : their `largest_potential` (), where it is known.
     """
 
     f: Tensor
     g: Tensor
-    residual: Tensor
+    residual: Tensor | float
     n_iter: int
-    warm_residual: Tensor
+    warm_residual: Tensor | float
+    known: Tensor | None = None
+
+    @property
+    def largest(self) -> Tensor:
+        """The `largest_potential` ()."""
+        return largest_potential(self.f, self.g) if self.known is None else self.known
+
+
+def largest_potential(f: Tensor, g: Tensor) -> Tensor:
+    """The largest absolute potential () of a point that has mass; infinite where one is no number."""
+    return torch.nan_to_num(torch.cat((f, g)), nan=torch.inf, neginf=0.0).abs().max()
 
 
 def sinkhorn(
@@ -75,14 +91,38 @@ def sinkhorn(
     softmin = score.softmin(f, 0)
     warm, g = g, column.potential(softmin)
     warm_residual = g.new_full((), torch.inf) if warm is None else column_change(g, warm, softmin)
-    residual, known, iteration, weight = f.new_full((), float("inf")), float("inf"), 0, options.relaxation
-    reading: AsyncScalar | None = None
+    if max_iter < 1:
+        return SinkhornState(f, g, f.new_full((), float("inf")), 0, warm_residual)
+    repeated = Repeated(partial(_iterated, score, row, column), lambda kind: (min(kind[0], 2), kind[1]))
+    n_iter, known, weight = min(options.check_every, max_iter), float("inf"), options.relaxation
+    ahead = repeated((n_iter, weight), f, g, g)
+    while True:
+        (f, g, following), residual, count = ahead.after, ahead.seen[0], min(options.check_every, max_iter - n_iter)
+        if count <= 0:
+            break
+        reading = AsyncNumbers(ahead.seen)
+        if reading.overlaps:
+            ahead = repeated((count, weight), f, g, following)
+            f, g, following = ahead.before
+        last, (known,) = known, reading.values()
+        if known <= options.tol:
+            return SinkhornState(f, g, known, n_iter, warm_residual)
+        lighter = checked_weight(weight, last, known)
+        if not reading.overlaps or lighter != weight:
+            weight, ahead = lighter, repeated((count, lighter), f, g, following)
+        n_iter += count
+    return SinkhornState(f, g, residual, n_iter, warm_residual)
+
+
+def _iterated(
+    score: Softmins, row: Side, column: Side, kind: tuple[int, float], f: Tensor, g: Tensor, following: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """The f and g of the last of a number of iterations, over-relaxed by a weight but for that one, the ``kind``, and
+    the g that follows; its residual (1,)."""
+    count, weight = kind
     hard = row.hard and column.hard  # a relaxed marginal may end with less mass than a sweep keeps count of
-    while iteration < max_iter:
-        iteration += 1
-        checked = reading is None and (iteration % options.check_every == 0 or iteration == max_iter)
-        plain = checked or reading is not None  # an iteration that runs while the host reads may be the last
-        step = 1.0 if plain else weight
+    for left in reversed(range(count)):
+        step, g = weight if left else 1.0, following
         if hard:
             f, softmin = score.sweep(g, row.log_mass, f, step)
         else:
@@ -92,19 +132,8 @@ def sinkhorn(
                 shift, other = translation(row, column, f, g, log_total(g + softmin))
                 f, g, softmin = f + shift, g + other, softmin + shift
         new_g = column.potential(softmin)
-        if plain:
-            residual = column_change(new_g, g, softmin)
-        if iteration == max_iter:
-            break
-        if checked:
-            reading = AsyncScalar(residual)
-        if reading is not None and not (checked and reading.overlaps):
-            last, known, reading = known, reading.value(), None
-            if known <= options.tol:
-                break
-            weight = checked_weight(weight, last, known)
-        g = relax(g, new_g, step)
-    return SinkhornState(f, g, residual, iteration, warm_residual)
+        following = relax(g, new_g, step)
+    return (f, g, following), column_change(new_g, g, softmin)[None]
 
 
 def checked_weight(weight: float, last: float, residual: float) -> float:
@@ -112,28 +141,29 @@ def checked_weight(weight: float, last: float, residual: float) -> float:
     return weight if residual <= last else (1 + weight) / 2
 
 
-class AsyncScalar:
-    """A number on its way to the host.
+class AsyncNumbers:
+    """A few numbers on their way to the host.
 
-    On a GPU the copy goes to pinned memory behind the work that is queued; between asking and `value` more work can be
-    queued, so the device does not run dry. Elsewhere the number is at hand.
+    On a GPU the copy goes to pinned memory behind the work that is queued; between asking and `values` more work can be
+    queued, so the device does not run dry. Elsewhere the numbers are at hand.
     """
 
-    def __init__(self, number: Tensor) -> None:
-        self.overlaps = number.is_cuda
+    def __init__(self, numbers: Tensor) -> None:
+        self.overlaps = numbers.is_cuda
         if self.overlaps:
-            self._host = torch.empty((), dtype=number.dtype, pin_memory=True)
-            self._host.copy_(number.detach(), non_blocking=True)
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers.detach(), non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record(torch.cuda.current_stream(number.device))
+            self._copied.record(torch.cuda.current_stream(numbers.device))
         else:
-            self._host = number.detach()
+            self._host = numbers.detach()
 
-    def value(self) -> float:
-        """The number; waits for it."""
+    def values(self) -> list[float]:
+        """The numbers (n,); waits for them."""
         if self.overlaps:
             self._copied.synchronize()
-        return float(self._host)
+        found: list[float] = self._host.tolist()
+        return found
 
 
 def cooled(first: float, last: float, share: float) -> float:
@@ -161,4 +191,4 @@ def rescale(potential: Tensor, log_mass: Tensor, ratio: float | Tensor) -> Tenso
     if isinstance(ratio, float) and ratio == 1:
         return potential
     log_mass = log_mass.to(potential)
-    return (log_mass + (potential - log_mass) * ratio).where(~log_mass.isneginf(), log_mass)
+    return torch.where(log_mass.isneginf(), log_mass, log_mass + (potential - log_mass) * ratio)

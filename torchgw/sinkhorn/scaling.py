@@ -14,83 +14,142 @@ over-relaxation as in `torchgw.sinkhorn.loop`.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from torchgw.kernels.logsumexp import flushed
 from torchgw.options import SinkhornOptions
-from torchgw.sinkhorn.loop import SinkhornState, checked_weight
+from torchgw.runtime.repeated import Repeated, State
+from torchgw.sinkhorn.loop import AsyncNumbers, SinkhornState, checked_weight, largest_potential
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Score
 
 LARGEST_DRIFT = 40.0
 LARGEST_EXPONENT = 100.0
 
+Kind: TypeAlias = tuple[int, float]
+ABSORB: Kind = (0, 0.0)
+END: Kind = (-1, 0.0)
 
-def scaling(
-    score: Score, row: Side, column: Side, f: Tensor, g: Tensor, out: Tensor, *, options: SinkhornOptions, max_iter: int
-) -> SinkhornState:
-    """Solve from the warm potentials (f, g) and leave the plan in ``out`` (N, K); its row sums are those asked for.
 
-    Parameters
-    ----------
-    score : the score (N, K), see `torchgw.types.Score`.
-    row, column : the marginals, see `torchgw.sinkhorn.sides`.
-    options : tolerance, iterations between two readings of the residual, and weight of the half-steps there.
-    max_iter : most iterations, those in the log domain included; at least two are done.
+class Scaler:
+    """The steps of an iteration by scaling on one score, whose plan is made in ``out`` (N, K).
+
+    Between calls of `scaling` it may be kept as long as the score, the sides and the memory are the same.
     """
-    change, residual, weight, n_iter = None, float("inf"), options.relaxation, 0
-    free = row.relaxed or column.relaxed
-    if column.relaxed and not row.relaxed:
-        f = row.potential(score.softmin(g, 1))
-    while True:
+
+    def __init__(self, score: Score, row: Side, column: Side, out: Tensor) -> None:
+        self.score, self.row, self.column, self.out = score, row, column, out
+        self.scalings = list[Tensor]()  # memory of the last ones
+        models = tuple((side.hard, side.relaxed, side.offset is None) for side in (row, column))
+        self.take = Repeated(self._taken, lambda kind: min(kind[0], 2), ("scaling", out.shape, score.rescaled, models))
+
+    def _taken(self, kind: Kind, f: Tensor, g: Tensor, u: Tensor, v: Tensor) -> tuple[State, Tensor]:
+        """A step with potentials and scalings: so many iterations, over-relaxed by a weight; or `ABSORB`, or `END`."""
+        if kind == ABSORB:
+            return self._absorbed(f, g)
+        if kind == END:  # the potentials with their scalings, which the plan gets
+            scaled(self.out, u, v)
+            f, g = f + u.log2(), g + v.log2()
+            return (f, g, u, v), largest_potential(f, g)
+        (u, v), seen = self._iterated(*kind, f, g, u, v)
+        return (f, g, u, v), seen
+
+    def _absorbed(self, f: Tensor, g: Tensor) -> tuple[State, Tensor]:
+        """The potentials after a half-step of each side, absorbed, and scalings u, v after an iteration; its residual,
+        its furthest scaling and the residual of the potentials that were given (3,)."""
+        score, row, column = self.score, self.row, self.column
         softmin = score.softmin(f, 0)
-        new_g = column.potential(softmin)
-        change = column_change(new_g, g, softmin) if change is None else change
-        g = new_g
+        before, g = g, column.potential(softmin)
+        change = column_change(g, before, softmin)
         softmin = score.softmin(g, 1)
         f = row.potential(softmin)
-        n_iter += 1
-        if free:  # while no scaling can overflow by it
+        if row.relaxed or column.relaxed:  # while no scaling can overflow by it
             shift, other = translation(row, column, f, g, log_total(f + softmin))
             f, g = f + shift, g + other
-        score.absorb(f, g, out)
-        u, v = torch.ones_like(f), torch.ones_like(g)
-        safe = True
-        for step in range(1, max(max_iter - n_iter, 1) + 1):
-            columns = u @ out
-            if free:
+        score.absorb(f, g, self.out)
+        scalings, seen = self._iterated(1, 1.0, f, g, torch.ones_like(f), torch.ones_like(g))
+        return (f, g, *scalings), torch.cat((seen, change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None]))
+
+    def _iterated(self, count: int, weight: float, f: Tensor, g: Tensor, u: Tensor, v: Tensor) -> tuple[State, Tensor]:
+        """The scalings after so many iterations, over-relaxed by the weight but for the last; its residual and its
+        furthest scaling (2,)."""
+        row, column, kernel = self.row, self.column, self.out
+        for left in reversed(range(count)):
+            columns = u @ kernel
+            if row.relaxed or column.relaxed:
                 log_mass = (v * columns).sum(-1, keepdim=True).double().log2()
                 shift, other = translation(row, column, f + u.log2(), g + v.log2(), log_mass)
                 u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
-            new_v = column.scaled(g, columns)
-            checked = step % options.check_every == 0 or n_iter + 1 >= max_iter or step == 1
-            n_iter += 1
-            if not checked:
-                v = v * (new_v / v) ** weight
-                u = u * (row.scaled(f, out @ v) / u) ** weight
-                continue
-            missed = (columns * (v - new_v)).abs().sum()
-            v = new_v
-            u = row.scaled(f, out @ v)
-            furthest = torch.maximum(u.log2().abs().max(), v.log2().abs().max())
-            known = torch.stack((missed, furthest, change)).nan_to_num(nan=torch.inf, posinf=torch.inf)
-            last, (residual, drift, _) = residual, known.tolist()
+            if left:
+                v = self._scaled(column, g, columns, v, weight)
+                u = self._scaled(row, f, kernel @ v, u, weight)
+        new_v = self._scaled(column, g, columns, v, 1.0)
+        missed = (columns * (v - new_v)).abs().sum()
+        u = self._scaled(row, f, kernel @ new_v, u, 1.0)
+        furthest = torch.maximum(u.log2().abs().max(), new_v.log2().abs().max())
+        seen = torch.stack((missed, furthest)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        return (u, new_v), seen
+
+    def _scaled(self, side: Side, f: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
+        if side.hard:
+            return self.score.rescaled(side.filled, sums, old, weight)
+        new = side.scaled(f, sums)
+        return new if weight == 1.0 else old * (new / old) ** weight
+
+
+def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, max_iter: int) -> SinkhornState:
+    """Solve from the warm potentials (f, g) and leave the plan in the scaler's memory; its row sums are those asked
+    for.
+
+    Parameters
+    ----------
+    scaler : the score (N, K) and the marginals, see `torchgw.types.Score` and `torchgw.sinkhorn.sides`.
+    options : tolerance, iterations between two readings of the residual, and weight of the half-steps there.
+    max_iter : most iterations, those in the log domain included; at least two are done.
+    """
+    score, row, column = scaler.score, scaler.row, scaler.column
+    change, largest, weight, n_iter = None, None, options.relaxation, 0
+    if column.relaxed and not row.relaxed:
+        f = row.potential(score.softmin(g, 1))
+    while True:
+        ahead = scaler.take(ABSORB, f, g, *(scaler.scalings or (f, g)))
+        step, n_iter, known, state, seen = 1, n_iter + 2, float("inf"), ahead.after, ahead.seen
+        # On a GPU the next iterations are on their way while the host reads what the last ones came to.
+        while True:
+            reading = AsyncNumbers(seen)
+            count = min(options.check_every - step % options.check_every, max_iter - n_iter)
+            if reading.overlaps and count > 0:
+                ahead = scaler.take((count, weight), *state)
+                state = ahead.before
+            last, (residual, drift, *changed) = known, reading.values()
+            change = changed[0] if change is None else change
             solved = residual <= options.tol and drift <= LARGEST_EXPONENT
             safe = drift <= LARGEST_DRIFT or solved
-            if solved or not safe:
+            if solved or not safe or count <= 0:
                 break
-            weight = weight if step == 1 else checked_weight(weight, last, residual)
+            lighter, known = weight if step == 1 else checked_weight(weight, last, residual), residual
+            if not reading.overlaps or lighter != weight:
+                weight = lighter
+                ahead = scaler.take((count, weight), *state)
+            state, seen = ahead.after, ahead.seen
+            step, n_iter = step + count, n_iter + count
+        if safe:
+            end = scaler.take(END, *state)
+            f, g, *scaler.scalings = end.after
+            largest = end.seen
+            f, g = (f.clone(), g.clone()) if f.is_cuda else (f, g)  # the scaler writes over them
+            break
+        f, g, u, v = state
         if drift <= torch.finfo(f.dtype).max:
             f, g = f + u.log2(), g + v.log2()
-        if safe or n_iter >= max_iter:
+        if n_iter >= max_iter:
+            f = row.potential(score.softmin(g, 1))
+            score.absorb(f, g, scaler.out)
             break
-    if safe:
-        scaled(out, u, v)
-    else:
-        f = row.potential(score.softmin(g, 1))
-        score.absorb(f, g, out)
-    return SinkhornState(f, g, known[0], n_iter, known[2])
+    return SinkhornState(f, g, residual, n_iter, change, largest)
 
 
 def scaled(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:

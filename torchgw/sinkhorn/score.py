@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LOG2E
+from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
+from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 
 BLOCK_POINTS = 2**16
@@ -61,12 +63,14 @@ def factored_score(
     p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
     u0, v0 = _mean(cost.U, p), _mean(cost.V, q)
     row, column = unit * _times(cost.U, v0[:, None])[:, 0], unit * (_times(cost.V, u0[:, None])[:, 0] - u0 @ v0)
-    (L, L_inverse), (M, M_inverse) = _roots(_gram(cost.U, u0, p)), _roots(_gram(cost.V, v0, q))
+    # The few numbers of a rank come to the host: factorisations of so small matrices take a GPU longer.
+    (near, far), device = fetched(_gram(cost.U, u0, p), _gram(cost.V, v0, q)), u0.device
+    (L, L_inverse), (M, M_inverse) = _roots(near), _roots(far)
     P, sigma, Q = torch.linalg.svd(unit * (L.T @ M), full_matrices=False)
-    to_A, to_B = L_inverse @ P * sigma.sqrt(), M_inverse @ Q.T * sigma.sqrt()
+    to_A, to_B = (L_inverse @ P * sigma.sqrt()).to(device), (M_inverse @ Q.T * sigma.sqrt()).to(device)
     if len(sigma) == 0:  # all points of a space see the same distances
         to_A, to_B = torch.zeros_like(u0)[:, None], torch.zeros_like(v0)[:, None]
-    rest = _rest(cost.U, u0, to_A) * _rest(cost.V, v0, to_B)
+    (rest,) = fetched(_rest(cost.U, u0, to_A) * _rest(cost.V, v0, to_B))
     rank = max(int((rest > tolerance).sum()), 1)
     error = float(rest[rank]) if rank < len(rest) else 0.0
     to_A, to_B = to_A[:, :rank], to_B[:, :rank]
@@ -106,5 +110,6 @@ def _roots(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rest(U: Tensor, centre: Tensor, to_A: Tensor) -> Tensor:
     """For each rank the largest norm of a row's columns from there on, (r,)."""
-    norms = [(block.double() @ to_A - centre @ to_A).square().flip(1).cumsum(1).flip(1).amax(0) for block in _blocks(U)]
+    squares = ((block.double() @ to_A - centre @ to_A).square() for block in _blocks(U))
+    norms = [running(each.flip(1), 1).flip(1).amax(0) for each in squares]
     return torch.stack(norms).amax(0).sqrt()

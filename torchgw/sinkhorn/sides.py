@@ -27,7 +27,7 @@ from torch import Tensor
 from torchgw.kernels import LN2
 from torchgw.kernels.kernel import half_step
 from torchgw.kernels.logsumexp import logsumexp2
-from torchgw.kernels.sums import running
+from torchgw.kernels.sums import running, running_logs
 from torchgw.persist.codec import storable
 
 SMALLEST_SUM = 2.0**-90
@@ -65,7 +65,7 @@ class Side:
         return torch.isneginf(self.log_mass)
 
     @cached_property
-    def _filled(self) -> Tensor:
+    def filled(self) -> Tensor:
         """The masses, the smallest normal number for points without: over sums that are absorbed as zero it is 1."""
         return torch.where(self.empty, _tiny(self.log_mass.dtype), self.mass)
 
@@ -99,7 +99,7 @@ class Side:
         for those that keep so little that a stored plan does not carry it.
         """
         if self.hard:
-            return self._filled / sums.clamp_min(_tiny(sums.dtype))
+            return self.filled / sums.clamp_min(_tiny(sums.dtype))
         if self.total is None:
             kept = self.log_mass - self._slack * (f + self._offset(f))
             new = (kept - self.tau * sums.log2()).exp2()
@@ -213,7 +213,7 @@ def water_level(x: Tensor, mass: Tensor, total: float) -> Tensor:
     below = running(mass, -1)
     # log2 of what lies above each point, at level zero.
     bits = torch.where(mass > 0, mass.log2() - x, -torch.inf)
-    above = running((bits * LN2).flip(-1), -1, torch.logcumsumexp).flip(-1) / LN2
+    above = running_logs((bits * LN2).flip(-1), -1).flip(-1) / LN2
     above = torch.cat((above[..., 1:], torch.full_like(above[..., :1], -torch.inf)), dim=-1)
     reached = below + torch.where(torch.isneginf(above), 0.0, (x + above).exp2())
     full = ((reached <= total) & (mass > 0)).sum(-1, keepdim=True)

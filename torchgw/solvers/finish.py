@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from torchgw import ranges
 from torchgw.couplings.blocks import DenseCoupling
@@ -16,7 +16,8 @@ from torchgw.kernels.precision import reach, unsafe
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.loop import AsyncNumbers
+from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
 
@@ -41,10 +42,11 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     score = start.A @ start.B.T if low_rank else centred.stored_score(epsilon).to(torch.float64)
     plan = torch.empty_like(score)
     sides, most = model.sides(epsilon, centred, torch.float64), options.final_max_iter
-    state = scaling(kernel.on(score), *sides, start.f, start.g, plan, options=options, max_iter=most)
-    require_resolved(float(largest_potential(state.f, state.g)), epsilon)
+    state = scaling(Scaler(kernel.on(score), *sides, plan), start.f, start.g, options=options, max_iter=most)
+    largest = AsyncNumbers(state.largest[None])
     solved = PotentialCoupling(start.A, start.B, state.f, state.g)
     rounded, residual = round_to_marginals(solved, p, q, DenseCoupling(plan), model.marginals)
+    require_resolved(largest.values()[0], epsilon)
     assert rounded.x is not None
     assert rounded.y is not None
     plan.mul_((rounded.f - state.f).nan_to_num(nan=0.0).exp2()[:, None])
@@ -63,16 +65,16 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
 
 def precision_warning(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
     """Why float32 could not carry the scores that the loop worked on, or None."""
+    return watched_precision(cost, epsilon, options)()
+
+
+def watched_precision(cost: FactoredCost, epsilon: float, options: GWOptions) -> Callable[[], str | None]:
+    """What says so once the device has come to it."""
     if not options.mixed_precision:
-        return None
+        return lambda: None
     A, B = cost.centred(epsilon)[0].balanced_score(epsilon)
-    return unsafe(reach(A, B), A.shape[1])
-
-
-def largest_potential(f: Tensor, g: Tensor) -> Tensor:
-    """The largest absolute potential of a point that has mass; infinite where one is no number."""
-    sides = [torch.nan_to_num(side, nan=torch.inf, neginf=0.0).abs().max() for side in (f, g)]
-    return torch.maximum(*sides)
+    reading, rank = AsyncNumbers(reach(A, B)[None]), A.shape[1]
+    return lambda: unsafe(reading.values()[0], rank)
 
 
 def require_resolved(largest: float, epsilon: float) -> None:

@@ -31,8 +31,8 @@ from torchgw.options import GWOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import annealed, epsilon_at
-from torchgw.solvers.finish import largest_potential, require_resolved
+from torchgw.sinkhorn.loop import AsyncNumbers, annealed, epsilon_at
+from torchgw.solvers.finish import require_resolved
 from torchgw.solvers.inner import Inner, solved
 from torchgw.solvers.iterate import Check, iterate
 from torchgw.solvers.solution import PlanState, Solution
@@ -121,6 +121,7 @@ def descend(
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
     concave = model.fixed and model.loss is SQUARE
+    nothing, summed = row.new_zeros(()), list[Tensor]()
 
     def evaluated(at: BlockCoupling) -> tuple[FactoredCost, Tensor]:
         """The cost at a plan, and the objective there without its entropy."""
@@ -128,6 +129,12 @@ def descend(
             return gradient.evaluated(at, row)
         found = gradient(at, row)
         return found, mean_cost(found, at, row, column)
+
+    def terms(cost: FactoredCost) -> Tensor:
+        """What cancels in the value of a plan under the cost; between hard marginals its terms stay the same."""
+        if not summed or summed[0] is not cost.a or summed[1] is not cost.b:
+            summed[:] = cost.a, cost.b, cost.a.abs() @ row + cost.b.abs() @ column
+        return summed[2]
 
     def begin() -> FixedPoint:
         cost = gradient(start.coupling(), row) if start.cost is None else start.cost
@@ -142,16 +149,13 @@ def descend(
         now = annealed(state.n_iter, epsilon, start.epsilon, annealing)
         (found, coupling, overlap), end, centred = solved(inner, cost, now, model, state.end, state.marginals)
         following, marginals, damped = None, None, state.damped
-        terms, change = cost.a.abs() @ row + cost.b.abs() @ column, torch.zeros_like(row[0])
-        moved, evaluates = torch.zeros_like(row[0]), isinstance(gradient, ModelGradient) or damped is not None
+        change, moved, evaluates = nothing, nothing, isinstance(gradient, ModelGradient) or damped is not None
         if evaluates:
             at = coupling
             if (damped is not None or not concave) and isinstance(coupling, DenseCoupling):
                 damped = Damped(coupling.plan.clone()) if damped is None else damped.towards(coupling.plan)
                 at = DenseCoupling(damped.plan)
-                moved = (
-                    torch.zeros_like(row[0]) if damped.direction is None else damped.direction.abs().sum() / row.sum()
-                )
+                moved = nothing if damped.direction is None else damped.direction.abs().sum() / row.sum()
             following, energy = evaluated(at)
             if not model.fixed:
                 marginals = model.marginals_of(at)
@@ -159,8 +163,15 @@ def descend(
         else:
             energy = centred.scored(overlap, now, row, column)
         # All that the host is to know of the iteration, in one wait.
-        known = energy, terms, change, moved, largest_potential(found.f, found.g), found.residual, found.warm_residual
-        value, cancelling, changed, swapped, largest, residual, warm_residual = torch.stack(known).tolist()
+        known = energy, terms(cost), change, moved, found.largest
+        residuals = [each for each in (found.residual, found.warm_residual) if isinstance(each, Tensor)]
+        reading, ahead = AsyncNumbers(torch.stack((*known, *residuals))), None
+        if reading.overlaps and following is None:  # the next cost, on a GPU while the host waits
+            ahead = gradient(coupling, row)
+        value, cancelling, changed, swapped, largest, *read = reading.values()
+        residual, warm_residual = (
+            read.pop(0) if isinstance(each, Tensor) else each for each in (found.residual, found.warm_residual)
+        )
         if resolved:
             require_resolved(largest, epsilon)
         # Below the rounding of the terms that cancel in it, a change of the value means nothing.
@@ -185,7 +196,7 @@ def descend(
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
             end=end,
             coupling=coupling,
-            next=following,
+            next=ahead if following is None else following,
             values=values,
             marginals=marginals,
             damped=damped,

@@ -22,9 +22,10 @@ from torchgw.kernels.tiles import TILE, Tiles, all_tiles, choose_tiles
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
+from torchgw.runtime.repeated import Repeated, State
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
 from torchgw.solvers.warm_start import Start
 from torchgw.types import Softmins
@@ -102,26 +103,40 @@ class StoredInner:
     def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
         self.kernel, self.model, self.options = kernel, model, options
         self._score, self._plan, self._masses = torch.empty(0), torch.empty(0), model.masses
+        self._scaler: Scaler | None = None
+        self._ended = Repeated(self._end)  # of no memory yet
 
     def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
         state = self.potentials(linear, f, g)
-        rounded(self._plan, *self._masses, self.model.marginals)
-        return state, DenseCoupling(self._plan), _overlap(self._score, self._plan)
+        if self.model.marginals.balanced:
+            overlap = self._ended(None, *self._masses).seen
+        else:  # which tell the host how much they miss
+            _, overlap = self._end(None, *self._masses)
+        return state, DenseCoupling(self._plan), overlap
+
+    def _end(self, _: object, p: Tensor, q: Tensor) -> tuple[State, Tensor]:
+        """<score, T> of the plan T, which is rounded."""
+        rounded(self._plan, p, q, self.model.marginals)
+        return (p, q), _overlap(self._score, self._plan)
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         """Leaves the plan, not rounded, in the buffer."""
         A, B = linear.A, linear.B
         shape, dtype = (len(A), len(B)), A.dtype
         if self._score.shape != shape or self._score.dtype != dtype or self._score.device != A.device:
-            self._score, self._plan = A.new_empty(shape), A.new_empty(shape)
+            self._score, self._plan, self._scaler = A.new_empty(shape), A.new_empty(shape), None
+            self._ended = Repeated(self._end, kernels=("rounded", shape))
             p, q = self.model.masses
             self._masses = p.to(dtype), q.to(dtype)
-        score, plan, options = self._score, self._plan, self.options
+        score, options, sides = self._score, self.options, (linear.row, linear.column)
         torch.mm(A, B.T, out=score)
         if linear.extra is not None:
             score += linear.extra
-        given, sides = self.kernel.on(score), (linear.row, linear.column)
-        return scaling(given, *sides, f, g, plan, options=options, max_iter=options.exact_max_iter)
+        known = self._scaler
+        if known is None or known.row is not linear.row or known.column is not linear.column:
+            self._scaler = Scaler(self.kernel.on(score), *sides, self._plan)
+        assert self._scaler is not None
+        return scaling(self._scaler, f, g, options=options, max_iter=options.exact_max_iter)
 
 
 class StreamedInner:

@@ -43,11 +43,13 @@ STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end 
 class Kernels:
     """The implementations that a solve uses.
 
+    backend : the one that was asked for.
     stored : of scores (N, K) that are stored.
     streamed : of scores that are products, which are not.
     tiled : of products on kept tiles.
     """
 
+    backend: str
     stored: Kernel
     streamed: Kernel
     tiled: TileKernel
@@ -111,8 +113,7 @@ class Problem:
     @property
     def masses(self) -> tuple[Tensor, Tensor]:
         """The masses in the loop's dtype."""
-        dtype = loop_dtype(self.options.mixed_precision)
-        return self.p.to(dtype), self.q.to(dtype)
+        return self.model.masses_in(loop_dtype(self.options.mixed_precision))
 
     @property
     def sharp(self) -> bool:

@@ -112,7 +112,9 @@ def solve_sampled(
         last = torch.zeros_like(score) if state.checked is None else state.checked
         change, overlap, rows, columns = compared(last, score, found)
         expected = cost.scored(overlap, now, rows, columns)
-        value, changed, residual = torch.stack((expected, change, found.residual)).tolist()
+        unread = [found.residual] if isinstance(found.residual, Tensor) else []
+        value, changed, *read = torch.stack((expected, change, *unread)).tolist()
+        residual = found.residual if isinstance(found.residual, float) else read[0]
         plateau, status = state.plateau, None
         if now == epsilon and (start.epsilon is not None or state.n_iter > annealing.n_iter):
             plateau = observe(plateau, value, stopping)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgw.kernels import principal_directions
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.sums import add_by_label
 from torchgw.kernels.tiles import inverse_permutation
 from torchgw.persist.codec import storable
 
-POWER_ITERATIONS = 3
-SAMPLED_POINTS = 32
 BLOCK_POINTS = 2**16
 
 
@@ -49,7 +49,7 @@ class Hierarchy:
     def cells(self, level: int) -> Cells:
         """The cells of one level."""
         ends = self.levels[level]
-        label = torch.repeat_interleave(torch.arange(len(ends) - 1, device=ends.device), ends[1:] - ends[:-1])
+        label = _labels(ends.diff(), torch.arange(len(ends) - 1, device=ends.device), len(self.order))
         by_point = torch.empty_like(label)
         by_point[self.order] = label
         return Cells(by_point, len(ends) - 1)
@@ -106,7 +106,7 @@ class Cells:
         return order[first]
 
 
-def bisect(features: Tensor, n_cells: int, unit: int = 1) -> Hierarchy:
+def bisect(features: Tensor, n_cells: int, unit: int = 1, backend: str = "eager") -> Hierarchy:
     """Halve until there are at least ``n_cells`` cells, or a cell for each point.
 
     Parameters
@@ -114,23 +114,30 @@ def bisect(features: Tensor, n_cells: int, unit: int = 1) -> Hierarchy:
     features : (N, d).
     unit : while a cell has more than ``unit`` points it is cut at a multiple of it, so that runs of ``unit`` points in
         the order never straddle two cells.
+    backend : of `torchgw.kernels.principal_directions`.
 
     Notes
     -----
     O(N (d + log N)) for each of log2(n_cells) levels; directions come from at most 32 points of each cell.
     """
-    n = len(features)
-    order = torch.arange(n, device=features.device)
-    ends = torch.tensor([0, n], device=features.device)
-    levels = [ends]
-    node = torch.zeros_like(order)
+    n, device = len(features), features.device
+    order = torch.arange(n, device=device)
+    ends = torch.tensor([0, n])  # where cells end depends on their numbers alone, so the host knows
+    levels = [ends.to(device)]
+    node, numbers = torch.zeros_like(order), torch.arange(n, device=device)
+    workload = Workload(device, features.dtype, (n, n_cells), features.shape[1])
+    directions = principal_directions.choose(backend, workload).function
     while len(ends) - 1 < min(n_cells, n):
-        order = _sorted_within(features, order, ends, node)
+        order = _sorted_within(features, directions(features, order, levels[-1]), node)
         ends = torch.unique(torch.cat((ends, _cuts(ends, unit))))
-        label = torch.repeat_interleave(torch.arange(len(ends) - 1, device=ends.device), ends[1:] - ends[:-1])
-        node[order] = label
-        levels.append(ends)
+        levels.append(ends.to(device))
+        node[order] = _labels(ends.diff().to(device), numbers[: len(ends) - 1], n)
     return Hierarchy(order, tuple(levels))
+
+
+def _labels(sizes: Tensor, numbers: Tensor, n: int) -> Tensor:
+    """The number of the cell (n,) of each position, from the sizes of cells with these numbers."""
+    return torch.repeat_interleave(numbers, sizes, output_size=n)
 
 
 def _cuts(ends: Tensor, unit: int) -> Tensor:
@@ -140,19 +147,11 @@ def _cuts(ends: Tensor, unit: int) -> Tensor:
     return (first + half)[size > 1]
 
 
-def _sorted_within(features: Tensor, order: Tensor, ends: Tensor, node: Tensor) -> Tensor:
-    """The order with the points of each cell sorted along its direction of largest variance."""
-    size = ends[1:] - ends[:-1]
-    steps = (torch.arange(SAMPLED_POINTS, device=ends.device) + 0.5) / SAMPLED_POINTS
-    sample = features[order[ends[:-1, None] + (steps * size[:, None]).long()]]
-    sample = sample - sample.mean(1, keepdim=True)
-    direction = (sample[:, -1] - sample[:, 0])[..., None]
-    for _ in range(POWER_ITERATIONS):
-        direction = sample.mT @ (sample @ direction)
-        direction = direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True).clamp_min(1e-30)
+def _sorted_within(features: Tensor, direction: Tensor, node: Tensor) -> Tensor:
+    """The order with the points of each cell, ``node`` (N,), sorted along its direction (cells, d)."""
     along = torch.cat(
         [
-            (block * direction[which, :, 0]).sum(1)
+            (block * direction[which]).sum(1)
             for block, which in zip(torch.split(features, BLOCK_POINTS), torch.split(node, BLOCK_POINTS), strict=True)
         ]
     ).to(torch.float64)

@@ -10,21 +10,27 @@ Sources: T. Gonzalez, "Clustering to minimize the maximum intercluster distance"
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
 from torchgw.persist.codec import storable
+from torchgw.runtime.repeated import Repeated, State
+from torchgw.runtime.transfer import fetched
 from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
 ROUNDS = 10
+AT_ONCE = 4  # farthest points that a GPU is told to find
 FEW = 64
 # Coverage by so many: of curves up to 0.006, of surfaces and clouds in the plane 0.01 to 0.02, in 3, 5, 10 dimensions
 # 0.07, 0.2, 0.35.
 WIDE, SCATTERED = 0.008, 0.05
+BEHIND = 1e-150  # of a weight: what is drawn when nothing else is left
 LONGEST_STEP = 3.0  # of a tree between landmarks, over the radius that they cover: beyond, points are in pieces
 
 
@@ -51,6 +57,11 @@ class Landmarks:
         """All points of a space with these distances (N, N) and masses (N,)."""
         return cls(torch.arange(len(D), device=D.device), D, D, mass)
 
+    @cached_property
+    def nearest(self) -> Tensor:
+        """The landmark (N,) nearest to each point."""
+        return self.rows.argmin(0)
+
     def seen_by(self, index: Tensor) -> Landmarks:
         """The same landmarks, with distances to the points ``index`` only."""
         return Landmarks(self.index, self.rows[:, index], self.distances, self.mass)
@@ -58,7 +69,7 @@ class Landmarks:
     def between(self, one: Tensor, other: Tensor) -> Tensor:
         """Distances (..., n) between the points ``one`` (n,) and ``other`` (..., n), by way of the landmark nearest to
         ``one``."""
-        found = self.rows[self.rows.argmin(0)[one], other].clamp_min(0.0)
+        found = self.rows[self.nearest[one], other].clamp_min(0.0)
         return found.masked_fill(one == other, 0.0)
 
 
@@ -70,22 +81,23 @@ def choose_landmarks(
     generator: torch.Generator,
     first: Tensor | None = None,
     named: Tensor | None = None,
+    present: int | None = None,
 ) -> Landmarks:
     """At most ``count`` points with mass, of a kind out of `KINDS`; all of them when there are not more.
 
     ``mass`` (N,) is in the dtype of the space; ``first`` is the index that farthest-point landmarks begin with.
-    The points ``named`` are landmarks in any case, beyond the count: as many of them as that at the most.
+    The points ``named`` are landmarks in any case, beyond the count: as many of them as that at the most. Where it is
+    known how many have mass, ``present``, nothing waits for a device.
     """
-    present = torch.nonzero(mass > 0)[:, 0]
-    if len(present) <= count:
-        index = present
+    if (int((mass > 0).sum()) if present is None else present) <= count:
+        index = torch.nonzero(mass > 0)[:, 0]
         rows = space.rows(index)
     elif kind == "farthest":
         index, rows = _farthest(space, mass, count, first)
     elif kind == "spread":
         index, rows = _spread(space, mass, count, generator)
     else:
-        index = _without_replacement(mass, count, generator)
+        index = _without_replacement(_uniform(mass, generator), mass, mass, count)
         rows = space.rows(index)
     own = type(space).__module__.startswith("torchgw.")  # whose rows are finite; looking would wait for the device
     if not own and not bool(rows.isfinite().all()):
@@ -102,10 +114,10 @@ def choose_landmarks(
     return Landmarks(index, rows, ((among + among.T) / 2).fill_diagonal_(0.0), cells)
 
 
-def coverage(landmarks: Landmarks, mass: Tensor) -> float:
-    """Mean square distance to the nearest landmark, relative to that between two random points."""
+def coverage(landmarks: Landmarks, mass: Tensor) -> Tensor:
+    """Mean square distance to the nearest landmark, relative to that between two random points, ()."""
     near = landmarks.rows.amin(0).clamp_min(0.0).square() @ mass
-    return float(mass.sum() * near / _spread_of(landmarks, mass))
+    return mass.sum() * near / _spread_of(landmarks, mass)
 
 
 def few_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
@@ -115,33 +127,39 @@ def few_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
     return choose_landmarks(space, mass, "farthest", FEW, torch.Generator(mass.device))
 
 
-def along_curve(landmarks: Landmarks, mass: Tensor) -> bool:
-    """Whether the points lie along a curve in one piece, by about sixty of them: the others are covered well, and a
-    tree joins the landmarks by steps that are not much longer than each covers.
+def along_curves(sides: Sequence[tuple[Landmarks, Tensor]]) -> bool:
+    """Whether the points of all spaces lie along a curve in one piece, by about sixty of them, and the masses: the
+    others are covered well, and a tree joins the landmarks by steps that are not much longer than each covers.
 
     Clusters are covered as well as a curve, but the steps between them are 4 to 40 times as long as that; of curves,
     surfaces and clouds the longest is 1.3 to 3 times (measured, 200 to 5000 points).
     """
     from scipy.sparse.csgraph import minimum_spanning_tree  # late: it takes long to import
 
-    others = 1 - len(landmarks.index) / int((mass > 0).sum())
-    if others == 0 or coverage(landmarks, mass) > WIDE * others:
-        return False
-    steps = minimum_spanning_tree(landmarks.distances.cpu().numpy()).data
-    radius = float(landmarks.rows.amin(0).masked_fill(mass <= 0, 0.0).max())
-    return len(steps) > 0 and float(steps.max()) <= LONGEST_STEP * radius
+    known = []
+    for landmarks, mass in sides:
+        far = landmarks.rows.amin(0).masked_fill(mass <= 0, 0.0).max()
+        known += [(mass > 0).sum(), coverage(landmarks, mass), far, landmarks.distances]
+    found = fetched(*known)
+    for present, covered, radius, distances in zip(*(found[part::4] for part in range(4)), strict=True):
+        others = 1 - len(distances) / int(present)
+        if others == 0 or float(covered) > WIDE * others:
+            return False
+        steps = minimum_spanning_tree(distances.numpy()).data
+        if not (len(steps) > 0 and float(steps.max()) <= LONGEST_STEP * float(radius)):
+            return False
+    return True
 
 
-def unlikeness(landmarks: Landmarks, mass: Tensor) -> float:
+def unlikeness(landmarks: Landmarks, mass: Tensor) -> Tensor:
     """Mean square difference between a point's distances to all landmarks and those of its nearest landmark, relative
-    to the distance between two random points.
+    to the distance between two random points, ().
 
     In a metric space it is at most the coverage. In an adjacency most distances are zero, which the coverage takes for
     nearness; only this says how little landmarks mean.
     """
-    nearest = landmarks.rows.argmin(0)
-    seen = landmarks.mass @ ((landmarks.rows - landmarks.distances[:, nearest]).square() @ mass)
-    return float(seen / _spread_of(landmarks, mass))
+    seen = landmarks.mass @ ((landmarks.rows - landmarks.distances[:, landmarks.nearest]).square() @ mass)
+    return seen / _spread_of(landmarks, mass)
 
 
 def _spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
@@ -157,15 +175,24 @@ def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor |
         first = mass.argmax()
         for _ in range(2):
             first = space.rows(first[None])[0].masked_fill(absent, -1.0).argmax()
-    index, nearest = [first[None]], torch.where(absent, -1.0, torch.inf).to(mass)
-    rows: list[Tensor] = []
-    while True:
-        rows.append(space.rows(index[-1]))
-        nearest = torch.minimum(nearest, rows[-1][0])
-        nearest[index[-1]] = -1.0
-        if len(rows) == count:
-            return torch.cat(index), torch.cat(rows)
-        index.append(nearest.argmax(0, keepdim=True))
+    chosen = torch.nn.functional.pad(first[None], (0, count))
+
+    def steps(number: int, *state: Tensor) -> tuple[State, Tensor]:
+        """The count of landmarks, the landmarks and the next one, and distances to the nearest of them."""
+        at, chosen, nearest = state
+        for _ in range(number):
+            index = chosen.gather(0, at)
+            nearest = torch.minimum(nearest, space.rows(index)[0]).index_fill(0, index, -1.0)
+            at, chosen = at + 1, chosen.scatter(0, at + 1, nearest.argmax(0, keepdim=True))
+        return (at, chosen, nearest), nearest
+
+    state: State = chosen.new_zeros(1), chosen, torch.where(absent, -1.0, torch.inf).to(mass)
+    given, repeated = is_given(space), Repeated(steps, kernels=("farthest", type(space)))
+    for start in range(0, count, AT_ONCE):
+        number = min(AT_ONCE, count - start)
+        state = repeated(number, *state).after if given else steps(number, *state)[0]
+    index = state[1][:count]
+    return index, space.rows(index)
 
 
 def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -174,23 +201,50 @@ def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.
     k-means++ but in ten rounds: rows of a space may each be a shortest-path search, and many at once cost less. Medoids
     of stored distances are drawn one by one (`torchgw.solvers.low_rank.group_cells`).
     """
-    index = _without_replacement(mass, max(count // ROUNDS, 1), generator)
-    rows = space.rows(index)
-    while len(index) < count:
-        weight = mass * rows.amin(0).clamp_min(0.0).square()
-        weight[index] = 0.0
-        if not bool((weight > 0).any()):
-            weight = mass.clone()
-            weight[index] = 0.0
-        new = _without_replacement(weight, min(max(count // ROUNDS, 1), count - len(index)), generator)
-        if len(new):
-            index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
-    return index, rows
+    device, most, together = mass.device, max(count // ROUNDS, 1), mass.is_cuda and is_given(space)
+    rounds = -(-count // most)
+    ahead = torch.rand(rounds, len(mass), generator=generator, device=device, dtype=torch.float64) if together else mass
+
+    def drawn(number: int, at: Tensor, weight: Tensor, other: Tensor) -> Tensor:
+        uniform = ahead[at][0] if together else _uniform(mass, generator)
+        return _without_replacement(uniform, weight, other, number)
+
+    def one(number: int, *state: Tensor) -> tuple[State, Tensor]:
+        """The number of the round, the landmarks, the first one in place of those to come, and distances to the nearest
+        of them."""
+        at, chosen, nearest = state
+        left = mass.index_fill(0, chosen, 0.0)
+        new = drawn(number, at, left * nearest.clamp_min(0.0).square(), left)
+        places = at * most + torch.arange(number, device=device)
+        nearest = torch.minimum(nearest, space.rows(new).amin(0))
+        return (at + 1, chosen.scatter(0, places, new), nearest), nearest
+
+    at = torch.zeros(1, dtype=torch.int64, device=device)
+    first = drawn(most, at, mass, mass)
+    chosen = torch.cat((first, first[:1].expand(count - most)))
+    state: State = at + 1, chosen, space.rows(first).amin(0)
+    repeated = Repeated(one, kernels=("spread", type(space), len(mass)))
+    for start in range(most, count, most):
+        number = min(most, count - start)
+        state = repeated(number, *state).after if together else one(number, *state)[0]
+    index = state[1]
+    return index, space.rows(index)
 
 
-def _without_replacement(weight: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Up to ``count`` distinct indices drawn in proportion to ``weight``: the largest of the Gumbel-perturbed logs."""
-    count = min(count, int((weight > 0).sum()))
-    uniform = torch.rand(weight.shape, generator=generator, device=weight.device, dtype=torch.float64)
-    keys = weight.to(torch.float64).log() - (-uniform.clamp_min(1e-300).log()).log()
-    return keys.topk(count).indices
+def is_given(space: DistanceProvider) -> bool:
+    """Whether rows of a space are products or copies, which a device does by itself."""
+    return space.stored or space.factors() is not None
+
+
+def _uniform(mass: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(mass.shape, generator=generator, device=mass.device, dtype=torch.float64)
+
+
+def _without_replacement(uniform: Tensor, weight: Tensor, other: Tensor, count: int) -> Tensor:
+    """Distinct indices (count,) drawn by uniform numbers (N,) in proportion to ``weight`` (N,): those whose exponential
+    clocks of these rates ring first. Where too few of it are positive, the rest by the ``other`` weights, of which at
+    least so many are."""
+    rate = weight.to(torch.float64)
+    if other is not weight:
+        rate = torch.where(rate > 0, rate, other.to(torch.float64) * BEHIND)
+    return uniform.clamp_min(1e-300).log_().div_(rate).topk(count).indices

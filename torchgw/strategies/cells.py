@@ -81,11 +81,11 @@ def _halved(n: int) -> int:
 def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> CellSpace:
     """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), or every point where that
     is more than two thirds of them."""
-    n = len(features)
+    n, backend = len(features), problem.kernels.backend
     if 3 * count > 2 * n:
-        cells = Cells(bisect(features, -(-n // TILE), TILE).rank, n)
+        cells = Cells(bisect(features, -(-n // TILE), TILE, backend).rank, n)
     else:
-        hierarchy = bisect(features, count)
+        hierarchy = bisect(features, count, backend=backend)
         cells = hierarchy.cells(hierarchy.level(count))
         groups = problem.model.groups
         if groups is not None:

@@ -273,7 +273,8 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         if further.energy < ends[lowest].energy:
             ends[lowest] = further
     settled = [replace(_settled(c, end), ended=problem.sharp) for c, end in zip(contenders, ends, strict=True)]
-    entropic = problem.model.entropic if problem.model.fixed else lambda plan, epsilon: 0.0
+    compared = problem.model.fixed and len(ends) > 1
+    entropic = problem.model.entropic if compared else lambda plan, epsilon: 0.0
     minimised = [end.energy + entropic(end.plan, problem.model.epsilon) for end in ends]
     order = sorted(range(len(ends)), key=minimised.__getitem__)
     rest = [settled[i] for i in order[1:]] + [c for c in others if all(c is not each for each in contenders)]

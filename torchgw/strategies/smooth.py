@@ -15,7 +15,7 @@ from torchgw.objective.leading import LeadingGradient
 from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.options import GWOptions
 from torchgw.search.basins import sampled_energy
-from torchgw.solvers.finish import finish, precision_warning
+from torchgw.solvers.finish import finish, watched_precision
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.newton import refined, with_tolerance
@@ -60,6 +60,7 @@ def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> 
     inner = options.sinkhorn
     if watch.cut():  # rounding makes any plan feasible
         inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
+    warning = watched_precision(warm.cost, epsilon, options)
     last = finish(solution, epsilon, model, problem.kernels.stored, inner)
     assert last.end is not None
     assert last.stored is not None
@@ -74,7 +75,7 @@ def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> 
         dual=warm.cost.column_dual(last.end.g, model.q, epsilon),
         energy=energy,
         status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
-        precision_warning=precision_warning(warm.cost, epsilon, options),
+        precision_warning=warning(),
     )
 
 

@@ -50,7 +50,7 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
     marginals = coupling.marginal(1), coupling.marginal(0)
     values = model.summed(value, 0.0, 0.0, *marginals)
     a, b = (torch.from_numpy(side) for side in (problem.a, problem.b))
-    lower = min(first_bound(a, b, model.p.cpu(), model.q.cpu()), values.total)
+    lower = min(float(first_bound(a, b, model.p.cpu(), model.q.cpu())), values.total)
     solution = Solution(
         coupling=coupling,
         end=None,

@@ -82,7 +82,8 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
     """
     score, p, q = state.solved.score, problem.p, problem.q
     # Cut at multiples of the largest tile first and halved within, so that one order serves all sizes of tiles.
-    rows, columns = (bisect(side, -(-len(side) // SIZES[-1]), SIZES[0]).order for side in (score.A, score.B))
+    backend = problem.kernels.backend
+    rows, columns = (bisect(side, -(-len(side) // SIZES[-1]), SIZES[0], backend).order for side in (score.A, score.B))
     A, B, f, g = score.A[rows], score.B[columns], state.f[rows], state.g[columns]
     if len(A) * len(B) <= EVERY_PAIR:
         A, B = A.double(), B.double()
@@ -209,7 +210,7 @@ def _usual_displaced(A: Tensor, B: Tensor, size: int) -> float:
 def _precision_warning(score: FactoredScore, options: GWOptions) -> str | None:
     """Why float32 could not carry the score, or None."""
     A, B = score.A, score.B
-    found = unsafe(reach(A, B), A.shape[1]) if options.mixed_precision and A.dtype == torch.float32 else None
+    found = unsafe(float(reach(A, B)), A.shape[1]) if options.mixed_precision and A.dtype == torch.float32 else None
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
