@@ -26,6 +26,7 @@ SUITES = {
     "beside": "what a busy program on the same cores costs, with the threads that are chosen and with all",
     "scale": "sizes up to a million points, tile skipping, low rank and unseen points",
     "sampling": "error of the sampled gradient by how its anchors are used",
+    "launches": "what a solve asks of a GPU, counted on a simulated one",
     "lanczos": "gradients of a matrix function: the Lanczos adjoint against back-propagation through the iteration",
     "gradients": "implicit differentiation against recorded iterations: time and memory, direct against iterative",
     "gpu": "everything that needs a GPU, with one short table last",
@@ -42,7 +43,7 @@ GROUPS = {
     "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
     "peers": "sizes such as 400x500, and ours, to keep the peers' rows",
-    "gpu": "kernels dense stream tiles rows sharp large phases",
+    "gpu": "machine jobs variants kernels dense stream tiles rows sharp large phases",
 }
 QUICK = ("phases", "peers", "overhead")
 HAVE_QUICK = (*QUICK, "kinds")  # which `all --quick` leaves out: it needs POT in this environment

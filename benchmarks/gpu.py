@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks import kernels, phases
+from benchmarks import jobs, kernels, phases
 from benchmarks.common import RESULTS, fastest, rehearsal, rehearsed, show, write
 from torchgw import GWOptions, LadderOptions, SinkhornOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
@@ -27,7 +27,7 @@ from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import half_step, in_two_reads
 from torchgw.kernels.tiles import choose_tiles
-from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side
 
 ITERATIONS = 100
@@ -48,6 +48,8 @@ class Scope:
     alignments: tuple[tuple[int, int, str], ...]
     sharp: tuple[int, int]
     large: tuple[int, ...]
+    jobs: tuple[tuple[int, int], ...]
+    variants: tuple[tuple[int, int], ...]
 
 
 FULL = Scope(
@@ -60,6 +62,8 @@ FULL = Scope(
     alignments=((400, 500, "precomputed"), (400, 500, "dijkstra"), (400, 500, "landmark"), (4000, 5000, "landmark")),
     sharp=(2000, 2500),
     large=(20_000, 45_000, 1_000_000),  # the first compiles and does not count
+    jobs=tuple(jobs.ASKED),
+    variants=((400, 500), (4000, 5000)),
 )
 TOY = Scope(
     device=torch.device("cpu"),
@@ -71,6 +75,8 @@ TOY = Scope(
     alignments=((40, 50, "precomputed"), (40, 50, "dijkstra"), (40, 50, "landmark")),
     sharp=(40, 50),
     large=(60, 60),
+    jobs=((40, 50),),
+    variants=((40, 50),),
 )
 
 
@@ -93,7 +99,7 @@ def hundred(scope: Scope, dtype: torch.dtype) -> list[Row]:
 
         def scaled() -> None:
             sides = Side(log_p), Side(log_q)
-            scaling(best.on(score), *sides, log_p, log_q, out, options=UNREAD, max_iter=ITERATIONS)
+            scaling(Scaler(best.on(score), *sides, out), log_p, log_q, options=UNREAD, max_iter=ITERATIONS)
 
         floor = 2 * n * k * score.element_size() * rates.byte * ITERATIONS
         calls: dict[str, Callable[[], object]] = {
@@ -251,6 +257,9 @@ def sharp(scope: Scope) -> list[Row]:
 
 
 GROUPS: dict[str, Callable[[Scope], list[Row]]] = {
+    "machine": lambda scope: jobs.machine(scope.device),
+    "jobs": lambda scope: jobs.jobs(scope.device, scope.jobs),
+    "variants": lambda scope: jobs.variants(scope.device, scope.variants, scope.backends),
     "dense": lambda scope: [*hundred(scope, torch.float32), *hundred(scope, torch.float64)],
     "stream": streaming,
     "tiles": tiles,
@@ -263,6 +272,19 @@ GROUPS: dict[str, Callable[[Scope], list[Row]]] = {
 
 # What a row of each group says in one line: what, size, figure, and what to hold it against.
 LINES: dict[str, Callable[[Row], tuple[str, str, str, str]]] = {
+    "machine": lambda r: (r["what"], r["device"], f"{r['figure']:.3g} {r['unit']}", "the vendor's datasheet"),
+    "jobs": lambda r: (
+        f"gw_align, {r['strategy']}",
+        r["size"],
+        f"{r['s']:.3g} s, {r['launches']} launches, {r['waits']} waits, {r['GPU GiB']:.2f} GiB",
+        f"{'-' if r['asked s'] is None else r['asked s']} s; {'same' if r['same bits'] else 'other'} bits twice",
+    ),
+    "variants": lambda r: (
+        f"{r['backend']}, {'graphs' if r['graphs'] else 'no graphs'}",
+        r["size"],
+        f"{r['s']:.3g} s",
+        f"value {r['value']:.5g}",
+    ),
     "dense": lambda r: (r["what"], r["size"], f"{r['ms']:.3g} ms", f"{r['two-read floor / time']:.2f} of the floor"),
     "stream": lambda r: (r["what"], r["size"], f"{r['ps a pair']:.2f} ps a pair", "under 1.2 at r = 64"),
     "tiles": lambda r: (r["what"], r["size"], f"{r['ps a pair']:.2f} ps a kept pair", "the half-step above"),
@@ -327,3 +349,10 @@ def _run(groups: list[str] | None, scope: Scope) -> None:
     if held:
         print()
         show(summary(held))
+
+
+def tell() -> None:
+    """The short table of what is stored."""
+    path = RESULTS / "gpu.json"
+    if path.exists():
+        show(summary(json.loads(path.read_text())["groups"]))

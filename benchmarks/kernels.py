@@ -25,7 +25,7 @@ from torchgw.kernels import LN2, dispatch, softmin_dense, softmin_stream
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import in_two_reads
 from torchgw.options import SinkhornOptions
-from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side
 
 REACH = 200.0
@@ -148,7 +148,7 @@ def scaled(score: Tensor, f: Tensor, g: Tensor, floor: float) -> Row:
     out = torch.empty_like(score)
     bound = softmin_dense.reference.KERNEL.on(score / 20)
     options = SinkhornOptions(tol=1e-300, check_every=1000, relaxation=1.0)  # never read on the way
-    solve = partial(scaling, bound, Side(f), Side(g), f, g, out, options=options)
+    solve = partial(scaling, Scaler(bound, Side(f), Side(g), out), f, g, options=options)
     calls: dict[str, Callable[[], object]] = {
         "long": partial(solve, max_iter=102),
         "short": partial(solve, max_iter=2),

@@ -24,7 +24,7 @@ from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_dense import choose
 from torchgw.objective.sampled import Anchors, refresh
 from torchgw.options import SinkhornOptions, StoppingOptions
-from torchgw.sinkhorn.scaling import scaling
+from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side
 from torchgw.solvers.sampled import Plateau, observe, stopping_status
 from torchgw.types import DistanceProvider
@@ -86,7 +86,7 @@ class Found:
         kernel = choose("eager", Workload(score.device, torch.float64, tuple(score.shape))).function
         plan = torch.empty_like(score)
         sides, last = (Side(p.log2()), Side(q.log2())), SinkhornOptions()
-        scaling(kernel.on(score), *sides, f, g, plan, options=last, max_iter=last.final_max_iter)
+        scaling(Scaler(kernel.on(score), *sides, plan), f, g, options=last, max_iter=last.final_max_iter)
         return feasible(plan, p, q)
 
 
