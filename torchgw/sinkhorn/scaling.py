@@ -140,7 +140,8 @@ def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, m
             end = scaler.take(END, *state)
             f, g, *scaler.scalings = end.after
             largest = end.seen
-            f, g = (f.clone(), g.clone()) if f.is_cuda else (f, g)  # the scaler writes over them
+            if f.is_cuda:  # where the scaler writes over them
+                f, g, largest = f.clone(), g.clone(), largest.clone()
             break
         f, g, u, v = state
         if drift <= torch.finfo(f.dtype).max:
