@@ -282,8 +282,8 @@ LINES: dict[str, Callable[[Row], tuple[str, str, str, str]]] = {
     "variants": lambda r: (
         f"{r['backend']}, {'graphs' if r['graphs'] else 'no graphs'}",
         r["size"],
-        f"{r['s']:.3g} s",
-        f"value {r['value']:.5g}",
+        f"{r['s']:.3g} s, value {r['value']:.5g}",
+        "the other variants",
     ),
     "dense": lambda r: (r["what"], r["size"], f"{r['ms']:.3g} ms", f"{r['two-read floor / time']:.2f} of the floor"),
     "stream": lambda r: (r["what"], r["size"], f"{r['ps a pair']:.2f} ps a pair", "under 1.2 at r = 64"),

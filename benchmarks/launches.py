@@ -2,8 +2,9 @@
 
 The solve runs on `tests.simulated_device` with its Triton kernels standing in, so its course is that of a CPU. Every
 operation that computes is one launch, and so are the replay of a graph and a Triton kernel. What goes into a graph is
-launched never again, but takes the host as long once. The last column is a forecast, not a measurement: the host's time
-for launches and waits alone, at the microseconds below, which a GPU's work can only add to.
+launched never again, but takes the host as long once. Numbers that are read while other work is queued are no waits.
+The last column is a forecast, not a measurement: the host's time for launches and waits alone, at the microseconds
+below, which a GPU's work can only add to.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def row(case: Case) -> Row:
         "launches": launches,
         "in graphs": captured,
         "waits": waits,
+        "reads behind work": found.reads.total(),
         "largest copy": largest_crossing(found),
         "required": f"launches <= {case.launches}, waits <= {case.waits}",
         "met": launches <= case.launches and waits <= case.waits,

@@ -129,9 +129,9 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 class Simulation(TorchDispatchMode):
-    """Runs operations on what the tensors hold; ``waits`` counts those that the host waits for, ``launches`` all that
-    compute, ``captured`` what goes into graphs instead, ``uploads`` copies to the device, ``crossings`` the
-    most entries that a copy took from one device to the other, by place."""
+    """Runs operations on what the tensors hold, and counts by place: ``waits``, operations that the host waits for,
+    ``reads``, events that it waits for behind other work, ``launches``, all that compute, ``captured``, what goes into
+    graphs instead, ``uploads``, copies to the device. ``crossings`` are the most entries of a copy between devices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,6 +139,7 @@ class Simulation(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.uploads: Counter[str] = Counter()
         self.captured: Counter[str] = Counter()
+        self.reads: Counter[str] = Counter()
         self.crossings: Counter[str] = Counter()
         self.capturing: Graph | None = None
         self._within_launch = False
@@ -378,7 +379,7 @@ class _Event:
         pass
 
     def synchronize(self) -> None:
-        pass
+        Graph._simulation().reads[caller()] += 1
 
 
 @contextmanager
@@ -401,6 +402,7 @@ def simulated_gpu() -> Iterator[Simulation]:
         "current_stream": _Stream,
         "stream": lambda stream: nullcontext(),
         "CUDAGraph": Graph,
+        "graph_pool_handle": lambda: (0, 0),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, stand_in in cuda.items():

@@ -246,7 +246,7 @@ def test_no_plan_lies_below_a_bound(directed: bool, density: float) -> None:
     B[0, 1:4] = B[1:4, 0] = 1.5
     p = torch.full((30,), 1 / 30, dtype=torch.float64)
     rows = [torch.from_numpy(scaled(side) ** 2).mean(1) / 2 for side in (A, A.T, B, B.T)]
-    first = first_bound(rows[0] + rows[1], rows[2] + rows[3], p, p)
+    first = float(first_bound(rows[0] + rows[1], rows[2] + rows[3], p, p))
     true = max(first, second_bound(AdjacencyDistances(A), AdjacencyDistances(B), p, p))
     results = [
         quietly(gw_align, *spaces, distances="adjacency", epsilon=epsilon, random_state=0)

@@ -53,7 +53,7 @@ def test_the_short_table_has_a_line_for_every_figure():
     assert [line["figure"] for line in lines] == [
         "4.3 TB/s",
         "0.04 s, 1400 launches, 20 waits, 0.10 GiB",
-        "0.1 s",
+        "0.1 s, value 0.0017",
         "5.6 ms",
         "0.98 ps a pair",
         "1.50 ps a kept pair",

@@ -60,7 +60,7 @@ def test_no_plan_is_below_the_bounds(seed: int) -> None:
     P, Q = torch.from_numpy(p), torch.from_numpy(q)
     gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), P, Q)
     lower = max(
-        first_bound(gradient.a, gradient.b, P, Q),
+        float(first_bound(gradient.a, gradient.b, P, Q)),
         second_bound(PrecomputedDistances(DX), PrecomputedDistances(DY), P, Q),
     )
     for _ in range(20):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
 
+from tests.problems import quietly
 from tests.simulated_device import simulated_gpu
+from torchgw import gw_align
+from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.runtime import repeated
 from torchgw.runtime.repeated import Repeated
 
@@ -25,7 +31,7 @@ def step_on(kernel: Tensor) -> repeated.Step:
 
 def course(kernel: Tensor, weights: list[float]) -> list[Tensor]:
     """Everything that is seen on the way, and the states before and after each step."""
-    taken, found = Repeated(step_on(kernel)), []
+    taken, found = Repeated(step_on(kernel), kernels=object()), []
     state: State = kernel.new_ones(kernel.shape[0]), kernel.new_ones(kernel.shape[1])
     for weight in weights:
         before = [each.clone() for each in state]
@@ -51,7 +57,7 @@ def test_replays_do_what_the_step_does() -> None:
 def test_a_state_that_was_before_stays_while_the_next_step_is_on_its_way() -> None:
     with simulated_gpu():
         kernel = torch.rand(5, 6).cuda() + 0.1
-        taken = Repeated(step_on(kernel))
+        taken = Repeated(step_on(kernel), kernels=object())
         state = taken(0.9, torch.ones(5).cuda(), torch.ones(6).cuda()).after
         state = taken(0.9, *state).after
         kept = [each.clone() for each in state]
@@ -66,10 +72,72 @@ def test_a_step_that_the_host_waits_for_is_refused() -> None:
         return (x / float(x.sum()),), x
 
     with simulated_gpu():
-        taken, x = Repeated(waits), torch.ones(3).cuda()
+        taken, x = Repeated(waits, kernels=object()), torch.ones(3).cuda()
         taken(None, x)
         with pytest.raises(RuntimeError, match="not permitted while a graph is captured"):
             taken(None, x)
+
+
+def test_what_nothing_has_warmed_is_captured_where_it_is_taken_often() -> None:
+    with simulated_gpu() as simulation:
+        taken, kernel = Repeated(step_on(torch.rand(5, 6).cuda() + 0.1)), torch.ones(5).cuda()
+        state: State = kernel, torch.ones(6).cuda()
+        for _ in range(4):
+            state = taken(0.9, *state).after
+    assert sum(count for place, count in simulation.launches.items() if place.endswith("graph")) == 4 - repeated.PAYS
+
+
+def test_a_step_that_fails_has_warmed_nothing() -> None:
+    def fails(kind: bool, x: Tensor) -> tuple[tuple[Tensor], Tensor]:
+        if kind and broken:
+            raise MemoryError
+        return (x + 1,), x
+
+    with simulated_gpu() as simulation:
+        taken, x, broken = Repeated(fails, kernels=object()), torch.ones(3).cuda(), True
+        with pytest.raises(MemoryError):
+            taken(True, x)
+        broken = False
+        taken(True, x)
+        assert not any(place.endswith("graph") for place in simulation.launches)
+
+
+def test_a_method_does_not_keep_its_object() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.take = Repeated(self.step)
+
+        def step(self, _: object, x: Tensor) -> tuple[tuple[Tensor], Tensor]:
+            return (x + 1,), x
+
+    gc.collect()
+    gc.disable()
+    try:
+        owner = Owner()
+        assert torch.equal(owner.take(None, torch.ones(2)).after[0], torch.full((2,), 2.0))
+        alive = weakref.ref(owner)
+        del owner
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_solve_leaves_no_tensors_to_the_collector() -> None:
+    """Score and plan of a dense solve are large; what counts objects does not see that."""
+
+    def held() -> int:
+        return sum(each.numel() for each in gc.get_objects() if type(each) is Tensor and each.numel() > 1000)
+
+    X, Y = make_spiral(60)[0], make_swiss_roll(70, random_state=1)[0]
+    quietly(gw_align, X, Y, epsilon=1e-2, random_state=0)  # what is made once
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        quietly(gw_align, X, Y, epsilon=1e-2, random_state=0)
+        assert held() <= before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu

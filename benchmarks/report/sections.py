@@ -251,6 +251,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "exponentials measured in the same run. What stays in the cache can be below its floor.",
         of_kernels,
     ),
+    "launches": (
+        "Launches and waits",
+        "What a solve asks of a GPU, counted on a simulated one; the last column is a forecast.",
+        partial(of_rows, name="launches"),
+    ),
     "gradients": ("Gradients", "Implicit differentiation against recorded iterations.", of_gradients),
     "lanczos": (
         "Gradients of matrix functions",

@@ -30,7 +30,7 @@ def add_by_label(total: Tensor, label: Tensor, values: Tensor) -> Tensor:
 
 
 def running(values: Tensor, dim: int) -> Tensor:
-    """Cumulative sums along ``dim``."""
+    """Cumulative sums along ``dim``, of finite numbers."""
     if not (values.is_cuda and values.is_floating_point()):
         return values.cumsum(dim)
     return _in_runs(values.movedim(dim, -1)).movedim(-1, dim)

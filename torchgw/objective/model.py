@@ -104,11 +104,17 @@ class Model:
     def masses(self) -> tuple[Tensor, Tensor]:
         return self.p, self.q
 
+    def present(self, dtype: torch.dtype) -> tuple[int, int]:
+        """How many points of each space have mass in a dtype."""
+        if dtype not in self._present:
+            n, k = fetched(*((mass > 0).sum() for mass in self.masses_in(dtype)))
+            self._present[dtype] = int(n), int(k)
+        return self._present[dtype]
+
     @cached_property
-    def present(self) -> tuple[int, int]:
-        """How many points of each space have mass."""
-        n, k = fetched((self.p > 0).sum(), (self.q > 0).sum())
-        return int(n), int(k)
+    def _present(self) -> dict[torch.dtype, tuple[int, int]]:
+        """What was counted before."""
+        return {}
 
     @cached_property
     def _narrow(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:

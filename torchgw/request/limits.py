@@ -89,7 +89,7 @@ def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: to
 def free_memory(device: torch.device) -> float:
     """Bytes that tensors on a GPU can have, what torch holds for them included; elsewhere infinite, as
     ``options.max_memory`` is the limit there."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():  # of which an estimate may be asked
         return math.inf
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return float(torch.cuda.mem_get_info(device)[0] + held)

@@ -2,26 +2,39 @@
 
 A few iterations on small tensors take the host longer to launch than a GPU to compute. A CUDA graph keeps the launches
 of a step and what memory they use, and starts them as one. What a step may do is therefore little: it is a pure
-function of its tensors, reads no number on the host, and what else it uses stays where it is. The first call for each
-kind of step and shape of its tensors is taken as it is, so that all its kernels are compiled and loaded; later ones are
-captured, of other steps that run the same kernels the first as well. On a CPU every call is taken as it is.
+function of its tensors, reads no number on the host, and what else it uses stays where it is and was made before. The
+first call for each kind of step and shape of its tensors is taken as it is, so that all its kernels are compiled and
+loaded; later ones are captured, of other steps that run the same kernels the first as well. On a CPU every call is
+taken as it is.
+
+All captures of a thread on a device use one stream and one pool of memory, which a graph that is never destroyed keeps:
+workspaces of matrix products belong to a stream, and must not go with the first graph that used them. Nothing in the
+pool outlives a replay; states and what is seen lie outside.
 
 Source: PyTorch's notes on CUDA semantics, "CUDA Graphs".
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import inspect
 import threading
-from collections.abc import Callable, Hashable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 GRAPHS = True  # False takes every step as it is
+PAYS = 2  # calls that are taken as they are before a step that nothing has warmed is captured: few come to more
 
-_WARM = set[Hashable]()  # what has run in this process
+Look: TypeAlias = "tuple[torch.Size, torch.dtype]"
+
+_WARM: dict[Hashable, Look] = {}  # what has run in this process, and what its steps show
+_HERE = threading.local()
 
 State: TypeAlias = tuple[Tensor, ...]
 Step: TypeAlias = Callable[..., tuple[State, Tensor]]
@@ -50,12 +63,25 @@ class _Memory(NamedTuple):
     state: State
 
 
+class _Place(NamedTuple):
+    """Where a thread captures on a device.
+
+    stream : of all captures.
+    pool : the memory of all graphs.
+    anchor : a graph that keeps both.
+    """
+
+    stream: torch.cuda.Stream
+    pool: Any
+    anchor: torch.cuda.CUDAGraph
+
+
 class Repeated:
     """``(after, seen) = step(kind, *state)``, for few kinds, which are numbers of the host.
 
     Parameters
     ----------
-    step : see the head of this file.
+    step : see the head of this file; of a method the object is not kept alive.
     same : takes kinds that run the same kernels to the same, so that one of them warms all.
     kernels : names what kernels the step runs, so that steps of that name warm each other; None for this one alone.
     """
@@ -63,19 +89,27 @@ class Repeated:
     def __init__(
         self, step: Step, same: Callable[[Any], Hashable] = lambda kind: kind, kernels: Hashable = None
     ) -> None:
-        self._step, self._same, self._kernels = step, same, kernels
-        self._warm = set[Hashable]() if kernels is None else _WARM
+        self._step: Callable[[], Step | None] = weakref.WeakMethod(step) if inspect.ismethod(step) else lambda: step
+        self._same, self._kernels = same, kernels
+        self._calls, self._looks = Counter[Hashable](), dict[Hashable, Look]()
         self._memory: dict[Hashable, _Memory] = {}
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def __call__(self, kind: Hashable, *state: Tensor) -> Taken:
+        step = self._step()
+        assert step is not None
         if not (GRAPHS and state[0].is_cuda):
-            return Taken(state, *self._step(kind, *state))
+            return Taken(state, *step(kind, *state))
         shapes = tuple((each.shape, each.dtype) for each in state)
         warm = self._kernels, threading.get_ident(), state[0].device, self._same(kind), shapes
-        if warm not in self._warm:
-            self._warm.add(warm)
-            return Taken(state, *self._step(kind, *state))
+        look = _WARM.get(warm) if self._calls[warm] < PAYS else self._looks[warm]
+        if look is None:
+            taken = Taken(state, *step(kind, *state))
+            self._calls[warm] += 1
+            self._looks[warm] = taken.seen.shape, taken.seen.dtype
+            if self._kernels is not None:
+                _WARM[warm] = self._looks[warm]
+            return taken
         if shapes not in self._memory:
             self._memory[shapes] = _Memory(tuple(map(torch.empty_like, state)), tuple(map(torch.empty_like, state)))
         memory = self._memory[shapes]
@@ -85,34 +119,63 @@ class Repeated:
                 held.copy_(given)
         key = kind, shapes, again
         if key not in self._graphs:
-            self._graphs[key] = self._captured(kind, memory, again)
+            seen = torch.empty(look[0], dtype=look[1], device=state[0].device)
+            self._graphs[key] = _captured(step, kind, memory, seen, again), seen
         graph, seen = self._graphs[key]
         graph.replay()
         return Taken(memory.before, memory.state, seen)
 
-    def _captured(self, kind: Hashable, memory: _Memory, again: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """The launches of keeping the state, or having the one before ``again``, of the step, and of copying its end to
-        the state; nothing is computed."""
-        graph, device = torch.cuda.CUDAGraph(), memory.state[0].device
-        with torch.cuda.device(device):
-            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            current = torch.cuda.current_stream(device)
-            stream.wait_stream(current)
-            # Not torch.cuda.graph, which collects garbage and empties the cache of memory: longer than a solve.
-            with torch.cuda.stream(stream):
-                collects = gc.isenabled()
-                gc.disable()  # what a collection frees must not come into the graph
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    for kept, held in zip(memory.before, memory.state, strict=True):
-                        held.copy_(kept) if again else kept.copy_(held)
-                    after, seen = self._step(kind, *memory.state)
-                    for held, new in zip(memory.state, after, strict=True):
-                        if new is not held:
-                            held.copy_(new)
-                finally:
-                    graph.capture_end()
-                    if collects:
-                        gc.enable()
-            current.wait_stream(stream)
-        return graph, seen
+
+def _captured(step: Step, kind: Hashable, memory: _Memory, seen: Tensor, again: bool) -> torch.cuda.CUDAGraph:
+    """The launches of keeping the state, or having the one before ``again``, of the step, and of copying its end to the
+    state and what it shows to ``seen``; nothing is computed."""
+    device, graph = memory.state[0].device, torch.cuda.CUDAGraph()
+    with torch.cuda.device(device):
+        place, current = _place(device), torch.cuda.current_stream(device)
+        place.stream.wait_stream(current)
+        with torch.cuda.stream(place.stream), _capturing(graph, place.pool):
+            for kept, held in zip(memory.before, memory.state, strict=True):
+                held.copy_(kept) if again else kept.copy_(held)
+            after, shown = step(kind, *memory.state)
+            seen.copy_(shown)
+            for held, new in zip(memory.state, after, strict=True):
+                if new is not held:
+                    held.copy_(new)
+        current.wait_stream(place.stream)
+    return graph
+
+
+def _place(device: torch.device) -> _Place:
+    """Where this thread captures on a device."""
+    places: dict[torch.device, _Place] = _HERE.__dict__.setdefault("places", {})
+    if device not in places:
+        stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        anchor, one = torch.cuda.CUDAGraph(), torch.ones(1, 1, device=device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            one @ one  # its library's handle and workspace
+            with _capturing(anchor, pool):
+                one @ one
+        torch.cuda.current_stream(device).wait_stream(stream)
+        places[device] = _Place(stream, pool, anchor)
+    return places[device]
+
+
+@contextlib.contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """What is launched within goes into the graph. Not torch.cuda.graph, which collects garbage and empties the cache
+    first: that takes longer than a solve."""
+    collects = gc.isenabled()
+    gc.disable()  # what a collection frees must not come into the graph
+    try:
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # of a capture that is not valid any more
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()

@@ -136,11 +136,11 @@ class LandmarkProblem:
     @cached_property
     def valued(self) -> Repeated:
         """Plans (B, L, L') and their energies, for ``True`` rounded, in place, onto the masses."""
+        kernels = "valued", self.linear is None, self.loss.symmetric, self.model.marginals
+        return Repeated(self._value, kernels=kernels)
 
-        def step(rounds: bool, plans: Tensor) -> tuple[State, Tensor]:
-            return (self.feasible(plans) if rounds else plans,), self.energies(plans)
-
-        return Repeated(step, kernels=("valued", self.linear is None, self.loss.symmetric, self.model.marginals))
+    def _value(self, rounds: bool, plans: Tensor) -> tuple[State, Tensor]:
+        return (self.feasible(plans) if rounds else plans,), self.energies(plans)
 
     @cached_property
     def height(self) -> Tensor:
@@ -174,17 +174,17 @@ class LandmarkProblem:
     def balanced_levels(self) -> Repeated:
         """Plans, potentials, their epsilon and the next (plan, f, g, epsilon, epsilon), under hard marginals, to those
         at the next; the kind is so many linearisations, each solved by so many iterations."""
+        _ = self.logs  # made before any graph that uses them
+        return Repeated(self._level, kernels=("landmarks", self.solve, self.linear is None, self.loss.symmetric))
 
-        def level(kind: tuple[int, int], *state: Tensor) -> tuple[State, Tensor]:
-            (n_outer, n_inner), (plan, f, g, before, epsilon) = kind, state
-            ratio = (before / epsilon)[:, None]
-            f, g = (rescale(side, own, ratio) for side, own in zip((f, g), self.logs, strict=True))
-            for _ in range(n_outer):
-                cost = linearise(self.model, self.loss.cost(plan, *self.model.masses), self.linear)
-                plan, f, g = self.solve(cost.stored_score(epsilon), *self.logs, f, g, n_inner)
-            return (plan, f, g, before, epsilon), epsilon
-
-        return Repeated(level, kernels=("landmarks", self.solve, self.linear is None, self.loss.symmetric))
+    def _level(self, kind: tuple[int, int], *state: Tensor) -> tuple[State, Tensor]:
+        (n_outer, n_inner), (plan, f, g, before, epsilon) = kind, state
+        ratio = (before / epsilon)[:, None]
+        f, g = (rescale(side, own, ratio) for side, own in zip((f, g), self.logs, strict=True))
+        for _ in range(n_outer):
+            cost = linearise(self.model, self.loss.cost(plan, *self.model.masses), self.linear)
+            plan, f, g = self.solve(cost.stored_score(epsilon), *self.logs, f, g, n_inner)
+        return (plan, f, g, before, epsilon), epsilon
 
     def first_sides(self) -> tuple[Side, Side]:
         """Sides of a start's linear problem, which has no scale of its own to relax a marginal by."""
@@ -232,7 +232,7 @@ def coarse_basins(
     One kind is enough where landmarks are all points, and where points lie on curves that it stands for and one of its
     basins stands out.
     """
-    n, k = model.present
+    n, k = model.present(p.dtype)
     largest = max(n, k)
     small = largest <= options.n_landmarks
     # Where the landmarks are all points, starts cost little, and their problem is the whole problem.

@@ -44,7 +44,11 @@ class Scaler:
         self.score, self.row, self.column, self.out = score, row, column, out
         self.scalings = list[Tensor]()  # memory of the last ones
         models = tuple((side.hard, side.relaxed, side.offset is None) for side in (row, column))
-        self.take = Repeated(self._taken, lambda kind: min(kind[0], 2), ("scaling", out.shape, score.rescaled, models))
+        for side in (row, column) if out.is_cuda else ():  # made before any graph that uses them
+            _ = side.mass, side.empty, side.filled
+        kernel = getattr(score.softmin, "func", score.softmin), score.rescaled
+        same = "scaling", out.shape, kernel, models
+        self.take = Repeated(self._taken, lambda kind: (min(kind[0], 2), kind[1] == 1.0), same)
 
     def _taken(self, kind: Kind, f: Tensor, g: Tensor, u: Tensor, v: Tensor) -> tuple[State, Tensor]:
         """A step with potentials and scalings: so many iterations, over-relaxed by a weight; or `ABSORB`, or `END`."""
@@ -147,6 +151,7 @@ def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, m
         if drift <= torch.finfo(f.dtype).max:
             f, g = f + u.log2(), g + v.log2()
         if n_iter >= max_iter:
+            g = g.clone() if g.is_cuda else g
             f = row.potential(score.softmin(g, 1))
             score.absorb(f, g, scaler.out)
             break

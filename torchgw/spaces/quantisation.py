@@ -10,7 +10,7 @@ Sources: T. Gonzalez, "Clustering to minimize the maximum intercluster distance"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -176,23 +176,24 @@ def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor |
         for _ in range(2):
             first = space.rows(first[None])[0].masked_fill(absent, -1.0).argmax()
     chosen = torch.nn.functional.pad(first[None], (0, count))
+    given, look, kept = _looks(space)
 
     def steps(number: int, *state: Tensor) -> tuple[State, Tensor]:
         """The count of landmarks, the landmarks and the next one, and distances to the nearest of them."""
         at, chosen, nearest = state
         for _ in range(number):
             index = chosen.gather(0, at)
-            nearest = torch.minimum(nearest, space.rows(index)[0]).index_fill(0, index, -1.0)
+            nearest = torch.minimum(nearest, look(index)[0]).index_fill(0, index, -1.0)
             at, chosen = at + 1, chosen.scatter(0, at + 1, nearest.argmax(0, keepdim=True))
         return (at, chosen, nearest), nearest
 
     state: State = chosen.new_zeros(1), chosen, torch.where(absent, -1.0, torch.inf).to(mass)
-    given, repeated = is_given(space), Repeated(steps, kernels=("farthest", type(space)))
+    repeated = Repeated(steps, kernels=("farthest", type(space)))
     for start in range(0, count, AT_ONCE):
         number = min(AT_ONCE, count - start)
         state = repeated(number, *state).after if given else steps(number, *state)[0]
     index = state[1][:count]
-    return index, space.rows(index)
+    return index, space.rows(index) if given else torch.cat(kept)
 
 
 def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -201,7 +202,8 @@ def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.
     k-means++ but in ten rounds: rows of a space may each be a shortest-path search, and many at once cost less. Medoids
     of stored distances are drawn one by one (`torchgw.solvers.low_rank.group_cells`).
     """
-    device, most, together = mass.device, max(count // ROUNDS, 1), mass.is_cuda and is_given(space)
+    device, most, (given, look, kept) = mass.device, max(count // ROUNDS, 1), _looks(space)
+    together = mass.is_cuda and given
     rounds = -(-count // most)
     ahead = torch.rand(rounds, len(mass), generator=generator, device=device, dtype=torch.float64) if together else mass
 
@@ -216,24 +218,32 @@ def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.
         left = mass.index_fill(0, chosen, 0.0)
         new = drawn(number, at, left * nearest.clamp_min(0.0).square(), left)
         places = at * most + torch.arange(number, device=device)
-        nearest = torch.minimum(nearest, space.rows(new).amin(0))
+        nearest = torch.minimum(nearest, look(new).amin(0))
         return (at + 1, chosen.scatter(0, places, new), nearest), nearest
 
     at = torch.zeros(1, dtype=torch.int64, device=device)
     first = drawn(most, at, mass, mass)
     chosen = torch.cat((first, first[:1].expand(count - most)))
-    state: State = at + 1, chosen, space.rows(first).amin(0)
+    state: State = at + 1, chosen, look(first).amin(0)
     repeated = Repeated(one, kernels=("spread", type(space), len(mass)))
     for start in range(most, count, most):
         number = min(most, count - start)
         state = repeated(number, *state).after if together else one(number, *state)[0]
-    index = state[1]
-    return index, space.rows(index)
+    return state[1], space.rows(state[1]) if given else torch.cat(kept)
 
 
-def is_given(space: DistanceProvider) -> bool:
-    """Whether rows of a space are products or copies, which a device does by itself."""
-    return space.stored or space.factors() is not None
+def _looks(space: DistanceProvider) -> tuple[bool, Callable[[Tensor], Tensor], list[Tensor]]:
+    """Whether rows of a space are products or copies, which a device does by itself; what gives rows, and a list of
+    those that it gave where they are not: each may be a search."""
+    if space.stored or space.factors() is not None:
+        return True, space.rows, []
+    kept = list[Tensor]()
+
+    def look(index: Tensor) -> Tensor:
+        kept.append(space.rows(index))
+        return kept[-1]
+
+    return False, look, kept
 
 
 def _uniform(mass: Tensor, generator: torch.Generator) -> Tensor:

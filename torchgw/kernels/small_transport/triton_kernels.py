@@ -11,7 +11,7 @@ LEAST_ENTRY = tl.constexpr(2.0**-100)
 @triton.jit
 def half_step(exponent, log_mass, axis: tl.constexpr):
     """log_mass - log2 sum 2^exponent over an axis; -inf where there is no mass."""
-    highest = tl.maximum(tl.max(exponent, axis), FLOOR)
+    highest = tl.maximum(tl.max(exponent, axis), FLOOR, propagate_nan=tl.PropagateNan.ALL)
     total = tl.sum(tl.exp2(exponent - tl.expand_dims(highest, axis)), axis)
     return tl.where(log_mass == float("-inf"), log_mass, log_mass - (highest + tl.log2(total)))
 
@@ -33,7 +33,8 @@ def solve_kernel(
     left = tl.load(f + problem * stride_batch + row * stride_row, mask=there_n, other=float("-inf"))
     right = half_step(score + left[:, None], b, 0)
     left = half_step(score + right[None, :], a, 1)
-    kernel = tl.exp2(tl.maximum(score + left[:, None] + right[None, :], LOWEST_EXPONENT))
+    exponent = score + left[:, None] + right[None, :]
+    kernel = tl.exp2(tl.maximum(exponent, LOWEST_EXPONENT, propagate_nan=tl.PropagateNan.ALL))
     kernel = tl.where(inside, kernel, 0.0)
     # Sums are kept above TINY, so that points without mass, of which nothing is left, are scaled by about one.
     p = tl.where(a == float("-inf"), TINY, tl.exp2(a))
