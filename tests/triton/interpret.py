@@ -20,7 +20,7 @@ from tests import kernel_cases as cases
 from tests import tile_cases
 from tests.kernels import RANKS, factors, wide
 from tests.problems import daily, in_turn
-from torchgw import GWOptions, StoppingOptions, gw_align
+from torchgw import CoarseOptions, GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import principal_directions, small_transport, softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Workload
@@ -220,7 +220,10 @@ def test_a_streamed_alignment_on_kept_tiles_agrees_with_the_eager_one(monkeypatc
     given = {
         "distances": "euclidean",
         "epsilon": 0.1,
-        "options": GWOptions(strategy="streaming", mixed_precision=False),
+        # Every start of a search is a program, which the interpreter takes one by one.
+        "options": GWOptions(
+            strategy="streaming", mixed_precision=False, coarse=CoarseOptions(n_starts=4, n_landmarks=10)
+        ),
         "random_state": 0,
     }
     with warnings.catch_warnings():
