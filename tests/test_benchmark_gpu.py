@@ -70,7 +70,7 @@ def stored() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (dispatch.MEASURED, *RESULTS.glob("*.json"))}
 
 
-@pytest.mark.parametrize("name", ["machine", "jobs", "variants", "dense", "stream", "tiles"])
+@pytest.mark.parametrize("name", ["machine", "jobs", "dense", "stream", "tiles"])
 def test_a_group_comes_to_its_end_on_the_cpu_and_stores_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = stored()
     gpu.run([name], cpu_check=True)
@@ -79,7 +79,7 @@ def test_a_group_comes_to_its_end_on_the_cpu_and_stores_nothing(name: str, capsy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["kernels", "rows", "sharp", "large", "phases"])
+@pytest.mark.parametrize("name", ["kernels", "variants", "rows", "sharp", "large", "phases"])
 def test_a_long_group_does_too(name: str) -> None:
     before = stored()
     gpu.run([name], cpu_check=True)

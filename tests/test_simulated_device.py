@@ -62,7 +62,6 @@ SOLVES: dict[str, tuple[dict[str, Any], int]] = {
     "low rank": ({"options": LOW_RANK, "epsilon": 1e-3}, 610),
     "dense, epsilon left open": ({"options": SEARCH}, 2410),
     "low rank, epsilon left open": ({"options": LOW_RANK}, 995),
-    "semi-relaxed, epsilon left open": ({"marginals": SemiRelaxed(0.05, "y"), "init": INIT}, 585),
     "sharp": ({"options": replace(SEARCH, coarse=None), "epsilon": 0.0, "init": INIT}, 310),
     "landmark distances": ({"distances": "landmark", **GIVEN}, 125),
     "euclidean distances": ({"distances": "euclidean", **GIVEN}, 130),
@@ -87,6 +86,7 @@ SOLVES: dict[str, tuple[dict[str, Any], int]] = {
     "loss of Kullback and Leibler": ({"options": GWOptions(loss="kl"), **GIVEN}, 135),
 }
 SLOW: dict[str, tuple[dict[str, Any], int]] = {
+    "semi-relaxed, epsilon left open": ({"marginals": SemiRelaxed(0.05, "y"), "init": INIT}, 585),
     "sharp with a search": ({"options": SEARCH, "epsilon": 0.0}, 2000),
     "semi-relaxed, streamed": ({"marginals": SemiRelaxed(0.05, "y"), **STREAMED}, 335),
     "unbalanced, streamed": ({"marginals": Unbalanced(0.1, 0.2), **STREAMED}, 345),
