@@ -61,7 +61,6 @@ SOLVES: dict[str, tuple[dict[str, Any], int]] = {
     "streaming": ({"options": STREAMING, "epsilon": 5e-3}, 695),
     "low rank": ({"options": LOW_RANK, "epsilon": 1e-3}, 610),
     "dense, epsilon left open": ({"options": SEARCH}, 2410),
-    "low rank, epsilon left open": ({"options": LOW_RANK}, 995),
     "sharp": ({"options": replace(SEARCH, coarse=None), "epsilon": 0.0, "init": INIT}, 310),
     "landmark distances": ({"distances": "landmark", **GIVEN}, 125),
     "euclidean distances": ({"distances": "euclidean", **GIVEN}, 130),
@@ -86,6 +85,7 @@ SOLVES: dict[str, tuple[dict[str, Any], int]] = {
     "loss of Kullback and Leibler": ({"options": GWOptions(loss="kl"), **GIVEN}, 135),
 }
 SLOW: dict[str, tuple[dict[str, Any], int]] = {
+    "low rank, epsilon left open": ({"options": LOW_RANK}, 995),
     "semi-relaxed, epsilon left open": ({"marginals": SemiRelaxed(0.05, "y"), "init": INIT}, 585),
     "sharp with a search": ({"options": SEARCH, "epsilon": 0.0}, 2000),
     "semi-relaxed, streamed": ({"marginals": SemiRelaxed(0.05, "y"), **STREAMED}, 335),
@@ -188,13 +188,13 @@ def test_tensors_come_back_where_they_came_from() -> None:
     [
         ("envelope", {}),
         ("implicit", {}),
-        ("implicit", {"marginals": Partial(0.7)}),
         ("implicit", {"cost": cases.COST}),
         ("implicit", {"options": GWOptions(strategy="streaming")}),
         ("unrolled", {}),
         *(
             pytest.param(mode, given, marks=pytest.mark.slow)
             for mode, given in [
+                ("implicit", {"marginals": Partial(0.7)}),
                 ("unrolled", {"marginals": Partial(0.7)}),
                 ("unrolled", {"marginals": Unbalanced(0.5, 0.3)}),
                 ("envelope", {"options": GWOptions(strategy="streaming")}),
