@@ -359,6 +359,7 @@ def test_without_plotly_the_refusal_says_what_to_install(
 def test_a_result_on_a_gpu_is_drawn_and_reported(tmp_path: Path) -> None:
     import matplotlib.pyplot as plt
 
+    pytest.importorskip("plotly")
     points = [torch.from_numpy(side).cuda() for side in (SPIRAL, ROLL)]
     found = gw_align(*points, random_state=0)
     assert found.coupling.rows(torch.tensor([0])).is_cuda

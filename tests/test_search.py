@@ -135,15 +135,17 @@ def test_the_gpu_searches_and_agrees_with_the_cpu(gradient: str, distances: str)
     Y, angle_y = make_swiss_roll(1200, random_state=100)
     options = GWOptions(gradient=gradient)
     cpu, gpu = (
-        gw_align(X, Y, distances=distances, device=device, options=options, random_state=0)
+        gw_align(X, Y, distances=distances, device=device, options=options, epsilon=1e-3, random_state=0)
         for device in ("cpu", "cuda")
     )
     assert gpu.value == pytest.approx(cpu.value, rel=0.02)
     assert gpu.marginal_error < 1e-12
-    if distances == "landmark":
-        assert np.corrcoef(angle_x, angle_y[gpu.argmax()])[0, 1] > 0.99
-    sharp = gw_align(X[::4], Y[::4], distances=distances, device="cuda", epsilon=0, random_state=0)
-    assert sharp.value < gpu.value
+    assert np.corrcoef(angle_x, angle_y[gpu.argmax()])[0, 1] > 0.99
+    sharp, same = (
+        gw_align(X[::4], Y[::4], distances=distances, device=device, epsilon=0, random_state=0)
+        for device in ("cuda", "cpu")
+    )
+    assert sharp.value == pytest.approx(same.value, rel=0.02)
     assert np.isfinite(sharp.confidence().entropy).all()
 
 

@@ -56,5 +56,10 @@ def failure(device_type: str, trial: Callable[[str], Any]) -> str | None:
         # Only this trial is guarded: a kernel that compiled and then fails in a solve raises there.
         trial(device_type)
     except Exception as error:
-        return f"torch.compile failed on a trial: {type(error).__name__}: {str(error).splitlines()[0]}"
+        return f"torch.compile failed on a trial: {type(error).__name__}: {_first_lines(error)}"
     return None
+
+
+def _first_lines(error: Exception) -> str:
+    """What the error says: torch's own begins with the compiler's name, the reason stands in its second line."""
+    return " ".join(line.strip() for line in str(error).splitlines()[:2])

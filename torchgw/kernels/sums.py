@@ -22,11 +22,13 @@ RUN = 256
 MOST_ENTRIES = 2**30  # cuBLAS counts the entries of a vector in 31 bits
 
 
-def add_by_label(total: Tensor, label: Tensor, values: Tensor) -> Tensor:
-    """``total`` (C, ...) with the ``values`` (N, ...) added, in place, to the rows that ``label`` (N,) names."""
-    if total.is_cuda:
-        return total.index_put_((label,), values, accumulate=True)
-    return total.index_add_(0, label, values)
+def add_by_label(total: Tensor, label: Tensor, values: Tensor, dim: int = 0) -> Tensor:
+    """``total`` (C, ...) with the ``values`` (N, ...) added, in place, to the rows that ``label`` (N,) names; or to
+    what lies there along another dimension of both."""
+    if not total.is_cuda:
+        return total.index_add_(dim, label, values)
+    total.movedim(dim, 0).index_put_((label,), values.movedim(dim, 0), accumulate=True)
+    return total
 
 
 def running(values: Tensor, dim: int) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from torchgw.diagnostics.status import History
+from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import ExactGradient, mean_squares, product
 from torchgw.options import CoarseOptions
 from torchgw.persist.watch import Watch
@@ -117,8 +118,8 @@ class CellPair:
     def gathered(self, plan: Tensor, dual: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The plan between cells, of mass one, and its column potentials, both float64, of one of all points (N, K)."""
         rows = plan.new_zeros(self.in_x.count, len(q), dtype=torch.float64)
-        rows.index_add_(0, self.in_x.label, plan.double())
-        sums = rows.new_zeros(len(rows), self.in_y.count).index_add_(1, self.in_y.label, rows)
+        add_by_label(rows, self.in_x.label, plan.double())
+        sums = add_by_label(rows.new_zeros(len(rows), self.in_y.count), self.in_y.label, rows, 1)
         return sums.div_(sums.sum()), self.in_y.means(dual[:, None], q)[:, 0]
 
     def descended(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> FrankWolfe:
