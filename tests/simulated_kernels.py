@@ -21,6 +21,7 @@ from torch import Tensor
 from tests.simulated_device import Simulation
 from torchgw.kernels.kernel import rescaled
 from torchgw.kernels.principal_directions import reference as directions
+from torchgw.kernels.shortest_paths import reference as paths
 from torchgw.kernels.small_transport import reference as small
 from torchgw.kernels.softmin_dense import reference as dense
 from torchgw.kernels.softmin_stream import reference as stream
@@ -112,6 +113,32 @@ def small_solve(
         held.copy_(new)
 
 
+def search(
+    grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, source: Tensor, height: Tensor, place: Tensor,
+    count: Tensor, distance: Tensor, queued: Tensor, queue: Tensor, n: int, most: int, capacity: int, **more: Any,
+) -> None:  # fmt: skip
+    found = distance.view(torch.float64)
+    if more["CHOSEN"]:
+        paths.search(pointer, target, length, source, height, place, count, found, queued, queue, most)
+    else:
+        found.copy_(paths.paths(pointer, target, length, source))
+
+
+def around(grid: Grid, *_: Any, **__: Any) -> None:
+    """What peaks are found by, which the reference does at once."""
+
+
+def peaks(
+    grid: Grid, pointer: Tensor, target: Tensor, value: Tensor, around: Tensor, place: Tensor, landmark: Tensor,
+    count: Tensor, height: Tensor, *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    height.copy_(paths.peaks(pointer, target, value, place, landmark, count))
+
+
+def farthest(grid: Grid, *given: Any, **_: Any) -> None:
+    paths.farthest(*given[:6])
+
+
 KERNELS: dict[str, dict[str, Callable[..., None]]] = {
     "softmin_dense": {
         "softmin_kernel": dense_softmin,
@@ -123,6 +150,12 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
     "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read},
     "principal_directions": {"directions_kernel": principal},
     "small_transport": {"solve_kernel": small_solve},
+    "shortest_paths": {
+        "search_kernel": search,
+        "around_kernel": around,
+        "peaks_kernel": peaks,
+        "farthest_kernel": farthest,
+    },
 }
 
 

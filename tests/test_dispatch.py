@@ -121,9 +121,9 @@ def test_each_compilation_is_announced_once(caplog: pytest.LogCaptureFixture, mo
 
 def test_a_compiler_that_fails_its_trial_is_reported() -> None:
     def trial(_: str) -> None:
-        raise RuntimeError("no linker\nsecond line")
+        raise RuntimeError("no linker\n  second line\nthird line")
 
-    assert compiler.failure("cpu", trial) == "torch.compile failed on a trial: RuntimeError: no linker"
+    assert compiler.failure("cpu", trial) == "torch.compile failed on a trial: RuntimeError: no linker second line"
 
 
 def test_an_error_of_a_kernel_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:

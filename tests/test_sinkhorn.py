@@ -17,7 +17,8 @@ from torchgw import AnnealingOptions
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
-from torchgw.sinkhorn.loop import AsyncNumbers, SinkhornState, epsilon_at, rescale, sinkhorn
+from torchgw.runtime.transfer import AsyncNumbers
+from torchgw.sinkhorn.loop import SinkhornState, epsilon_at, rescale, sinkhorn
 from torchgw.sinkhorn.sides import Side
 
 

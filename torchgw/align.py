@@ -206,7 +206,7 @@ def gw_align(
 
 def _prepared(request: Request, watch: Watch) -> tuple[Pair, Graphs]:
     """The providers of both spaces, and how their neighbour graphs were made; a stage unless files cannot hold them."""
-    prepare = partial(make_providers, request.spaces, request.options.spaces)
+    prepare = partial(make_providers, request.spaces, request.options.spaces, request.there)
     given = any(is_provider(space.data) for space in request.spaces)
     return prepare() if given else watch.stage("prepare", prepare)
 

@@ -220,7 +220,7 @@ class _Solver:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first solve says it
             request = Request.of(Asked(**bound.arguments))
-            spaces, _ = make_providers(request.spaces, request.options.spaces)
+            spaces, _ = make_providers(request.spaces, request.options.spaces, request.there)
         return gain_of(request.model, spaces, unit_of(spaces))
 
     def __call__(self, epsilon: float, before: _Point | None) -> _Point:

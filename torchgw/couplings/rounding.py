@@ -22,6 +22,7 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.softmin_tiles import PlanProducts, TileKernel
 from torchgw.kernels.tiles import Tiles
 from torchgw.marginals import Balanced, Marginals
+from torchgw.runtime.transfer import AsyncNumbers, fetched
 from torchgw.types import Coupling
 
 
@@ -49,24 +50,24 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
     what a total misses is spread over what room is left. Marginals that KL relaxes stay as they are.
     """
     row_sums, column_sums = plan.marginal(1).to(p), plan.marginal(0).to(q)
-    residual = marginal_error(row_sums, column_sums, p, q, marginals)
+    missed = AsyncNumbers(_missed(row_sums, column_sums, p, q, marginals))
     if min(marginals.weights) < math.inf and not marginals.varied:
         row, column = (
             _ratio(mass, sums) if weight == math.inf else torch.ones_like(mass)
             for mass, sums, weight in zip((p, q), (row_sums, column_sums), marginals.weights, strict=True)
         )
-        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), residual)
+        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), max(missed.values(), default=0.0))
     row = _shrink(p, row_sums)
     columns = plan.apply(row[:, None], 0)[:, 0]
     column = _shrink(q, columns)
     if marginals.varied:
-        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), residual)
+        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), max(missed.values(), default=0.0))
     rows = row * plan.apply(column[:, None], 1)[:, 0]
     if marginals.total is not None:
         most = (marginals.total / rows.sum()).clamp_max(1.0)
         row, rows, columns = row * most, rows * most, columns * most
     x, y = _spread((p - rows).clamp_min(0.0), (q - column * columns).clamp_min(0.0), rows.sum(), marginals.total)
-    return Rounding(row, column, x, y, residual)
+    return Rounding(row, column, x, y, max(missed.values(), default=0.0))
 
 
 def _spread(
@@ -83,13 +84,18 @@ def _spread(
 
 def marginal_error(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> float:
     """The largest L1 residual of hard marginals, or of bounds and a total; 0 where KL relaxes both marginals."""
+    return max(fetched(_missed(rows, columns, p, q, marginals))[0].tolist(), default=0.0)
+
+
+def _missed(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
+    """All of these residuals (m,)."""
     if marginals.total is not None or marginals.varied:
         missed = [(sums - mass).clamp_min(0.0).sum() for sums, mass in ((rows, p), (columns, q))]
         missed += [] if marginals.total is None else [(rows.sum() - marginals.total).abs()]
     else:
         ends = zip((rows, columns), (p, q), marginals.weights, strict=True)
         missed = [(sums - mass).abs().sum() for sums, mass, weight in ends if weight == math.inf]
-    return max(torch.stack(missed).tolist()) if missed else 0.0
+    return torch.stack(missed) if missed else rows.new_empty(0)
 
 
 def round_to_marginals(

@@ -19,6 +19,8 @@ Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex obje
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -117,13 +119,15 @@ def second_bound(
     """
     if max(source.size**2, target.size**2) > MOST_PAIRS or not (source.stored and target.stored):
         return float(other)
-    low, high = _range(((source, p), (target, q)))
-    width = max(high - low, torch.finfo(p.dtype).tiny) / N_BINS
-    histograms = (_histogram(space, mass, low, width) for space, mass in ((source, p), (target, q)))
-    least, *sums = fetched(torch.as_tensor(other, dtype=p.dtype, device=p.device), *histograms)
+    ends = _range(((source, p), (target, q)))
+    width = (ends[1] - ends[0]).clamp_min(torch.finfo(p.dtype).tiny) / N_BINS
+    histograms = (_histogram(space, mass, ends[0], width) for space, mass in ((source, p), (target, q)))
+    least, low, width, *sums = fetched(
+        torch.as_tensor(other, dtype=p.dtype, device=p.device), ends[0], width, *histograms
+    )
     centres = low + torch.arange(N_BINS + 1, dtype=torch.float64) * width
-    distance = float(_wasserstein_squared(centres, centres, *sums)) ** 0.5
-    return max(float(max(distance - width, 0.0)) ** 2, float(least))
+    distance = math.sqrt(float(_wasserstein_squared(centres, centres, *sums)))
+    return max(max(distance - float(width), 0.0) ** 2, float(least))
 
 
 def _blocks(space: DistanceProvider, mass: Tensor) -> list[Tensor]:
@@ -131,15 +135,14 @@ def _blocks(space: DistanceProvider, mass: Tensor) -> list[Tensor]:
     return list(torch.split(torch.arange(space.size, device=mass.device), step))
 
 
-def _range(sides: tuple[tuple[DistanceProvider, Tensor], ...]) -> tuple[float, float]:
-    """Smallest and largest distance of all spaces; factored ones may be slightly negative."""
+def _range(sides: tuple[tuple[DistanceProvider, Tensor], ...]) -> Tensor:
+    """Smallest and largest distance (2,) of all spaces; factored ones may be slightly negative."""
     ends = [torch.aminmax(space.rows(index)) for space, mass in sides for index in _blocks(space, mass)]
     least, most = (torch.stack(side) for side in zip(*ends, strict=True))
-    low, high = fetched(least.min(), most.max())
-    return float(low), float(high)
+    return torch.stack((least.min(), most.max())).double()
 
 
-def _histogram(space: DistanceProvider, mass: Tensor, low: float, width: float) -> Tensor:
+def _histogram(space: DistanceProvider, mass: Tensor, low: Tensor, width: Tensor) -> Tensor:
     """Mass (bins,) of the pairs whose distance is nearest to each ``low`` + multiple of ``width``."""
     total = torch.zeros(N_BINS + 1, dtype=mass.dtype, device=mass.device)
     for index in _blocks(space, mass):

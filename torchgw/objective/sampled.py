@@ -83,10 +83,8 @@ class Control(NamedTuple):
 def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> Control:
     """Signed Nystrom factors from ``count`` farthest-point landmarks; O(N count) memory, ``count`` rows."""
     chosen = choose_landmarks(space, mass, "farthest", count, generator)
-    F, signs = (
-        torch.from_numpy(side).to(mass)
-        for side in signed_factors(chosen.rows.T.double().cpu().numpy(), chosen.index.cpu().numpy())
-    )
+    columns = chosen.rows.T.double()
+    F, signs = (side.to(mass) for side in signed_factors(columns, columns[chosen.index].cpu().numpy()))
     return Control(F, signs, factored_mean_squares(F, signs, mass))
 
 

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from torchgw import validate
 from torchgw.gradients.modes import GradientMode, Unrolled
-from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
+from torchgw.kernels import shortest_paths, softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Selection, Workload
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
-from torchgw.options import GWOptions
+from torchgw.options import GWOptions, SpaceOptions
 from torchgw.request.combinations import Fact, excluded, fact_of_space, plain
 from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
-from torchgw.spaces.prepare import Space
+from torchgw.spaces.device_graph import DeviceGraph
+from torchgw.spaces.prepare import OnDevice, Space
 from torchgw.strategies.within_memory import DENSE_BYTES
 
 SCATTERED_PAIRS = 1e8  # up to which points that cells do not stand for are solved dense, where epsilon is left open
@@ -137,6 +139,23 @@ def choose_kernels(
     tiled = softmin_tiles.choose(backend, Workload(device, dtype, shape, rank=EXPECTED_RANK))
     kernels = Kernels(backend, stored.function, streamed.function, tiled.function)
     return stored if strategy == "dense" else streamed, kernels
+
+
+def searched_there(
+    spaces: Sequence[Space], backend: str, device: torch.device, options: SpaceOptions
+) -> OnDevice | None:
+    """What brings graphs to a device that searches them; None where the CPU does, and where it has not the memory.
+
+    Landmarks take up to four times their rows, which are copied as they grow, and all pairs a copy of theirs.
+    """
+    searches = shortest_paths.choose(
+        backend, Workload(device, torch.float64, (spaces[0].size, spaces[1].size))
+    ).function
+    rows = [space.size if space.kind == "precomputed" else 4 * options.n_landmarks for space in spaces]
+    needed = 2 * 8 * sum(space.size * count for space, count in zip(spaces, rows, strict=True))
+    if device.type == "cpu" or searches is None or needed > free_memory(device) / 2:
+        return None
+    return partial(DeviceGraph.of, searches=searches, device=device)
 
 
 def check_rank(options: GWOptions, most: int) -> None:

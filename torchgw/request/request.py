@@ -46,6 +46,7 @@ from torchgw.request.limits import (
     choose_strategy,
     dense_bytes,
     ends_sharp,
+    searched_there,
     sharp_fits,
     takes_few_entries,
 )
@@ -72,7 +73,7 @@ from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
-from torchgw.spaces.prepare import Space
+from torchgw.spaces.prepare import OnDevice, Space
 from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curves, coverage, few_landmarks
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
@@ -333,6 +334,14 @@ class Request:
             return replace(self, sharpens=ends and widest > WIDE)
         own = self.run_by("dense") if self.streams_by_choice else self
         return replace(own, model=own.model.at(0.0)) if ends else own
+
+    @property
+    def there(self) -> OnDevice | None:
+        """What brings graphs to the device, where their shortest paths are searched there; not what is differentiated,
+        by paths that the CPU finds."""
+        if self.asked.gradient_mode is not None:
+            return None
+        return searched_there(self.spaces, self.asked.backend, self.device, self.options.spaces)
 
     @property
     def ends_assigned(self) -> bool:

@@ -435,9 +435,7 @@ def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tupl
     """What the result keeps to place points that it has not seen."""
     x, y = (
         KnownPoints(
-            space.to(torch.device("cpu"), torch.float64),
-            None if kind == "matrix" or is_provider(data) or is_graph(data) else data,
-            report.k if report else 1,
+            space, None if kind == "matrix" or is_provider(data) or is_graph(data) else data, report.k if report else 1
         )
         for (_, data, kind), space, report in zip(given, made, graphs, strict=True)
     )

@@ -114,9 +114,8 @@ class Repeated:
             self._memory[shapes] = _Memory(tuple(map(torch.empty_like, state)), tuple(map(torch.empty_like, state)))
         memory = self._memory[shapes]
         again = all(kept is given for kept, given in zip(memory.before, state, strict=True))
-        for held, given in zip(memory.state, () if again else state, strict=not again):
-            if held is not given:
-                held.copy_(given)
+        if not again:
+            _copy(memory.state, state)
         key = kind, shapes, again
         if key not in self._graphs:
             seen = torch.empty(look[0], dtype=look[1], device=state[0].device)
@@ -124,6 +123,23 @@ class Repeated:
         graph, seen = self._graphs[key]
         graph.replay()
         return Taken(memory.before, memory.state, seen)
+
+
+def _copy(into: State, given: State) -> None:
+    """All tensors that are others, those of a dtype in one launch."""
+    apart = [pair for pair in zip(into, given, strict=True) if pair[0] is not pair[1]]
+    for dtype in dict.fromkeys(held.dtype for held, _ in apart):
+        held, new = zip(*(pair for pair in apart if pair[0].dtype == dtype), strict=True)
+        torch._foreach_copy_(held, new)
+
+
+def own(*seen: Tensor) -> State:
+    """The same in memory of their own, where a step may write over what it showed."""
+    if not seen[0].is_cuda:
+        return seen
+    kept = tuple(map(torch.empty_like, seen))
+    _copy(kept, seen)
+    return kept
 
 
 def _captured(step: Step, kind: Hashable, memory: _Memory, seen: Tensor, again: bool) -> torch.cuda.CUDAGraph:
@@ -134,13 +150,10 @@ def _captured(step: Step, kind: Hashable, memory: _Memory, seen: Tensor, again: 
         place, current = _place(device), torch.cuda.current_stream(device)
         place.stream.wait_stream(current)
         with torch.cuda.stream(place.stream), _capturing(graph, place.pool):
-            for kept, held in zip(memory.before, memory.state, strict=True):
-                held.copy_(kept) if again else kept.copy_(held)
+            _copy(memory.state, memory.before) if again else _copy(memory.before, memory.state)
             after, shown = step(kind, *memory.state)
             seen.copy_(shown)
-            for held, new in zip(memory.state, after, strict=True):
-                if new is not held:
-                    held.copy_(new)
+            _copy(memory.state, after)
         current.wait_stream(place.stream)
     return graph
 

@@ -1,4 +1,5 @@
-"""Tensors brought to the host together: each transfer from a GPU waits until all that is queued there is done."""
+"""Tensors brought to the host together, and numbers behind other work: each transfer from a GPU waits until all that is
+queued there is done."""
 
 from __future__ import annotations
 
@@ -14,3 +15,28 @@ def fetched(*tensors: Tensor) -> tuple[Tensor, ...]:
     parts = torch.split(torch.cat(flat).cpu(), [len(each) for each in flat])
     # Each part in memory of its own, which any dtype can be read from.
     return tuple(part.clone().view(each.dtype).view(each.shape) for part, each in zip(parts, tensors, strict=True))
+
+
+class AsyncNumbers:
+    """A few numbers on their way to the host.
+
+    On a GPU the copy goes to pinned memory behind the work that is queued; between asking and `values` more work can be
+    queued, so the device does not run dry. Elsewhere the numbers are at hand.
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.overlaps = numbers.is_cuda
+        if self.overlaps:
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers.detach(), non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(numbers.device))
+        else:
+            self._host = numbers.detach()
+
+    def values(self) -> list[float]:
+        """The numbers (n,); waits for them."""
+        if self.overlaps:
+            self._copied.synchronize()
+        found: list[float] = self._host.tolist()
+        return found

@@ -25,7 +25,7 @@ from torchgw.objective.linearise import Moments, energy, linearise, moments_of
 from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
 from torchgw.persist.codec import storable
-from torchgw.runtime.repeated import Repeated, State
+from torchgw.runtime.repeated import Repeated, State, own
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
 from torchgw.search.initial_guesses import SHARPNESS, start_costs
@@ -101,9 +101,8 @@ class Batch:
 
     def kept(self) -> Batch:
         """The same in memory of its own, where steps from a graph would write over it."""
-        if not self.plan.is_cuda:
-            return self
-        return Batch(self.plan.clone(), self.f.clone(), self.g.clone(), self.epsilon)
+        plan, f, g = own(self.plan, self.f, self.g)
+        return Batch(plan, f, g, self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -309,8 +308,7 @@ def cooled_basins(
             level = torch.full_like(batch.epsilon, cooled(now, epsilon, fall / COOLING_STEPS))
             batch = annealed_batch(problem, batch, level, *COOLING)
         ended, batch = problem.valued(True, batch.plan), batch.kept()
-        plans, values = ended.after[0], ended.seen
-        plans, values = (plans.clone(), values.clone()) if plans.is_cuda else (plans, values)
+        plans, values = own(ended.after[0], ended.seen)
         ends.append((plans, batch))
         looks.append((plans, values))
     found = []

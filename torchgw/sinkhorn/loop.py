@@ -27,6 +27,7 @@ from torch import Tensor
 from torchgw.kernels.kernel import relax
 from torchgw.options import AnnealingOptions, SinkhornOptions
 from torchgw.runtime.repeated import Repeated
+from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Softmins
 
@@ -139,31 +140,6 @@ def _iterated(
 def checked_weight(weight: float, last: float, residual: float) -> float:
     """The over-relaxation after a check: half as far above 1 where the residual has risen since the last one."""
     return weight if residual <= last else (1 + weight) / 2
-
-
-class AsyncNumbers:
-    """A few numbers on their way to the host.
-
-    On a GPU the copy goes to pinned memory behind the work that is queued; between asking and `values` more work can be
-    queued, so the device does not run dry. Elsewhere the numbers are at hand.
-    """
-
-    def __init__(self, numbers: Tensor) -> None:
-        self.overlaps = numbers.is_cuda
-        if self.overlaps:
-            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._host.copy_(numbers.detach(), non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record(torch.cuda.current_stream(numbers.device))
-        else:
-            self._host = numbers.detach()
-
-    def values(self) -> list[float]:
-        """The numbers (n,); waits for them."""
-        if self.overlaps:
-            self._copied.synchronize()
-        found: list[float] = self._host.tolist()
-        return found
 
 
 def cooled(first: float, last: float, share: float) -> float:

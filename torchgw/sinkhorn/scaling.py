@@ -21,8 +21,9 @@ from torch import Tensor
 
 from torchgw.kernels.logsumexp import flushed
 from torchgw.options import SinkhornOptions
-from torchgw.runtime.repeated import Repeated, State
-from torchgw.sinkhorn.loop import AsyncNumbers, SinkhornState, checked_weight, largest_potential
+from torchgw.runtime.repeated import Repeated, State, own
+from torchgw.runtime.transfer import AsyncNumbers
+from torchgw.sinkhorn.loop import SinkhornState, checked_weight, largest_potential
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Score
 
@@ -143,9 +144,7 @@ def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, m
         if safe:
             end = scaler.take(END, *state)
             f, g, *scaler.scalings = end.after
-            largest = end.seen
-            if f.is_cuda:  # where the scaler writes over them
-                f, g, largest = f.clone(), g.clone(), largest.clone()
+            f, g, largest = own(f, g, end.seen)
             break
         f, g, u, v = state
         if drift <= torch.finfo(f.dtype).max:

@@ -15,8 +15,8 @@ from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import reach, unsafe
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions
+from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import AsyncNumbers
 from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start

@@ -30,8 +30,9 @@ from torchgw.objective.model import Model, mean_cost
 from torchgw.options import GWOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
+from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import AsyncNumbers, annealed, epsilon_at
+from torchgw.sinkhorn.loop import annealed, epsilon_at
 from torchgw.solvers.finish import require_resolved
 from torchgw.solvers.inner import Inner, solved
 from torchgw.solvers.iterate import Check, iterate

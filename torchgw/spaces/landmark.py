@@ -21,6 +21,7 @@ see N. Higham, "Functions of Matrices", 2008, theorem 3.11.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.autograd import refuse_double_backward
+from torchgw.spaces.device_graph import Landmarked
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
@@ -72,26 +74,38 @@ class LandmarkDistances(FactoredDistances):
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
         checked = validate.graph(name, graph)
         n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
-        self._take(*farthest_points(checked, n_landmarks, storage(checked.shape[0])), name)
+        index, columns = farthest_points(checked, n_landmarks, storage(checked.shape[0]))
+        self._take(torch.from_numpy(index), torch.from_numpy(columns), name)
 
     @classmethod
     def from_search(cls, index: Array, columns: Array, name: str = "graph") -> LandmarkDistances:
         """From what `farthest_points` found, which is overwritten."""
         made = object.__new__(cls)
-        made._take(index, columns, name)
+        made._take(torch.from_numpy(index), torch.from_numpy(columns), name)
         return made
 
-    def _take(self, index: Array, columns: Array, name: str) -> None:
-        reached = np.isfinite(columns)
-        self.scale = self.largest = positive_scale(float(columns.max(where=reached, initial=0.0)))
-        if not reached.all():
+    @classmethod
+    def from_device(cls, found: Landmarked, name: str = "graph") -> LandmarkDistances:
+        """From the landmarks of a graph on a device, where the distances stay."""
+        made = object.__new__(cls)
+        index, rows, among, largest = found
+        made._take(index, rows.to(getattr(torch, storage(rows.shape[1]))).T, name, largest, among)
+        return made
+
+    def _take(
+        self, index: Tensor, columns: Tensor, name: str, largest: float | None = None, among: Tensor | None = None
+    ) -> None:
+        largest = float(columns.max()) if largest is None else largest
+        among = columns[index].double() if among is None else among
+        if largest == math.inf:
+            largest = float(columns.masked_fill(columns.isinf(), 0.0).max())
             warn_unreachable(name)
-            fill_unreachable(columns, self.scale)
-        del reached
+            for distances in (columns, among):
+                fill_unreachable(distances, positive_scale(largest))
+        self.scale = self.largest = positive_scale(largest)
         columns /= self.scale
-        F, signs = signed_factors(columns, index)
-        self.landmarks = torch.from_numpy(index)
-        self._F, self._signs = torch.from_numpy(F), torch.from_numpy(signs)
+        self.landmarks = index
+        self._F, self._signs = signed_factors(columns, among.numpy() / self.scale)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
         return super().to(device, dtype)._with(landmarks=self.landmarks.to(device))
@@ -102,13 +116,13 @@ def storage(n: int) -> str:
     return "float64" if n < SINGLE_FROM else "float32"
 
 
-def signed_factors(columns: Array, index: Array) -> tuple[Array, Array]:
-    """F (N, r) and signs (r,) from the landmark columns (N, L) of a distance matrix and their indices (L,)."""
-    W = columns[index].astype(np.float64)
+def signed_factors(columns: Tensor, W: Array) -> tuple[Tensor, Tensor]:
+    """F (N, r) and signs (r,) from the landmark columns (N, L) of a distance matrix, and their rows W (L, L) that
+    belong to the landmarks themselves."""
     eigenvalues, V = np.linalg.eigh((W + W.T) / 2)
     keep = np.abs(eigenvalues) > SMALLEST_EIGENVALUE * np.abs(eigenvalues).max()
     back = V[:, keep] / np.sqrt(np.abs(eigenvalues[keep]))
-    return columns @ back.astype(columns.dtype), np.sign(eigenvalues[keep]).astype(columns.dtype)
+    return columns @ torch.from_numpy(back).to(columns), torch.from_numpy(np.sign(eigenvalues[keep])).to(columns)
 
 
 def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[Tensor, Tensor]:

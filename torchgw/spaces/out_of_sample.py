@@ -11,6 +11,7 @@ The distance from a new point x to a known one is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,14 +32,19 @@ class KnownPoints:
 
     Attributes
     ----------
-    space : its distances.
+    made : its distances, on the device of the solve; ``space`` has them on the CPU, from when it is asked for.
     points : (N, D) that it was made from; None where it was not made from points.
     k : neighbours that join a new point to the graph.
     """
 
-    space: DistanceProvider
+    made: DistanceProvider
     points: Array | None
     k: int
+
+    @cached_property
+    def space(self) -> DistanceProvider:
+        """Its distances, float64 on the CPU."""
+        return self.made.to(torch.device("cpu"), torch.float64)
 
     def distances(self, new: Any, index: Tensor) -> Tensor:
         """Scaled distances (m, len(index)), float64, from new points to the known points ``index``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.persist.codec import storable
+from torchgw.runtime.transfer import fetched
+from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.shortest_paths import all_pairs
 from torchgw.types import Array, DistanceProvider, is_metric, is_symmetric
@@ -64,6 +67,21 @@ class PrecomputedDistances(ScaledDistances):
         """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays."""
         names = ["graph"] * len(graphs) if names is None else names
         return [cls(D, name=name) for name, D in zip(names, all_pairs(graphs), strict=True)]
+
+    @classmethod
+    def from_device(cls, graphs: Sequence[DeviceGraph], names: Sequence[str]) -> list[PrecomputedDistances]:
+        """All pairs of graphs on a device, where they stay."""
+        matrices = [graph.all_pairs() for graph in graphs]
+        made = []
+        for D, name, maximum in zip(matrices, names, fetched(*(D.max() for D in matrices)), strict=True):
+            largest = float(maximum)
+            if largest == math.inf:
+                largest = float(D.masked_fill(D.isinf(), 0.0).max())
+                warn_unreachable(name)
+                fill_unreachable(D, positive_scale(largest))
+            scale = positive_scale(largest)
+            made.append(cls.stored_matrix(D.div_(scale), scale))
+        return made
 
     @classmethod
     def of(cls, space: DistanceProvider, device: torch.device) -> PrecomputedDistances:

@@ -7,32 +7,31 @@ D = R / c, with R the raw distances of a space and c its scale: the largest know
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
-import numpy as np
 import torch
 
 from torchgw import ranges
 from torchgw.options import SpaceOptions
 from torchgw.spaces.adjacency import AdjacencyDistances
+from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.farthest import BUILT_ASIDE, SearchAside, farthest_points, worthwhile
 from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import LandmarkDistances, storage
+from torchgw.spaces.on_device import SEARCHED_THERE, Begun, checked_points, finished, relative_error, serves
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.scale import fill_unreachable, largest_of
+from torchgw.spaces.scale import largest_of
 from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.types import DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
 
 logger = logging.getLogger("torchgw")
 
-LANDMARK_ERROR, POOR_LANDMARKS = 0.03, 0.1
-FEW_POINTS = 2500  # up to which all pairs are soon had, so that landmarks must be better than not poor
-CHECKED_ROWS = 8
 ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
 
+OnDevice: TypeAlias = Callable[[Any], DeviceGraph]
 Pair: TypeAlias = "tuple[DistanceProvider, DistanceProvider]"
 Graphs: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
 
@@ -86,34 +85,46 @@ class Space(NamedTuple):
         return self.kind == "landmark" or (self.kind == "provider" and self.data.factors() is not None)
 
 
-def make_providers(spaces: Sequence[Space], options: SpaceOptions) -> tuple[Pair, Graphs]:
+def make_providers(
+    spaces: Sequence[Space], options: SpaceOptions, there: OnDevice | None = None
+) -> tuple[Pair, Graphs]:
     """A provider for each of two spaces, scaled as asked, and how their neighbour graphs were made.
 
-    Long landmark searches of two spaces run side by side.
+    Graphs are searched where ``there`` brings them, or on the CPU, where long landmark searches of two spaces run side
+    by side.
     """
-    both = [space.kind for space in spaces] == ["landmark", "landmark"]
+    both = there is None and [space.kind for space in spaces] == ["landmark", "landmark"]
     if both and worthwhile(spaces[0].size, spaces[1].size, options.n_landmarks):
         made, graphs = _two_landmark_spaces(spaces, options)
     else:
-        (x, y), (report_x, report_y) = own_scales(spaces, options)
+        (x, y), (report_x, report_y) = own_scales(spaces, options, there)
         made, graphs = (x, y), (report_x, report_y)
     return rescaled(made, options.scale), graphs
 
 
 def own_scales(
-    spaces: Sequence[Space], options: SpaceOptions
+    spaces: Sequence[Space], options: SpaceOptions, there: OnDevice | None = None
 ) -> tuple[list[DistanceProvider], list[GraphReport | None]]:
     """A provider for each of many spaces, divided by its own largest known distance, and its neighbour graph's report.
 
-    All-pairs searches of all spaces share one pool of processes where that pays.
+    All-pairs searches of all spaces share one pool of processes where that pays. A device, where ``there`` brings
+    graphs, searches one while the CPU builds the next.
     """
-    built = [_graph(space, options) if space.kind in ON_GRAPHS else (None, None) for space in spaces]
-    made = [_make(space, graph, options) for space, (graph, _) in zip(spaces, built, strict=True)]
-    searched = [i for i, provider in enumerate(made) if provider is None]
-    found = PrecomputedDistances.from_graphs([built[i][0] for i in searched], [spaces[i].name for i in searched])
-    for i, provider in zip(searched, found, strict=True):
-        made[i] = provider
-    return cast(list[DistanceProvider], made), [report for _, report in built]
+    made, reports = dict[int, DistanceProvider](), list[GraphReport | None]()
+    all_pairs, begun = dict[int, Any](), dict[int, Begun]()
+    for i, space in enumerate(spaces):
+        graph, report = _graph(space, options) if space.kind in ON_GRAPHS else (None, None)
+        reports.append(report)
+        if there is not None and space.kind in SEARCHED_THERE:
+            begun[i] = Begun(space.name, space.kind, there(graph), options.n_landmarks)
+        elif (provider := _make(space, graph, options)) is None:
+            all_pairs[i] = graph
+        else:
+            made[i] = provider
+    found = PrecomputedDistances.from_graphs(list(all_pairs.values()), [spaces[i].name for i in all_pairs])
+    made |= zip(all_pairs, found, strict=True)
+    made |= zip(begun, finished(list(begun.values())), strict=True)
+    return [made[i] for i in range(len(spaces))], reports
 
 
 def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pair:
@@ -160,11 +171,11 @@ def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider |
         return None
     if kind in ("landmark", "checked"):
         factored = LandmarkDistances(graph, options.n_landmarks, name=name)
-        error = relative_error(factored, graph) if kind == "checked" else 0.0
-        if error <= (LANDMARK_ERROR if factored.size <= FEW_POINTS else POOR_LANDMARKS):
+        if kind == "landmark":
             return factored
-        logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * error)
-        return None
+        sources = checked_points(graph.shape[0])
+        rows = torch.from_numpy(shortest_paths([(graph, sources.numpy())])[0])
+        return factored if serves(factored, name, float(relative_error(factored, sources, rows))) else None
     if kind == "dijkstra":
         return DijkstraDistances(graph, options.cache_rows, name=name)
     if kind == "euclidean":
@@ -173,11 +184,3 @@ def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider |
         return PrecomputedDistances.from_checked(data, name)
     provider: DistanceProvider = data
     return provider
-
-
-def relative_error(factored: LandmarkDistances, graph: Any) -> float:
-    """Relative Frobenius error of factored distances on a few evenly spread rows of the graph."""
-    sources = np.linspace(0, graph.shape[0] - 1, CHECKED_ROWS).astype(np.int64)
-    true = fill_unreachable(shortest_paths([(graph, sources)])[0], factored.scale) / factored.scale
-    found = factored.rows(torch.from_numpy(sources)).numpy()
-    return float(np.linalg.norm(found - true) / max(np.linalg.norm(true), np.finfo(float).tiny))

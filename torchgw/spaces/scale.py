@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from copy import copy
 from typing import TypeVar
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from torchgw import validate
@@ -19,6 +19,7 @@ from torchgw.types import Array, DistanceProvider, GraphWarning
 UNREACHABLE = 1.5
 
 ScaledT = TypeVar("ScaledT", bound="ScaledDistances")
+HeldT = TypeVar("HeldT", Array, Tensor)
 
 
 class ScaledDistances(ABC):
@@ -73,9 +74,10 @@ def unit_of(spaces: tuple[DistanceProvider, DistanceProvider]) -> float:
     return max(largest_of(space) / space.scale for space in spaces) ** 2 or 1.0
 
 
-def fill_unreachable(distance: Array, scale: float) -> Array:
+def fill_unreachable(distance: HeldT, scale: float) -> HeldT:
     """Replace infinite distances, in place, by 1.5 times ``scale``, the largest finite one."""
-    distance[np.isinf(distance)] = UNREACHABLE * scale
+    held = torch.as_tensor(distance)
+    held.masked_fill_(held.isinf(), UNREACHABLE * scale)
     return distance
 
 
