@@ -114,29 +114,18 @@ def small_solve(
 
 
 def search(
-    grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, source: Tensor, height: Tensor, place: Tensor,
-    count: Tensor, distance: Tensor, queued: Tensor, queue: Tensor, n: int, most: int, capacity: int, **more: Any,
-) -> None:  # fmt: skip
-    found = distance.view(torch.float64)
-    if more["CHOSEN"]:
-        paths.search(pointer, target, length, source, height, place, count, found, queued, queue, most)
-    else:
-        found.copy_(paths.paths(pointer, target, length, source))
+    grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, source: Tensor, distance: Tensor, *_: Any, **__: Any
+) -> None:
+    distance.view(torch.float64).copy_(paths.paths(pointer, target, length, source))
 
 
-def around(grid: Grid, *_: Any, **__: Any) -> None:
-    """What peaks are found by, which the reference does at once."""
+def spread(grid: Grid, *given: Any, **_: Any) -> None:
+    for held, new in zip(given[5:7], paths.spread(*given[:5]), strict=True):
+        held.copy_(new)
 
 
-def peaks(
-    grid: Grid, pointer: Tensor, target: Tensor, value: Tensor, around: Tensor, place: Tensor, landmark: Tensor,
-    count: Tensor, height: Tensor, *_: Any, **__: Any,
-) -> None:  # fmt: skip
-    height.copy_(paths.peaks(pointer, target, value, place, landmark, count))
-
-
-def farthest(grid: Grid, *given: Any, **_: Any) -> None:
-    paths.farthest(*given[:6])
+def farthest(grid: Grid, rows: Tensor, nearest: Tensor, chosen: Tensor, n: int, most: int, **_: Any) -> None:
+    chosen.copy_(paths.farthest(rows, most))
 
 
 KERNELS: dict[str, dict[str, Callable[..., None]]] = {
@@ -150,12 +139,7 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
     "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read},
     "principal_directions": {"directions_kernel": principal},
     "small_transport": {"solve_kernel": small_solve},
-    "shortest_paths": {
-        "search_kernel": search,
-        "around_kernel": around,
-        "peaks_kernel": peaks,
-        "farthest_kernel": farthest,
-    },
+    "shortest_paths": {"search_kernel": search, "spread_kernel": spread, "farthest_kernel": farthest},
 }
 
 

@@ -1,16 +1,21 @@
 """Graphs whose shortest paths are searched on a GPU, from many points at once.
 
-Farthest-point landmarks come one after the other, since each is the point farthest from those before it. But that point
-is a peak of the distances to the nearest landmark, which no point within two edges is above, and a landmark lowers the
-distances around itself alone. So the highest peaks are searched from at once, before it is known which of them will be
-landmarks; then landmarks are taken in turn for as long as each has been searched from, and a new round begins. On a
-curve each round doubles the landmarks. They are those of `torchgw.spaces.farthest`, and their distances have the same
-bits.
+Farthest-point landmarks come one after the other, each the point farthest from those before it, and a search takes as
+long as a path has edges, tens of thousands along a curve. So landmarks are chosen on a coarser graph, and are searched
+from together: some thousand points, drawn at random, are the centres of cells, the points nearest to each along the
+graph; two cells are as far from each other as their centres are by way of an edge between them,
+
+    between(a, b) = min over edges (i, j), i in cell a and j in cell b, of  d(a, i) + l_ij + d(j, b),
+
+and all shortest paths between thousands of centres are soon had. The distances from the landmarks are those of the
+whole graph. Nothing is read by the host until all has been queued.
+
+Source of the cells: M. Erwig, "The graph Voronoi diagram with applications", 2000.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,17 +23,18 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.shortest_paths.searches import Searches
-from torchgw.runtime.transfer import fetched
 from torchgw.spaces.edges import components
 
-CANDIDATES = 3  # rows for each landmark
-ROUNDS = 14  # before the host asks whether there are enough landmarks: one that is not needed costs next to nothing
+CENTRES, FAR = 2048, 256  # of cells that are drawn, and of those farthest from them
+AROUND = 32  # nearest cells that a path goes on to from each
+MORE_ROUNDS = 8
 
 
 class DeviceGraph(NamedTuple):
     """A symmetric graph of N points on a device.
 
     pointer, target, length : its CSR rows: (N + 1,) and (E,) int32, (E,) float64.
+    centres : (M,) int64, some points, of each part of it one at least.
     n_components : how many parts it has.
     searches : how it is searched.
     """
@@ -36,15 +42,19 @@ class DeviceGraph(NamedTuple):
     pointer: Tensor
     target: Tensor
     length: Tensor
+    centres: Tensor
     n_components: int
     searches: Searches
 
     @classmethod
     def of(cls, graph: Any, searches: Searches, device: torch.device) -> DeviceGraph:
         """A SciPy CSR graph there."""
-        parts = graph.indptr.astype(np.int32), graph.indices.astype(np.int32), graph.data.astype(np.float64)
-        pointer, target, length = (torch.from_numpy(part).to(device) for part in parts)
-        return cls(pointer, target, length, components(graph)[0], searches)
+        n_components, label = components(graph)
+        drawn = np.random.default_rng(0).permutation(graph.shape[0])[:CENTRES]
+        centres = np.union1d(drawn, np.unique(label, return_index=True)[1])
+        parts = graph.indptr.astype(np.int32), graph.indices.astype(np.int32), graph.data.astype(np.float64), centres
+        pointer, target, length, there = (torch.from_numpy(part).to(device) for part in parts)
+        return cls(pointer, target, length, there, n_components, searches)
 
     @property
     def size(self) -> int:
@@ -60,63 +70,39 @@ class DeviceGraph(NamedTuple):
         half = self.distances(torch.arange(self.size, device=self.pointer.device)).div_(2)
         return half + half.T
 
+    def landmarks(self, count: int) -> Tensor:
+        """At most ``count`` points (L,) that are far from each other, of each part one at least."""
+        count = min(max(count, self.n_components), self.size)
+        if len(self.centres) == self.size:
+            return self.searches.farthest(self.distances(self.centres), count)
+        centres, distance, label = self._cells()
+        return centres[self.searches.farthest(self._between(len(centres), distance, label), count)]
 
-class Landmarked(NamedTuple):
-    """Farthest-point landmarks of a graph on a device.
+    def _cells(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Centres of cells (M,), and the distance (N,) of each point to its own and the number (N,) of that, int32, or
+        infinity and M where none is near. The points farthest from those drawn are centres as well."""
+        n, m = self.size, len(self.centres)
+        distance, label = self.length.new_full((n,), torch.inf), self.target.new_full((n,), n)
+        # So many edges are as far as any point is likely to be from a centre, of those of a curve.
+        edges = n / m * math.log(m) * n / max(len(self.target), 1)
+        centres = self.centres.new_empty(0)
+        for rounds in (math.ceil(edges) + MORE_ROUNDS, MORE_ROUNDS):
+            new = distance.topk(min(FAR, n - m)).indices if len(centres) else self.centres
+            distance.index_fill_(0, new, 0.0)
+            label[new] = torch.arange(len(centres), len(centres) + len(new), dtype=label.dtype, device=label.device)
+            centres = torch.cat((centres, new))
+            for _ in range(rounds):
+                distance, label = self.searches.spread(self.pointer, self.target, self.length, distance, label)
+        return centres, distance, label.clamp_max(len(centres))
 
-    point, rows : (L,) int64 and (L, N), where they are and the distances from them, infinite where there is no path.
-    among : (L, L), those between them, on the host.
-    largest : of all of them.
-    """
-
-    point: Tensor
-    rows: Tensor
-    among: Tensor
-    largest: float
-
-
-class FarthestPoints:
-    """A search for at most ``n_landmarks``, and one for each component, that `run` goes on with; see
-    `torchgw.spaces.farthest.farthest_points`. O(L N) memory, of which two thirds are for candidates."""
-
-    def __init__(self, graph: DeviceGraph, n_landmarks: int) -> None:
-        n = graph.size
-        self.graph, self.most = graph, min(max(n_landmarks, graph.n_components), n)
-        self.rows = graph.length.new_full((min(CANDIDATES * self.most, n), n), torch.inf)
-        self.place, self.nearest = graph.pointer.new_full((n,), -1), graph.length.new_full((n,), torch.inf)
-        self.landmark, self.count = graph.pointer.new_zeros(self.most, dtype=torch.int64), graph.pointer.new_zeros(2)
-        self.queued, self.queue = graph.pointer.new_zeros(self.most, n), graph.pointer.new_empty(self.most, 2, n)
-        self.peak, self.height = self.landmark, self.rows[0].new_full((self.most,), -1.0)
-        self.height[:1] = torch.inf
-
-    def run(self) -> None:
-        """Some rounds, for which nothing waits."""
-        (pointer, target, length, _, searches), most = self.graph, self.most
-        for _ in range(ROUNDS):
-            chosen, memory = (self.peak, self.height, self.place, self.count), (self.rows, self.queued, self.queue)
-            searches.search(pointer, target, length, *chosen, *memory, most)
-            searches.farthest(self.rows, self.height, self.place, self.nearest, self.landmark, self.count)
-            height = searches.peaks(pointer, target, self.nearest, self.place, self.landmark, self.count)
-            self.height, self.peak = height.topk(most)
-
-    def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """How many of the landmarks there are (2,), the distances from them, and what `Landmarked` has of these."""
-        rows = self.rows[self.place[self.landmark].long()]
-        return self.count, rows, rows[:, self.landmark], rows.max()
-
-
-def farthest_points(searches: Sequence[FarthestPoints]) -> list[Landmarked]:
-    """The landmarks of several graphs, of whose searches the first rounds are under way."""
-    while searches:
-        found = [search.found() for search in searches]
-        read = fetched(*(number for count, _, *numbers in found for number in (count, *numbers)))
-        parts = list(zip(searches, found, read[::3], read[1::3], read[2::3], strict=True))
-        missing = [search for search, _, count, *_ in parts if int(count[0]) < search.most]
-        if not missing:
-            return [
-                Landmarked(search.landmark, rows, among, float(largest))
-                for search, (_, rows, *_), _, among, largest in parts
-            ]
-        for search in missing:
-            search.run()
-    return []
+    def _between(self, m: int, distance: Tensor, label: Tensor) -> Tensor:
+        """About the distances (M, M) between the centres."""
+        point = torch.repeat_interleave(self.pointer.diff(), output_size=len(self.target))
+        other = self.target.long()
+        way = distance[point] + self.length + distance[other]
+        between = way.new_full(((m + 1) ** 2,), torch.inf)  # the last row and column of points near no centre
+        between.scatter_reduce_(0, label[point].long() * (m + 1) + label[other], way, "amin")
+        near, cell = between.view(m + 1, m + 1)[:m, :m].topk(min(AROUND, m), largest=False)
+        pointer = torch.arange(0, cell.numel() + 1, cell.shape[1], dtype=torch.int32, device=cell.device)
+        every = torch.arange(m, device=cell.device)
+        return self.searches.paths(pointer, cell.int().flatten(), near.flatten(), every)

@@ -31,7 +31,6 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.autograd import refuse_double_backward
-from torchgw.spaces.device_graph import Landmarked
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
@@ -85,10 +84,10 @@ class LandmarkDistances(FactoredDistances):
         return made
 
     @classmethod
-    def from_device(cls, found: Landmarked, name: str = "graph") -> LandmarkDistances:
-        """From the landmarks of a graph on a device, where the distances stay."""
+    def from_device(cls, index: Tensor, rows: Tensor, among: Tensor, largest: float, name: str) -> LandmarkDistances:
+        """From landmarks (L,) and the distances from them (L, N) on a device, where these stay; those between
+        landmarks, and the largest, on the host."""
         made = object.__new__(cls)
-        index, rows, among, largest = found
         made._take(index, rows.to(getattr(torch, storage(rows.shape[1]))).T, name, largest, among)
         return made
 

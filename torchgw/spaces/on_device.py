@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from torchgw.runtime.transfer import fetched
-from torchgw.spaces.device_graph import DeviceGraph, FarthestPoints, farthest_points
+from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import fill_unreachable
@@ -29,35 +30,53 @@ class Begun:
     name : of the space.
     kind : out of `SEARCHED_THERE`, as of `torchgw.spaces.prepare.Space`.
     graph : there.
-    search : for its landmarks; None where all pairs are asked for.
+    sources : (M,) int64, the points that it is searched from, landmarks first.
+    rows : (M, N), the distances from them.
+    n_landmarks : how many of them are.
     """
 
     def __init__(self, name: str, kind: str, graph: DeviceGraph, n_landmarks: int) -> None:
         self.name, self.kind, self.graph = name, kind, graph
-        self.search = None if kind == "precomputed" else FarthestPoints(graph, n_landmarks)
-        if self.search is not None:
-            self.search.run()
+        every, landmarks = torch.arange(0, device=graph.pointer.device), graph.landmarks
+        points = every if kind == "precomputed" else landmarks(n_landmarks)
+        checked = checked_points(graph.size).to(points.device) if kind == "checked" else every
+        self.n_landmarks, self.sources = len(points), torch.cat((points, checked))
+        self.rows = graph.distances(self.sources) if len(self.sources) else graph.all_pairs()
+
+    @property
+    def landmarked(self) -> tuple[Tensor, Tensor]:
+        """The landmarks (L,) and the distances from them (L, N)."""
+        return self.sources[: self.n_landmarks], self.rows[: self.n_landmarks]
+
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """What the host must know: the distances between landmarks, and the largest one of all."""
+        points, rows = self.landmarked
+        return rows[:, points], (rows if self.n_landmarks else self.rows).max()
+
+    def provider(self, among: Tensor, largest: float) -> LandmarkDistances | PrecomputedDistances:
+        """What the distances make, with these numbers."""
+        if not self.n_landmarks:
+            return PrecomputedDistances.from_device(self.rows, largest, self.name)
+        return LandmarkDistances.from_device(*self.landmarked, among, largest, self.name)
 
 
 def finished(begun: Sequence[Begun]) -> list[DistanceProvider]:
-    """Their providers, whose numbers are read together."""
-    asked = [(i, each.search) for i, each in enumerate(begun) if each.search is not None]
-    found = farthest_points([search for _, search in asked])
-    made: dict[int, DistanceProvider] = {}
-    looked = list[tuple[int, LandmarkDistances, Tensor]]()
-    for (i, _), landmarked in zip(asked, found, strict=True):
-        each, factored = begun[i], LandmarkDistances.from_device(landmarked, begun[i].name)
-        made[i] = factored
-        if each.kind == "checked":
-            sources = checked_points(each.graph.size).to(landmarked.rows.device)
-            looked.append((i, factored, relative_error(factored, sources, each.graph.distances(sources))))
-    for (i, factored, _), error in zip(looked, fetched(*(error for *_, error in looked)), strict=True):
-        if not serves(factored, begun[i].name, float(error)):
-            del made[i]
-    left = [i for i in range(len(begun)) if i not in made]
-    graphs, names = [begun[i].graph for i in left], [begun[i].name for i in left]
-    made |= zip(left, PrecomputedDistances.from_device(graphs, names), strict=True)
-    return [made[i] for i in range(len(begun))]
+    """Their providers; numbers of all are read together. Where landmarks are checked and do not serve, all pairs."""
+    made = list[DistanceProvider]()
+    read = fetched(*(number for each in begun for number in each.numbers()))
+    for each, among, largest in zip(begun, read[::2], read[1::2], strict=True):
+        made.append(each.provider(among, float(largest)))
+    looked = [(i, factored) for i, factored in enumerate(made) if begun[i].kind == "checked"]
+    errors = fetched(*(_error(begun[i], cast(LandmarkDistances, factored)) for i, factored in looked))
+    for (i, factored), error in zip(looked, errors, strict=True):
+        if not serves(cast(LandmarkDistances, factored), begun[i].name, float(error)):
+            (made[i],) = finished([Begun(begun[i].name, "precomputed", begun[i].graph, 0)])
+    return made
+
+
+def _error(begun: Begun, factored: LandmarkDistances) -> Tensor:
+    n = begun.n_landmarks
+    return relative_error(factored, begun.sources[n:], begun.rows[n:])
 
 
 def checked_points(n: int) -> Tensor:

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.persist.codec import storable
-from torchgw.runtime.transfer import fetched
-from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.shortest_paths import all_pairs
 from torchgw.types import Array, DistanceProvider, is_metric, is_symmetric
@@ -69,19 +67,14 @@ class PrecomputedDistances(ScaledDistances):
         return [cls(D, name=name) for name, D in zip(names, all_pairs(graphs), strict=True)]
 
     @classmethod
-    def from_device(cls, graphs: Sequence[DeviceGraph], names: Sequence[str]) -> list[PrecomputedDistances]:
-        """All pairs of graphs on a device, where they stay."""
-        matrices = [graph.all_pairs() for graph in graphs]
-        made = []
-        for D, name, maximum in zip(matrices, names, fetched(*(D.max() for D in matrices)), strict=True):
-            largest = float(maximum)
-            if largest == math.inf:
-                largest = float(D.masked_fill(D.isinf(), 0.0).max())
-                warn_unreachable(name)
-                fill_unreachable(D, positive_scale(largest))
-            scale = positive_scale(largest)
-            made.append(cls.stored_matrix(D.div_(scale), scale))
-        return made
+    def from_device(cls, D: Tensor, largest: float, name: str) -> PrecomputedDistances:
+        """From all pairs (N, N) of a graph on a device, where they stay, and the largest distance."""
+        if largest == math.inf:
+            largest = float(D.masked_fill(D.isinf(), 0.0).max())
+            warn_unreachable(name)
+            fill_unreachable(D, positive_scale(largest))
+        scale = positive_scale(largest)
+        return cls.stored_matrix(D.div_(scale), scale)
 
     @classmethod
     def of(cls, space: DistanceProvider, device: torch.device) -> PrecomputedDistances:

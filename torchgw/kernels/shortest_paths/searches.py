@@ -12,12 +12,10 @@ class Searches(NamedTuple):
     """Searches in a graph on a device; see `torchgw.kernels.shortest_paths.reference`.
 
     paths : distances from some points.
-    search : those from candidates.
-    farthest : landmarks in turn.
-    peaks : the next candidates.
+    spread : from the nearest of some centres, by one edge more.
+    farthest : points that are far from each other.
     """
 
     paths: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    search: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], None]
-    farthest: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    peaks: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    spread: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    farthest: Callable[[Tensor, int], Tensor]
