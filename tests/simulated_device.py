@@ -84,6 +84,7 @@ class OnDevice(Tensor):
 
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
+    layout = property(lambda self: self.held.layout)
 
     def __repr__(self, **_: object) -> str:
         return f"OnDevice({self.held})"
@@ -161,6 +162,8 @@ class Simulation(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         tensors = [t for t in _leaves((args, *kwargs.values())) if isinstance(t, Tensor)]
         there = [t for t in tensors if isinstance(t, OnDevice)]
+        if func is aten._to_copy.default:
+            kwargs.pop("layout", None)  # a copy keeps its own: what is sparse seems dense to torch
         to = kwargs.get("device")
         lands = bool(there) if to is None else torch.device(to).type == "meta"
         if to is not None and lands:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -45,6 +46,7 @@ N, K = 20, 24
 X, Y = make_spiral(N)[0], make_swiss_roll(K, random_state=1)[0]
 INIT = np.array([[0, 0], [N - 1, K - 1]])
 FEATURES = tuple(np.random.default_rng(side).uniform(size=(side, 3)) for side in (N, K))
+RINGS = tuple(nx.to_scipy_sparse_array(nx.connected_watts_strogatz_graph(n, 4, 0.3, seed=n)) for n in (N, K))
 SEARCH = GWOptions(coarse=CoarseOptions(n_starts=6, n_landmarks=12))
 LOW_RANK = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=3))
 STREAMING = replace(SEARCH, strategy="streaming", ladder=LadderOptions(n_cells=16))
@@ -77,6 +79,11 @@ SOLVES: dict[str, tuple[dict[str, Any], int]] = {
     "unbalanced": ({"marginals": Unbalanced(0.1, 0.2), **SHORT}, 295),
     "partial": ({"marginals": Partial(0.6), **SHORT}, 38),
     "matrix cost": ({"cost": np.random.default_rng(0).uniform(size=(N, K)), **GIVEN}, 165),
+    "matrix cost alone": ({"cost": np.random.default_rng(0).uniform(size=(N, K)), "alpha": 0.0}, 37),
+    "edges of sparse graphs": (
+        {"source": RINGS[0], "target": RINGS[1], "distances": "adjacency", "epsilon": 0.02},
+        245,
+    ),
     "features, streamed": ({"cost": FEATURES, **STREAMED}, 315),
     "pairs and labels": (
         {"supervision": Supervision(pairs=INIT, labels=([0] * 10 + [1] * 10, [0] * 12 + [1] * 12)), **GIVEN},

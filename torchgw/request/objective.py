@@ -150,7 +150,9 @@ def _reach(model: Model, entry: float | None = None) -> float:
 def _typical(cost: Tensor) -> float:
     """The lower quartile of the entries of a cost that are more than rounding leaves of zero; some must be."""
     free = int((cost <= ROUNDED * float(cost.max())).sum())
-    return float(cost.flatten().kthvalue(free + (cost.numel() - free + 3) // 4).values)
+    place, values = free + (cost.numel() - free + 3) // 4, cost.flatten()
+    # GPUs have no deterministic selection.
+    return float(values.sort().values[place - 1] if values.is_cuda else values.kthvalue(place).values)
 
 
 def _cheapest(cost: FactoredCost, masses: tuple[Tensor, Tensor]) -> float:
