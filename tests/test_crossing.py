@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.problems import quietly
+from tests.simulated_device import simulated_gpu
 from torchgw import Partial, SemiRelaxed, Unbalanced, gw_align
 from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
@@ -100,6 +101,23 @@ def test_a_pair_is_tried_once_and_the_search_ends_where_nothing_falls() -> None:
     assert len(asked) == len(set(asked))
     assert frozenset(("0", "3")) not in asked
     assert improved(pool, 3, 10, 1, 0.9, 0.05, lambda fresh, lowest: [Entrant("", corners[0], 1.9)])[0].energy == 1.9
+
+
+def test_which_ends_are_distinct_is_read_from_a_gpu_at_once() -> None:
+    generator, apart = torch.Generator().manual_seed(0), 1.3
+    plans = torch.rand(30, 6, 7, generator=generator, dtype=F64)[torch.arange(60) % 30]
+    plans /= plans.sum((1, 2), keepdim=True)
+    plans[::4] = torch.eye(6, 7, dtype=F64) / 6
+    plans[3] = torch.nan
+
+    def places(device: str) -> list[float]:
+        pool = [Entrant("", plan.to(device), float(at)) for at, plan in enumerate(plans)]
+        return [entrant.energy for most in (1, 4, 60) for entrant in crossing._distinct(pool, most, apart / 6)]
+
+    with simulated_gpu() as simulation:
+        found = places("cuda")
+    assert found == places("cpu")
+    assert simulation.n_waits == 3, simulation.table()
 
 
 def test_an_end_whose_energy_is_no_number_is_the_last() -> None:

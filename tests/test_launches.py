@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import networkx as nx
+import numpy as np
 import pytest
 
 from benchmarks.launches import CASES, Case, counted, largest_crossing
+from tests.problems import quietly
+from tests.simulated_device import simulated_gpu
+from tests.simulated_kernels import triton_stands_in
+from torchgw import gw_align
 
 SMALL, DENSE, STREAMED = CASES
 BINS = (2 * (2**14 + 1) + 3) * 8  # bytes of what lower bounds are made of: histograms of distances and three numbers
@@ -25,3 +33,32 @@ def test_a_solve_launches_and_waits_no_more_than_is_said(case: Case) -> None:
 @pytest.mark.slow
 def test_a_second_solve_of_a_size_is_warm() -> None:
     assert counted(SMALL).n_launches < 0.95 * SMALL.launches
+
+
+def clouds(n: int, k: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
+    """Points, and a rotated copy of them in another order with others beside."""
+    rng = np.random.default_rng(0)
+    X, turn = rng.normal(size=(n, dimension)), np.linalg.qr(rng.normal(size=(dimension, dimension)))[0]
+    return X, np.concatenate(((X @ turn)[rng.permutation(n)], rng.normal(size=(k - n, dimension))))
+
+
+def graphs(n: int) -> list[Any]:
+    return [nx.connected_watts_strogatz_graph(n, 4, 0.3, seed=seed) for seed in (1, 2)]
+
+
+# What is solved, and how often the host may wait: a tenth more than it did when this was written.
+WAITS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "ends crossed": (clouds(100, 130, 10), {"distances": "euclidean", "epsilon": 2e-3}, 122),
+    "clouds": (clouds(90, 100, 3), {"epsilon": 1e-2}, 88),
+    "conditional gradients": (clouds(90, 100, 3), {"distances": "euclidean"}, 113),
+    "edges of graphs": (graphs(40), {"distances": "adjacency"}, 192),
+    "edges of graphs, with entropy": (graphs(40), {"distances": "adjacency", "epsilon": 1e-2}, 109),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_the_host_waits_no_more_often_than_is_said(name: str) -> None:
+    (X, Y), given, most = WAITS[name]
+    with simulated_gpu() as simulation, triton_stands_in(simulation):
+        quietly(gw_align, X, Y, device="cuda", backend="triton", random_state=0, **given)
+    assert 0 < simulation.n_waits <= most, simulation.table()

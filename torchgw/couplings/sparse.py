@@ -45,12 +45,13 @@ class SparseCoupling(BlockCoupling):
     def row(self) -> Tensor:
         """The row of each entry (m,)."""
         rows = torch.arange(self.shape[0], device=self.device)
-        return rows.repeat_interleave(self.first.diff())
+        return rows.repeat_interleave(self.first.diff(), output_size=len(self.column))
 
     def rows(self, index: Tensor | slice) -> Tensor:
         points = torch.arange(self.shape[0], device=self.device)[index]
         count = self.first.diff()[points]
-        place = torch.arange(len(points), device=self.device).repeat_interleave(count)
+        known = len(self.column) if isinstance(index, slice) and len(points) == self.shape[0] else None
+        place = torch.arange(len(points), device=self.device).repeat_interleave(count, output_size=known)
         entry = torch.arange(len(place), device=self.device) + (self.first[points] - count.cumsum(0) + count)[place]
         out = self.mass.new_zeros(len(points), self.shape[1])
         out[place, self.column[entry]] = self.mass[entry]

@@ -30,6 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.runtime.transfer import fetched
+
 Matvec: TypeAlias = "Callable[[tuple[Tensor, ...], Tensor], Tensor]"
 Stop: TypeAlias = "Callable[[Tensor, Tensor], bool]"
 BREAKDOWN_POWER = 0.75
@@ -272,14 +274,15 @@ def slow_directions(
         values, _, error = _ritz_errors(alphas, betas)
         slow = values < SLOW
         slow[0] = True
-        return bool((error[slow] <= CONVERGED * values[slow]).all())
+        return bool((~slow | (error <= CONVERGED * values)).all())
 
     found, _ = recurrence(
         lambda _, x: operator(x[:, 0])[:, None], (), start[:, None], n_steps, null=null, stop=resolved
     )
     values, vectors, error = _ritz_errors(found.alphas, torch.cat((found.betas, found.residual[:, None]), 1))
-    slow = (values < SLOW) & (error < CONVERGED)
-    return Spectrum(values[slow], found.basis[0].T @ vectors[:, slow], float(values[0]), float(values[-1]))
+    slow = ((values < SLOW) & (error < CONVERGED)).nonzero()[:, 0]
+    least, largest = fetched(values[0], values[-1])
+    return Spectrum(values[slow], found.basis[0].T @ vectors[:, slow], float(least), float(largest))
 
 
 def _ritz_errors(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -196,7 +196,12 @@ def _settled(
     before: Sequence[Candidate] = (),
 ) -> list[Candidate]:
     """Candidates compared on all points, and those that were ``before``: the distinct ones, the lowest first."""
-    compared = [_compared(problem, candidate, epsilon) for candidate in candidates]
+    ends = [_compared(problem, candidate, epsilon) for candidate in candidates]
+    read = iter(fetched(*(entropy for _, entropy in ends if entropy is not None)))
+    compared = [
+        end if entropy is None else replace(end, entropy=problem.model.of_entropy(float(next(read)), epsilon))
+        for end, entropy in ends
+    ]
     return _distinct([*before, *compared], reference, problem.masses[0], problem.unit if problem.sharp else None)
 
 
@@ -284,23 +289,24 @@ def _bred(problem: StoredProblem, coarse: CoarseOptions, basins: list[CoarseBasi
     return [_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
 
 
-def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> Candidate:
-    """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there.
+def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> tuple[Candidate, Tensor | None]:
+    """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there, and the entropy
+    of its plan () where it is to be weighed.
 
     One that brings a plan of low value keeps it: it has no entropy to be compared under."""
     if candidate.start.plan is not None:
-        return candidate
+        return candidate, None
     if not problem.exact:
         start = candidate.start.with_rows(problem.masses[0].log2()) if problem.model.fixed else candidate.start
-        return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full")
+        return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full"), None
     many = len(problem.p) * len(problem.q) > MANY_PAIRS
     steps = FULL_STEPS if not many or candidate.origin == DISTRIBUTIONS else LIFTED_STEPS
     done = descended(rough(problem) if many else problem, candidate.start, epsilon, steps)
     energy = max(done.history.cost[-1], 0.0)
     assert done.end is not None
-    entropy = problem.model.entropic(done.plan, epsilon) if problem.model.fixed and not problem.sharp else 0.0
+    entropy = problem.model.entropy(done.plan) if problem.model.fixed and not problem.sharp else None
     matching = done.plan.argmax(1)
-    return replace(candidate, start=done.end, energy=energy, level="full", matching=matching, entropy=entropy)
+    return replace(candidate, start=done.end, energy=energy, level="full", matching=matching, entropy=0.0), entropy
 
 
 def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
@@ -319,13 +325,25 @@ def _apart(reference: Landmarks, one: Candidate, others: list[Candidate], mass: 
     return shifts @ mass / mass.sum()
 
 
+def _distances(
+    candidates: list[Candidate], reference: Landmarks, mass: Tensor
+) -> Callable[[Candidate, list[Candidate]], list[float]]:
+    """How far the matchings of others of these are from that of one. From a GPU all distances come at once, whichever
+    are asked for."""
+    if not (mass.is_cuda and len(candidates) > 1):
+        return lambda one, others: _apart(reference, one, others, mass).tolist() if others else []
+    table = fetched(*(_apart(reference, each, candidates, mass) for each in candidates))
+    place = {id(each): at for at, each in enumerate(candidates)}
+    return lambda one, others: [float(table[place[id(one)]][place[id(other)]]) for other in others]
+
+
 def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:
     """The first candidate, then those whose matchings are furthest from the ones taken: near-equal energies of a lower
     level say less about which basins to compare than how different they are."""
     taken, rest, gaps = candidates[:1], candidates[1:], [math.inf] * (len(candidates) - 1)
+    far = _distances(candidates, reference, mass)
     while rest and len(taken) < most:
-        far = _apart(reference, taken[-1], rest, mass).tolist()
-        gaps = [min(pair) for pair in zip(gaps, far, strict=True)]
+        gaps = [min(pair) for pair in zip(gaps, far(taken[-1], rest), strict=True)]
         furthest = gaps.index(max(gaps))
         taken.append(rest.pop(furthest))
         gaps.pop(furthest)
@@ -339,17 +357,11 @@ def _distinct(
     kept: list[Candidate] = []
     sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
     rest = sorted(sound, key=lambda c: (not c.near, c.energy + c.entropy))
-    place = {id(c): at for at, c in enumerate(rest)}
-    # On a GPU all distances come to the host at once, whichever will be asked for.
-    table = fetched(*(_apart(reference, c, rest, mass) for c in rest)) if mass.is_cuda and len(rest) > 1 else ()
+    far = _distances(rest, reference, mass)
     while rest:
         first, others = rest[0], rest[1:]
         group, rest = [first], []
-        if table:
-            far = [float(table[place[id(first)]][place[id(other)]]) for other in others]
-        else:
-            far = _apart(reference, first, others, mass).tolist() if others else []
-        for other, gap in zip(others, far, strict=True):
+        for other, gap in zip(others, far(first, others), strict=True):
             (group if _one_basin(gap, first.energy, other.energy, unit) else rest).append(other)
         kept.append(
             replace(

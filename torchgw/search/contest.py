@@ -36,6 +36,7 @@ from torchgw.kernels.logsumexp import flushed
 from torchgw.kernels.sampling import draw
 from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
+from torchgw.runtime.transfer import fetched
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.crossing import CROSSED, Entrant, energy_of, improved
@@ -47,6 +48,7 @@ from torchgw.solvers.chains import chained
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.proximal import MIXED, STEPS, Score, levels, product_energy, proximal_steps, score_of
 from torchgw.solvers.warm_start import Start
+from torchgw.types import Array
 
 COST, EVERY = "linear cost", "all permutations"
 BLURRED, CHAINED = "end blurred in part", "branches exchanged"
@@ -195,15 +197,15 @@ class _Field:
             alive = dict(zip(alive, self.steps(list(alive.values()), epsilons[first:last]), strict=True))
             if not self.few and last < STEPS:
                 alive = self.better_half(alive)
-        found = [self.end(name, flushed(exponent.exp2())) for name, exponent in alive.items()]
+        named = [(name, flushed(exponent.exp2())) for name, exponent in alive.items()]
         if self.assignment is None:
-            return found
-        found.append(self.end(PRODUCT, self.product))
+            return self.ended(named)
+        found = self.ended([*named, (PRODUCT, self.product)])
         if len(self.product) <= MOST_TRIED:
-            found.append(self.end(EVERY, plan_of_order(self.assignment.best_order())))
+            found += self.ended([(EVERY, plan_of_order(self.assignment.best_order()))])
         if self.settled(found) or self.product.numel() > DIRECT_PAIRS:
             return found
-        return [*found, *(self.end(name, plan) for name, plan in plans.items() if name != PRODUCT)]
+        return found + self.ended([(name, plan) for name, plan in plans.items() if name != PRODUCT])
 
     def settled(self, entrants: list[Entrant]) -> bool:
         """Whether so many ends are the lowest that it is the right one: of many points, from views of two kinds."""
@@ -223,17 +225,24 @@ class _Field:
 
     def better_half(self, alive: dict[str, Tensor]) -> dict[str, Tensor]:
         """The lower half by energy, and the product plan's in any case."""
-        energies = {name: float(self.energies(flushed(exponent.exp2())[None])) for name, exponent in alive.items()}
+        found = fetched(*(self.energies(flushed(exponent.exp2())[None]) for exponent in alive.values()))
+        energies = dict(zip(alive, map(float, found), strict=True))
         kept = sorted(alive, key=energies.__getitem__)[: math.ceil(len(alive) / 2)]
         return {name: exponent for name, exponent in alive.items() if name in kept or name == PRODUCT}
 
-    def end(self, origin: str, plan: Tensor) -> Entrant:
-        """What comes of a plan (N, K) on the marginals, made sharp where that is an assignment."""
+    def ended(self, plans: list[tuple[str, Tensor]]) -> list[Entrant]:
+        """What comes of plans (N, K), by their origins, on the marginals, made sharp where that is an assignment."""
+        names = [name for name, _ in plans]
         if self.assignment is not None:
             p = torch.full((len(self.x.mass),), 1 / len(self.x.mass), dtype=torch.float64)
-            return Entrant(origin, *self.assignment.optimum(feasible(plan.double().cpu(), p, p)))
-        plan = feasible(plan, self.x.mass, self.y.mass)
-        return Entrant(origin, plan, float(self.energies(plan[None])))
+            here = fetched(*(plan.double() for _, plan in plans))
+            return [
+                Entrant(name, *self.assignment.optimum(feasible(plan, p, p)))
+                for name, plan in zip(names, here, strict=True)
+            ]
+        ends = [feasible(plan, self.x.mass, self.y.mass) for _, plan in plans]
+        energies = map(float, fetched(*(self.energies(end[None]) for end in ends)))
+        return list(map(Entrant, names, ends, energies))
 
     def improved(self, entrants: list[Entrant]) -> list[Entrant]:
         """The ends, and those of what is made of the lowest distinct ones, until that betters none of them: means of
@@ -257,19 +266,29 @@ class _Field:
                 return []
             if self.assignment is None:
                 means = self.stepped(means, epsilons)
-            found = [self.end(CROSSED, plan) for plan in means]
+            found = self.ended([(CROSSED, plan) for plan in means])
             if self.assignment is not None and self.branching:
-                found += [self.end(CHAINED, self.chained(one.plan)) for one in lowest if one not in exchanged]
+                found += self.ended([(CHAINED, self.chained(one.plan)) for one in lowest if one not in exchanged])
                 exchanged.update(lowest)
-            return found + [self.end(BLURRED, plan) for plan in self.stepped(blurred, epsilons)]
+            return found + self.ended([(BLURRED, plan) for plan in self.stepped(blurred, epsilons)])
 
         return improved(entrants, effort.parents, effort.rounds, 1 if settled else STALE, 0.0, APART, born)
 
     def chained(self, plan: Tensor) -> Tensor:
         """The plan (N, N) of the permutation nearest to a plan, its branches exchanged."""
         assert self.assignment is not None
-        x, y = (side.contrast.double().cpu().numpy() for side in (self.x, self.y))
-        return plan_of_order(chained(x, y, nearest(plan), self.problem.watch.cut))
+        return plan_of_order(chained(*self.contrasts, nearest(plan), self.problem.watch.cut))
+
+    @cached_property
+    def contrasts(self) -> tuple[Array, Array]:
+        """Of both graphs, on the host."""
+        x, y = fetched(self.x.contrast.double(), self.y.contrast.double())
+        return x.numpy(), y.numpy()
+
+    @cached_property
+    def joined(self) -> Tensor:
+        """Which points of X have edges between them (N, N), on the host."""
+        return fetched(self.x.weights != 0)[0]
 
     def stepped(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Where steps from plans end."""
@@ -286,14 +305,17 @@ class _Field:
         paid = (problem.gradient(DenseCoupling(plan), p).rows(slice(None)) * plan).sum(1).clamp_min_(0.0)
         share = BLURRED_SHARES[int(torch.randint(2, (1,), generator=problem.generator, device=p.device))]
         drawn = draw(paid + LEAST_PAID * paid.mean(), max(round(share * len(p)), 1), problem.generator)
-        free = torch.zeros_like(p, dtype=torch.bool).index_fill_(0, drawn, True)
-        for _ in range(int(torch.randint(1, BLURRED_HOPS + 1, (1,), generator=problem.generator, device=p.device))):
-            grown = free | self.x.weights[free].any(0)
+        hops = torch.randint(1, BLURRED_HOPS + 1, (1,), generator=problem.generator, device=p.device)
+        drawn, hops = fetched(drawn, hops)
+        free = torch.zeros(len(p), dtype=torch.bool).index_fill_(0, drawn, True)
+        for _ in range(int(hops)):
+            grown = free | self.joined[free].any(0)
             if int(grown.sum()) > MOST_BLURRED * len(p):
                 break
             free = grown
+        at, free = free.nonzero()[:, 0].to(p.device), free.to(p.device)
         row = torch.where(free, p, 0.0)
-        return torch.where(free[:, None], (row / row.sum())[:, None] * plan[free].sum(0), plan)
+        return torch.where(free[:, None], (row / row.sum())[:, None] * plan[at].sum(0), plan)
 
 
 def _assignment(problem: StoredProblem, x: Graph, y: Graph) -> AssignmentProblem | None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw.persist.watch import Watch
+from torchgw.runtime.transfer import fetched
 from torchgw.search.anneal import (
     COLDEST,
     SAME_PLAN,
@@ -143,10 +144,20 @@ def crossed_basins(
 
 def _distinct(pool: Sequence[EntrantT], most: int, apart: float) -> list[EntrantT]:
     """At most so many of the first, whose plans differ."""
-    found: list[EntrantT] = []
-    for entrant in pool:
-        if all(float((entrant.plan - other.plan).abs().sum()) > apart for other in found):
-            found.append(entrant)
+    found: list[int] = []
+    far = _distances(pool)
+    for place in range(len(pool)):
+        if all(far(place, other) > apart for other in found):
+            found.append(place)
         if len(found) == most:
             break
-    return found
+    return [pool[place] for place in found]
+
+
+def _distances(pool: Sequence[Entrant]) -> Callable[[int, int], float]:
+    """L1 distances between the plans of two places. From a GPU all come at once, whichever are asked for."""
+    if not (len(pool) > 1 and pool[0].plan.is_cuda):
+        return lambda one, other: float((pool[one].plan - pool[other].plan).abs().sum())
+    plans = torch.stack([entrant.plan.flatten() for entrant in pool])
+    (table,) = fetched(torch.cdist(plans, plans, p=1.0))
+    return lambda one, other: float(table[one, other])

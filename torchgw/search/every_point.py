@@ -27,6 +27,7 @@ from torchgw.objective.exact import ExactGradient, mean_squares, product
 from torchgw.options import CoarseOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
+from torchgw.runtime.transfer import fetched
 from torchgw.search.anneal import NEAR, CoarseBasin, LandmarkProblem, basins_of, landmark_basins, stands_out
 from torchgw.search.candidate import Candidate
 from torchgw.search.crossing import CROSSED, crossed_basins
@@ -210,9 +211,10 @@ def cells_of(space: DistanceProvider, mass: Tensor, count: int, generator: torch
     for _ in range(ROUNDS):
         nearest = _distances(points, cells.means(points, weight)).argmin(1)
         label = torch.unique(nearest, return_inverse=True)[1]
-        if torch.equal(label, cells.label):
+        same, last = fetched((label == cells.label).all(), label.max())
+        if same:
             break
-        cells = Cells(label, int(label.max()) + 1)
+        cells = Cells(label, int(last) + 1)
     means = cells.means(points, weight)
     every = Cells(_distances(looks, means).argmin(1).index_copy_(0, present, cells.label), cells.count)
     averages = torch.zeros(n, cells.count, dtype=mass.dtype, device=mass.device)

@@ -42,6 +42,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.linalg.lanczos import Spectrum, random_like, slow_directions
 from torchgw.linalg.linear_systems import conjugate_gradients
+from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 
 DIRECT_SIZE, DIRECT_ONCE = 1000, 500  # measured, for some ten solves and for one: `benchmarks/gradients.py`
@@ -145,7 +146,8 @@ class Response:
         self._ratio = torch.where((mu > 0) & (h > 0), h / mu, 0.0)  # of the side that is eliminated
         self._root = torch.where((nu > 0) & (k > 0), (k / nu).sqrt(), 0.0)
         self._mu, self._nu, self._mass = mu, nu, mu.sum()
-        self._hard = [bool((firm[mass > 0] == 1).all()) for firm, mass in zip(self.stiffness, self.sums, strict=True)]
+        hard = (((firm == 1) | ~(mass > 0)).all() for firm, mass in zip(self.stiffness, self.sums, strict=True))
+        self._hard = list(map(bool, fetched(*hard)))
         closed = all(self._hard)
         self._constant = (nu.sqrt() / self._mass.sqrt())[:, None] if closed and not self.total else None
 

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
 from scipy.sparse import csr_array
 from torch import Tensor
@@ -30,6 +31,7 @@ from torchgw.objective.bounds import c_transform, consistent_bound, dual_bound, 
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
+from torchgw.runtime.transfer import fetched
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.transport_lp import TransportError, blurred_duals, equal_masses, transport
 
@@ -145,8 +147,10 @@ def frank_wolfe(
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
         at = vertex.row, vertex.column
         change = stepping.change(vertex, plan, cost) if stepping else linearise(vertex).sub_(cost)
-        slope = float(vertex.mass @ cost[at]) - value
-        curvature = float(vertex.mass @ change[at]) - inner(change, plan)
+        toward, turned, along = map(
+            float, fetched(vertex.mass @ cost[at], vertex.mass @ change[at], _inner(change, plan))
+        )
+        slope, curvature = toward - value, turned - along
         length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * small
         if state.stalled and fall <= small:
@@ -176,7 +180,11 @@ def lowest_on_segment(slope: float, curvature: float) -> tuple[float, float]:
 
 def inner(A: Tensor, B: Tensor) -> float:
     """<A, B> of matrices (N, K)."""
-    return float(torch.dot(A.reshape(-1), B.reshape(-1)))
+    return float(_inner(A, B))
+
+
+def _inner(A: Tensor, B: Tensor) -> Tensor:
+    return torch.dot(A.reshape(-1), B.reshape(-1))
 
 
 class TransportPlans:
@@ -188,13 +196,15 @@ class TransportPlans:
 
     def __init__(self, p: Tensor, q: Tensor, exact: bool = False, rough: bool = False) -> None:
         self.p, self.q, self.exact, self.rough = p, q, exact, rough
-        self.rows, self.columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
-        self.masses = p[self.rows].cpu().numpy(), q[self.columns].cpu().numpy()
+        masses = [mass.numpy() for mass in fetched(p, q)]
+        self.places = [np.flatnonzero(mass > 0) for mass in masses]
+        self.rows, self.columns = (torch.from_numpy(place).to(p.device) for place in self.places)
+        self.masses = masses[0][self.places[0]], masses[1][self.places[1]]
 
     def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> Found:
         every = len(self.rows) * len(self.columns) == cost.numel()
         present = cost if every else cost[self.rows[:, None], self.columns]
-        given = [dual[self.columns].cpu().numpy() for dual in duals]
+        given = [dual.numpy() for dual in fetched(*(dual[self.columns] for dual in duals))]
         known = None if basis is None else basis.cpu().numpy()
         if self.rough and len(duals) == 1 and not equal_masses(*self.masses):  # the first one
             given = [blurred_duals(present.cpu(), *self.masses, given[0])]
@@ -202,7 +212,7 @@ class TransportPlans:
         plan, dual = found.plan, torch.zeros_like(self.q)
         if not every:
             entries = plan.tocoo()
-            at = self.rows.cpu().numpy()[entries.row], self.columns.cpu().numpy()[entries.col]
+            at = self.places[0][entries.row], self.places[1][entries.col]
             plan = csr_array((entries.data, at), shape=tuple(cost.shape))
         dual[self.columns] = torch.from_numpy(found.dual).to(self.q)
         own = None if found.basis is None else torch.from_numpy(found.basis)

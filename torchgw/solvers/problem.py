@@ -23,6 +23,7 @@ from torchgw.objective.sampled import SampledGradient, landmark_control, memory_
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
+from torchgw.runtime.transfer import fetched
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.model_form import searched_by
@@ -204,7 +205,7 @@ def make_gradient(problem: Problem) -> Gradient:
     model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
     if problem.exact:
         exact = ExactGradient(*problem.spaces, p, q, model.loss)
-        vertices = problem.sharp and model.plain and not equal_masses(p.cpu().numpy(), q.cpu().numpy())
+        vertices = problem.sharp and model.plain and not equal_masses(*(mass.numpy() for mass in fetched(p, q)))
         if not leads(exact, VERTEX_WORK if vertices else None):
             return gradient_of(model, exact)
         leading = LeadingGradient(exact, p, q, generator, SHARP_RESIDUAL if vertices else RESIDUAL)

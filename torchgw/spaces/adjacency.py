@@ -18,6 +18,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.options import SpaceOptions
 from torchgw.persist.codec import storable
+from torchgw.runtime.transfer import fetched
 from torchgw.spaces.scale import ScaledDistances
 from torchgw.spaces.traced import Traced, growth_of
 from torchgw.types import Array
@@ -80,6 +81,12 @@ class AdjacencyDistances(ScaledDistances):
             return
         self._D = sparse_tensor(matrix)
         self._turned = self._D if self.symmetric else sparse_tensor(turned)
+
+    def __copy__(self) -> AdjacencyDistances:
+        """Not by what files keep, which comes from the host."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in DERIVED}
@@ -178,5 +185,5 @@ def _sparse(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int,
 
 def _of_sparse(D: Tensor) -> Any:
     """A sparse tensor as a SciPy CSR matrix."""
-    parts: tuple[Array, ...] = tuple(part.cpu().numpy() for part in (D.values(), D.col_indices(), D.crow_indices()))
+    parts: tuple[Array, ...] = tuple(part.numpy() for part in fetched(D.values(), D.col_indices(), D.crow_indices()))
     return csr_array(parts, shape=tuple(D.shape))

@@ -17,6 +17,7 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_stored
 from torchgw.objective.exact import ExactGradient, multiplied
 from torchgw.objective.sampled import NOTHING, recall
+from torchgw.runtime.transfer import fetched
 from torchgw.search.anneal import NEAR, stands_out
 from torchgw.search.basins import basins_of_plans, find_basins, listed
 from torchgw.search.candidate import Candidate
@@ -273,9 +274,10 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         if further.energy < ends[lowest].energy:
             ends[lowest] = further
     settled = [replace(_settled(c, end), ended=problem.sharp) for c, end in zip(contenders, ends, strict=True)]
-    compared = problem.model.fixed and len(ends) > 1
-    entropic = problem.model.entropic if compared else lambda plan, epsilon: 0.0
-    minimised = [end.energy + entropic(end.plan, problem.model.epsilon) for end in ends]
+    model, minimised = problem.model, [end.energy for end in ends]
+    if model.fixed and model.epsilon > 0 and len(ends) > 1:
+        entropies = map(float, fetched(*(model.entropy(end.plan) for end in ends)))
+        minimised = [end.energy + model.of_entropy(e, model.epsilon) for end, e in zip(ends, entropies, strict=True)]
     order = sorted(range(len(ends)), key=minimised.__getitem__)
     rest = [settled[i] for i in order[1:]] + [c for c in others if all(c is not each for each in contenders)]
     rest.sort(key=lambda c: (c.level != "full", c.energy))

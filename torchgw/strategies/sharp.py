@@ -28,6 +28,7 @@ from torchgw.objective.leading import MOST_LEFT, LeadingGradient, MatchingGradie
 from torchgw.objective.model import mean_cost
 from torchgw.objective.permuted import permutations
 from torchgw.persist.watch import Watch
+from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_between_factors
@@ -179,7 +180,7 @@ def _exchanged(problem: StoredProblem, found: Solution) -> Tensor | None:
     """The plan (N, N) that exchanges of matches lead to, which steps to first order do not see; None where it is no
     lower, and but between few points of equal masses."""
     p, q = problem.model.masses
-    few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(p.cpu().numpy(), q.cpu().numpy())
+    few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(*(mass.numpy() for mass in fetched(p, q)))
     if not few or not problem.model.plain or problem.wide is None:
         return None
     source, target = problem.wide.source, problem.wide.target
@@ -269,7 +270,7 @@ class _Descent:
             return self.by_form(plan, dual, False, rough)
         leading, first = isinstance(problem.quadratic, LeadingGradient), self.first
         matched = None
-        if equal_masses(p.cpu().numpy(), q.cpu().numpy()):
+        if equal_masses(*(mass.numpy() for mass in fetched(p, q))):
             factored = first if isinstance(first, ExactGradient) else wide
             matched = self._by_permutations(factored, wide if leading else None, plan, dual, kept)
         found: FrankWolfe | Permuted | FactoredDescent
