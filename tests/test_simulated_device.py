@@ -190,6 +190,15 @@ def test_tensors_come_back_where_they_came_from() -> None:
         assert found.unseen(torch.from_numpy(X[:3]).to("cuda")).argmax().is_cuda
 
 
+def test_rules_are_taken_from_tensors_of_the_device() -> None:
+    labels = np.arange(N) % 2, np.arange(K) % 2
+    expected = align(device="cpu", supervision=Supervision(pairs=INIT, forbidden=[[0, 2]], labels=labels), **SHORT)
+    with simulated_gpu():
+        pairs, forbidden, x, y = (torch.as_tensor(rule).to("cuda") for rule in (INIT, [[0, 2]], *labels))
+        found = align(supervision=Supervision(pairs=pairs, forbidden=forbidden, labels=(x, y)), **SHORT)
+    assert found.value == pytest.approx(expected.value, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("mode", "given"),
     [
