@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import block_diag, csr_matrix, diags
+from scipy.sparse.csgraph import dijkstra
 from torch import Tensor
 
 from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, transport_oracle, wide
@@ -18,10 +21,14 @@ from torchgw.couplings.potential import largest, plan_product, sampled
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.principal_directions import Directions
+from torchgw.kernels.shortest_paths import reference as paths
+from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.kernels.small_transport import SmallTransport
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
+from torchgw.spaces.device_graph import DeviceGraph
+from torchgw.spaces.graph import neighbour_graph
 from torchgw.types import Softmins
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11}
@@ -88,6 +95,38 @@ def small_transport(
             for one, other in zip(found, expected, strict=True):
                 close(one[at], other, dtype, factor=10.0)
         assert torch.equal(given[0].cpu(), score)
+
+
+def graphs() -> dict[str, Any]:
+    """Symmetric CSR graphs (N, N) by what is odd about them."""
+    rng, star = np.random.default_rng(3), np.zeros((70, 70))
+    star[0, 1:] = star[1:, 0] = rng.uniform(1, 2, 69)
+    lengths = rng.uniform(0, 1, 110)
+    chain = diags([lengths, lengths], [1, -1], format="csr")
+    duplicates = neighbour_graph(np.repeat(rng.normal(size=(20, 2)), 3, axis=0))
+    parts = block_diag([chain, duplicates, csr_matrix((3, 3))], format="csr")
+    many = neighbour_graph(rng.normal(size=(150, 9)))
+    return {"star": csr_matrix(star), "chain": chain, "duplicates": duplicates, "parts": parts, "many": many}
+
+
+def shortest_paths(searches: Searches, device: str, graph: Any) -> None:
+    """The same bits as those of the reference, from every point and in whatever order paths are looked at."""
+    given = DeviceGraph.of(graph, searches, torch.device(device))[:3]
+    host, every = [part.cpu() for part in given], torch.arange(graph.shape[0])
+    rows = paths.paths(*host, every)
+    assert torch.equal(rows, torch.from_numpy(dijkstra(graph)))
+    some = every[:: 1 if device == "cuda" else len(every) // 4]  # the interpreter takes a second for each
+    for sources in (some, every[[1, 1, 0]], every[:0]):
+        assert torch.equal(searches.paths(*given, sources.to(device)).cpu(), rows[sources])
+    distance = torch.full((graph.shape[0],), torch.inf, dtype=torch.float64)
+    distance[::7] = 0.0
+    known = distance, torch.where(distance == 0, every // 7, len(every)).int()
+    found = tuple(part.to(device) for part in known)
+    for _ in range(4):
+        known, found = paths.spread(*host, *known), searches.spread(*given, *found)
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(found, known, strict=True))
+    count = min(len(rows), 9)
+    assert torch.equal(searches.farthest(rows.to(device), count).cpu(), paths.farthest(rows, count))
 
 
 def rescaled(kernel: Kernel, device: str, n: int, dtype: torch.dtype, weight: float) -> None:

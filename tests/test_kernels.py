@@ -11,7 +11,15 @@ import torch
 from tests import kernel_cases as cases
 from tests.kernels import RANKS, SIZES, factors, wide
 from tests.problems import daily, in_turn
-from torchgw.kernels import blocks, compiler, principal_directions, small_transport, softmin_dense, softmin_stream
+from torchgw.kernels import (
+    blocks,
+    compiler,
+    principal_directions,
+    shortest_paths,
+    small_transport,
+    softmin_dense,
+    softmin_stream,
+)
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.options import SinkhornOptions
@@ -237,6 +245,13 @@ class TestOnTheGPU:
         for n, k in SMALL:
             workload = Workload(torch.device("cuda"), dtype, (n, k))
             cases.small_transport(small_transport.choose(backend, workload).function, "cuda", 3, n, k, dtype, holes)
+
+    @pytest.mark.parametrize("kind", cases.graphs())
+    def test_shortest_paths(self, backend: str, kind: str) -> None:
+        searches = shortest_paths.choose(backend, Workload(torch.device("cuda"), torch.float64, (1, 1))).function
+        if searches is None:
+            pytest.skip("SciPy's searches on the CPU, which are the oracle")
+        cases.shortest_paths(searches, "cuda", cases.graphs()[kind])
 
     @pytest.mark.parametrize("weight", [1.0, 1.8])
     @pytest.mark.parametrize("dtype", DTYPES)

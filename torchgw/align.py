@@ -182,7 +182,8 @@ def gw_align(
     """
     request = Request.of(Asked(**locals()))  # of the arguments alone: no other name is made yet
     n, k = request.shape
-    with followed(callback, checkpoint, request.call, request.generator) as watch, threads_for(n * k):
+    threads = threads_for(n * k if request.device.type == "cpu" else 0)
+    with followed(callback, checkpoint, request.call, request.generator) as watch, threads:
         began = time.perf_counter()
         spaces, graphs = _prepared(request, watch)
         request = request.resolved(spaces)

@@ -14,6 +14,7 @@ import torch
 from tests.triton.targets import MATRIX_INSTRUCTION, SHARED_LIMIT, TARGETS, compiled_for, resources
 from torchgw.kernels import gpu
 from torchgw.kernels.principal_directions import triton as principal
+from torchgw.kernels.shortest_paths import triton as paths
 from torchgw.kernels.small_transport import triton as small
 from torchgw.kernels.softmin_dense import triton as dense
 from torchgw.kernels.softmin_stream import triton as stream
@@ -74,6 +75,15 @@ def direction_launches(dtype: torch.dtype, d: int) -> Iterator[Case]:
     yield f"principal directions of {d} {dtype}", False, lambda: principal.build()(features, order, ends)
 
 
+def path_launches() -> Iterator[Case]:
+    """The same for the kernels on graphs."""
+    pointer, target, length = torch.arange(5001).int(), torch.zeros(5000).int(), torch.zeros(5000, dtype=F64)
+    graph, searches = (pointer, target, length), paths.build()
+    yield "shortest paths", False, lambda: searches.paths(*graph, torch.tensor([0, 5]))
+    yield "spread", False, lambda: searches.spread(*graph, torch.zeros(5000, dtype=F64), torch.zeros(5000).int())
+    yield "farthest", False, lambda: searches.farthest(torch.zeros(5000, 5000, dtype=F64), 9)
+
+
 def rescale_launches(dtype: torch.dtype) -> Iterator[Case]:
     """The same for what scales."""
     mass = torch.ones(100, dtype=dtype)
@@ -97,6 +107,7 @@ def usual(target: str) -> Iterator[Case]:
         yield from small_launches(F32, n, k)
     yield from small_launches(F64, 60, 60)
     yield from direction_launches(F32, 200)
+    yield from path_launches()
     yield from rescale_launches(F32)
     yield from tile_launches(F32, "ieee" if target == "gfx942" else "tf32x3", 50, TILE, 51, target)
     yield from list(tile_launches(F64, "", 50, TILE, 51, target))[1:]
@@ -107,6 +118,7 @@ def fewest(target: str) -> Iterator[Case]:
     yield from list(dense_launches(F32, 64, 6001))[2:3]
     yield from small_launches(F32, 60, 60)
     yield from direction_launches(F32, 60)
+    yield from list(path_launches())[:1]
     yield from rescale_launches(F64)
     yield from list(stream_launches(F32, "tf32x3", 50, target))[:1]
     yield from list(tile_launches(F32, "tf32x3", 50, TILE, 51, target))[:1]

@@ -22,7 +22,14 @@ from tests.kernels import RANKS, factors, wide
 from tests.problems import daily, in_turn
 from torchgw import CoarseOptions, GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.kernels import principal_directions, small_transport, softmin_dense, softmin_stream, softmin_tiles
+from torchgw.kernels import (
+    principal_directions,
+    shortest_paths,
+    small_transport,
+    softmin_dense,
+    softmin_stream,
+    softmin_tiles,
+)
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.tiles import all_tiles
 from torchgw.solvers import inner
@@ -98,6 +105,13 @@ def test_stream_softmin_of_any_size(n: int, k: int, dtype: torch.dtype) -> None:
 def test_small_transport(n: int, k: int, dtype: torch.dtype) -> None:
     solve = small_transport.choose("triton", Workload(CPU, dtype, (n, k))).function
     cases.small_transport(solve, "cpu", 2, n, k, dtype, holes=n != 60)
+
+
+@pytest.mark.parametrize("kind", cases.graphs())
+def test_shortest_paths(kind: str) -> None:
+    searches = shortest_paths.choose("triton", Workload(CPU, torch.float64, (1, 1))).function
+    assert searches is not None
+    cases.shortest_paths(searches, "cpu", cases.graphs()[kind])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,8 +19,6 @@ Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex obje
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -106,7 +104,8 @@ def frank_wolfe_gap(
 
 def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Memoli's first lower bound () from mean squared distances a (N,), b (K,)."""
-    return _wasserstein_squared(a.clamp_min(0.0).sqrt(), b.clamp_min(0.0).sqrt(), p, q)
+    (x, p_order), (y, q_order) = (means.clamp_min(0.0).sqrt().sort(stable=True) for means in (a, b))
+    return _wasserstein_squared(x, y, p[p_order], q[q_order])
 
 
 def second_bound(
@@ -122,12 +121,10 @@ def second_bound(
     ends = _range(((source, p), (target, q)))
     width = (ends[1] - ends[0]).clamp_min(torch.finfo(p.dtype).tiny) / N_BINS
     histograms = (_histogram(space, mass, ends[0], width) for space, mass in ((source, p), (target, q)))
-    least, low, width, *sums = fetched(
-        torch.as_tensor(other, dtype=p.dtype, device=p.device), ends[0], width, *histograms
-    )
-    centres = low + torch.arange(N_BINS + 1, dtype=torch.float64) * width
-    distance = math.sqrt(float(_wasserstein_squared(centres, centres, *sums)))
-    return max(max(distance - float(width), 0.0) ** 2, float(least))
+    centres = ends[0] + torch.arange(N_BINS + 1, dtype=torch.float64, device=ends.device) * width
+    distance = _wasserstein_squared(centres, centres, *histograms).sqrt()
+    found = (distance - width).clamp_min(0.0).square()
+    return float(fetched(found.maximum(torch.as_tensor(other, dtype=found.dtype, device=found.device)))[0])
 
 
 def _blocks(space: DistanceProvider, mass: Tensor) -> list[Tensor]:
@@ -153,11 +150,10 @@ def _histogram(space: DistanceProvider, mass: Tensor, low: Tensor, width: Tensor
 
 
 def _wasserstein_squared(x: Tensor, y: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """Squared 2-Wasserstein distance () of numbers (N,), (K,) of masses p, q, by the monotone coupling."""
+    """Squared 2-Wasserstein distance () of rising numbers (N,), (K,) of masses p, q, by the monotone coupling."""
     sides = []
-    for numbers, mass in ((x, p), (y, q)):
-        number, order = numbers.sort(stable=True)
-        level = running(mass[order], 0)
+    for number, mass in ((x, p), (y, q)):
+        level = running(mass, 0)
         sides.append((number, level / level[-1]))
     cuts = torch.cat([level for _, level in sides]).sort().values
     before = torch.nn.functional.pad(cuts[:-1], (1, 0))

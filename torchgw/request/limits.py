@@ -27,7 +27,7 @@ from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
-from torchgw.spaces.device_graph import DeviceGraph
+from torchgw.spaces.device_graph import DeviceGraph, search_bytes
 from torchgw.spaces.prepare import OnDevice, Space
 from torchgw.strategies.within_memory import DENSE_BYTES
 
@@ -144,15 +144,13 @@ def choose_kernels(
 def searched_there(
     spaces: Sequence[Space], backend: str, device: torch.device, options: SpaceOptions
 ) -> OnDevice | None:
-    """What brings graphs to a device that searches them; None where the CPU does, and where it has not the memory.
-
-    Landmarks take up to four times their rows, which are copied as they grow, and all pairs a copy of theirs.
-    """
-    searches = shortest_paths.choose(
-        backend, Workload(device, torch.float64, (spaces[0].size, spaces[1].size))
-    ).function
-    rows = [space.size if space.kind == "precomputed" else 4 * options.n_landmarks for space in spaces]
-    needed = 2 * 8 * sum(space.size * count for space, count in zip(spaces, rows, strict=True))
+    """What brings graphs to a device that searches them; None where the CPU does, and where it has not the memory."""
+    sizes = spaces[0].size, spaces[1].size
+    searches = shortest_paths.choose(backend, Workload(device, torch.float64, sizes)).function
+    needed = sum(
+        search_bytes(n, None if space.kind == "precomputed" else options.n_landmarks)
+        for n, space in zip(sizes, spaces, strict=True)
+    )
     if device.type == "cpu" or searches is None or needed > free_memory(device) / 2:
         return None
     return partial(DeviceGraph.of, searches=searches, device=device)

@@ -255,7 +255,7 @@ class Request:
         sharp = sharp_fits(facts, (n, k), against, asked.options, all(space.factored for space in spaces))
         if not auto:
             check_resolved(model, spaces, options, remedy_of(sharp))
-        with threads_for(n * k):  # compiled code is for a number of threads
+        with threads_for(n * k if device.type == "cpu" else 0):  # compiled code is for a number of threads
             backend, kernels = choose_kernels(strategy, asked.backend, device, (n, k), options)
         logger.info("backend %s, blocks %s; passed over: %s", backend.name, backend.blocks, backend.passed_over)
         return cls(

@@ -113,14 +113,11 @@ class Repeated:
         if shapes not in self._memory:
             self._memory[shapes] = _Memory(tuple(map(torch.empty_like, state)), tuple(map(torch.empty_like, state)))
         memory = self._memory[shapes]
-        again = all(kept is given for kept, given in zip(memory.before, state, strict=True))
-        if not again:
-            _copy(memory.state, state)
-        key = kind, shapes, again
-        if key not in self._graphs:
+        _copy(memory.state, state)
+        if (kind, shapes) not in self._graphs:
             seen = torch.empty(look[0], dtype=look[1], device=state[0].device)
-            self._graphs[key] = _captured(step, kind, memory, seen, again), seen
-        graph, seen = self._graphs[key]
+            self._graphs[kind, shapes] = _captured(step, kind, memory, seen), seen
+        graph, seen = self._graphs[kind, shapes]
         graph.replay()
         return Taken(memory.before, memory.state, seen)
 
@@ -142,15 +139,15 @@ def own(*seen: Tensor) -> State:
     return kept
 
 
-def _captured(step: Step, kind: Hashable, memory: _Memory, seen: Tensor, again: bool) -> torch.cuda.CUDAGraph:
-    """The launches of keeping the state, or having the one before ``again``, of the step, and of copying its end to the
-    state and what it shows to ``seen``; nothing is computed."""
+def _captured(step: Step, kind: Hashable, memory: _Memory, seen: Tensor) -> torch.cuda.CUDAGraph:
+    """The launches of keeping the state, of the step, and of copying its end to the state and what it shows to
+    ``seen``; nothing is computed."""
     device, graph = memory.state[0].device, torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
         place, current = _place(device), torch.cuda.current_stream(device)
         place.stream.wait_stream(current)
         with torch.cuda.stream(place.stream), _capturing(graph, place.pool):
-            _copy(memory.state, memory.before) if again else _copy(memory.before, memory.state)
+            _copy(memory.before, memory.state)
             after, shown = step(kind, *memory.state)
             seen.copy_(shown)
             _copy(memory.state, after)

@@ -11,6 +11,8 @@ def fetched(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors on the CPU, of whatever shapes and dtypes, in one transfer; those that are there are not copied."""
     if not any(each.is_cuda for each in tensors):
         return tensors
+    if len(tensors) == 1:
+        return (tensors[0].detach().cpu(),)
     flat = [each.detach().contiguous().view(-1).view(torch.uint8) for each in tensors]
     parts = torch.split(torch.cat(flat).cpu(), [len(each) for each in flat])
     # Each part in memory of its own, which any dtype can be read from.

@@ -24,37 +24,45 @@ from torch import Tensor
 
 from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.spaces.edges import components
+from torchgw.types import Array
 
 CENTRES, FAR = 2048, 256  # of cells that are drawn, and of those farthest from them
-AROUND = 32  # nearest cells that a path goes on to from each
-MORE_ROUNDS = 8
+PER_LANDMARK, AROUND = 4, 32  # drawn for each landmark at least; nearest cells that a path goes on to
+MORE_ROUNDS = 3
+
+
+def centres_for(count: int) -> int:
+    """How many cells are drawn where so many landmarks are chosen."""
+    return max(CENTRES, PER_LANDMARK * count)
+
+
+def search_bytes(n: int, n_landmarks: int | None) -> int:
+    """About the memory that searches of a graph of n points take, from landmarks or, where that is None, from all."""
+    if n_landmarks is None:
+        return 28 * n**2
+    return 20 * n * n_landmarks + 40 * min(centres_for(n_landmarks) + FAR, n) ** 2
 
 
 class DeviceGraph(NamedTuple):
     """A symmetric graph of N points on a device.
 
     pointer, target, length : its CSR rows: (N + 1,) and (E,) int32, (E,) float64.
-    centres : (M,) int64, some points, of each part of it one at least.
-    n_components : how many parts it has.
+    parts : (P,) int64, a point of each component, on the host.
     searches : how it is searched.
     """
 
     pointer: Tensor
     target: Tensor
     length: Tensor
-    centres: Tensor
-    n_components: int
+    parts: Array
     searches: Searches
 
     @classmethod
     def of(cls, graph: Any, searches: Searches, device: torch.device) -> DeviceGraph:
         """A SciPy CSR graph there."""
-        n_components, label = components(graph)
-        drawn = np.random.default_rng(0).permutation(graph.shape[0])[:CENTRES]
-        centres = np.union1d(drawn, np.unique(label, return_index=True)[1])
-        parts = graph.indptr.astype(np.int32), graph.indices.astype(np.int32), graph.data.astype(np.float64), centres
-        pointer, target, length, there = (torch.from_numpy(part).to(device) for part in parts)
-        return cls(pointer, target, length, there, n_components, searches)
+        rows = graph.indptr.astype(np.int32), graph.indices.astype(np.int32), graph.data.astype(np.float64)
+        pointer, target, length = (torch.from_numpy(part).to(device) for part in rows)
+        return cls(pointer, target, length, np.unique(components(graph)[1], return_index=True)[1], searches)
 
     @property
     def size(self) -> int:
@@ -72,28 +80,32 @@ class DeviceGraph(NamedTuple):
 
     def landmarks(self, count: int) -> Tensor:
         """At most ``count`` points (L,) that are far from each other, of each part one at least."""
-        count = min(max(count, self.n_components), self.size)
-        if len(self.centres) == self.size:
-            return self.searches.farthest(self.distances(self.centres), count)
-        centres, distance, label = self._cells()
+        n = self.size
+        count = min(max(count, len(self.parts)), n)
+        drawn = np.random.default_rng(0).permutation(n)[: centres_for(count)]
+        centres = torch.from_numpy(np.union1d(drawn, self.parts)).to(self.pointer.device)
+        if len(centres) == n:
+            return self.searches.farthest(self.distances(centres), count)
+        centres, distance, label = self._cells(centres)
         return centres[self.searches.farthest(self._between(len(centres), distance, label), count)]
 
-    def _cells(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Centres of cells (M,), and the distance (N,) of each point to its own and the number (N,) of that, int32, or
-        infinity and M where none is near. The points farthest from those drawn are centres as well."""
-        n, m = self.size, len(self.centres)
-        distance, label = self.length.new_full((n,), torch.inf), self.target.new_full((n,), n)
+    def _cells(self, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Centres of cells (M,), the points ``drawn`` and those farthest from them; the distance (N,) of each point to
+        its own, and the number (N,) of that, int32; infinity and M where none is near."""
+        n, m = self.size, len(drawn)
+        most = m + min(FAR, n - m)
+        distance, label = self.length.new_full((n,), torch.inf), self.target.new_full((n,), most)
         # So many edges are as far as any point is likely to be from a centre, of those of a curve.
         edges = n / m * math.log(m) * n / max(len(self.target), 1)
-        centres = self.centres.new_empty(0)
-        for rounds in (math.ceil(edges) + MORE_ROUNDS, MORE_ROUNDS):
-            new = distance.topk(min(FAR, n - m)).indices if len(centres) else self.centres
+        number, centres = torch.arange(most, dtype=label.dtype, device=label.device), list[Tensor]()
+        for numbers, rounds in ((number[:m], math.ceil(edges) + MORE_ROUNDS), (number[m:], MORE_ROUNDS)):
+            new = distance.topk(most - m).indices if centres else drawn
             distance.index_fill_(0, new, 0.0)
-            label[new] = torch.arange(len(centres), len(centres) + len(new), dtype=label.dtype, device=label.device)
-            centres = torch.cat((centres, new))
+            label.index_copy_(0, new, numbers)
+            centres.append(new)
             for _ in range(rounds):
                 distance, label = self.searches.spread(self.pointer, self.target, self.length, distance, label)
-        return centres, distance, label.clamp_max(len(centres))
+        return torch.cat(centres), distance, label
 
     def _between(self, m: int, distance: Tensor, label: Tensor) -> Tensor:
         """About the distances (M, M) between the centres."""

@@ -15,6 +15,7 @@ from torchgw.types import Array
 
 TREE_DIMENSIONS = 15
 ROWS = 100_000
+FEW = 2000
 
 
 def nearest(points: Array, k: int) -> Array:
@@ -68,7 +69,8 @@ class _Search:
         if self.tree is None:
             found = self.products.kneighbors(queries, k, return_distance=False)
         else:
-            found = self.tree.query(queries, k=np.arange(1, k + 1), workers=-1)[1]
+            workers = -1 if len(queries) > FEW else 1  # what threads take to start
+            found = self.tree.query(queries, k=np.arange(1, k + 1), workers=workers)[1]
         return cast(Array, found.astype(np.int32))
 
 

@@ -75,8 +75,10 @@ def finished(begun: Sequence[Begun]) -> list[DistanceProvider]:
 
 
 def _error(begun: Begun, factored: LandmarkDistances) -> Tensor:
-    n = begun.n_landmarks
-    return relative_error(factored, begun.sources[n:], begun.rows[n:])
+    sources, rows = begun.sources[begun.n_landmarks :], begun.rows[begun.n_landmarks :]
+    if len(begun.graph.parts) > 1:
+        fill_unreachable(rows, factored.scale)
+    return relative_error(factored, sources, rows)
 
 
 def checked_points(n: int) -> Tensor:
@@ -85,8 +87,8 @@ def checked_points(n: int) -> Tensor:
 
 
 def relative_error(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> Tensor:
-    """Relative Frobenius error () of factored distances on some rows (M, N) of the graph's, which are overwritten."""
-    true = fill_unreachable(rows, factored.scale).div_(factored.scale)
+    """Relative Frobenius error () of factored distances on some rows (M, N) of the graph's, all finite."""
+    true = rows / factored.scale
     found = torch.linalg.norm(factored.rows(sources) - true)
     error: Tensor = found / torch.linalg.norm(true).clamp_min(torch.finfo(true.dtype).tiny)
     return error

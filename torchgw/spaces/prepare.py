@@ -23,7 +23,7 @@ from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import LandmarkDistances, storage
 from torchgw.spaces.on_device import SEARCHED_THERE, Begun, checked_points, finished, relative_error, serves
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.scale import largest_of
+from torchgw.spaces.scale import fill_unreachable, largest_of
 from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.types import DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
 
@@ -175,7 +175,8 @@ def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider |
             return factored
         sources = checked_points(graph.shape[0])
         rows = torch.from_numpy(shortest_paths([(graph, sources.numpy())])[0])
-        return factored if serves(factored, name, float(relative_error(factored, sources, rows))) else None
+        error = relative_error(factored, sources, fill_unreachable(rows, factored.scale))
+        return factored if serves(factored, name, float(error)) else None
     if kind == "dijkstra":
         return DijkstraDistances(graph, options.cache_rows, name=name)
     if kind == "euclidean":

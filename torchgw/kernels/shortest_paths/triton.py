@@ -37,9 +37,9 @@ def build() -> Searches:
 
     def paths(pointer: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
         n = len(pointer) - 1
-        found, size = length.new_full((len(sources), n), torch.inf), max(1, AT_ONCE // n)
-        for part, into in zip(torch.split(sources, size), torch.split(found, size), strict=True):
-            queued, queue = target.new_zeros(len(part), n), target.new_empty(len(part), 2, n)
+        found, size = length.new_empty(len(sources), n), max(1, AT_ONCE // n)
+        for part, into in zip(torch.split(sources.contiguous(), size), torch.split(found, size), strict=True):
+            queued, queue = target.new_empty(len(part), n), target.new_empty(len(part), 2, n)
             with gpu.active(length):
                 kernels.search_kernel[(len(part),)](
                     pointer, target, length, part, into.view(torch.int64), queued, queue, n, **tile
@@ -58,7 +58,7 @@ def build() -> Searches:
         n, chosen = len(rows), rows.new_empty(count, dtype=torch.int64)
         with gpu.active(rows):
             kernels.farthest_kernel[(1,)](
-                rows, torch.full_like(rows[0], torch.inf), chosen, n, count, BLOCK=min(BLOCK, gpu.power_of_two(n)),
+                rows, torch.empty_like(rows[0]), chosen, n, count, BLOCK=min(BLOCK, gpu.power_of_two(n)),
                 num_warps=MANY_WARPS,
             )  # fmt: skip
         return chosen

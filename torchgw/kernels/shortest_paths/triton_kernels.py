@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+INFINITE = tl.constexpr(0x7FF0000000000000)  # the bits of infinity
+
 
 @triton.jit(do_not_specialize=["n"])
 def search_kernel(
@@ -12,13 +14,18 @@ def search_kernel(
     """Distances of the n points from source pid, as the integers that have their bits: rounds of Bellman and Ford over
     the points whose distance fell since they were looked at last.
 
-    ``distance`` (M, n) comes infinite, and ``queued`` (M, n), whether a point is in the ``queue`` (M, 2, n), zero.
+    ``queued`` (M, n) is whether a point is in the ``queue`` (M, 2, n).
     """
     search = tl.program_id(0).to(tl.int64)
     begin = tl.load(source + search).to(tl.int32)
     distance += search * n
     queued += search * n
     queue += search * 2 * n
+    every = tl.arange(0, NODES * EDGES)
+    for first in range(0, n, NODES * EDGES):
+        tl.store(distance + first + every, INFINITE, mask=first + every < n)
+        tl.store(queued + first + every, 0, mask=first + every < n)
+    tl.debug_barrier()
     tl.store(distance + begin, 0)
     tl.store(queue, begin)
     tl.store(queued + begin, 1)
@@ -82,7 +89,7 @@ def spread_kernel(
 
 @triton.jit(do_not_specialize=["n", "most"])
 def farthest_kernel(rows, nearest, chosen, n, most, BLOCK: tl.constexpr):
-    """Farthest points (most,) in turn, the first of all first, of distances (n, n); ``nearest`` (n,) comes infinite."""
+    """Farthest points (most,) in turn, the first of all first, of distances (n, n), by way of ``nearest`` (n,)."""
     lane = tl.arange(0, BLOCK)
     last = tl.zeros((), tl.int64)
     tl.store(chosen, last)
@@ -90,8 +97,9 @@ def farthest_kernel(rows, nearest, chosen, n, most, BLOCK: tl.constexpr):
         best, where = tl.full((BLOCK,), -1.0, tl.float64), tl.zeros((BLOCK,), tl.int32)
         for first in range(0, n, BLOCK):
             inside = first + lane < n
-            near = tl.load(nearest + first + lane, mask=inside, other=-1.0)
-            near = tl.minimum(near, tl.load(rows + last * n + first + lane, mask=inside, other=-1.0))
+            near = tl.load(rows + last * n + first + lane, mask=inside, other=-1.0)
+            if number > 1:
+                near = tl.minimum(near, tl.load(nearest + first + lane, mask=inside, other=-1.0))
             tl.store(nearest + first + lane, near, mask=inside)
             better = near > best
             best, where = tl.where(better, near, best), tl.where(better, first + lane, where)
