@@ -49,6 +49,7 @@ class Scope:
     sharp: tuple[int, int]
     large: tuple[int, ...]
     jobs: tuple[tuple[int, int], ...]
+    million: tuple[tuple[int, int], ...]
     variants: tuple[tuple[int, int], ...]
 
 
@@ -62,7 +63,8 @@ FULL = Scope(
     alignments=((400, 500, "precomputed"), (400, 500, "dijkstra"), (400, 500, "landmark"), (4000, 5000, "landmark")),
     sharp=(2000, 2500),
     large=(20_000, 45_000, 1_000_000),  # the first compiles and does not count
-    jobs=tuple(jobs.ASKED),
+    jobs=tuple(jobs.ASKED)[:-1],
+    million=tuple(jobs.ASKED)[-1:],
     variants=((400, 500), (4000, 5000)),
 )
 TOY = Scope(
@@ -76,6 +78,7 @@ TOY = Scope(
     sharp=(40, 50),
     large=(60, 60),
     jobs=((40, 50),),
+    million=((50, 60),),
     variants=((40, 50),),
 )
 
@@ -259,6 +262,7 @@ def sharp(scope: Scope) -> list[Row]:
 GROUPS: dict[str, Callable[[Scope], list[Row]]] = {
     "machine": lambda scope: jobs.machine(scope.device),
     "jobs": lambda scope: jobs.jobs(scope.device, scope.jobs),
+    "million": lambda scope: jobs.jobs(scope.device, scope.million),
     "variants": lambda scope: jobs.variants(scope.device, scope.variants, scope.backends),
     "dense": lambda scope: [*hundred(scope, torch.float32), *hundred(scope, torch.float64)],
     "stream": streaming,
@@ -270,15 +274,19 @@ GROUPS: dict[str, Callable[[Scope], list[Row]]] = {
 }
 
 
+def job(r: Row) -> tuple[str, str, str, str]:
+    """What a row of a whole solve says."""
+    counts = "" if r["launches"] is None else f", {r['launches']} launches, {r['waits']} waits"
+    asked = "-" if r["asked s"] is None else r["asked s"]
+    figure, bits = f"{r['s']:.3g} s{counts}, {r['GPU GiB']:.2f} GiB", "same" if r["same bits"] else "other"
+    return f"gw_align, {r['strategy']}", r["size"], figure, f"{asked} s; {bits} bits twice"
+
+
 # What a row of each group says in one line: what, size, figure, and what to hold it against.
 LINES: dict[str, Callable[[Row], tuple[str, str, str, str]]] = {
     "machine": lambda r: (r["what"], r["device"], f"{r['figure']:.3g} {r['unit']}", "the vendor's datasheet"),
-    "jobs": lambda r: (
-        f"gw_align, {r['strategy']}",
-        r["size"],
-        f"{r['s']:.3g} s, {r['launches']} launches, {r['waits']} waits, {r['GPU GiB']:.2f} GiB",
-        f"{'-' if r['asked s'] is None else r['asked s']} s; {'same' if r['same bits'] else 'other'} bits twice",
-    ),
+    "jobs": job,
+    "million": job,
     "variants": lambda r: (
         f"{r['backend']}, {'graphs' if r['graphs'] else 'no graphs'}",
         r["size"],

@@ -36,6 +36,7 @@ stage kernel-tests tested tests/test_kernels.py tests/test_tiles.py tests/test_r
 stage jobs measured jobs
 stage tests tested tests --ignore=tests/test_kernels.py --ignore=tests/test_tiles.py --ignore=tests/test_repeated.py
 stage floors measured kernels dense stream tiles
+stage million measured million
 stage variants measured variants
 stage rest measured rows sharp large
 stage phases measured phases
