@@ -110,10 +110,9 @@ class DeviceGraph(NamedTuple):
     def _between(self, m: int, distance: Tensor, label: Tensor) -> Tensor:
         """About the distances (M, M) between the centres."""
         point = torch.repeat_interleave(self.pointer.diff(), output_size=len(self.target))
-        other = self.target.long()
-        way = distance[point] + self.length + distance[other]
+        way = distance[point] + self.length + distance[self.target]
         between = way.new_full(((m + 1) ** 2,), torch.inf)  # the last row and column of points near no centre
-        between.scatter_reduce_(0, label[point].long() * (m + 1) + label[other], way, "amin")
+        between.scatter_reduce_(0, label[point].long() * (m + 1) + label[self.target], way, "amin")
         near, cell = between.view(m + 1, m + 1)[:m, :m].topk(min(AROUND, m), largest=False)
         pointer = torch.arange(0, cell.numel() + 1, cell.shape[1], dtype=torch.int32, device=cell.device)
         every = torch.arange(m, device=cell.device)

@@ -22,6 +22,7 @@ SEARCHED_THERE = ("landmark", "checked", "precomputed")
 LANDMARK_ERROR, POOR_LANDMARKS = 0.03, 0.1
 FEW_POINTS = 2500  # up to which all pairs are soon had, so that landmarks must be better than not poor
 CHECKED_ROWS = 8
+ENDS = 8  # of the landmarks, searched from when the others have been: what the first of these see farthest
 
 
 class Begun:
@@ -37,11 +38,18 @@ class Begun:
 
     def __init__(self, name: str, kind: str, graph: DeviceGraph, n_landmarks: int) -> None:
         self.name, self.kind, self.graph = name, kind, graph
-        every, landmarks = torch.arange(0, device=graph.pointer.device), graph.landmarks
-        points = every if kind == "precomputed" else landmarks(n_landmarks)
-        checked = checked_points(graph.size).to(points.device) if kind == "checked" else every
-        self.n_landmarks, self.sources = len(points), torch.cat((points, checked))
-        self.rows = graph.distances(self.sources) if len(self.sources) else graph.all_pairs()
+        if kind == "precomputed":
+            self.n_landmarks, self.rows = 0, graph.all_pairs()
+            self.sources = graph.target.new_empty(0, dtype=torch.int64)
+            return
+        points = graph.landmarks(max(n_landmarks - ENDS, 1))
+        first = torch.cat((points, checked_points(graph.size).to(points.device))) if kind == "checked" else points
+        rows = graph.distances(first)
+        # The largest distance is the scale: it is one from where those that lie at all ends see farthest.
+        seen = rows[: min(ENDS, n_landmarks - 1, len(points))]
+        ends = (seen if len(graph.parts) == 1 else seen.nan_to_num(posinf=0.0)).argmax(1)
+        self.n_landmarks, self.sources = len(points) + len(ends), torch.cat((ends, first))
+        self.rows = torch.cat((graph.distances(ends), rows))
 
     @property
     def landmarked(self) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.softmin_dense.triton import sum_of_parts
 from torchgw.kernels.softmin_stream import triton as stream
+from torchgw.kernels.softmin_tiles import reference
 from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts, TileKernel
 from torchgw.kernels.tiles import TILE, Tiles
 
@@ -113,6 +114,8 @@ def build(dot: str = "") -> TileKernel:
     def read(
         A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
     ) -> PlanProducts:
+        if tiles.separable:
+            return reference.read(A, B, tiles, f, g, V, W, find)
         given, dtype = f.dtype, working_dtype(A, f, g)
         A, B = prepare(A.to(dtype), B.to(dtype))
         f, g, V, W = (side.to(dtype) for side in (f, g, V, W))
