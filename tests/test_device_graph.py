@@ -145,3 +145,20 @@ def test_what_is_differentiated_is_searched_by_the_cpu() -> None:
     assert leaf.grad is not None
     assert bool(leaf.grad.isfinite().all())
     assert isinstance(LandmarkDistances(KINDS["many"], 5).landmarks, torch.Tensor)
+
+
+def test_another_process_builds_the_graph_of_many_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces = Space("X", make_spiral(300)[0], "landmark"), Space("Y", make_swiss_roll(280)[0], "precomputed")
+    here, reports = make_providers(spaces, SpaceOptions(), there)
+    monkeypatch.setattr("torchgw.spaces.prepare.BUILT_ASIDE", 100)
+    aside, other_reports = make_providers(spaces, SpaceOptions(), there)
+    for one, other in zip(here, aside, strict=True):
+        assert torch.equal(one.rows(torch.arange(one.size)), other.rows(torch.arange(other.size)))
+    assert [str(report) for report in reports] == [str(report) for report in other_reports]
+    apart = np.concatenate((spaces[0].data, spaces[0].data + 1e3))
+    with pytest.warns(GraphWarning, match="of X has 2 components; they were stitched"):
+        make_providers((Space("X", apart, "landmark"), spaces[1]), SpaceOptions(), there)
+    with pytest.raises(ValueError, match="k must be smaller than the number of points of X, got k = 290 and N = 280"):
+        make_providers(
+            (Space("X", spaces[1].data, "landmark"), spaces[0]._replace(name="Y")), SpaceOptions(k=290), there
+        )

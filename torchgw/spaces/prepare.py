@@ -7,7 +7,8 @@ D = R / c, with R the raw distances of a space and c its scale: the largest know
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -110,11 +111,10 @@ def own_scales(
     All-pairs searches of all spaces share one pool of processes where that pays. A device, where ``there`` brings
     graphs, searches one while the CPU builds the next.
     """
-    made, reports = dict[int, DistanceProvider](), list[GraphReport | None]()
+    made, reports = dict[int, DistanceProvider](), dict[int, GraphReport | None]()
     all_pairs, begun = dict[int, Any](), dict[int, Begun]()
-    for i, space in enumerate(spaces):
-        graph, report = _graph(space, options) if space.kind in ON_GRAPHS else (None, None)
-        reports.append(report)
+    for i, graph, reports[i] in _graphs(spaces, options, there is not None):
+        space = spaces[i]
         if there is not None and space.kind in SEARCHED_THERE:
             begun[i] = Begun(space.name, space.kind, there(graph), options.n_landmarks)
         elif (provider := _make(space, graph, options)) is None:
@@ -124,7 +124,7 @@ def own_scales(
     found = PrecomputedDistances.from_graphs(list(all_pairs.values()), [spaces[i].name for i in all_pairs])
     made |= zip(all_pairs, found, strict=True)
     made |= zip(begun, finished(list(begun.values())), strict=True)
-    return [made[i] for i in range(len(spaces))], reports
+    return [made[i] for i in range(len(spaces))], [reports[i] for i in range(len(spaces))]
 
 
 def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pair:
@@ -138,6 +138,22 @@ def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pai
         ranges.scaled(name, largest_of(space), divisor)
     x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))
     return x, y
+
+
+def _graphs(
+    spaces: Sequence[Space], options: SpaceOptions, there: bool
+) -> Iterator[tuple[int, Any, GraphReport | None]]:
+    """Of each space its place, its graph, and how that was made. Where a device does the searches, another process
+    builds the first graph of two with many points, while this one does the second."""
+    many = all(space.points and space.kind in SEARCHED_THERE and space.size >= BUILT_ASIDE for space in spaces)
+    if there and many and len(spaces) == 2 and sys.executable:
+        with SearchAside() as aside:
+            aside.start(spaces[0].data, None, "", options.k, spaces[0].name)
+            yield 1, *_graph(spaces[1], options)
+            yield 0, *aside.graph()
+        return
+    for i, space in enumerate(spaces):
+        yield i, *(_graph(space, options) if space.kind in ON_GRAPHS else (None, None))
 
 
 def _graph(space: Space, options: SpaceOptions) -> tuple[Any, GraphReport | None]:
