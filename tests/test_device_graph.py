@@ -147,6 +147,7 @@ def test_what_is_differentiated_is_searched_by_the_cpu() -> None:
     assert isinstance(LandmarkDistances(KINDS["many"], 5).landmarks, torch.Tensor)
 
 
+@pytest.mark.filterwarnings("ignore:k = 290 joins parts")
 def test_another_process_builds_the_graph_of_many_points(monkeypatch: pytest.MonkeyPatch) -> None:
     spaces = Space("X", make_spiral(300)[0], "landmark"), Space("Y", make_swiss_roll(280)[0], "precomputed")
     here, reports = make_providers(spaces, SpaceOptions(), there)
