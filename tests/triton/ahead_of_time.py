@@ -80,6 +80,7 @@ def path_launches() -> Iterator[Case]:
     pointer, target, length = torch.arange(5001).int(), torch.zeros(5000).int(), torch.zeros(5000, dtype=F64)
     graph, searches = (pointer, target, length), paths.build()
     yield "shortest paths", False, lambda: searches.paths(*graph, torch.tensor([0, 5]))
+    yield "many shortest paths", False, lambda: searches.paths(*graph, torch.arange(100))
     yield "spread", False, lambda: searches.spread(*graph, torch.zeros(5000, dtype=F64), torch.zeros(5000).int())
     yield "farthest", False, lambda: searches.farthest(torch.zeros(5000, 5000, dtype=F64), 9)
 

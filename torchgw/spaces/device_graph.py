@@ -26,7 +26,7 @@ from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.spaces.edges import components
 from torchgw.types import Array
 
-CENTRES, FAR = 2048, 256  # of cells that are drawn, and of those farthest from them
+CENTRES, FAR = 1024, 256  # of cells that are drawn, and of those farthest from them
 PER_LANDMARK, AROUND = 4, 32  # drawn for each landmark at least; nearest cells that a path goes on to
 MORE_ROUNDS = 3
 

@@ -12,7 +12,11 @@ from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.shortest_paths.searches import Searches
 
-NODES, EDGES, WARPS = 64, 32, 16  # of a step: no thread holds what another does, as atomics are taken once
+# Nodes, edges of each, and warps of a step: no thread holds what another does, as atomics are taken once. Few searches
+# end sooner by large steps, more than a device runs at once by small ones (measured on an H100).
+LARGE = {"NODES": 64, "EDGES": 32, "num_warps": 16}
+SMALL = {"NODES": 16, "EDGES": 32, "num_warps": 8}
+AT_ONCE_LARGE = 4  # searches by large steps that a multiprocessor runs at once
 BLOCK, MANY_WARPS = 4096, 16  # of points that one program goes through
 AT_ONCE = 2**26  # distances that are searched at once, of 20 bytes each
 
@@ -22,9 +26,14 @@ def unable(workload: Workload) -> str | None:
     return gpu.unable(workload)
 
 
-def blocks(_: Workload) -> dict[str, int]:
-    """The block sizes that a workload gets."""
-    return {"nodes": NODES, "edges": EDGES, "warps": WARPS}
+def blocks(workload: Workload) -> dict[str, int]:
+    """The block sizes that a workload gets, of which n points are searched from."""
+    return step(workload.shape[0], workload.device)
+
+
+def step(searches: int, device: torch.device) -> dict[str, int]:
+    """The nodes, edges and warps of a step."""
+    return LARGE if searches <= AT_ONCE_LARGE * gpu.processors(device) else SMALL
 
 
 @cache
@@ -33,7 +42,6 @@ def build() -> Searches:
     from torchgw.kernels.shortest_paths import triton_kernels
 
     kernels: Any = triton_kernels
-    tile: Any = {"NODES": NODES, "EDGES": EDGES, "num_warps": WARPS}
 
     def paths(pointer: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
         n = len(pointer) - 1
@@ -42,8 +50,9 @@ def build() -> Searches:
             queued, queue = target.new_empty(len(part), n), target.new_empty(len(part), 2, n)
             with gpu.active(length):
                 kernels.search_kernel[(len(part),)](
-                    pointer, target, length, part, into.view(torch.int64), queued, queue, n, **tile
-                )
+                    pointer, target, length, part, into.view(torch.int64), queued, queue, n,
+                    **step(len(part), length.device),
+                )  # fmt: skip
         return found
 
     def spread(
@@ -51,7 +60,9 @@ def build() -> Searches:
     ) -> tuple[Tensor, Tensor]:
         new, n = (torch.empty_like(distance), torch.empty_like(label)), len(label)
         with gpu.active(length):
-            kernels.spread_kernel[(gpu.divided(n, NODES),)](pointer, target, length, distance, label, *new, n, **tile)
+            kernels.spread_kernel[(gpu.divided(n, SMALL["NODES"]),)](
+                pointer, target, length, distance, label, *new, n, **SMALL
+            )
         return new
 
     def farthest(rows: Tensor, count: int) -> Tensor:
