@@ -346,7 +346,8 @@ def run(groups: list[str] | None = None, cpu_check: bool = False) -> None:
 
 def _run(groups: list[str] | None, scope: Scope) -> None:
     path = RESULTS / "gpu.json"
-    held: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if groups and path.exists() else {}
+    kept = groups and path.exists() and not rehearsed()
+    held: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if kept else {}
     if groups is None or "kernels" in groups:
         kernels.run(scope.device)
     for name in groups or GROUPS:
