@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import block_diag, csr_matrix, diags
-from scipy.sparse.csgraph import dijkstra
 from torch import Tensor
 
 from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, transport_oracle, wide
@@ -114,7 +113,6 @@ def shortest_paths(searches: Searches, device: str, graph: Any) -> None:
     given = DeviceGraph.of(graph, searches, torch.device(device))[:3]
     host, every = [part.cpu() for part in given], torch.arange(graph.shape[0])
     rows = paths.paths(*host, every)
-    assert torch.equal(rows, torch.from_numpy(dijkstra(graph)))
     some = every[:: 1 if device == "cuda" else len(every) // 4]  # the interpreter takes a second for each
     for sources in (some, every[[1, 1, 0]], every[:0]):
         assert torch.equal(searches.paths(*given, sources.to(device)).cpu(), rows[sources])
@@ -125,6 +123,10 @@ def shortest_paths(searches: Searches, device: str, graph: Any) -> None:
     for _ in range(4):
         known, found = paths.spread(*host, *known), searches.spread(*given, *found)
         assert all(torch.equal(one.cpu(), other) for one, other in zip(found, known, strict=True))
+    cells = 4  # and points near none
+    known = known[0], known[1].clamp_max(cells)
+    found = tuple(part.to(device) for part in known)
+    assert torch.equal(searches.between(*given, *found, cells).cpu(), paths.between(*host, *known, cells))
     count = min(len(rows), 9)
     assert torch.equal(searches.farthest(rows.to(device), count).cpu(), paths.farthest(rows, count))
 

@@ -113,10 +113,32 @@ def small_solve(
         held.copy_(new)
 
 
-def search(
-    grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, source: Tensor, distance: Tensor, *_: Any, **__: Any
+def ways(
+    grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, matrix: Tensor,
+    n: int, m: int, **_: Any,
+) -> None:  # fmt: skip
+    matrix.view(torch.float64).copy_(paths.ways(pointer, target, length, distance, label, m))
+
+
+def entries(
+    grid: Grid, matrix: Tensor, high: Tensor, target: Tensor, length: Tensor, m: int, *_: Any, **__: Any
 ) -> None:
-    distance.view(torch.float64).copy_(paths.paths(pointer, target, length, source))
+    for row, values in enumerate(matrix[:m, :m]):
+        which = values.isfinite().nonzero()[:, 0]
+        target[row, : len(which)], length[row, : len(which)] = which.int(), values[which]
+        high[row] = row * m + len(which)
+
+
+def search(
+    grid: Grid, low: Tensor, high: Tensor, target: Tensor, length: Tensor, source: Tensor, distance: Tensor,
+    queued: Tensor, queue: Tensor, n: int, **_: Any,
+) -> None:  # fmt: skip
+    count = high - low[:n]
+    pointer = torch.nn.functional.pad(count.cumsum(0), (1, 0)).int()
+    shift = torch.repeat_interleave(low[:n] - pointer[:-1], count)
+    edge = torch.arange(len(shift), device=shift.device) + shift
+    rows = paths.paths(pointer, target.flatten()[edge], length.flatten()[edge], source)
+    distance.view(torch.float64).copy_(rows)
 
 
 def spread(grid: Grid, *given: Any, **_: Any) -> None:
@@ -139,7 +161,13 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
     "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read},
     "principal_directions": {"directions_kernel": principal},
     "small_transport": {"solve_kernel": small_solve},
-    "shortest_paths": {"search_kernel": search, "spread_kernel": spread, "farthest_kernel": farthest},
+    "shortest_paths": {
+        "ways_kernel": ways,
+        "entries_kernel": entries,
+        "search_kernel": search,
+        "spread_kernel": spread,
+        "farthest_kernel": farthest,
+    },
 }
 
 

@@ -182,7 +182,7 @@ def gw_align(
     """
     request = Request.of(Asked(**locals()))  # of the arguments alone: no other name is made yet
     n, k = request.shape
-    threads = threads_for(n * k if request.device.type == "cpu" else 0)
+    threads = threads_for(n * k if request.there is None else 0)  # on a GPU one thread has nothing to share
     with followed(callback, checkpoint, request.call, request.generator) as watch, threads:
         began = time.perf_counter()
         spaces, graphs = _prepared(request, watch)

@@ -252,4 +252,4 @@ def _ratio(target: Tensor, actual: Tensor) -> Tensor:
 
 def _shrink(target: Tensor, actual: Tensor) -> Tensor:
     """Factors in [0, 1] that bring ``actual`` down to ``target`` where it is above."""
-    return torch.where(actual > target, target / actual.clamp_min(torch.finfo(actual.dtype).tiny), 1.0)
+    return (target / actual.clamp_min(torch.finfo(actual.dtype).tiny)).masked_fill_(actual <= target, 1.0)

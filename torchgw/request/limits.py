@@ -6,9 +6,11 @@ space has factors, some that lead make iterations of the exact gradient cheap (`
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from torchgw.kernels import shortest_paths, softmin_dense, softmin_stream, softm
 from torchgw.kernels.dispatch import Selection, Workload
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
+from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SpaceOptions
@@ -28,8 +31,11 @@ from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph, search_bytes
+from torchgw.spaces.edges import components
 from torchgw.spaces.prepare import OnDevice, Space
 from torchgw.strategies.within_memory import DENSE_BYTES
+
+logger = logging.getLogger("torchgw")
 
 SCATTERED_PAIRS = 1e8  # up to which points that cells do not stand for are solved dense, where epsilon is left open
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
@@ -141,19 +147,23 @@ def choose_kernels(
     return stored if strategy == "dense" else streamed, kernels
 
 
-def searched_there(
-    spaces: Sequence[Space], backend: str, device: torch.device, options: SpaceOptions
-) -> OnDevice | None:
-    """What brings graphs to a device that searches them; None where the CPU does, and where it has not the memory."""
-    sizes = spaces[0].size, spaces[1].size
-    searches = shortest_paths.choose(backend, Workload(device, torch.float64, sizes)).function
-    needed = sum(
-        search_bytes(n, None if space.kind == "precomputed" else options.n_landmarks)
-        for n, space in zip(sizes, spaces, strict=True)
-    )
-    if device.type == "cpu" or searches is None or needed > free_memory(device) / 2:
+def searched_there(backend: str, device: torch.device, options: SpaceOptions) -> OnDevice | None:
+    """What brings graphs to a device that searches them; None where the CPU does."""
+    searches = shortest_paths.choose(backend, Workload(device, torch.float64, (1, 1))).function
+    if device.type == "cpu" or searches is None:
         return None
-    return partial(DeviceGraph.of, searches=searches, device=device)
+    return partial(_brought, n_landmarks=options.n_landmarks, searches=searches, device=device)
+
+
+def _brought(graph: Any, kind: str, n_landmarks: int, searches: Searches, device: torch.device) -> DeviceGraph | None:
+    """A graph on a device; None where it is too large for the device or for its memory."""
+    n, parts, free = graph.shape[0], components(graph)[0], free_memory(device) / 2
+    needed = search_bytes(n, graph.nnz, parts, kind, n_landmarks)
+    if needed > free or graph.nnz >= 2**31:
+        gib = needed / 2**30, free / 2**30
+        logger.info("a graph of %d points is searched on the CPU: on the device it takes %.1f GiB of %.1f", n, *gib)
+        return None
+    return DeviceGraph.of(graph, searches, device)
 
 
 def check_rank(options: GWOptions, most: int) -> None:

@@ -341,7 +341,7 @@ class Request:
         by paths that the CPU finds."""
         if self.asked.gradient_mode is not None:
             return None
-        return searched_there(self.spaces, self.asked.backend, self.device, self.options.spaces)
+        return searched_there(self.asked.backend, self.device, self.options.spaces)
 
     @property
     def ends_assigned(self) -> bool:

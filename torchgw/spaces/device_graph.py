@@ -27,8 +27,8 @@ from torchgw.spaces.edges import components
 from torchgw.types import Array
 
 CENTRES, FAR = 1024, 256  # of cells that are drawn, and of those farthest from them
-PER_LANDMARK, AROUND = 4, 32  # drawn for each landmark at least; nearest cells that a path goes on to
-MORE_ROUNDS = 3
+PER_LANDMARK = 4  # of cells at least
+MORE_ROUNDS = 2
 
 
 def centres_for(count: int) -> int:
@@ -36,11 +36,12 @@ def centres_for(count: int) -> int:
     return max(CENTRES, PER_LANDMARK * count)
 
 
-def search_bytes(n: int, n_landmarks: int | None) -> int:
-    """About the memory that searches of a graph of n points take, from landmarks or, where that is None, from all."""
-    if n_landmarks is None:
-        return 28 * n**2
-    return 20 * n * n_landmarks + 40 * min(centres_for(n_landmarks) + FAR, n) ** 2
+def search_bytes(n: int, entries: int, parts: int, kind: str, n_landmarks: int) -> int:
+    """About the memory that searches of a graph of n points in so many parts take, for a space of that kind."""
+    count = min(max(n_landmarks, parts), n)
+    landmarks = 20 * n * count + 40 * min(centres_for(count) + parts + FAR, n) ** 2
+    every = 28 * n**2
+    return 60 * entries + {"landmark": landmarks, "precomputed": every}.get(kind, max(landmarks, every))
 
 
 class DeviceGraph(NamedTuple):
@@ -59,7 +60,7 @@ class DeviceGraph(NamedTuple):
 
     @classmethod
     def of(cls, graph: Any, searches: Searches, device: torch.device) -> DeviceGraph:
-        """A SciPy CSR graph there."""
+        """A SciPy CSR graph of fewer than 2^31 entries there."""
         rows = graph.indptr.astype(np.int32), graph.indices.astype(np.int32), graph.data.astype(np.float64)
         pointer, target, length = (torch.from_numpy(part).to(device) for part in rows)
         return cls(pointer, target, length, np.unique(components(graph)[1], return_index=True)[1], searches)
@@ -87,7 +88,8 @@ class DeviceGraph(NamedTuple):
         if len(centres) == n:
             return self.searches.farthest(self.distances(centres), count)
         centres, distance, label = self._cells(centres)
-        return centres[self.searches.farthest(self._between(len(centres), distance, label), count)]
+        graph, cells = (self.pointer, self.target, self.length), (distance, label)
+        return centres[self.searches.farthest(self.searches.between(*graph, *cells, len(centres)), count)]
 
     def _cells(self, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Centres of cells (M,), the points ``drawn`` and those farthest from them; the distance (N,) of each point to
@@ -99,21 +101,10 @@ class DeviceGraph(NamedTuple):
         edges = n / m * math.log(m) * n / max(len(self.target), 1)
         number, centres = torch.arange(most, dtype=label.dtype, device=label.device), list[Tensor]()
         for numbers, rounds in ((number[:m], math.ceil(edges) + MORE_ROUNDS), (number[m:], MORE_ROUNDS)):
-            new = distance.topk(most - m).indices if centres else drawn
+            new = distance.index_fill(0, drawn, -1.0).topk(most - m).indices if centres else drawn
             distance.index_fill_(0, new, 0.0)
             label.index_copy_(0, new, numbers)
             centres.append(new)
             for _ in range(rounds):
                 distance, label = self.searches.spread(self.pointer, self.target, self.length, distance, label)
         return torch.cat(centres), distance, label
-
-    def _between(self, m: int, distance: Tensor, label: Tensor) -> Tensor:
-        """About the distances (M, M) between the centres."""
-        point = torch.repeat_interleave(self.pointer.diff(), output_size=len(self.target))
-        way = distance[point] + self.length + distance[self.target]
-        between = way.new_full(((m + 1) ** 2,), torch.inf)  # the last row and column of points near no centre
-        between.scatter_reduce_(0, label[point].long() * (m + 1) + label[self.target], way, "amin")
-        near, cell = between.view(m + 1, m + 1)[:m, :m].topk(min(AROUND, m), largest=False)
-        pointer = torch.arange(0, cell.numel() + 1, cell.shape[1], dtype=torch.int32, device=cell.device)
-        every = torch.arange(m, device=cell.device)
-        return self.searches.paths(pointer, cell.int().flatten(), near.flatten(), every)

@@ -38,6 +38,8 @@ class FactoredDistances(ScaledDistances):
         When the arrays do not fit together.
     """
 
+    _signed: Tensor | None = None  # F diag(signs), where a launch is worth its memory
+
     def __init__(self, F: Array | Tensor, signs: Array | Tensor, scale: float = 1.0, *, name: str = "F") -> None:
         factors = torch.from_numpy(validate.points(name, F))
         given = torch.as_tensor(signs).detach().cpu().to(torch.float64)
@@ -61,13 +63,15 @@ class FactoredDistances(ScaledDistances):
         return len(self._F)
 
     def to(self: FactoredT, device: torch.device, dtype: torch.dtype) -> FactoredT:
-        return self._with(_F=self._F.to(device, dtype), _signs=self._signs.to(device, dtype))
+        F, signs = self._F.to(device, dtype), self._signs.to(device, dtype)
+        return self._with(_F=F, _signs=signs, _signed=F * signs if F.is_cuda else None)
 
     def _times(self: FactoredT, ratio: float) -> FactoredT:
-        return self._with(_F=self._F * ratio**0.5)
+        return self._with(_F=self._F * ratio**0.5, _signed=None)
 
     def rows(self, index: Tensor) -> Tensor:
-        found: Tensor = (self._F[index] * self._signs) @ self._F.T
+        signed = self._F[index] * self._signs if self._signed is None else self._signed[index]
+        found: Tensor = signed @ self._F.T
         return found
 
     def factors(self) -> tuple[Tensor, Tensor] | None:

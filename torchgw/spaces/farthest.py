@@ -87,7 +87,8 @@ class Searched(NamedTuple):
 
 
 class SearchAside:
-    """A process for one search, started early so that it is ready when the graph is; to be used in a ``with``."""
+    """A process for one graph, to search it, build it, or both, started early so that it is ready in time; to be used
+    in a ``with``."""
 
     def __init__(self) -> None:
         # The package last: it may have been found through the working directory alone.
@@ -144,7 +145,7 @@ class SearchAside:
     def _fail(self) -> None:
         code = self._process.wait()
         raise RuntimeError(
-            f"the process that searched the second graph ended with code {code}; its own message is above. "
+            f"the process that built or searched the other graph ended with code {code}; its own message is above. "
             f"Out of memory shows as a negative code"
         )
 

@@ -42,14 +42,19 @@ class Begun:
             self.n_landmarks, self.rows = 0, graph.all_pairs()
             self.sources = graph.target.new_empty(0, dtype=torch.int64)
             return
-        points = graph.landmarks(max(n_landmarks - ENDS, 1))
-        first = torch.cat((points, checked_points(graph.size).to(points.device))) if kind == "checked" else points
-        rows = graph.distances(first)
-        # The largest distance is the scale: it is one from where those that lie at all ends see farthest.
-        seen = rows[: min(ENDS, n_landmarks - 1, len(points))]
-        ends = (seen if len(graph.parts) == 1 else seen.nan_to_num(posinf=0.0)).argmax(1)
-        self.n_landmarks, self.sources = len(points) + len(ends), torch.cat((ends, first))
-        self.rows = torch.cat((graph.distances(ends), rows))
+        n_ends = min(ENDS, n_landmarks // ENDS) if n_landmarks < graph.size else 0
+        checked = checked_points(graph.size).to(graph.pointer.device) if kind == "checked" else None
+        points = graph.landmarks(n_landmarks - n_ends)
+        first = points if checked is None else torch.cat((points, checked))
+        self.rows, self.sources, self.n_landmarks = graph.distances(first), first, len(points)
+        if n_ends:
+            # The largest distance is the scale: it is one from where those that lie at all ends see farthest.
+            seen = self.rows[:n_ends]
+            ends = (seen if len(graph.parts) == 1 else seen.nan_to_num(posinf=0.0)).argmax(1)
+            rows, count = (self.rows, self.sources), self.n_landmarks
+            more = graph.distances(ends), ends
+            self.rows, self.sources = (torch.cat((a[:count], b, a[count:])) for a, b in zip(rows, more, strict=True))
+            self.n_landmarks += n_ends
 
     @property
     def landmarked(self) -> tuple[Tensor, Tensor]:
@@ -62,10 +67,16 @@ class Begun:
         return rows[:, points], (rows if self.n_landmarks else self.rows).max()
 
     def provider(self, among: Tensor, largest: float) -> LandmarkDistances | PrecomputedDistances:
-        """What the distances make, with these numbers."""
+        """What the distances make, with these numbers; of landmarks in one place the first."""
         if not self.n_landmarks:
             return PrecomputedDistances.from_device(self.rows, largest, self.name)
-        return LandmarkDistances.from_device(*self.landmarked, among, largest, self.name)
+        points, rows = self.landmarked
+        kept = ~(among == 0).triu(1).any(0)
+        if not bool(kept.all()):
+            which = kept.nonzero()[:, 0]
+            among, which = among[which][:, which], which.to(points.device)
+            points, rows = points[which], rows[which]
+        return LandmarkDistances.from_device(points, rows, among, largest, self.name)
 
 
 def finished(begun: Sequence[Begun]) -> list[DistanceProvider]:

@@ -6,7 +6,7 @@ D = R / c, with R the raw distances of a space and c its scale: the largest know
 
 from __future__ import annotations
 
-import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -28,11 +28,9 @@ from torchgw.spaces.scale import fill_unreachable, largest_of
 from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.types import DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
 
-logger = logging.getLogger("torchgw")
-
 ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
 
-OnDevice: TypeAlias = Callable[[Any], DeviceGraph]
+OnDevice: TypeAlias = Callable[[Any, str], DeviceGraph | None]
 Pair: TypeAlias = "tuple[DistanceProvider, DistanceProvider]"
 Graphs: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
 
@@ -115,8 +113,9 @@ def own_scales(
     all_pairs, begun = dict[int, Any](), dict[int, Begun]()
     for i, graph, reports[i] in _graphs(spaces, options, there is not None):
         space = spaces[i]
-        if there is not None and space.kind in SEARCHED_THERE:
-            begun[i] = Begun(space.name, space.kind, there(graph), options.n_landmarks)
+        brought = there(graph, space.kind) if there is not None and space.kind in SEARCHED_THERE else None
+        if brought is not None:
+            begun[i] = Begun(space.name, space.kind, brought, options.n_landmarks)
         elif (provider := _make(space, graph, options)) is None:
             all_pairs[i] = graph
         else:
@@ -145,8 +144,8 @@ def _graphs(
 ) -> Iterator[tuple[int, Any, GraphReport | None]]:
     """Of each space its place, its graph, and how that was made. Where a device does the searches, another process
     builds the first graph of two with many points, while this one does the second."""
-    many = all(space.points and space.kind in SEARCHED_THERE and space.size >= BUILT_ASIDE for space in spaces)
-    if there and many and len(spaces) == 2 and sys.executable:
+    several = there and len(spaces) == 2 and bool(sys.executable) and (os.cpu_count() or 1) > 1
+    if several and all(space.points and space.kind in SEARCHED_THERE and space.size >= BUILT_ASIDE for space in spaces):
         with SearchAside() as aside:
             aside.start(spaces[0].data, None, "", options.k, spaces[0].name)
             yield 1, *_graph(spaces[1], options)

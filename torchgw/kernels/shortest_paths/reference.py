@@ -21,15 +21,41 @@ def paths(pointer: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> T
     return torch.from_numpy(dijkstra(graph, indices=sources.cpu().numpy())).to(length.device)
 
 
+def between(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int) -> Tensor:
+    """About the distances (M, M) between the centres of ``count`` cells: by way of edges from cell to cell.
+
+    ``distance`` (N,) is that of each point to its centre, ``label`` (N,) int32 the number of that, M for none.
+    """
+    return matrix_paths(ways(pointer, target, length, distance, label, count + 1)[:count, :count])
+
+
+def ways(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int) -> Tensor:
+    """The shortest ways (M, M) by one edge from the centre of a cell to that of another, infinite where none is."""
+    point = torch.repeat_interleave(torch.arange(len(label), device=label.device), pointer.diff())
+    place = label[point].long() * count + label[target.long()]
+    found, way = length.new_full((count**2,), torch.inf), distance[point] + length + distance[target.long()]
+    return found.scatter_reduce_(0, place, way, "amin").view(count, count)
+
+
+def matrix_paths(matrix: Tensor) -> Tensor:
+    """Distances (M, M) in the graph of the finite entries of a matrix (M, M), float64."""
+    kept = matrix.isfinite()
+    pointer = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).int()
+    every = torch.arange(len(matrix), device=matrix.device)
+    return paths(pointer, kept.nonzero()[:, 1].int(), matrix[kept], every)
+
+
 def spread(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances (N,) to the nearest of some centres, and its label (N,) int32, of equal ones the first, by ways of one
-    edge more than the ``distance`` and ``label`` that are given."""
+    """Distances (N,) to the nearest of some centres, and its label (N,) int32, by ways of one edge more than the
+    ``distance`` and ``label`` that are given. Of equally near ones it is the first; but a centre, and what
+    lies where it does, keeps its label, so that none is without points."""
     point = torch.repeat_interleave(torch.arange(len(label), device=label.device), pointer.diff())
     through = distance[target.long()] + length
     least = distance.scatter_reduce(0, point, through, "amin")
     none = torch.iinfo(label.dtype).max
     labels = torch.where(through == least[point], label[target.long()], none)
-    return least, torch.where(distance == least, label, none).scatter_reduce(0, point, labels, "amin")
+    first = torch.where(distance == least, label, none).scatter_reduce(0, point, labels, "amin")
+    return least, torch.where(distance == 0, label, first)
 
 
 def farthest(rows: Tensor, count: int) -> Tensor:

@@ -12,10 +12,12 @@ class Searches(NamedTuple):
     """Searches in a graph on a device; see `torchgw.kernels.shortest_paths.reference`.
 
     paths : distances from some points.
+    between : those between the centres of cells.
     spread : from the nearest of some centres, by one edge more.
     farthest : points that are far from each other.
     """
 
     paths: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    between: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
     spread: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     farthest: Callable[[Tensor, int], Tensor]

@@ -18,6 +18,7 @@ LARGE = {"NODES": 64, "EDGES": 32, "num_warps": 16}
 SMALL = {"NODES": 16, "EDGES": 32, "num_warps": 8}
 AT_ONCE_LARGE = 4  # searches by large steps that a multiprocessor runs at once
 BLOCK, MANY_WARPS = 4096, 16  # of points that one program goes through
+ENTRIES = 1024  # of a row of a matrix, at a time
 AT_ONCE = 2**26  # distances that are searched at once, of 20 bytes each
 
 
@@ -43,17 +44,32 @@ def build() -> Searches:
 
     kernels: Any = triton_kernels
 
-    def paths(pointer: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
-        n = len(pointer) - 1
+    def searched(low: Tensor, high: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
+        n = len(high)
         found, size = length.new_empty(len(sources), n), max(1, AT_ONCE // n)
         for part, into in zip(torch.split(sources.contiguous(), size), torch.split(found, size), strict=True):
             queued, queue = target.new_empty(len(part), n), target.new_empty(len(part), 2, n)
             with gpu.active(length):
                 kernels.search_kernel[(len(part),)](
-                    pointer, target, length, part, into.view(torch.int64), queued, queue, n,
+                    low, high, target, length, part, into.view(torch.int64), queued, queue, n,
                     **step(len(part), length.device),
                 )  # fmt: skip
         return found
+
+    def paths(pointer: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
+        return searched(pointer, pointer[1:], target, length, sources)
+
+    def between(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int) -> Tensor:
+        n, m, every = len(label), count + 1, torch.arange(count, device=label.device)
+        matrix, listed = length.new_full((m, m), torch.inf), length.new_empty(count, count)
+        column, high = target.new_empty(count, count), target.new_empty(count)
+        with gpu.active(length):
+            kernels.ways_kernel[(gpu.divided(n, SMALL["NODES"]),)](
+                pointer, target, length, distance, label, matrix.view(torch.int64), n, m, **SMALL
+            )
+            kernels.entries_kernel[(count,)](matrix, high, column, listed, count, m, BLOCK=ENTRIES)
+        low = torch.arange(0, count * count, count, dtype=high.dtype, device=label.device)
+        return searched(low, high, column, listed, every)
 
     def spread(
         pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor
@@ -74,4 +90,4 @@ def build() -> Searches:
             )  # fmt: skip
         return chosen
 
-    return Searches(paths, spread, farthest)
+    return Searches(paths, between, spread, farthest)

@@ -6,15 +6,52 @@ import triton.language as tl
 INFINITE = tl.constexpr(0x7FF0000000000000)  # the bits of infinity
 
 
+@triton.jit(do_not_specialize=["n", "m"])
+def ways_kernel(pointer, target, length, distance, label, matrix, n, m, NODES: tl.constexpr, EDGES: tl.constexpr):
+    """The shortest ways by one edge from the centre of each cell to that of another, into a matrix (m, m) of infinite
+    numbers, given as the integers that have their bits."""
+    node = tl.program_id(0) * NODES + tl.arange(0, NODES)
+    inside = node < n
+    own = tl.load(distance + node, mask=inside, other=0.0)
+    row = tl.load(label + node, mask=inside, other=0).to(tl.int64) * m
+    low = tl.load(pointer + node, mask=inside, other=0)
+    high = tl.load(pointer + node + 1, mask=inside, other=0)
+    for step in range(0, tl.max(high - low, 0), EDGES):
+        entry = low[:, None] + step + tl.arange(0, EDGES)[None, :]
+        known = entry < high[:, None]
+        near = tl.load(target + entry, mask=known, other=0)
+        way = own[:, None] + tl.load(length + entry, mask=known, other=0.0)
+        way += tl.load(distance + near, mask=known, other=0.0)
+        place = row[:, None] + tl.load(label + near, mask=known, other=0)
+        tl.atomic_min(matrix + place, way.to(tl.int64, bitcast=True), mask=known, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["m", "stride"])
+def entries_kernel(matrix, high, target, length, m, stride, BLOCK: tl.constexpr):
+    """The finite entries of row pid of a matrix (m, m), from entry pid * m on of a list, and where they end."""
+    row = tl.program_id(0).to(tl.int64)
+    lane, found = tl.arange(0, BLOCK), 0
+    for first in range(0, m, BLOCK):
+        column = first + lane
+        value = tl.load(matrix + row * stride + column, mask=column < m, other=float("inf"))
+        kept = value < float("inf")
+        place = row * m + found + tl.cumsum(kept.to(tl.int32), 0) - 1
+        tl.store(target + place, column, mask=kept)
+        tl.store(length + place, value, mask=kept)
+        found += tl.sum(kept.to(tl.int32), 0)
+    tl.store(high + row, (row * m + found).to(tl.int32))
+
+
 @triton.jit(do_not_specialize=["n"])
 def search_kernel(
-    pointer, target, length, source, distance, queued, queue, n,
+    lows, highs, target, length, source, distance, queued, queue, n,
     NODES: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
     """Distances of the n points from source pid, as the integers that have their bits: rounds of Bellman and Ford over
     the points whose distance fell since they were looked at last.
 
-    ``queued`` (M, n) is whether a point is in the ``queue`` (M, 2, n).
+    The edges of a point are the entries from ``lows`` to ``highs``. ``queued`` (M, n) is whether a point is in the
+    ``queue`` (M, 2, n).
     """
     search = tl.program_id(0).to(tl.int64)
     begin = tl.load(source + search).to(tl.int32)
@@ -42,8 +79,8 @@ def search_kernel(
             tl.store(queued + node, 0, mask=inside)
             tl.debug_barrier()  # a distance that falls from here on queues its point again
             so_far = tl.load(distance + node, mask=inside, other=0, volatile=True).to(tl.float64, bitcast=True)
-            low = tl.load(pointer + node, mask=inside, other=0)
-            high = tl.load(pointer + node + 1, mask=inside, other=0)
+            low = tl.load(lows + node, mask=inside, other=0)
+            high = tl.load(highs + node, mask=inside, other=0)
             for step in range(0, tl.max(high - low, 0), EDGES):
                 entry = low[:, None] + step + edge[None, :]
                 known = entry < high[:, None]
@@ -65,7 +102,7 @@ def search_kernel(
 def spread_kernel(
     pointer, target, length, distance, label, new_distance, new_label, n, NODES: tl.constexpr, EDGES: tl.constexpr
 ):
-    """Distances to the nearest centre, and its label, of equal ones the first, by way of one edge more."""
+    """Distances to the nearest centre, and its label, by way of one edge more: see the reference."""
     node = tl.program_id(0) * NODES + tl.arange(0, NODES)
     inside = node < n
     best = tl.load(distance + node, mask=inside, other=0.0)
@@ -81,7 +118,8 @@ def spread_kernel(
         least = tl.min(through, 1)
         labels = tl.load(label + near, mask=known & (through == least[:, None]), other=2147483647)
         first = tl.min(labels, 1)
-        chosen = tl.where(least < best, first, tl.where(least == best, tl.minimum(first, chosen), chosen))
+        as_near = (least == best) & (best > 0)
+        chosen = tl.where(least < best, first, tl.where(as_near, tl.minimum(first, chosen), chosen))
         best = tl.minimum(least, best)
     tl.store(new_distance + node, best, mask=inside)
     tl.store(new_label + node, chosen, mask=inside)

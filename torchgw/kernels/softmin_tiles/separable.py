@@ -40,12 +40,12 @@ def read(
     V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
     W = W.masked_fill(f.isneginf()[:, None], 0.0).to(A.dtype)
     a, b, wide = centres(A, size).to(A.dtype), centres(B, size).to(A.dtype), B.to(g.dtype)
-    near_B = _with_ones(B - b.repeat_interleave(size, 0)[:k])
+    near_B, first = _with_ones(B - b.repeat_interleave(size, 0)[:k]), tiles.first.tolist()
     for tile, spans in enumerate(tiles.spans):
         if not spans:
             continue
         rows = slice(tile * size, min((tile + 1) * size, n))
-        kept = tiles.column[tiles.first[tile] : tiles.first[tile + 1]]
+        kept = tiles.column[first[tile] : first[tile + 1]]
         right, top = _right(wide, g, spans, a[tile])
         local, level = A[rows] - a[tile], (f[rows] + top).to(A.dtype)
         left = torch.addmm(level[:, None], local, b[kept].T).clamp_min_(LOWEST_EXPONENT).exp2_()
@@ -92,11 +92,11 @@ def _right(wide: Tensor, g: Tensor, spans: list[slice], centre: Tensor) -> tuple
 
 def _position(local: Tensor, B: Tensor, right: Tensor, home: Tensor, size: int, spans: list[slice]) -> Tensor:
     """Where the rows, less their centre, are largest within the kept tile ``home`` (n,) of each."""
-    start = torch.cat([torch.arange(span.start, span.stop, size, device=home.device) for span in spans])
-    found = torch.empty_like(home)
-    for tile in torch.unique(home).tolist():
-        which = torch.nonzero(home == tile)[:, 0]
-        first = int(start[tile])
+    start = [first for span in spans for first in range(span.start, span.stop, size)]
+    found, homes = torch.empty_like(home), home.cpu()
+    for tile in torch.unique(homes).tolist():
+        which = torch.nonzero(homes == tile)[:, 0].to(home.device)
+        first = start[tile]
         columns = slice(first, min(first + size, len(B)))
         factor = right[tile * size : tile * size + columns.stop - first].log2().to(local.dtype)
         found[which] = torch.addmm(factor, local[which], B[columns].T).argmax(1) + first
