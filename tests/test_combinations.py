@@ -236,7 +236,14 @@ def test_sparse_adjacencies_begin_or_are_refused_as_the_table_says(begins: Any, 
     assert len(begun) > 5 * len(by_few_entries)
 
 
-@pytest.mark.parametrize("kinds", [("asymmetric", "asymmetric"), ("asymmetric", "others"), ("factored", "asymmetric")])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("asymmetric", "asymmetric"),
+        pytest.param(("asymmetric", "others"), marks=pytest.mark.slow),
+        pytest.param(("factored", "asymmetric"), marks=pytest.mark.slow),
+    ],
+)
 def test_asymmetric_spaces_are_solved_with_every_model_that_the_table_has(kinds: tuple[str, str]) -> None:
     found = [
         point

@@ -8,7 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.simulated_device import simulated_gpu
+from tests.simulated_kernels import triton_stands_in
 from torchgw.couplings.rounding import round_tiles
+from torchgw.kernels import softmin_tiles
+from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.softmin_tiles import reference, separable
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
 from torchgw.kernels.tiles import Tiles, all_tiles, centres, choose_tiles
@@ -159,3 +163,25 @@ def test_a_point_far_from_its_tile_keeps_tiles_whole(outlier: bool, monkeypatch:
     tiles, omitted = streaming.kept_tiles(A, B, f, g, p, q, 0.2)
     assert tiles.separable is not outlier
     assert omitted <= 0.2
+
+
+def test_a_gpu_takes_short_sums_where_pairs_are_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "EVERY_PAIR", 0)
+    monkeypatch.setattr(streaming, "SIZES", (32,))
+    A, B, f, g = problem(512, 640, 32, scale=4.0)
+    p, q = torch.full((512,), 1 / 512, dtype=torch.float64), ((A @ B.T) + f[:, None] + g).exp2().sum(0)
+    here, _ = streaming.kept_tiles(A, B, f, g, p, q, 0.2)
+    assert here.separable
+    V, W = torch.stack((q, q.sqrt()), 1), p[:, None]
+    known = separable.read(A, B, here, f, g, V, W, True)
+    with simulated_gpu() as simulation, triton_stands_in(simulation):
+        given = [part.cuda() for part in (A, B, f, g, p, q)]
+        assert not streaming.kept_tiles(*given, 0.2)[0].separable
+        monkeypatch.setattr(streaming, "SEPARABLE_PAIRS", {"cuda": 512 * 640})
+        tiles, _ = streaming.kept_tiles(*given, 0.2)
+        assert tiles.separable
+        kernel = softmin_tiles.choose("triton", Workload(given[0].device, torch.float64, (512, 640), 3)).function
+        found = kernel.read(*given[:2], tiles, *given[2:4], V.cuda(), W.cuda(), True)
+        for one, other in zip(found, known, strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+        assert not any("read_kernel" in place for place in simulation.launches)

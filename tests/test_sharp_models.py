@@ -258,7 +258,7 @@ def test_total_variation_leaves_what_matches_cost_too_much(seed: int, fused: boo
     assert found.value <= judged(np.asarray(other.plan)) * 1.05
 
 
-@pytest.mark.parametrize("shape", [(60, 66), (205, 220)], ids=str)
+@pytest.mark.parametrize("shape", [(60, 66), pytest.param((205, 220), marks=pytest.mark.slow)], ids=str)
 def test_total_variation_finds_the_part_that_both_have(shape: tuple[int, int]) -> None:
     """Two thirds of a cloud, turned, among points of another; nobody says how many."""
     (n, k), rng = shape, np.random.default_rng(0)
@@ -298,7 +298,7 @@ def grown(seed: int, n: int = 150) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("marginals", [Unbalanced(2e-4, 2e-4, "tv"), SemiRelaxed(0.0)], ids=str)
-@pytest.mark.parametrize("seed", [4, 6])
+@pytest.mark.parametrize("seed", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_tree_finds_itself_in_one_with_a_further_branch(seed: int, marginals: Marginals, turned: bool) -> None:
     """Searched for beside points that all can take, or at once by what is worth it, it is lost."""
     DX, DY, true = grown(seed)
@@ -405,6 +405,7 @@ def test_a_partial_plan_is_entered_as_it_is() -> None:
     torch.testing.assert_close(form.left(form.entered(4.0 * T)), T)
 
 
+@pytest.mark.slow
 def test_what_is_listed_is_the_plan_that_is_returned() -> None:
     for seed in range(6):
         rng = np.random.default_rng(seed)
