@@ -157,13 +157,13 @@ def searched_there(backend: str, device: torch.device, options: SpaceOptions) ->
 
 def _brought(graph: Any, kind: str, n_landmarks: int, searches: Searches, device: torch.device) -> DeviceGraph | None:
     """A graph on a device; None where it is too large for the device or for its memory."""
-    n, parts, free = graph.shape[0], components(graph)[0], free_memory(device) / 2
+    n, (parts, label), free = graph.shape[0], components(graph), free_memory(device) / 2
     needed = search_bytes(n, graph.nnz, parts, kind, n_landmarks)
     if needed > free or graph.nnz >= 2**31:
         gib = needed / 2**30, free / 2**30
         logger.info("a graph of %d points is searched on the CPU: on the device it takes %.1f GiB of %.1f", n, *gib)
         return None
-    return DeviceGraph.of(graph, searches, device)
+    return DeviceGraph.of(graph, searches, device, label)
 
 
 def check_rank(options: GWOptions, most: int) -> None:

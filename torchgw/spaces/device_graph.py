@@ -59,11 +59,12 @@ class DeviceGraph(NamedTuple):
     searches: Searches
 
     @classmethod
-    def of(cls, graph: Any, searches: Searches, device: torch.device) -> DeviceGraph:
-        """A SciPy CSR graph of fewer than 2^31 entries there."""
+    def of(cls, graph: Any, searches: Searches, device: torch.device, label: Array | None = None) -> DeviceGraph:
+        """A SciPy CSR graph of fewer than 2^31 entries there; the component of each point (N,) may be known."""
+        label = components(graph)[1] if label is None else label
         rows = graph.indptr.astype(np.int32), graph.indices.astype(np.int32), graph.data.astype(np.float64)
         pointer, target, length = (torch.from_numpy(part).to(device) for part in rows)
-        return cls(pointer, target, length, np.unique(components(graph)[1], return_index=True)[1], searches)
+        return cls(pointer, target, length, np.unique(label, return_index=True)[1], searches)
 
     @property
     def size(self) -> int:
