@@ -20,7 +20,7 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 
 Row = dict[str, Any]
 LAUNCH, WAIT = 5e-3, 20e-3  # ms of the host, as on current machines
-INPUT = ("request/", "spaces/precomputed.py", "spaces/factored.py", "spaces/landmark.py", "results/result.py")
+INPUT = ("request/", "spaces/device_neighbours.py", "results/result.py")
 
 
 class Case(NamedTuple):
@@ -56,8 +56,8 @@ def counted(case: Case) -> Simulation:
 
 
 def largest_crossing(simulation: Simulation) -> int:
-    """The most entries that a copy took from one device to the other, but of what was given: points' masses, and the
-    distances or factors that are made of points on the CPU."""
+    """The most entries that a copy took from one device to the other, but of what was given: points and their
+    masses."""
     return max(most for place, most in simulation.crossings.items() if not place.startswith(INPUT))
 
 

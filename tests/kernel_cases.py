@@ -17,8 +17,11 @@ from torch import Tensor
 
 from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, transport_oracle, wide
 from torchgw.couplings.potential import largest, plan_product, sampled
+from torchgw.datasets import make_spiral
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.kernels.neighbour_graphs import reference as graphs_reference
+from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges, Graphs
 from torchgw.kernels.principal_directions import Directions
 from torchgw.kernels.shortest_paths import reference as paths
 from torchgw.kernels.shortest_paths.searches import Searches
@@ -129,6 +132,55 @@ def shortest_paths(searches: Searches, device: str, graph: Any) -> None:
     assert torch.equal(searches.between(*given, *found, cells).cpu(), paths.between(*host, *known, cells))
     count = min(len(rows), 9)
     assert torch.equal(searches.farthest(rows.to(device), count).cpu(), paths.farthest(rows, count))
+
+
+def clouds() -> dict[str, Tensor]:
+    """Points (N, D) by what their neighbour graphs have that others have not."""
+    rng = np.random.default_rng(5)
+    turns = make_spiral(150, noise=0.13, random_state=4)[0]  # with short cuts between them
+    parts = rng.normal(size=(83, 2)) + 9.0 * rng.integers(0, 3, (83, 1))
+    made = {
+        "short cuts": turns,
+        "parts": parts,
+        "duplicates": np.repeat(rng.normal(size=(20, 2)), 4, axis=0),
+        "hubs": rng.normal(size=(70, 9)),
+        "line": rng.uniform(size=(141, 1)),
+        "two": rng.normal(size=(2, 3)),
+    }
+    return {name: torch.from_numpy(points) for name, points in made.items()}
+
+
+def neighbour_graphs(built: Graphs, device: str, points: Tensor, k: int) -> None:
+    """The same edges as those of the reference, the same of them in doubt, and joined, kept and cut."""
+    gen, n = torch.Generator().manual_seed(len(points)), len(points)
+    known = graphs_reference.neighbours(points, k)
+    orders = (None, torch.randperm(n, generator=gen), points[:, 0].argsort())
+    for order in orders:
+        edges, doubtful = built.neighbours(points.to(device), k, None if order is None else order.to(device))
+        same_graph(edges, doubtful, *known)
+    parts = [made.joined(*given) for made, given in ((built, (edges, doubtful)), (graphs_reference, known))]
+    assert int(parts[0]) == int(parts[1])
+    joined = known[1].state.clone()
+    built.tried(points.to(device), edges, doubtful, 5.0)
+    graphs_reference.tried(points, *known, 5.0)
+    assert bool((known[1].state != joined).any() or n == 2)
+    told = [made.closed(*given, 2.5).cpu() for made, given in ((built, (edges, doubtful)), (graphs_reference, known))]
+    same_graph(edges, doubtful, *known)
+    assert torch.equal(told[0][:2], told[1][:2])
+    one, other = (found[2:].view(-1, 3)[: int(found[1])].tolist() for found in told)
+    assert sorted(one) == sorted(other)
+
+
+def same_graph(edges: Edges, doubtful: Doubtful, known: Edges, doubted: Doubtful) -> None:
+    """The same entries, but for what lies behind the last."""
+    found, in_doubt = ([part.cpu() for part in given] for given in (edges, doubtful))
+    assert torch.equal(found[0], known.pointer)
+    n, m = int(known.pointer[-1]), int(doubted.length.isfinite().sum())
+    assert all(torch.equal(one[:n], other[:n]) for one, other in zip(found[1:3], known[1:3], strict=True))
+    torch.testing.assert_close(found[3], known.length, rtol=1e-14, atol=0.0)
+    assert torch.equal(in_doubt[0][:n], doubted.rank[:n])
+    assert all(torch.equal(one[:m], other[:m]) for one, other in zip(in_doubt[2:], doubted[2:], strict=True))
+    torch.testing.assert_close(in_doubt[1], doubted.length, rtol=1e-14, atol=0.0)
 
 
 def rescaled(kernel: Kernel, device: str, n: int, dtype: torch.dtype, weight: float) -> None:

@@ -7,6 +7,7 @@ padding, merging parts, is what it does on a GPU and is counted with them.
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from tests.simulated_device import Simulation
 from torchgw.kernels.kernel import rescaled
+from torchgw.kernels.neighbour_graphs import reference as graphs
+from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges
 from torchgw.kernels.principal_directions import reference as directions
 from torchgw.kernels.shortest_paths import reference as paths
 from torchgw.kernels.small_transport import reference as small
@@ -146,6 +149,72 @@ def spread(grid: Grid, *given: Any, **_: Any) -> None:
         held.copy_(new)
 
 
+def nearest(
+    grid: Grid, axes: Tensor, order: Tensor, lows: Tensor, highs: Tensor, keys: Tensor, n: int, k: int, *_: Any,
+    **__: Any,
+) -> None:  # fmt: skip
+    points = torch.empty_like(axes.T)
+    points[order] = axes.T
+    keys.copy_(graphs.keys_of(graphs.nearest(points, k)))
+
+
+def edges(grid: Grid, keys: Tensor, place: Tensor, points: Tensor, *given: Any, **_: Any) -> None:
+    for held, new in zip(given[:5], graphs.edges_of(keys, points), strict=True):
+        held.copy_(new)
+    for held, value in zip(given[5:8], (torch.inf, -1, 0), strict=True):
+        held.fill_(value)
+
+
+def doubts(
+    grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, mutual: Tensor, waiting: Tensor, **_: Any
+) -> None:
+    row = torch.repeat_interleave(torch.arange(len(pointer) - 1, device=pointer.device), pointer.diff())
+    padded = torch.nn.functional.pad(row.int(), (0, len(target) - len(row)))
+    waiting.copy_(graphs.waiting(Edges(pointer, padded, target, length, mutual)))
+
+
+def listed(
+    grid: Grid, length: Tensor, order: Tensor, pointer: Tensor, row: Tensor, target: Tensor, rank: Tensor, low: Tensor,
+    high: Tensor, *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    found = torch.full_like(length, torch.inf)
+    found[order] = length
+    held = Edges(pointer, row, target, _real(pointer, target), row)
+    for into, new in zip((rank, low, high), operator.itemgetter(0, 2, 3)(graphs.listed(held, found)), strict=True):
+        into.copy_(new)
+
+
+def _real(pointer: Tensor, target: Tensor) -> Tensor:
+    """Any length for the entries that rows hold, and infinity for those behind them."""
+    every = torch.arange(len(target), device=target.device)
+    return torch.where(every < pointer[-1], 1.0, torch.inf).double()
+
+
+def joined(
+    grid: Grid, pointer: Tensor, target: Tensor, rank: Tensor, length: Tensor, low: Tensor, high: Tensor,
+    label: Tensor, state: Tensor, parts: Tensor, n: int, *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    row = torch.repeat_interleave(torch.arange(n, device=pointer.device), pointer.diff()).int()
+    padded = torch.nn.functional.pad(row, (0, len(target) - len(row)))
+    held = Edges(pointer, padded, target, _real(pointer, target), target)
+    parts.copy_(graphs.joined(held, Doubtful(rank, length, low, high, state)))
+
+
+def tries(grid: Grid, points: Tensor, pointer: Tensor, target: Tensor, length: Tensor, *given: Any, **_: Any) -> None:
+    n, factor = len(points), given[-1]
+    row = torch.repeat_interleave(torch.arange(n, device=pointer.device), pointer.diff()).int()
+    padded = torch.nn.functional.pad(row, (0, len(target) - len(row)))
+    graphs.tried(points, Edges(pointer, padded, target, length, target), Doubtful(*given[:5]), factor)
+
+
+def closed(
+    grid: Grid, waiting: Tensor, rank: Tensor, row: Tensor, target: Tensor, length: Tensor, low: Tensor, high: Tensor,
+    state: Tensor, told: Tensor, size: float, *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    doubtful = Doubtful(rank, waiting, low, high, state)
+    told.copy_(graphs.closed(Edges(row, row, target, length, row), doubtful, size))
+
+
 def farthest(grid: Grid, rows: Tensor, nearest: Tensor, chosen: Tensor, n: int, most: int, **_: Any) -> None:
     chosen.copy_(paths.farthest(rows, most))
 
@@ -161,6 +230,15 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
     "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read},
     "principal_directions": {"directions_kernel": principal},
     "small_transport": {"solve_kernel": small_solve},
+    "neighbour_graphs": {
+        "nearest_kernel": nearest,
+        "edges_kernel": edges,
+        "doubts_kernel": doubts,
+        "listed_kernel": listed,
+        "joined_kernel": joined,
+        "tries_kernel": tries,
+        "closed_kernel": closed,
+    },
     "shortest_paths": {
         "ways_kernel": ways,
         "entries_kernel": entries,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from tests.simulated_device import simulated_gpu
 from tests.simulated_kernels import triton_stands_in
 from torchgw import GWOptions, LandmarkDistances, PrecomputedDistances, certified, gw_align, gw_loss
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.kernels.neighbour_graphs import reference as graphs_reference
+from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges, Graphs
 from torchgw.kernels.shortest_paths import reference
 from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.options import SpaceOptions
@@ -21,12 +24,13 @@ from torchgw.request import limits
 from torchgw.spaces import device_graph
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.farthest import farthest_points
-from torchgw.spaces.graph import neighbour_graph
+from torchgw.spaces.graph import build_graph, neighbour_graph
 from torchgw.spaces.on_device import Begun, finished
 from torchgw.spaces.prepare import Space, make_providers
-from torchgw.types import GraphWarning
+from torchgw.types import DistanceProvider, GraphWarning
 
 CPU = torch.device("cpu")
+GRAPHS = Graphs(graphs_reference.neighbours, graphs_reference.joined, graphs_reference.tried, graphs_reference.closed)
 SEARCHES = Searches(reference.paths, reference.between, reference.spread, reference.farthest)
 RNG = np.random.default_rng(11)
 KINDS = {
@@ -38,12 +42,28 @@ KINDS = {
 }
 
 
-def there(graph: Any, kind: str = "") -> DeviceGraph:
+def brought(graph: Any) -> DeviceGraph:
     return DeviceGraph.of(graph, SEARCHES, CPU)
+
+
+def there(data: Any, kind: str) -> DeviceGraph | None:
+    """A device that searches graphs, and builds none."""
+    return None if isinstance(data, np.ndarray) else brought(data)
+
+
+def built(data: Any, kind: str, family: Graphs = GRAPHS) -> DeviceGraph:
+    """One that does both."""
+    return DeviceGraph.between(data, family, SEARCHES, CPU, "eager") if isinstance(data, np.ndarray) else brought(data)
 
 
 def declined(graph: Any, kind: str) -> None:
     """A device that has no memory."""
+
+
+def provider(begun: Begun) -> DistanceProvider:
+    (found,) = finished([begun])
+    assert found is not None
+    return found[0]
 
 
 @pytest.fixture(params=[30, 10_000], ids=["few centres", "every point"])
@@ -56,10 +76,10 @@ def centres(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_landmarks_lie_as_far_apart_as_farthest_points(kind: str, centres: int) -> None:
     graph = KINDS[kind]
-    point = there(graph).landmarks(25)
+    point = brought(graph).landmarks(25)
     _, columns = farthest_points(graph, 25)
     assert len(point.unique()) == 25
-    covered, best = there(graph).distances(point).amin(0), columns.min(1)
+    covered, best = brought(graph).distances(point).amin(0), columns.min(1)
     assert float(covered.max()) <= (1.3 if centres > graph.shape[0] else 2.0) * best.max()
     assert float(covered.mean()) <= 1.25 * best.mean()
 
@@ -68,10 +88,10 @@ def test_landmarks_lie_as_far_apart_as_farthest_points(kind: str, centres: int) 
 def test_each_part_has_a_landmark_and_each_point_one() -> None:
     parts = block_diag([KINDS["roll"], neighbour_graph(RNG.normal(size=(40, 2))), csr_matrix((3, 3))], format="csr")
     for count in (2, 12):
-        point = there(parts).landmarks(count)
+        point = brought(parts).landmarks(count)
         assert set(connected_components(parts)[1][point.numpy()]) == set(range(5))
         assert len(point) == max(count, 5)
-    assert len(there(KINDS["many"]).landmarks(10**6)) == 500
+    assert len(brought(KINDS["many"]).landmarks(10**6)) == 500
 
 
 @pytest.mark.parametrize("kind", ["checked", "precomputed", "landmark"])
@@ -97,7 +117,7 @@ def test_what_is_not_connected_is_said_once() -> None:
     graph = block_diag([KINDS["spiral"], KINDS["cloud"]], format="csr")
     for kind in ("landmark", "precomputed"):
         with pytest.warns(GraphWarning, match="not connected") as caught:
-            (found,) = finished([Begun("X", kind, there(graph), 20)])
+            found = provider(Begun("X", kind, brought(graph), 20))
         assert len(caught) == 1
         assert float(found.rows(torch.tensor([0])).max()) == pytest.approx(1.5, abs=0.1)
     assert finished([]) == []
@@ -106,7 +126,7 @@ def test_what_is_not_connected_is_said_once() -> None:
 def test_a_graph_without_edges_is_the_discrete_metric() -> None:
     for kind in ("landmark", "precomputed"):
         with pytest.warns(GraphWarning, match="not connected"):
-            (found,) = finished([Begun("X", kind, there(csr_matrix((5, 5))), 20)])
+            found = provider(Begun("X", kind, brought(csr_matrix((5, 5))), 20))
         np.testing.assert_allclose(found.rows(torch.arange(5)).numpy(), 1.5 * (1 - np.eye(5)), atol=1e-9)
 
 
@@ -133,8 +153,8 @@ def test_where_a_device_has_no_memory_the_cpu_searches(monkeypatch: pytest.Monke
     )
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         cuda = torch.device("cuda", 0)
-        brought = limits.searched_there("triton", cuda, SpaceOptions())
-        assert brought is not None
+        bring = limits.searched_there("triton", cuda, SpaceOptions())
+        assert bring is not None
         assert limits.searched_there("eager", cuda, SpaceOptions()) is None
         for free, kind, graph, fits in (
             (6e7, "landmark", KINDS["spiral"], False),
@@ -143,14 +163,17 @@ def test_where_a_device_has_no_memory_the_cpu_searches(monkeypatch: pytest.Monke
             (4e7, "precomputed", KINDS["spiral"], False),
         ):
             monkeypatch.setattr(limits, "free_memory", lambda _, free=free: free)
-            assert (brought(graph, kind) is not None) is fits
+            assert (bring(graph, kind) is not None) is fits
+        for free, fits in ((2e7, False), (2e8, True)):
+            monkeypatch.setattr(limits, "free_memory", lambda _, free=free: free)
+            assert (bring(make_spiral(300)[0], "landmark") is not None) is fits
     assert limits.searched_there("auto", CPU, SpaceOptions()) is None
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 9, 12, 16, 40, 1000])
 def test_no_more_landmarks_than_asked_for_and_none_twice(count: int) -> None:
     for kind in ("roll", "duplicates", "many"):
-        (found,) = finished([Begun("X", "landmark", there(KINDS[kind]), count)])
+        found = provider(Begun("X", "landmark", brought(KINDS[kind]), count))
         assert isinstance(found, LandmarkDistances)
         assert len(found.landmarks.unique()) == len(found.landmarks) <= min(count, KINDS[kind].shape[0])
         assert len(found.landmarks) >= min(count, 150) / 2
@@ -173,7 +196,7 @@ def odd() -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
 def test_parts_are_reached_where_points_coincide_and_where_one_has_all_edges(kind: str) -> None:
     graph = block_diag([odd()[kind], neighbour_graph(RNG.normal(size=(40, 2)))], format="csr")
-    device = there(graph)
+    device = brought(graph)
     assert device.size > device_graph.CENTRES + device_graph.FAR
     point = device.landmarks(60)
     assert len(set(connected_components(graph)[1][point.numpy()])) == 2
@@ -206,19 +229,82 @@ def test_what_is_differentiated_is_searched_by_the_cpu() -> None:
     assert isinstance(LandmarkDistances(KINDS["many"], 5).landmarks, torch.Tensor)
 
 
-@pytest.mark.filterwarnings("ignore:k = 290 joins parts")
-def test_another_process_builds_the_graph_of_many_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    spaces = Space("X", make_spiral(300)[0], "landmark"), Space("Y", make_swiss_roll(280)[0], "precomputed")
-    here, reports = make_providers(spaces, SpaceOptions(), there)
-    monkeypatch.setattr("torchgw.spaces.prepare.BUILT_ASIDE", 100)
-    aside, other_reports = make_providers(spaces, SpaceOptions(), there)
-    for one, other in zip(here, aside, strict=True):
-        assert torch.equal(one.rows(torch.arange(one.size)), other.rows(torch.arange(other.size)))
-    assert [str(report) for report in reports] == [str(report) for report in other_reports]
-    apart = np.concatenate((spaces[0].data, spaces[0].data + 1e3))
+def clouds() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(8)
+    return {
+        "spiral": make_spiral(300)[0],
+        "short cuts": make_swiss_roll(150, random_state=3)[0] * 40 + 1e3,
+        "line": rng.uniform(size=(90, 1)),
+        "many dimensions": rng.normal(size=(200, 30)),
+        "hubs": rng.normal(size=(300, 9)),
+        "coincident": np.repeat(rng.normal(size=(3, 2)), 30, axis=0) + 1e-9 * rng.normal(size=(90, 2)),
+        "few": rng.normal(size=(4, 2)),
+    }
+
+
+@pytest.mark.parametrize("kind", clouds())
+@pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
+def test_a_device_builds_the_graph_of_the_cpu(kind: str) -> None:
+    points = clouds()[kind]
+    graph, report = build_graph(points)
+    made = DeviceGraph.between(points, GRAPHS, SEARCHES, CPU, "eager")
+    assert made.built is not None
+    known = made.built.report(made.built.told)
+    if report.n_components > 1:
+        assert known is None
+        return
+    assert str(known) == str(report)
+    assert known is not None
+    np.testing.assert_array_equal(known.short_cuts, report.short_cuts)
+    held = csr_matrix((made.length.numpy(), made.target.numpy(), made.pointer.numpy()), shape=graph.shape)
+    row = np.repeat(np.arange(len(points)), np.diff(held.indptr))
+    entries = slice(0, held.indptr[-1])
+    there = np.isfinite(held.data[entries])
+    assert (held.indices[entries][~there] == row[~there]).all()  # loops
+    np.testing.assert_array_equal(held.indices[entries][there], graph.indices)
+    np.testing.assert_allclose(held.data[entries][there], graph.data, rtol=1e-12)
+
+
+@pytest.mark.parametrize("told", [3, 200])
+def test_short_cuts_are_all_told(told: int) -> None:
+    made = DeviceGraph.between(clouds()["short cuts"], GRAPHS, SEARCHES, CPU, "eager").built
+    assert made is not None
+    found = made.report(made.told[: 3 + 3 * told])
+    known = build_graph(clouds()["short cuts"])[1]
+    assert found is not None
+    assert 3 < len(known.short_cuts) < 200
+    np.testing.assert_array_equal(found.short_cuts, known.short_cuts)
+
+
+@pytest.mark.parametrize("kind", ["landmark", "checked", "precomputed"])
+def test_spaces_of_points_are_those_of_the_cpu(kind: str) -> None:
+    X, Y = clouds()["short cuts"], np.concatenate((clouds()["spiral"], clouds()["spiral"] + 50))
+    spaces, options = (Space("X", X, kind), Space("Y", Y, kind)), SpaceOptions(n_landmarks=40)
+    with pytest.warns(GraphWarning, match="of Y has 2 components; they were stitched") as caught:
+        one, reports = make_providers(spaces, options, built)
+    assert len(caught) == 1
+    with pytest.warns(GraphWarning, match="of Y has 2 components"):
+        other, known = make_providers(spaces, options, there)
+    assert [str(report) for report in reports] == [str(report) for report in known]
+    assert reports[0] is not None
+    assert len(reports[0].short_cuts) > 0
+    for here, searched in zip(one, other, strict=True):
+        every = torch.arange(here.size)
+        torch.testing.assert_close(here.rows(every), searched.rows(every), rtol=1e-7, atol=1e-9)
     with pytest.warns(GraphWarning, match="of X has 2 components; they were stitched"):
-        make_providers((Space("X", apart, "landmark"), spaces[1]), SpaceOptions(), there)
-    with pytest.raises(ValueError, match="k must be smaller than the number of points of X, got k = 290 and N = 280"):
-        make_providers(
-            (Space("X", spaces[1].data, "landmark"), spaces[0]._replace(name="Y")), SpaceOptions(k=290), there
-        )
+        _, reports = make_providers((Space("X", Y, kind), Space("Y", X, kind)), SpaceOptions(k=5), built)
+    assert [report.k for report in reports if report is not None] == [5, 5]
+
+
+def test_what_is_open_after_a_few_rounds_is_left_to_the_cpu() -> None:
+    def undecided(edges: Edges, doubtful: Doubtful, size: float) -> torch.Tensor:
+        told = graphs_reference.closed(edges, doubtful, size)
+        told[0] = 1
+        return told
+
+    spaces = [Space(name, clouds()["short cuts"], "landmark") for name in "XY"]
+    family = GRAPHS._replace(closed=undecided)
+    found = make_providers(spaces, SpaceOptions(n_landmarks=20), partial(built, family=family))
+    known = make_providers(spaces, SpaceOptions(n_landmarks=20), there)
+    assert torch.equal(*(side[0][0].rows(torch.arange(50)) for side in (found, known)))
+    assert str(found[1]) == str(known[1])

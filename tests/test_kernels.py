@@ -14,6 +14,7 @@ from tests.problems import daily, in_turn
 from torchgw.kernels import (
     blocks,
     compiler,
+    neighbour_graphs,
     principal_directions,
     shortest_paths,
     small_transport,
@@ -254,6 +255,14 @@ class TestOnTheGPU:
         if searches is None:
             pytest.skip("SciPy's searches on the CPU, which are the oracle")
         cases.shortest_paths(searches, "cuda", cases.graphs()[kind])
+
+    @pytest.mark.parametrize("kind", cases.clouds())
+    def test_neighbour_graphs(self, backend: str, kind: str) -> None:
+        built = neighbour_graphs.choose(backend, Workload(torch.device("cuda"), torch.float64, (1, 1))).function
+        if built is None:
+            pytest.skip("SciPy's trees and searches on the CPU")
+        points = cases.clouds()[kind]
+        cases.neighbour_graphs(built, "cuda", points, min(7, len(points) - 1))
 
     @pytest.mark.parametrize("weight", [1.0, 1.8])
     @pytest.mark.parametrize("dtype", DTYPES)

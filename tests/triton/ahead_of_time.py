@@ -13,6 +13,8 @@ import torch
 
 from tests.triton.targets import MATRIX_INSTRUCTION, SHARED_LIMIT, TARGETS, compiled_for, resources
 from torchgw.kernels import gpu
+from torchgw.kernels.neighbour_graphs import triton as graphs
+from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges
 from torchgw.kernels.principal_directions import triton as principal
 from torchgw.kernels.shortest_paths import triton as paths
 from torchgw.kernels.small_transport import triton as small
@@ -85,6 +87,19 @@ def path_launches() -> Iterator[Case]:
     yield "farthest", False, lambda: searches.farthest(torch.zeros(5000, 5000, dtype=F64), 9)
 
 
+def graph_launches(d: int) -> Iterator[Case]:
+    """The same for the kernels that make graphs of points with d coordinates."""
+    points, built = torch.zeros(300, d, dtype=F64), graphs.build()
+    numbers, lengths = torch.zeros(3000).int(), torch.zeros(3000, dtype=F64)
+    edges = Edges(numbers[:301], numbers, numbers, lengths, numbers.to(torch.int8))
+    doubtful = Doubtful(numbers, lengths, *[numbers] * 3)
+    for order in (None, torch.arange(300)):
+        yield f"neighbours of {d}", False, lambda order=order: built.neighbours(points, 20, order)
+    yield "joined", False, lambda: built.joined(edges, doubtful)
+    yield f"tried of {d}", False, lambda: built.tried(points, edges, doubtful, 5.0)
+    yield "closed", False, lambda: built.closed(edges, doubtful, 1.0)
+
+
 def rescale_launches(dtype: torch.dtype) -> Iterator[Case]:
     """The same for what scales."""
     mass = torch.ones(100, dtype=dtype)
@@ -109,6 +124,7 @@ def usual(target: str) -> Iterator[Case]:
     yield from small_launches(F64, 60, 60)
     yield from direction_launches(F32, 200)
     yield from path_launches()
+    yield from graph_launches(3)
     yield from rescale_launches(F32)
     yield from tile_launches(F32, "ieee" if target == "gfx942" else "tf32x3", 50, TILE, 51, target)
     yield from list(tile_launches(F64, "", 50, TILE, 51, target))[1:]
@@ -120,6 +136,7 @@ def fewest(target: str) -> Iterator[Case]:
     yield from small_launches(F32, 60, 60)
     yield from direction_launches(F32, 60)
     yield from list(path_launches())[:1]
+    yield from list(graph_launches(3))[:1]
     yield from rescale_launches(F64)
     yield from list(stream_launches(F32, "tf32x3", 50, target))[:1]
     yield from list(tile_launches(F32, "tf32x3", 50, TILE, 51, target))[:1]

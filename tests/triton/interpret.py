@@ -23,6 +23,7 @@ from tests.problems import daily, in_turn
 from torchgw import CoarseOptions, GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import (
+    neighbour_graphs,
     principal_directions,
     shortest_paths,
     small_transport,
@@ -112,6 +113,14 @@ def test_shortest_paths(kind: str) -> None:
     searches = shortest_paths.choose("triton", Workload(CPU, torch.float64, (1, 1))).function
     assert searches is not None
     cases.shortest_paths(searches, "cpu", cases.graphs()[kind])
+
+
+@pytest.mark.parametrize("kind", cases.clouds())
+def test_neighbour_graphs(kind: str) -> None:
+    built = neighbour_graphs.choose("triton", Workload(CPU, torch.float64, (1, 1))).function
+    assert built is not None
+    points = cases.clouds()[kind]
+    cases.neighbour_graphs(built, "cpu", points, min(7, len(points) - 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

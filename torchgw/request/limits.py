@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw import validate
 from torchgw.gradients.modes import GradientMode, Unrolled
-from torchgw.kernels import shortest_paths, softmin_dense, softmin_stream, softmin_tiles
+from torchgw.kernels import neighbour_graphs, shortest_paths, softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Selection, Workload
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
-from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SpaceOptions
@@ -31,6 +30,7 @@ from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph, search_bytes
+from torchgw.spaces.device_neighbours import build_bytes, fewest
 from torchgw.spaces.edges import components
 from torchgw.spaces.prepare import OnDevice, Space
 from torchgw.strategies.within_memory import DENSE_BYTES
@@ -148,22 +148,29 @@ def choose_kernels(
 
 
 def searched_there(backend: str, device: torch.device, options: SpaceOptions) -> OnDevice | None:
-    """What brings graphs to a device that searches them; None where the CPU does."""
-    searches = shortest_paths.choose(backend, Workload(device, torch.float64, (1, 1))).function
-    if device.type == "cpu" or searches is None:
+    """What brings graphs to a device that searches them, and points to one that builds theirs; None where the CPU does
+    both. For what is too large for the device it brings None."""
+    workload = Workload(device, torch.float64, (1, 1))
+    searches = shortest_paths.choose(backend, workload).function
+    graphs = neighbour_graphs.choose(backend, workload).function
+    if device.type == "cpu" or searches is None or graphs is None:
         return None
-    return partial(_brought, n_landmarks=options.n_landmarks, searches=searches, device=device)
 
+    def there(data: Any, kind: str) -> DeviceGraph | None:
+        n, made = data.shape[0], isinstance(data, np.ndarray)
+        parts, label = (1, None) if made else components(data)
+        entries = 2 * n * fewest(n) if made else data.nnz
+        needed = search_bytes(n, entries, parts, kind, options.n_landmarks) + (build_bytes(n) if made else 0)
+        free = free_memory(device) / 2
+        if needed > free or entries >= 2**31:
+            gib = needed / 2**30, free / 2**30
+            logger.info("a graph of %d points is left to the CPU: on the device it takes %.1f GiB of %.1f", n, *gib)
+            return None
+        if made:
+            return DeviceGraph.between(data, graphs, searches, device, backend)
+        return DeviceGraph.of(data, searches, device, label)
 
-def _brought(graph: Any, kind: str, n_landmarks: int, searches: Searches, device: torch.device) -> DeviceGraph | None:
-    """A graph on a device; None where it is too large for the device or for its memory."""
-    n, (parts, label), free = graph.shape[0], components(graph), free_memory(device) / 2
-    needed = search_bytes(n, graph.nnz, parts, kind, n_landmarks)
-    if needed > free or graph.nnz >= 2**31:
-        gib = needed / 2**30, free / 2**30
-        logger.info("a graph of %d points is searched on the CPU: on the device it takes %.1f GiB of %.1f", n, *gib)
-        return None
-    return DeviceGraph.of(graph, searches, device, label)
+    return there
 
 
 def check_rank(options: GWOptions, most: int) -> None:

@@ -319,10 +319,13 @@ def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     return model.values(found.value, coupling).total
 
 
-def _apart(reference: Landmarks, one: Candidate, others: list[Candidate], mass: Tensor) -> Tensor:
-    """How far the matchings of other candidates (m,) are from that of one."""
-    shifts = reference.between(one.matching, torch.stack([other.matching for other in others]))
-    return shifts @ mass / mass.sum()
+def _apart(reference: Landmarks, some: Tensor, others: Tensor, mass: Tensor) -> Tensor:
+    """How far the matchings (m, N) of others are from those (..., 1, N) of some, (..., m)."""
+    return reference.between(some, others) @ mass / mass.sum()
+
+
+def _matchings(candidates: list[Candidate]) -> Tensor:
+    return torch.stack([each.matching for each in candidates])
 
 
 def _distances(
@@ -331,8 +334,9 @@ def _distances(
     """How far the matchings of others of these are from that of one. From a GPU all distances come at once, whichever
     are asked for."""
     if not (mass.is_cuda and len(candidates) > 1):
-        return lambda one, others: _apart(reference, one, others, mass).tolist() if others else []
-    table = fetched(*(_apart(reference, each, candidates, mass) for each in candidates))
+        return lambda one, others: _apart(reference, one.matching, _matchings(others), mass).tolist() if others else []
+    every = _matchings(candidates)
+    (table,) = fetched(_apart(reference, every[:, None], every, mass))
     place = {id(each): at for at, each in enumerate(candidates)}
     return lambda one, others: [float(table[place[id(one)]][place[id(other)]]) for other in others]
 

@@ -41,7 +41,7 @@ def lift(
     O(N L L' + K L L') work, O(N L' + K L) memory.
     """
     x, y, plan, epsilon = solved.source, solved.target, solved.plan, solved.epsilon
-    between = LandmarkProblem.of(x, y, whole or model)
+    small = (whole or model).taken(x.index, y.index, x.mass, y.mass)
     factored = None if gradient is None else gradient.of_points(x.index, y.index, plan)
     if factored is not None and model.fixed:
         near, far = loss_factors(model.loss, x.rows.T, y.rows.T)
@@ -50,8 +50,8 @@ def lift(
         seen = PairLoss.of(model.loss, x.rows.T, y.rows.T).cost(plan, plan.sum(1), plan.sum(0))
         U, V, quadratic = seen.U, seen.V, replace(seen, V=seen.V.contiguous())
         quadratic = quadratic if factored is None else replace(quadratic, U=factored.U, V=factored.V)
-    moments = between.moments(plan) if model.marginals.free_mass else None
-    weights = weights_of(between.model, moments)
+    moments = LandmarkProblem.of(x, y, whole or model).moments(plan) if model.marginals.free_mass else None
+    weights = weights_of(small, moments)
     cost = quadratic if model.plain else weights.applied(quadratic, model.linear(U.dtype))
     row, column = model.sides(epsilon, cost, U.dtype)
 
@@ -61,8 +61,9 @@ def lift(
         return weights.applied(part, None if linear is None else linear.taken(rows, columns)).stored_score(epsilon)
 
     linear, every = (whole or model).linear(U.dtype), (slice(None), slice(None))
-    to_y = score(U, between.loss.h2, (at or every)[0], y.index)
-    to_x = score(between.loss.h1 @ plan, V, x.index, (at or every)[1])
+    D, E = loss_factors(model.loss, x.distances, y.distances)
+    to_y = score(U, E, (at or every)[0], y.index)
+    to_x = score(D @ plan, V, x.index, (at or every)[1])
     f = row.potential(softmin(to_y, solved.g, 1))
     g = column.potential(softmin(to_x, solved.f, 0))
     return Start(cost, f, g, epsilon), y.index[(to_y + solved.g).argmax(1)]

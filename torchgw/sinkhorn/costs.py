@@ -61,15 +61,24 @@ class FactoredCost:
     @classmethod
     def weighted_sum(cls, costs: Sequence[FactoredCost], weights: Sequence[float | Tensor]) -> FactoredCost:
         """The sum of weights (...) times costs; their ranks add up."""
-        parts = list(zip(costs, weights, strict=True))
-        extras = [_times(weight, cost.extra, 2) for cost, weight in parts if cost.extra is not None]
+        parts = [cost.times(weight) for cost, weight in zip(costs, weights, strict=True)]
+        extras = [part.extra for part in parts if part.extra is not None]
         return cls(
-            _sum([_times(weight, cost.a, 1) for cost, weight in parts]),
-            _sum([_times(weight, cost.b, 1) for cost, weight in parts]),
-            _beside([_times(weight, cost.U, 2) for cost, weight in parts]),
-            _beside([cost.V for cost, _ in parts]),
+            _sum([part.a for part in parts]),
+            _sum([part.b for part in parts]),
+            _beside([part.U for part in parts]),
+            _beside([part.V for part in parts]),
             _sum(extras) if extras else None,
         )
+
+    def times(self, weight: float | Tensor) -> FactoredCost:
+        """A weight (...) times the cost."""
+        extra = None if self.extra is None else _times(weight, self.extra, 2)
+        if isinstance(weight, Tensor):
+            a, b, U = (_times(weight, part, dims) for part, dims in ((self.a, 1), (self.b, 1), (self.U, 2)))
+        else:
+            a, b, U = torch._foreach_mul((self.a, self.b, self.U), weight)
+        return FactoredCost(a, b, U, self.V, extra)
 
     def centred(self, epsilon: float) -> tuple[FactoredCost, Tensor, Tensor]:
         """The same cost with U and V centred, and the row (N,) and column (K,) terms r, c this takes off the score.
@@ -79,9 +88,10 @@ class FactoredCost:
         """
         u0, v0, unit = self.U.mean(0), self.V.mean(0), 2 * LOG2E / epsilon
         row, column = self.U @ v0, self.V @ u0 - u0 @ v0
-        a, b = (torch.sub(*side, alpha=2) for side in ((self.a, row), (self.b, column)))
+        a, b = torch._foreach_sub((self.a, self.b), (row, column), alpha=2)
         centred = FactoredCost(a, b, self.U - u0, self.V - v0, self.extra)
-        return centred, unit * row, unit * column
+        row, column = torch._foreach_mul((row, column), unit)
+        return centred, row, column
 
     @property
     def T(self) -> FactoredCost:

@@ -94,7 +94,8 @@ def solved(
     centred, row, column, f, g = warm.at(cost, epsilon, model)
     linear = Linear.of(centred, epsilon, model)
     found = inner(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
-    return found, Start(cost, found[0].f - row, found[0].g - column, epsilon), centred
+    f, g = torch._foreach_sub((found[0].f, found[0].g), (row, column))
+    return found, Start(cost, f, g, epsilon), centred
 
 
 class StoredInner:

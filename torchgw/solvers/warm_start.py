@@ -53,7 +53,8 @@ class Start:
         centred, row, column = cost.centred(epsilon)
         ends, ratio = zip((self.f, self.g), model.logs, strict=True), self.epsilon / epsilon
         f, g = (rescale(side, log, ratio) for side, log in ends)
-        return centred, row, column, f + row, g + column
+        f, g = torch._foreach_add((f, g), (row, column))
+        return centred, row, column, f, g
 
     def column_dual(self, q: Tensor) -> Tensor:
         """Column potentials (K,) of the linear problem in units of cost, float64; q (K,) are the masses."""

@@ -22,7 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.kernels.neighbour_graphs.graphs import Graphs
 from torchgw.kernels.shortest_paths.searches import Searches
+from torchgw.spaces.device_neighbours import Built, built
 from torchgw.spaces.edges import components
 from torchgw.types import Array
 
@@ -47,9 +49,12 @@ def search_bytes(n: int, entries: int, parts: int, kind: str, n_landmarks: int) 
 class DeviceGraph(NamedTuple):
     """A symmetric graph of N points on a device.
 
-    pointer, target, length : its CSR rows: (N + 1,) and (E,) int32, (E,) float64.
+    pointer, target, length : its CSR rows: (N + 1,) and (E,) int32, (E,) float64. There may be more entries than rows
+        hold, and loops of infinite length.
     parts : (P,) int64, a point of each component, on the host.
     searches : how it is searched.
+    degree : how many edges a point has, about.
+    built : how it was made of points there; None where it was brought.
     """
 
     pointer: Tensor
@@ -57,6 +62,8 @@ class DeviceGraph(NamedTuple):
     length: Tensor
     parts: Array
     searches: Searches
+    degree: float
+    built: Built | None = None
 
     @classmethod
     def of(cls, graph: Any, searches: Searches, device: torch.device, label: Array | None = None) -> DeviceGraph:
@@ -64,7 +71,17 @@ class DeviceGraph(NamedTuple):
         label = components(graph)[1] if label is None else label
         rows = graph.indptr.astype(np.int32), graph.indices.astype(np.int32), graph.data.astype(np.float64)
         pointer, target, length = (torch.from_numpy(part).to(device) for part in rows)
-        return cls(pointer, target, length, np.unique(label, return_index=True)[1], searches)
+        parts = np.unique(label, return_index=True)[1]
+        return cls(pointer, target, length, parts, searches, len(target) / max(len(label), 1))
+
+    @classmethod
+    def between(
+        cls, points: Array, graphs: Graphs, searches: Searches, device: torch.device, backend: str
+    ) -> DeviceGraph:
+        """The neighbour graph of points (N, D), built there."""
+        edges, made = built(points, graphs, device, backend)
+        first = np.zeros(1, dtype=np.int64)
+        return cls(edges.pointer, edges.target, edges.length, first, searches, float(made.k), made)
 
     @property
     def size(self) -> int:
@@ -99,7 +116,7 @@ class DeviceGraph(NamedTuple):
         most = m + min(FAR, n - m)
         distance, label = self.length.new_full((n,), torch.inf), self.target.new_full((n,), most)
         # So many edges are as far as any point is likely to be from a centre, of those of a curve.
-        edges = n / m * math.log(m) * n / max(len(self.target), 1)
+        edges = n / m * math.log(m) / max(self.degree, 1.0)
         number, centres = torch.arange(most, dtype=label.dtype, device=label.device), list[Tensor]()
         for numbers, rounds in ((number[:m], math.ceil(edges) + MORE_ROUNDS), (number[m:], MORE_ROUNDS)):
             new = distance.index_fill(0, drawn, -1.0).topk(most - m).indices if centres else drawn

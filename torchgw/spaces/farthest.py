@@ -87,8 +87,7 @@ class Searched(NamedTuple):
 
 
 class SearchAside:
-    """A process for one graph, to search it, build it, or both, started early so that it is ready in time; to be used
-    in a ``with``."""
+    """A process for one search, started early so that it is ready when the graph is; to be used in a ``with``."""
 
     def __init__(self) -> None:
         # The package last: it may have been found through the working directory alone.
@@ -97,9 +96,8 @@ class SearchAside:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, "PYTHONPATH": path})
 
-    def start(self, data: Any, n_landmarks: int | None, dtype: str, k: int | None = None, name: str = "points") -> None:
-        """Hand over a graph, or points (N, D) with the number of neighbours and their name; no reference is kept. With
-        no number of landmarks the graph of the points is all that is asked for."""
+    def start(self, data: Any, n_landmarks: int, dtype: str, k: int | None = None, name: str = "points") -> None:
+        """Hand over a graph, or points (N, D) with the number of neighbours and their name; no reference is kept."""
         self._shape, self._dtype = data.shape[0], dtype
         to = cast(IO[bytes], self._process.stdin)
         try:
@@ -110,42 +108,28 @@ class SearchAside:
 
     def result(self) -> Searched:
         """What was found, once it is. Warns of the graph as its builder did."""
-        index, report, warned = self._answer()
-        columns = np.empty((len(index), self._shape), dtype=self._dtype)
-        source = cast(Any, self._process.stdout)
-        if source.readinto(columns.data.cast("B")) != columns.nbytes:
-            self._fail()
-        self._warn(warned)
-        return Searched(index, columns.T, report)
-
-    def graph(self) -> tuple[Any, Any]:
-        """The graph of the points and what is told of it, once it is built. Warns as its builder did."""
-        graph, report, warned = self._answer()
-        self._warn(warned)
-        return graph, report
-
-    def _answer(self) -> tuple[Any, Any, Any]:
+        source = cast(IO[bytes], self._process.stdout)
         try:
-            found = pickle.load(cast(IO[bytes], self._process.stdout))
+            found = pickle.load(source)
         except EOFError:
             self._fail()
         if isinstance(found, Exception):
             raise found
-        one, report, warned = found
-        return one, report, warned
-
-    @staticmethod
-    def _warn(warned: Any) -> None:
+        index, report, warned = found
+        columns = np.empty((len(index), self._shape), dtype=self._dtype)
+        if source.readinto(columns.data.cast("B")) != columns.nbytes:  # type: ignore[attr-defined]
+            self._fail()
         if warned:
             from torchgw.runtime.caller import warn_caller  # late: it imports torch
 
             for text, category in warned:
                 warn_caller(text, category)
+        return Searched(index, columns.T, report)
 
     def _fail(self) -> None:
         code = self._process.wait()
         raise RuntimeError(
-            f"the process that built or searched the other graph ended with code {code}; its own message is above. "
+            f"the process that searched the second graph ended with code {code}; its own message is above. "
             f"Out of memory shows as a negative code"
         )
 
@@ -163,8 +147,8 @@ class SearchAside:
 
 
 def serve() -> None:
-    """Read what `SearchAside.start` was given from standard input; write the landmarks or the graph, what is told of
-    it, and of landmarks the raw columns (L, N)."""
+    """Read what `SearchAside.start` was given from standard input; write the landmarks, what is told of the graph, and
+    the raw columns (L, N)."""
     data, n_landmarks, dtype, k, name = pickle.load(sys.stdin.buffer)
     report, warned = None, []
     if isinstance(data, np.ndarray):
@@ -178,9 +162,6 @@ def serve() -> None:
                 pickle.dump(error, sys.stdout.buffer)
                 return
         warned = [(str(each.message), each.category) for each in caught]
-    if n_landmarks is None:
-        pickle.dump((data, report, warned), sys.stdout.buffer, protocol=5)
-        return
     index, columns = farthest_points(data, n_landmarks, dtype)
     pickle.dump((index, report, warned), sys.stdout.buffer)
     sys.stdout.buffer.write(columns.T.data)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from torchgw.runtime.transfer import fetched
 from torchgw.spaces.device_graph import DeviceGraph
+from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import fill_unreachable
@@ -61,10 +62,12 @@ class Begun:
         """The landmarks (L,) and the distances from them (L, N)."""
         return self.sources[: self.n_landmarks], self.rows[: self.n_landmarks]
 
-    def numbers(self) -> tuple[Tensor, Tensor]:
-        """What the host must know: the distances between landmarks, and the largest one of all."""
+    def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the host must know: the distances between landmarks, the largest one of all, and what tells how the
+        graph was built there."""
         points, rows = self.landmarked
-        return rows[:, points], (rows if self.n_landmarks else self.rows).max()
+        told = self.sources[:0] if self.graph.built is None else self.graph.built.told
+        return rows[:, points], (rows if self.n_landmarks else self.rows).max(), told
 
     def provider(self, among: Tensor, largest: float) -> LandmarkDistances | PrecomputedDistances:
         """What the distances make, with these numbers; of landmarks in one place the first."""
@@ -79,17 +82,23 @@ class Begun:
         return LandmarkDistances.from_device(points, rows, among, largest, self.name)
 
 
-def finished(begun: Sequence[Begun]) -> list[DistanceProvider]:
-    """Their providers; numbers of all are read together. Where landmarks are checked and do not serve, all pairs."""
-    made = list[DistanceProvider]()
+def finished(begun: Sequence[Begun]) -> list[tuple[DistanceProvider, GraphReport | None] | None]:
+    """Their providers, and what is told of graphs that were built there; None where the CPU is to build one. Numbers
+    of all are read together. Where landmarks are checked and do not serve, all pairs."""
+    made = list[tuple[DistanceProvider, GraphReport | None] | None]()
     read = fetched(*(number for each in begun for number in each.numbers()))
-    for each, among, largest in zip(begun, read[::2], read[1::2], strict=True):
-        made.append(each.provider(among, float(largest)))
-    looked = [(i, factored) for i, factored in enumerate(made) if begun[i].kind == "checked"]
-    errors = fetched(*(_error(begun[i], cast(LandmarkDistances, factored)) for i, factored in looked))
-    for (i, factored), error in zip(looked, errors, strict=True):
+    for each, among, largest, told in zip(begun, *(read[part::3] for part in range(3)), strict=True):
+        built = each.graph.built
+        report = None if built is None else built.report(told)
+        fits = built is None or report is not None
+        made.append((each.provider(among, float(largest)), report) if fits else None)
+    looked = [(i, *found) for i, found in enumerate(made) if found is not None and begun[i].kind == "checked"]
+    errors = fetched(*(_error(begun[i], cast(LandmarkDistances, factored)) for i, factored, _ in looked))
+    for (i, factored, report), error in zip(looked, errors, strict=True):
         if not serves(cast(LandmarkDistances, factored), begun[i].name, float(error)):
-            (made[i],) = finished([Begun(begun[i].name, "precomputed", begun[i].graph, 0)])
+            known = begun[i].graph._replace(built=None)
+            ((provider, _),) = cast(Any, finished([Begun(begun[i].name, "precomputed", known, 0)]))
+            made[i] = provider, report
     return made
 
 

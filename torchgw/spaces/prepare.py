@@ -6,9 +6,8 @@ D = R / c, with R the raw distances of a space and c its scale: the largest know
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -106,14 +105,18 @@ def own_scales(
 ) -> tuple[list[DistanceProvider], list[GraphReport | None]]:
     """A provider for each of many spaces, divided by its own largest known distance, and its neighbour graph's report.
 
-    All-pairs searches of all spaces share one pool of processes where that pays. A device, where ``there`` brings
-    graphs, searches one while the CPU builds the next.
+    All-pairs searches of all spaces share one pool of processes where that pays. ``there`` brings points and graphs to
+    a device, which builds and searches one while the host goes on to the next.
     """
     made, reports = dict[int, DistanceProvider](), dict[int, GraphReport | None]()
     all_pairs, begun = dict[int, Any](), dict[int, Begun]()
-    for i, graph, reports[i] in _graphs(spaces, options, there is not None):
-        space = spaces[i]
-        brought = there(graph, space.kind) if there is not None and space.kind in SEARCHED_THERE else None
+    for i, space in enumerate(spaces):
+        bring = there if there is not None and space.kind in SEARCHED_THERE else _nowhere
+        brought = bring(space.data, space.kind) if space.points and options.k is None else None
+        graph, reports[i] = None, None
+        if brought is None and space.kind in ON_GRAPHS:
+            graph, reports[i] = _graph(space, options)
+            brought = bring(graph, space.kind)
         if brought is not None:
             begun[i] = Begun(space.name, space.kind, brought, options.n_landmarks)
         elif (provider := _make(space, graph, options)) is None:
@@ -122,8 +125,26 @@ def own_scales(
             made[i] = provider
     found = PrecomputedDistances.from_graphs(list(all_pairs.values()), [spaces[i].name for i in all_pairs])
     made |= zip(all_pairs, found, strict=True)
-    made |= zip(begun, finished(list(begun.values())), strict=True)
+    left = list[int]()
+    for i, each in zip(begun, finished(list(begun.values())), strict=True):
+        if each is None:
+            left.append(i)
+        else:
+            made[i], reports[i] = each[0], each[1] or reports[i]
+    if left and there is not None:
+        again = own_scales([spaces[i] for i in left], options, partial(_as_graph, there))
+        made |= zip(left, again[0], strict=True)
+        reports |= zip(left, again[1], strict=True)
     return [made[i] for i in range(len(spaces))], [reports[i] for i in range(len(spaces))]
+
+
+def _nowhere(data: Any, kind: str) -> None:
+    """Brings nothing to a device."""
+
+
+def _as_graph(there: OnDevice, data: Any, kind: str) -> DeviceGraph | None:
+    """Brings graphs, and not points."""
+    return there(data, kind) if is_graph(data) else None
 
 
 def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pair:
@@ -137,22 +158,6 @@ def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pai
         ranges.scaled(name, largest_of(space), divisor)
     x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))
     return x, y
-
-
-def _graphs(
-    spaces: Sequence[Space], options: SpaceOptions, there: bool
-) -> Iterator[tuple[int, Any, GraphReport | None]]:
-    """Of each space its place, its graph, and how that was made. Where a device does the searches, another process
-    builds the first graph of two with many points, while this one does the second."""
-    several = there and len(spaces) == 2 and bool(sys.executable) and (os.cpu_count() or 1) > 1
-    if several and all(space.points and space.kind in SEARCHED_THERE and space.size >= BUILT_ASIDE for space in spaces):
-        with SearchAside() as aside:
-            aside.start(spaces[0].data, None, "", options.k, spaces[0].name)
-            yield 1, *_graph(spaces[1], options)
-            yield 0, *aside.graph()
-        return
-    for i, space in enumerate(spaces):
-        yield i, *(_graph(space, options) if space.kind in ON_GRAPHS else (None, None))
 
 
 def _graph(space: Space, options: SpaceOptions) -> tuple[Any, GraphReport | None]:

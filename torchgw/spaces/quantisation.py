@@ -67,8 +67,8 @@ class Landmarks:
         return Landmarks(self.index, self.rows[:, index], self.distances, self.mass)
 
     def between(self, one: Tensor, other: Tensor) -> Tensor:
-        """Distances (..., n) between the points ``one`` (n,) and ``other`` (..., n), by way of the landmark nearest to
-        ``one``."""
+        """Distances (..., n) between the points ``one`` and ``other``, shapes that broadcast, by way of the landmark
+        nearest to ``one``."""
         found = self.rows[self.nearest[one], other].clamp_min(0.0)
         return found.masked_fill(one == other, 0.0)
 

@@ -1,8 +1,8 @@
 """Shortest paths by SciPy's Dijkstra, and what chooses landmarks by them, in plain torch: the oracle.
 
 A graph is given by the rows of a symmetric CSR matrix, pointer (N + 1,) and target (E,) int32, length (E,) float64,
-all >= 0. A distance is the least of all sums of lengths, added from the source on. Rounding keeps the order of numbers,
-so whatever the order in which paths are looked at, it has the same bits.
+all >= 0; what lies behind the last row is not looked at. A distance is the least of all sums of lengths, added from the
+source on. Rounding keeps the order of numbers, so it has the same bits whatever the order in which paths are looked at.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def between(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, l
 def ways(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int) -> Tensor:
     """The shortest ways (M, M) by one edge from the centre of a cell to that of another, infinite where none is."""
     point = torch.repeat_interleave(torch.arange(len(label), device=label.device), pointer.diff())
+    target, length = target[: len(point)], length[: len(point)]
     place = label[point].long() * count + label[target.long()]
     found, way = length.new_full((count**2,), torch.inf), distance[point] + length + distance[target.long()]
     return found.scatter_reduce_(0, place, way, "amin").view(count, count)
@@ -50,6 +51,7 @@ def spread(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, la
     ``distance`` and ``label`` that are given. Of equally near ones it is the first; but a centre, and what
     lies where it does, keeps its label, so that none is without points."""
     point = torch.repeat_interleave(torch.arange(len(label), device=label.device), pointer.diff())
+    target, length = target[: len(point)], length[: len(point)]
     through = distance[target.long()] + length
     least = distance.scatter_reduce(0, point, through, "amin")
     none = torch.iinfo(label.dtype).max

@@ -1,0 +1,58 @@
+"""What a family of kernels for graphs of nearest neighbours does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+UNDECIDED, STAYS, CUT = 0, 1, 2
+TOLD = 256  # edges that were cut, of which the ends are told along with their number
+
+
+class Edges(NamedTuple):
+    """The rows of a symmetric CSR matrix of N points on a device, and behind them entries that belong to none.
+
+    pointer : (N + 1,) int32, where rows begin.
+    row, target : (E,) int32, both ends of each entry.
+    length : (E,) float64.
+    mutual : (E,) int8, whether both ends count each other among their nearest.
+    """
+
+    pointer: Tensor
+    row: Tensor
+    target: Tensor
+    length: Tensor
+    mutual: Tensor
+
+
+class Doubtful(NamedTuple):
+    """Edges of a graph in doubt, shortest first, in lists with room for all entries of the graph.
+
+    rank : (E,) int32, the place in this list of each entry of the graph, or -1.
+    length : (E,) float64, infinite behind the last.
+    low, high : (E,) int32, their ends.
+    state : (E,) int32: `UNDECIDED`, `STAYS` or `CUT`.
+    """
+
+    rank: Tensor
+    length: Tensor
+    low: Tensor
+    high: Tensor
+    state: Tensor
+
+
+class Graphs(NamedTuple):
+    """Neighbour graphs and their short cuts on a device; see `torchgw.kernels.neighbour_graphs.reference`.
+
+    neighbours : the edges from each point to those nearest to it, and those in doubt.
+    joined : those of them that join parts, and the number of parts.
+    tried : those of them that have a short way round.
+    closed : the graph without the others.
+    """
+
+    neighbours: Callable[[Tensor, int, Tensor | None], tuple[Edges, Doubtful]]
+    joined: Callable[[Edges, Doubtful], Tensor]
+    tried: Callable[[Tensor, Edges, Doubtful, float], None]
+    closed: Callable[[Edges, Doubtful, float], Tensor]

@@ -1,0 +1,110 @@
+"""The Triton implementation of neighbour graphs: host side. The kernels are loaded on first use."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels import gpu
+from torchgw.kernels.dispatch import Workload
+from torchgw.kernels.neighbour_graphs.graphs import TOLD, Doubtful, Edges, Graphs
+
+ROWS, COLUMNS = 16, 128  # of a tile of distances
+BLOCK = 256  # entries
+EDGES = 32  # of a point, at a time
+TOGETHER = {"NODES": 32, "EDGES": 32, "LISTED": 1024, "num_warps": 16}  # of the one program that joins parts
+STEP = {"NODES": 16, "EDGES": 32, "num_warps": 8}  # of a search: no thread holds what another does
+SEARCHES = 4  # that a multiprocessor runs at once
+AT_ONCE = 2**24  # distances that are searched at once, of 24 bytes each
+ROUNDS = 4
+INFINITE = 0x7FF0000000000000
+
+
+def unable(workload: Workload) -> str | None:
+    """Why the kernels cannot run this workload."""
+    return gpu.unable(workload)
+
+
+def at_once(n: int, device: torch.device) -> int:
+    """How many searches among n points run at once."""
+    return max(1, min(SEARCHES * gpu.processors(device), AT_ONCE // n))
+
+
+@cache
+def build() -> Graphs:
+    """What `torchgw.kernels.neighbour_graphs.reference` computes, on the device; loads triton."""
+    from torchgw.kernels.neighbour_graphs import triton_kernels
+
+    kernels: Any = triton_kernels
+
+    def neighbours(points: Tensor, k: int, order: Tensor | None) -> tuple[Edges, Doubtful]:
+        (n, d), device = points.shape, points.device
+        keys = torch.empty(2 * n * k, dtype=torch.int64, device=device)
+        axes = (points if order is None else points[order]).T.contiguous()
+        boxes = (axes, axes) if order is None else _boxes(axes)
+        order = torch.arange(n, device=device) if order is None else order
+        with gpu.active(points):
+            kernels.nearest_kernel[(gpu.divided(n, ROWS),)](
+                axes, order, *boxes, keys, n, k, d, BOXES=boxes[0] is not axes, ROWS=ROWS, COLUMNS=COLUMNS,
+                KEPT=gpu.power_of_two(k), num_warps=8,
+            )  # fmt: skip
+        keys = keys.sort().values
+        place = (keys[1:] != keys[:-1]).cumsum(0, dtype=torch.int32)
+        entries, ints = len(keys), place.new_empty(6, len(keys))
+        mutual = torch.empty(entries, dtype=torch.int8, device=device)
+        made = Edges(place.new_empty(n + 1), ints[0], ints[1], points.new_empty(entries), mutual)
+        waiting = torch.empty_like(made.length)
+        rank, low, high, state = ints[2:]
+        with gpu.active(points):
+            kernels.edges_kernel[(gpu.divided(entries, BLOCK),)](
+                keys, place, points, *made, waiting, rank, state, n, d, entries, BLOCK=BLOCK
+            )
+            kernels.doubts_kernel[(n,)](*made[:1], *made[2:], waiting, EDGES=EDGES, num_warps=1)
+            length, order = waiting.sort(stable=True)
+            kernels.listed_kernel[(gpu.divided(entries, ROWS),)](
+                length, order, *made[:3], rank, low, high, entries, BLOCK=ROWS, EDGES=EDGES, num_warps=1
+            )
+        return made, Doubtful(rank, length, low, high, state)
+
+    def joined(edges: Edges, doubtful: Doubtful) -> Tensor:
+        n, parts = len(edges.pointer) - 1, edges.pointer.new_empty(1)
+        with gpu.active(parts):
+            kernels.joined_kernel[(1,)](
+                edges.pointer, edges.target, doubtful.rank, *doubtful[1:4], edges.pointer.new_empty(n), doubtful.state,
+                parts, n, len(edges.row), **TOGETHER,
+            )  # fmt: skip
+        return parts
+
+    def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> None:
+        n, d = points.shape
+        programs, whole = at_once(n, points.device), edges.pointer
+        distance = torch.full((programs, n), INFINITE, dtype=torch.int64, device=points.device)
+        queued, queue = whole.new_zeros(programs, n), whole.new_empty(programs, 2, n)
+        touched = whole.new_empty(programs, n)
+        with gpu.active(points):
+            for _ in range(ROUNDS):
+                kernels.tries_kernel[(programs,)](
+                    points, edges.pointer, edges.target, edges.length, *doubtful, distance, queued, queue, touched,
+                    n, d, len(edges.row), factor, **STEP,
+                )  # fmt: skip
+
+    def closed(edges: Edges, doubtful: Doubtful, size: float) -> Tensor:
+        told = edges.pointer.new_zeros(2 + 3 * TOLD)
+        with gpu.active(told):
+            kernels.closed_kernel[(gpu.divided(len(edges.row), BLOCK),)](
+                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:], told, size, len(edges.row),
+                MOST=TOLD, BLOCK=BLOCK,
+            )  # fmt: skip
+        return told
+
+    return Graphs(neighbours, joined, tried, closed)
+
+
+def _boxes(axes: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and largest coordinates (D, tiles) of each tile of the points (D, N)."""
+    d, n = axes.shape
+    tiles = torch.nn.functional.pad(axes, (0, -n % COLUMNS), mode="replicate").view(d, -1, COLUMNS)
+    return tiles.amin(2), tiles.amax(2)

@@ -1,0 +1,335 @@
+"""Triton kernels for graphs of nearest neighbours and their short cuts."""
+
+import triton
+import triton.language as tl
+
+INFINITE = tl.constexpr(0x7FF0000000000000)  # the bits of infinity
+UNDECIDED, STAYS, CUT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=["n", "k", "d"])
+def nearest_kernel(
+    points, order, lows, highs, keys, n, k, d,
+    BOXES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """The k points nearest to each of ROWS points, as the keys i * n + j and j * n + i of the edges between them.
+
+    ``points`` (d, n) are in an ``order``; ``lows`` and ``highs`` (d, tiles) bound each tile of COLUMNS of them, which
+    the points that are out of reach are left out by.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lane, slot = tl.arange(0, COLUMNS), tl.arange(0, KEPT)
+    there = row < n
+    asked = there[:, None] & (slot < k)[None, :]
+    best = tl.where(asked, tl.full((ROWS, KEPT), float("inf"), tl.float64), -1.0)  # of which the largest goes first
+    found = tl.zeros((ROWS, KEPT), tl.int32)
+    worst = tl.max(best, 1)
+    tiles = tl.cdiv(n, COLUMNS)
+    own = tl.program_id(0) * ROWS // COLUMNS
+    for step in range(tiles):
+        tile = (own + step) % tiles
+        away = tl.zeros((), tl.float64)
+        if BOXES:
+            low, high = lows, highs
+            for _ in range(d):
+                above, below = tl.load(low + tile) - tl.load(high + own), tl.load(low + own) - tl.load(high + tile)
+                gap = tl.maximum(tl.maximum(above, below), 0.0)
+                away += gap * gap
+                low, high = low + tiles, high + tiles
+        if away < tl.max(worst, 0):
+            column = tile * COLUMNS + lane
+            square = tl.zeros((ROWS, COLUMNS), tl.float64)
+            side = points
+            for _ in range(d):
+                x = tl.load(side + row, mask=there, other=0.0)
+                y = tl.load(side + column, mask=column < n, other=0.0)
+                square += (x[:, None] - y[None, :]) * (x[:, None] - y[None, :])
+                side += n
+            square = tl.where((column < n)[None, :] & (column[None, :] != row[:, None]), square, float("inf"))
+            least = tl.min(square, 1)
+            while tl.max((least < worst).to(tl.int32), 0) > 0:
+                first = tl.min(tl.where(square == least[:, None], lane[None, :], COLUMNS), 1)
+                place = tl.min(tl.where(best == worst[:, None], slot[None, :], KEPT), 1)
+                put = (least < worst)[:, None] & (slot[None, :] == place[:, None])
+                best = tl.where(put, least[:, None], best)
+                found = tl.where(put, tile * COLUMNS + first[:, None], found)
+                square = tl.where(lane[None, :] == first[:, None], float("inf"), square)
+                least, worst = tl.min(square, 1), tl.max(best, 1)
+    one = tl.load(order + row, mask=there, other=0)[:, None]
+    other = tl.load(order + found, mask=asked, other=0)
+    spot = row.to(tl.int64)[:, None] * k + slot[None, :]
+    tl.store(keys + spot, one * n + other, mask=asked)
+    tl.store(keys + n.to(tl.int64) * k + spot, other * n + one, mask=asked)
+
+
+@triton.jit(do_not_specialize=["n", "d", "entries"])
+def edges_kernel(
+    keys, place, points, pointer, row, target, length, mutual, waiting, rank, state, n, d, entries, BLOCK: tl.constexpr
+):
+    """CSR rows of the edges with these sorted keys, of which twice the same is one: a mutual edge.
+
+    ``place`` (entries - 1,) counts the others up to the next one. Behind them come as many as there are pairs, of
+    infinite length, from point 0 to itself. Of all entries none ``waits``, has a ``rank`` or a ``state``.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < entries
+    key = tl.load(keys + at, mask=inside, other=0)
+    before = tl.load(keys + at - 1, mask=inside & (at > 0), other=-1)
+    after = tl.load(keys + at + 1, mask=at + 1 < entries, other=-1)
+    spot = tl.load(place + at - 1, mask=inside & (at > 0), other=0)
+    edges = tl.load(place + entries - 2) + 1
+    fresh = key != before
+    one, other = (key // n).to(tl.int32), (key % n).to(tl.int32)
+    square = tl.zeros((BLOCK,), tl.float64)
+    for axis in range(d):
+        x = tl.load(points + one.to(tl.int64) * d + axis, mask=inside & fresh, other=0.0)
+        y = tl.load(points + other.to(tl.int64) * d + axis, mask=inside & fresh, other=0.0)
+        square += (x - y) * (x - y)
+    spot = tl.where(fresh, spot, edges + at - spot - 1)
+    tl.store(row + spot, tl.where(fresh, one, 0), mask=inside)
+    tl.store(target + spot, tl.where(fresh, other, 0), mask=inside)
+    tl.store(length + spot, tl.where(fresh, tl.sqrt(square), float("inf")), mask=inside)
+    tl.store(mutual + spot, (~fresh | (key == after)).to(tl.int8), mask=inside)
+    tl.store(waiting + at, float("inf"), mask=inside)
+    tl.store(rank + at, -1, mask=inside)
+    tl.store(state + at, UNDECIDED, mask=inside)
+    tl.store(pointer + one, spot, mask=inside & fresh & ((at == 0) | (one != (before // n).to(tl.int32))))
+    tl.store(pointer + n, edges, mask=tl.program_id(0) == 0)
+
+
+@triton.jit
+def doubts_kernel(pointer, target, length, mutual, waiting, EDGES: tl.constexpr):
+    """The lengths, in ``waiting``, of the edges from point pid to later points that are not mutual, and whose ends
+    share no neighbour through edges that are; infinite for others."""
+    node = tl.program_id(0)
+    lane = tl.arange(0, EDGES)
+    low, high = tl.load(pointer + node), tl.load(pointer + node + 1)
+    for entry in range(low, high):
+        other = tl.load(target + entry)
+        shared = (tl.load(mutual + entry) != 0) | (other < node)
+        if not shared:
+            begin, end = tl.load(pointer + other), tl.load(pointer + other + 1)
+            for first in range(low, high, EDGES):
+                mine = first + lane
+                known = mine < high
+                known &= tl.load(mutual + mine, mask=known, other=0) != 0
+                near = tl.load(target + mine, mask=known, other=-1)
+                for second in range(begin, end, EDGES):
+                    theirs = second + lane
+                    also = theirs < end
+                    also &= tl.load(mutual + theirs, mask=also, other=0) != 0
+                    far = tl.load(target + theirs, mask=also, other=-2)
+                    shared |= tl.max(tl.max((near[:, None] == far[None, :]).to(tl.int32), 1), 0) > 0
+        tl.store(waiting + entry, tl.where(shared, float("inf"), tl.load(length + entry)))
+
+
+@triton.jit(do_not_specialize=["entries"])
+def listed_kernel(
+    waiting, order, pointer, row, target, rank, low, high, entries, BLOCK: tl.constexpr, EDGES: tl.constexpr
+):
+    """The ends of the edges that wait, shortest first, and the ``rank`` of each at its two entries of the graph."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    listed = at < entries
+    listed &= tl.load(waiting + at, mask=listed, other=float("inf")) < float("inf")
+    entry = tl.load(order + at, mask=listed, other=0)
+    one = tl.load(row + entry, mask=listed, other=0)
+    other = tl.load(target + entry, mask=listed, other=0)
+    tl.store(low + at, one, mask=listed)
+    tl.store(high + at, other, mask=listed)
+    tl.store(rank + entry, at, mask=listed)
+    first = tl.load(pointer + other, mask=listed, other=0)
+    last = tl.load(pointer + other + 1, mask=listed, other=0)
+    for step in range(0, tl.max(last - first, 0), EDGES):
+        back = first[:, None] + step + tl.arange(0, EDGES)[None, :]
+        known = listed[:, None] & (back < last[:, None])
+        same = known & (tl.load(target + back, mask=known, other=-1) == one[:, None])
+        tl.store(rank + back, at[:, None], mask=same)
+
+
+@triton.jit(do_not_specialize=["n", "entries"])
+def joined_kernel(
+    pointer, target, rank, waiting, low, high, label, state, parts, n, entries,
+    NODES: tl.constexpr, EDGES: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """Marks the edges that join parts which neither edges that stay nor those before them do, as in a spanning tree,
+    and counts the parts that are left: by one program, as few edges do.
+
+    ``label`` (n,) becomes a point of the part of each.
+    """
+    at, edge, listing = tl.arange(0, NODES), tl.arange(0, EDGES), tl.arange(0, LISTED)
+    for first in range(0, n, LISTED):
+        tl.store(label + first + listing, first + listing, mask=first + listing < n)
+    lowered = 1
+    while lowered > 0:
+        tl.debug_barrier()
+        lowered = 0
+        for first in range(0, n, NODES):
+            node = first + at
+            inside = node < n
+            own = tl.load(label + node, mask=inside, other=0, volatile=True)
+            least = tl.minimum(own, tl.load(label + own, mask=inside, other=0, volatile=True))
+            begin = tl.load(pointer + node, mask=inside, other=0)
+            end = tl.load(pointer + node + 1, mask=inside, other=0)
+            for step in range(0, tl.max(end - begin, 0), EDGES):
+                entry = begin[:, None] + step + edge[None, :]
+                known = entry < end[:, None]
+                known &= tl.load(rank + entry, mask=known, other=0) < 0
+                near = tl.load(target + entry, mask=known, other=0)
+                least = tl.minimum(least, tl.min(tl.load(label + near, mask=known, other=n, volatile=True), 1))
+            falls = inside & (least < own)
+            tl.atomic_min(label + own, least, mask=falls, sem="relaxed")
+            tl.atomic_min(label + node, least, mask=falls, sem="relaxed")
+            lowered += tl.sum(falls.to(tl.int32), 0)
+    first = 0
+    ahead = 1
+    while ahead > 0:
+        tl.debug_barrier()
+        at_once = first + listing
+        listed = at_once < entries
+        listed &= tl.load(waiting + at_once, mask=listed, other=float("inf")) < float("inf")
+        one = tl.load(low + at_once, mask=listed, other=0)
+        other = tl.load(high + at_once, mask=listed, other=0)
+        joining = 0
+        while joining < entries:
+            tl.debug_barrier()
+            moved = 1
+            while moved > 0:
+                above = tl.load(label + one, mask=listed, other=0, volatile=True)
+                beyond = tl.load(label + other, mask=listed, other=0, volatile=True)
+                moved = tl.sum((listed & ((above != one) | (beyond != other))).to(tl.int32), 0)
+                one, other = above, beyond
+            joining = tl.min(tl.where(listed & (one != other), at_once, entries), 0)
+            this = at_once == joining
+            tl.store(state + joining, STAYS, mask=joining < entries)
+            tl.store(label + tl.maximum(one, other), tl.minimum(one, other), mask=this & (joining < entries))
+        ahead = tl.sum(listed.to(tl.int32), 0)
+        first += LISTED
+    tl.debug_barrier()
+    count = 0
+    for first in range(0, n, LISTED):
+        node = first + listing
+        count += tl.sum((tl.load(label + node, mask=node < n, other=-1, volatile=True) == node).to(tl.int32), 0)
+    tl.store(parts, count)
+
+
+@triton.jit(do_not_specialize=["n", "d", "turn", "hope", "goal"])
+def _reached(
+    points, pointer, target, length, rank, state, distance, queued, queue, touched, n, d, turn, hope, begin, goal,
+    limit, NODES: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """Whether a path of at most the limit leads from a point to a goal, by edges that stay before an edge has its turn;
+    in hope by those that may. ``distance`` and ``queued`` are left as they were."""
+    at, edge, every = tl.arange(0, NODES), tl.arange(0, EDGES), tl.arange(0, NODES * EDGES)
+    most = limit * (1 + 1e-9)  # rounded straight lines and sums
+    tl.debug_barrier()
+    tl.store(distance + begin, 0)
+    tl.store(queue, begin)
+    tl.store(touched, begin)
+    count = 1
+    seen = 1
+    half = 0
+    there = 0
+    while count > 0:
+        tl.debug_barrier()  # what all have written is read from here on
+        here, into = queue + half * n, queue + (1 - half) * n
+        fallen = 0
+        for first in range(0, count, NODES):
+            inside = first + at < count
+            node = tl.load(here + first + at, mask=inside, other=0, volatile=True)
+            tl.store(queued + node, 0, mask=inside)
+            tl.debug_barrier()  # a distance that falls from here on queues its point again
+            so_far = tl.load(distance + node, mask=inside, other=0, volatile=True).to(tl.float64, bitcast=True)
+            low = tl.load(pointer + node, mask=inside, other=0)
+            high = tl.load(pointer + node + 1, mask=inside, other=0)
+            for step in range(0, tl.max(high - low, 0), EDGES):
+                entry = low[:, None] + step + edge[None, :]
+                known = entry < high[:, None]
+                place = tl.load(rank + entry, mask=known, other=n)
+                decided = tl.load(state + tl.maximum(place, 0), mask=known & (place >= 0), other=CUT, volatile=True)
+                passable = (decided == STAYS) | ((hope != 0) & (decided == UNDECIDED))
+                known &= (place < 0) | ((place < turn) & passable)
+                near = tl.load(target + entry, mask=known, other=0)
+                new = so_far[:, None] + tl.load(length + entry, mask=known, other=0.0)
+                known &= new <= limit
+                bits = new.to(tl.int64, bitcast=True)  # in the order of the numbers, as none is negative
+                known &= bits < tl.load(distance + near, mask=known, other=0, volatile=True)
+                square = tl.zeros((NODES, EDGES), tl.float64)
+                for axis in range(d):
+                    x = tl.load(points + near.to(tl.int64) * d + axis, mask=known, other=0.0)
+                    gap = x - tl.load(points + goal.to(tl.int64) * d + axis)
+                    square += gap * gap
+                known &= new + tl.sqrt(square) <= most
+                old = tl.atomic_min(distance + near, bits, mask=known, sem="relaxed")
+                known &= bits < old
+                new_here = tl.reshape((known & (old == INFINITE)).to(tl.int32), (NODES * EDGES,))
+                flat = tl.reshape(near, (NODES * EDGES,))
+                tl.store(touched + seen + tl.cumsum(new_here, 0) - new_here, flat, mask=new_here != 0)
+                seen += tl.sum(new_here, 0)
+                fresh = known & (tl.atomic_max(queued + near, 1, mask=known, sem="relaxed") == 0)
+                chosen = tl.reshape(fresh.to(tl.int32), (NODES * EDGES,))
+                tl.store(into + fallen + tl.cumsum(chosen, 0) - chosen, flat, mask=chosen != 0)
+                fallen += tl.sum(chosen, 0)
+        tl.debug_barrier()
+        there = (tl.load(distance + goal, volatile=True) < INFINITE).to(tl.int32)
+        count = tl.where(there != 0, 0, fallen)
+        half = 1 - half
+    tl.debug_barrier()
+    for first in range(0, seen, NODES * EDGES):
+        node = tl.load(touched + first + every, mask=first + every < seen, other=0, volatile=True)
+        tl.store(distance + node, INFINITE, mask=first + every < seen)
+        tl.store(queued + node, 0, mask=first + every < seen)
+    return there
+
+
+@triton.jit(do_not_specialize=["n", "d", "entries", "factor"])
+def tries_kernel(
+    points, pointer, target, length, rank, waiting, low, high, state, distance, queued, queue, touched, n, d, entries,
+    factor, NODES: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """Decides of edges that wait, each program of every so many of them, whether each stays or is cut, as far as those
+    before it are decided.
+
+    ``distance`` (programs, n) is infinite, ``queued`` (programs, n) is zero, as is ``state`` where nothing is decided.
+    """
+    program = tl.program_id(0)
+    row = program.to(tl.int64) * n
+    turn = program
+    own = tl.load(waiting + turn, mask=turn < entries, other=float("inf"))
+    while own < float("inf"):
+        for hope in range(2):
+            if tl.load(state + turn, volatile=True) == UNDECIDED:
+                begin, goal = tl.load(low + turn), tl.load(high + turn)
+                there = _reached(
+                    points, pointer, target, length, rank, state, distance + row, queued + row, queue + 2 * row,
+                    touched + row, n, d, turn, hope, begin, goal, factor * own, NODES, EDGES,
+                )  # fmt: skip
+                tl.debug_barrier()
+                tl.store(state + turn, STAYS, mask=(hope == 0) & (there != 0))
+                tl.store(state + turn, CUT, mask=(hope == 1) & (there == 0))
+            tl.debug_barrier()
+        turn += tl.num_programs(0)
+        own = tl.load(waiting + turn, mask=turn < entries, other=float("inf"))
+
+
+@triton.jit(do_not_specialize=["size", "entries"])
+def closed_kernel(
+    waiting, rank, row, target, length, low, high, state, told, size, entries, MOST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The graph without the edges that were cut, which become loops of infinite length, in units of ``size``. Of those
+    in doubt the numbers that are undecided, and that are cut, and place and ends of the latter, in any order."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < entries
+    listed = tl.load(waiting + at, mask=inside, other=float("inf")) < float("inf")
+    decided = tl.load(state + at, mask=listed, other=STAYS)
+    undecided, gone = (decided == UNDECIDED).to(tl.int32), (decided == CUT).to(tl.int32)
+    tl.atomic_add(told, tl.sum(undecided, 0), sem="relaxed")
+    spot = tl.atomic_add(told + 1, tl.sum(gone, 0), sem="relaxed") + tl.cumsum(gone, 0) - 1
+    kept = (gone != 0) & (spot < MOST)
+    tl.store(told + 2 + 3 * spot, at, mask=kept)
+    tl.store(told + 3 + 3 * spot, tl.load(low + at, mask=kept, other=0), mask=kept)
+    tl.store(told + 4 + 3 * spot, tl.load(high + at, mask=kept, other=0), mask=kept)
+    place = tl.load(rank + at, mask=inside, other=-1)
+    cut = tl.load(state + tl.maximum(place, 0), mask=inside & (place >= 0), other=STAYS) == CUT
+    own = tl.load(length + at, mask=inside, other=0.0)
+    tl.store(length + at, tl.where(cut, float("inf"), own * size), mask=inside)
+    tl.store(target + at, tl.load(row + at, mask=inside, other=0), mask=inside & cut)

@@ -1,0 +1,72 @@
+"""Neighbour graphs that a GPU builds: those of `torchgw.spaces.graph`, without short cuts, of points that the fewest
+neighbours join.
+
+Nothing is read by the host until all has been queued, so what takes another turn is left to the CPU: where components
+stay apart, which more neighbours or stitching may join, and where it is open after a few rounds whether an edge is a
+short cut, as that depends on others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels.neighbour_graphs.graphs import CUT, Doubtful, Edges, Graphs
+from torchgw.runtime.transfer import fetched
+from torchgw.spaces.graph import GraphReport, candidates, unit_cloud
+from torchgw.spaces.hierarchy import bisect
+from torchgw.spaces.neighbours import TREE_DIMENSIONS
+from torchgw.spaces.shortcuts import DETOUR
+from torchgw.types import Array
+
+ORDERED_FROM, UNIT = 100_000, 128  # points from which those out of reach are left out, by boxes of so many
+ENTRY_BYTES, SEARCH_BYTES = 110, 24  # of each entry, and of each distance that is searched at once
+AT_ONCE, MOST_SEARCHES = 2**24, 1000
+
+
+class Built(NamedTuple):
+    """How a graph was made.
+
+    k : neighbours of each point.
+    doubtful : the edges that were tried.
+    told : (M,) int32: the number of parts, and what `torchgw.kernels.neighbour_graphs` tells of edges in doubt.
+    """
+
+    k: int
+    doubtful: Doubtful
+    told: Tensor
+
+    def report(self, told: Tensor) -> GraphReport | None:
+        """What is to be known of it, by these numbers on the host; None where the CPU is to build it."""
+        (parts, undecided, cut), edges = told[:3].tolist(), told[3:].view(-1, 3)
+        if parts > 1 or undecided:
+            return None
+        if cut > len(edges):
+            found = (self.doubtful.state == CUT).nonzero()[:, 0]
+            (edges,) = fetched(torch.stack((found, *(side[found] for side in self.doubtful[2:4])), 1))
+        edges = edges[:cut].long()
+        return GraphReport(self.k, 1, 0, edges[edges[:, 0].argsort(), 1:].numpy())
+
+
+def fewest(n: int) -> int:
+    """The neighbours of each of n points."""
+    return min(candidates(n)[0], n - 1)
+
+
+def build_bytes(n: int) -> int:
+    """About the memory that building takes."""
+    return 2 * n * fewest(n) * ENTRY_BYTES + SEARCH_BYTES * min(AT_ONCE, MOST_SEARCHES * n)
+
+
+def built(points: Array, graphs: Graphs, device: torch.device, backend: str) -> tuple[Edges, Built]:
+    """The graph of points (N, D), N at least 2, whose edges have their lengths, and how it was made."""
+    points, size = unit_cloud(points)
+    n, d = points.shape
+    there, k = torch.from_numpy(points).to(device), fewest(n)
+    ordered = n >= ORDERED_FROM and d <= TREE_DIMENSIONS
+    edges, doubtful = graphs.neighbours(there, k, bisect(there, n // UNIT, UNIT, backend).order if ordered else None)
+    parts = graphs.joined(edges, doubtful)
+    graphs.tried(there, edges, doubtful, DETOUR)
+    return edges, Built(k, doubtful, torch.cat((parts, graphs.closed(edges, doubtful, size))))
