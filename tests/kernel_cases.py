@@ -26,6 +26,7 @@ from torchgw.kernels.principal_directions import Directions
 from torchgw.kernels.shortest_paths import reference as paths
 from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.kernels.small_transport import SmallTransport
+from torchgw.kernels.small_transport.reference import Effort
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
@@ -34,6 +35,7 @@ from torchgw.spaces.graph import neighbour_graph
 from torchgw.types import Softmins
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11}
+PLAIN, RELAXED, LONG = Effort(3), Effort(1, 4), Effort(2, 300)
 SWEEPS = ((1.0, 0.0), (1.0, 30.0), (1.7, 0.1), (1.3, 5.0))
 
 
@@ -81,7 +83,7 @@ def dense_layouts(kernel: Kernel, device: str, axis: int) -> None:
 
 
 def small_transport(
-    solve: SmallTransport, device: str, batch: int, n: int, k: int, dtype: torch.dtype, holes: bool, n_iter: int = 9
+    small: SmallTransport, device: str, batch: int, n: int, k: int, dtype: torch.dtype, holes: bool, n_iter: int = 9
 ) -> None:
     """Random problems of one size, each with its own score and potentials; two with the same potentials."""
     gen = torch.Generator().manual_seed(n * 31 + k)
@@ -91,12 +93,45 @@ def small_transport(
     f[:, torch.isneginf(log_p)] = -torch.inf
     for start in (f, f[:1].expand(batch, n)):
         given = [side.to(device) for side in (score, log_p, log_q)]
-        found = solve(*given, start.to(device), g.to(device), n_iter)
+        found = small.solve(*given, start.to(device), g.to(device), n_iter)
         for at in range(batch):
             expected = transport_oracle(*wide(score[at], log_p, log_q, start[at]), n_iter)
             for one, other in zip(found, expected, strict=True):
                 close(one[at], other, dtype, factor=10.0)
         assert torch.equal(given[0].cpu(), score)
+    small_scalings(small, device, batch, n, k, dtype)
+
+
+def small_scalings(small: SmallTransport, device: str, batch: int, n: int, k: int, dtype: torch.dtype) -> None:
+    """Random kernels and masses; and one of two blocks, between which scalings grow beyond what the dtype holds where
+    they are over-relaxed for long, so that those before count."""
+    gen = torch.Generator().manual_seed(n * 37 + k)
+    kernel = torch.randn(batch, n, k, generator=gen, dtype=torch.float64).mul(3).exp2()
+    p, q = (torch.rand(batch, 1, size, generator=gen, dtype=torch.float64) + 0.1 for size in (n, k))
+    cases = [(effort, kernel, p / p.sum(2, keepdim=True), q / q.sum(2, keepdim=True)) for effort in (PLAIN, RELAXED)]
+    if n > 1 and k > 1:
+        blocks, a, b = torch.ones(1, n, k), torch.full((1, 1, n), 0.01), torch.full((1, 1, k), 0.01)
+        blocks[0, :1, 1:] = blocks[0, 1:, :1] = torch.finfo(dtype).tiny
+        a[0, 0, 0] = b[0, 0, -1] = 1.0
+        cases.append((LONG, blocks, a, b))
+    for effort, *given in cases:
+        rounded = [side.to(dtype) for side in given]
+        u, v = (side.cpu().double() for side in small.scalings(*(side.to(device) for side in rounded), effort))
+        expected, safe = scaled_oracle(*(side.double() for side in rounded), effort)
+        close(u.mT * rounded[0] * v, safe if effort == LONG else expected, dtype, factor=10.0)
+
+
+def scaled_oracle(K: Tensor, p: Tensor, q: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
+    """Scaled kernels, and those after the plain iterations, with the rows of p."""
+    v = q / K.sum(1, keepdim=True)
+    for _ in range(effort.plain):
+        v = q / ((p / (v @ K.mT)) @ K)
+    u, safe = p / (v @ K.mT), v
+    for _ in range(effort.relaxed):
+        v = v**-0.8 * (q / (u @ K)) ** 1.8
+        u = u**-0.8 * (p / (v @ K.mT)) ** 1.8
+    v = q / (u @ K)
+    return tuple((p / (each @ K.mT)).mT * K * each for each in (v, safe))  # type: ignore[return-value]
 
 
 def graphs() -> dict[str, Any]:

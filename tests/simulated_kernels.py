@@ -116,6 +116,14 @@ def small_solve(
         held.copy_(new)
 
 
+def small_scalings(
+    grid: Grid, kernel: Tensor, p: Tensor, q: Tensor, u: Tensor, v: Tensor, n: int, k: int, plain: int, relaxed: int,
+    **_: Any,
+) -> None:  # fmt: skip
+    for held, new in zip((u, v), small.scalings(kernel, p, q, small.Effort(plain, relaxed)), strict=True):
+        held.copy_(new)
+
+
 def ways(
     grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, matrix: Tensor,
     n: int, m: int, **_: Any,
@@ -229,7 +237,7 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
     "softmin_stream": {"softmin_kernel": stream_softmin, "absorb_kernel": stream_absorb},
     "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read},
     "principal_directions": {"directions_kernel": principal},
-    "small_transport": {"solve_kernel": small_solve},
+    "small_transport": {"solve_kernel": small_solve, "scalings_kernel": small_scalings},
     "neighbour_graphs": {
         "nearest_kernel": nearest,
         "edges_kernel": edges,

@@ -18,6 +18,7 @@ from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges
 from torchgw.kernels.principal_directions import triton as principal
 from torchgw.kernels.shortest_paths import triton as paths
 from torchgw.kernels.small_transport import triton as small
+from torchgw.kernels.small_transport.reference import Effort
 from torchgw.kernels.softmin_dense import triton as dense
 from torchgw.kernels.softmin_stream import triton as stream
 from torchgw.kernels.softmin_stream import triton_kernels as stream_kernels
@@ -68,7 +69,9 @@ def tile_launches(dtype: torch.dtype, dot: str, rank: int, size: int, width: int
 def small_launches(dtype: torch.dtype, n: int, k: int) -> Iterator[Case]:
     """The same for the kernel on batches of small problems."""
     score, f, g = torch.zeros(3, n, k, dtype=dtype), torch.zeros(3, n, dtype=dtype), torch.zeros(3, k, dtype=dtype)
-    yield f"small transport {n} x {k} {dtype}", False, lambda: small.build()(score, f[0], g[0], f, g, 8)
+    yield f"small transport {n} x {k} {dtype}", False, lambda: small.build()[0](score, f[0], g[0], f, g, 8)
+    masses, effort = (f[:, None], g[:, None]), Effort(2, 3)
+    yield f"small scalings {n} x {k} {dtype}", False, lambda: small.build()[1](score, *masses, effort)
 
 
 def direction_launches(dtype: torch.dtype, d: int) -> Iterator[Case]:

@@ -104,8 +104,8 @@ def test_stream_softmin_of_any_size(n: int, k: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 33), (17, 5), (60, 60), (65, 20)])
 def test_small_transport(n: int, k: int, dtype: torch.dtype) -> None:
-    solve = small_transport.choose("triton", Workload(CPU, dtype, (n, k))).function
-    cases.small_transport(solve, "cpu", 2, n, k, dtype, holes=n != 60)
+    small = small_transport.choose("triton", Workload(CPU, dtype, (n, k))).function
+    cases.small_transport(small, "cpu", 2, n, k, dtype, holes=n != 60)
 
 
 @pytest.mark.parametrize("kind", cases.graphs())

@@ -12,8 +12,8 @@ That rules out torch's powers: whole runs of registers and what is left over at 
 functions that differ in the last bit. So do those of exp2, but a kernel has a multiple of 256 entries, which leaves
 nothing over; log, log2 and exp fill up the last register, and everything else here is rounded exactly.
 
-The same linearisation and scaling as in `torchgw.objective.exact` and `torchgw.sinkhorn.scaling`, written here for
-these rules alone.
+The same linearisation and scaling as in `torchgw.objective.exact` and `torchgw.sinkhorn.scaling`, written here and in
+`torchgw.kernels.small_transport` for these rules alone.
 
 Sources: G. Peyre, M. Cuturi, J. Solomon, "Gromov-Wasserstein averaging of kernel and distance matrices", 2016;
 over-relaxation: A. Thibault, L. Chizat, C. Dossal, N. Papadakis, "Overrelaxed Sinkhorn-Knopp algorithm", 2017.
@@ -21,16 +21,17 @@ over-relaxation: A. Thibault, L. Chizat, C. Dossal, N. Papadakis, "Overrelaxed S
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw.kernels import LOG2E
+from torchgw.kernels import LOG2E, small_transport
+from torchgw.kernels.dispatch import Workload
+from torchgw.kernels.small_transport.reference import Effort
 from torchgw.sinkhorn.scaling import scaled
 
-RELAXATION = 1.8
 EXTRAPOLATION = 0.7
 LOWEST_EXPONENT = -110.0
 
@@ -68,14 +69,9 @@ class Plans:
     epsilon: Tensor
 
 
-class Effort(NamedTuple):
-    """Inner iterations at each temperature.
-
-    plain, relaxed : Sinkhorn iterations, then over-relaxed ones.
-    """
-
-    plain: int
-    relaxed: int = 0
+def scalings_on(device: torch.device, shape: tuple[int, int]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What scales the kernels of problems of that shape; see `torchgw.kernels.small_transport`."""
+    return small_transport.choose("auto", Workload(device, torch.float32, shape)).function.scalings
 
 
 def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: Effort) -> Plans:
@@ -86,7 +82,7 @@ def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: Effort) -> 
     DX, DY, p, q = pairs.DX, pairs.DY, pairs.p, pairs.q
     B, n, k = plans.T.shape
     log_p, T, f, epsilon = p.log2(), plans.T, plans.f, plans.epsilon
-    product, turned = T.new_empty(B, n, k), T.new_empty(B, k, n)
+    product, scalings = T.new_empty(B, n, k), scalings_on(T.device, (n, k))
     cost = before = f * epsilon
     v, shift = q, q
     for step, epsilon in enumerate(levels[:, :, None, None]):
@@ -98,32 +94,8 @@ def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: Effort) -> 
         kernel += (f + log_p).mT
         shift = kernel.amax(1, keepdim=True)
         kernel.sub_(shift).clamp_min_(LOWEST_EXPONENT).exp2_()
-        turned.copy_(kernel.mT)
-        u, v = scalings(kernel, turned, p, q, effort)
+        u, v = scalings(kernel, p, q, effort)
         f = f + u.log2()
         cost = f * epsilon
         T = scaled(kernel, u[:, 0], v[:, 0])
     return Plans(T, f, (v / q).log2() - shift, epsilon)
-
-
-def scalings(kernel: Tensor, turned: Tensor, p: Tensor, q: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
-    """u (B, 1, n), v (B, 1, k) such that diag(u) K diag(v) has rows p and nearly columns q; ``turned`` is K^T, stored.
-
-    Products are taken of row vectors with stored matrices: batched products with columns are ten times slower on a CPU.
-    Where over-relaxed iterations leave the range of float32, a pair keeps its plain ones.
-    """
-    x, y = torch.empty_like(p), torch.empty_like(q)
-    v = q / kernel.sum(1, keepdim=True)
-    u = p / torch.bmm(v, turned, out=x)
-    for _ in range(effort.plain):
-        v = q / torch.bmm(u, kernel, out=y)
-        u = p / torch.bmm(v, turned, out=x)
-    safe = v
-    for _ in range(effort.relaxed):
-        v = v * torch.div(q, torch.bmm(u, kernel, out=y), out=y).div_(v).log_().mul_(RELAXATION).exp_()
-        u = u * torch.div(p, torch.bmm(v, turned, out=x), out=x).div_(u).log_().mul_(RELAXATION).exp_()
-    v = q / torch.bmm(u, kernel, out=y)
-    u = p / torch.bmm(v, turned, out=x)
-    good = (torch.isfinite(u) & (u > 0)).all(-1, keepdim=True) & (torch.isfinite(v) & (v > 0)).all(-1, keepdim=True)
-    v = torch.where(good, v, safe)
-    return torch.where(good, u, p / torch.bmm(v, turned, out=x)), v

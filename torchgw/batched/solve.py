@@ -23,10 +23,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.batched.annealing import LOWEST_EXPONENT, Effort, Pairs, Plans, anneal_pairs, scalings
+from torchgw.batched.annealing import LOWEST_EXPONENT, Pairs, Plans, anneal_pairs, scalings_on
 from torchgw.batched.polish import PairPlan, polish_batch, product_plan
 from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
+from torchgw.kernels.small_transport.reference import Effort
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
 from torchgw.sinkhorn.loop import cooled
 from torchgw.sinkhorn.scaling import scaled
@@ -150,7 +151,7 @@ def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tens
         scores += [relative_cost(each, y, product).mul_(-SHARPNESS * LOG2E) for each in signed]
     kernel = torch.cat(scores).clamp_min_(LOWEST_EXPONENT).exp2_()
     p, q = (part.repeat(len(scores), 1, 1) for part in (pairs.p, pairs.q))
-    u, v = scalings(kernel, kernel.mT.contiguous(), p, q, GUESS_EFFORT)
+    u, v = scalings_on(device, (kernel.shape[1], kernel.shape[2]))(kernel, p, q, GUESS_EFFORT)
     return torch.cat((product, scaled(kernel, u[:, 0], v[:, 0])))
 
 

@@ -19,7 +19,7 @@ from torchgw.couplings.rounding import feasible
 from torchgw.kernels import LOG2E, small_transport
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, logsumexp2_
-from torchgw.kernels.small_transport import SmallTransport
+from torchgw.kernels.small_transport import Solve
 from torchgw.objective.exact import PairLoss
 from torchgw.objective.linearise import Moments, energy, linearise, moments_of
 from torchgw.objective.model import Model
@@ -121,7 +121,7 @@ class LandmarkProblem:
     model: Model
     loss: PairLoss
     linear: FactoredCost | None
-    solve: SmallTransport
+    solve: Solve
 
     @classmethod
     def of(cls, x: Landmarks, y: Landmarks, model: Model, backend: str = "eager") -> LandmarkProblem:
@@ -129,7 +129,7 @@ class LandmarkProblem:
         small = model.taken(x.index, y.index, x.mass, y.mass)
         loss = PairLoss.of(model.loss, x.distances, y.distances)
         workload = Workload(x.mass.device, x.distances.dtype, (len(x.mass), len(y.mass)))
-        solve = small_transport.choose(backend, workload).function
+        solve = small_transport.choose(backend, workload).function.solve
         return cls(x, y, small, loss, small.linear(x.distances.dtype), solve)
 
     @cached_property

@@ -1,24 +1,41 @@
-"""Batches of small balanced transport problems, each solved in one go: the dispatch chain of this family."""
+"""Batches of small balanced transport problems, each by one program: the dispatch chain of this family."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Implementation, Selection, Workload, select
 from torchgw.kernels.small_transport import reference, triton
+from torchgw.kernels.small_transport.reference import Effort
 
 NAME = "small_transport"
 
-SmallTransport: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+Solve: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+
+
+class SmallTransport(NamedTuple):
+    """What the family does; see `torchgw.kernels.small_transport.reference`.
+
+    solve : plans of scores, from warm potentials.
+    scalings : what brings kernels to their masses.
+    """
+
+    solve: Solve
+    scalings: Callable[[Tensor, Tensor, Tensor, Effort], tuple[Tensor, Tensor]]
+
+
+EAGER = SmallTransport(reference.solve, reference.scalings)
 
 FAMILY: tuple[Implementation[SmallTransport], ...] = (
-    Implementation("triton", triton.unable, partial(gpu.unwise, NAME), lambda _: triton.build(), triton.blocks),
-    Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.solve),
+    Implementation(
+        "triton", triton.unable, partial(gpu.unwise, NAME), lambda _: SmallTransport(*triton.build()), triton.blocks
+    ),
+    Implementation("eager", lambda _: None, lambda _: None, lambda _: EAGER),
 )
 
 

@@ -1,4 +1,4 @@
-"""The Triton implementation of small problems: host side. The kernel is loaded on first use."""
+"""The Triton implementation of small problems: host side. The kernels are loaded on first use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
+from torchgw.kernels.small_transport.reference import RELAXATION, Effort
 
 # Largest tile that a program keeps in registers, by bytes of an element: measured by compiling, without spills.
 LARGEST = {4: 64 * 128, 8: 64 * 64}
@@ -41,7 +42,7 @@ def blocks(workload: Workload) -> dict[str, int]:
 
 @cache
 def build() -> Any:
-    """`torchgw.kernels.small_transport.reference.solve` in one launch; loads triton."""
+    """`torchgw.kernels.small_transport.reference`, each in one launch; loads triton."""
     from torchgw.kernels.small_transport import triton_kernels
 
     kernels: Any = triton_kernels
@@ -60,4 +61,14 @@ def build() -> Any:
             )  # fmt: skip
         return plan, new_f, new_g
 
-    return solve
+    def scalings(kernel: Tensor, p: Tensor, q: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
+        (batch, n, k), u, v = kernel.shape, torch.empty_like(p), torch.empty_like(q)
+        rows, columns, warps = tile(n, k, kernel.element_size())
+        with gpu.active(kernel):
+            kernels.scalings_kernel[(batch,)](
+                kernel.contiguous(), p.contiguous(), q.contiguous(), u, v, n, k, *effort,
+                WEIGHT=RELAXATION, ROWS=rows, COLUMNS=columns, num_warps=warps,
+            )  # fmt: skip
+        return u, v
+
+    return solve, scalings

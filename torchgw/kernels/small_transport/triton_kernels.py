@@ -47,3 +47,37 @@ def solve_kernel(
     tl.store(plan + problem * n * k + where, tl.where(found > LEAST_ENTRY, found, 0.0), mask=inside)
     tl.store(new_f + problem * n + row, left + tl.log2(u), mask=there_n)
     tl.store(new_g + problem * k + column, right + tl.log2(v), mask=there_k)
+
+
+@triton.jit(do_not_specialize=["n", "k", "plain", "relaxed"])
+def scalings_kernel(
+    kernel, p, q, new_u, new_v, n, k, plain, relaxed, WEIGHT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Scalings of problem pid of kernels (B, n, k) by plain iterations and over-relaxed ones; see the reference."""
+    problem = tl.program_id(0).to(tl.int64)
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    there_n, there_k = row < n, column < k
+    inside = there_n[:, None] & there_k[None, :]
+    entry = tl.load(kernel + problem * n * k + row[:, None] * k + column[None, :], mask=inside, other=0.0)
+    a = tl.load(p + problem * n + row, mask=there_n, other=1.0)
+    b = tl.load(q + problem * k + column, mask=there_k, other=1.0)
+    # Beyond the problem sums are one, and so are scalings.
+    beyond, below = tl.where(there_n, 0.0, 1.0).to(a.dtype), tl.where(there_k, 0.0, 1.0).to(a.dtype)
+    v = b / (tl.sum(entry, 0) + below)
+    u = a / (tl.sum(entry * v[None, :], 1) + beyond)
+    for _ in range(plain):
+        v = b / (tl.sum(entry * u[:, None], 0) + below)
+        u = a / (tl.sum(entry * v[None, :], 1) + beyond)
+    safe = v
+    for _ in range(relaxed):
+        v *= tl.exp2(tl.log2(b / (tl.sum(entry * u[:, None], 0) + below) / v) * WEIGHT)
+        u *= tl.exp2(tl.log2(a / (tl.sum(entry * v[None, :], 1) + beyond) / u) * WEIGHT)
+    v = b / (tl.sum(entry * u[:, None], 0) + below)
+    u = a / (tl.sum(entry * v[None, :], 1) + beyond)
+    good = tl.min(((u > 0) & (u < float("inf"))).to(tl.int32), 0) * tl.min(
+        ((v > 0) & (v < float("inf"))).to(tl.int32), 0
+    )
+    v = tl.where(good != 0, v, safe)
+    u = tl.where(good != 0, u, a / (tl.sum(entry * v[None, :], 1) + beyond))
+    tl.store(new_u + problem * n + row, u, mask=there_n)
+    tl.store(new_v + problem * k + column, v, mask=there_k)
