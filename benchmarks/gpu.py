@@ -23,12 +23,15 @@ from benchmarks import jobs, kernels, phases
 from benchmarks.common import RESULTS, fastest, rehearsal, rehearsed, show, write
 from torchgw import GWOptions, LadderOptions, SinkhornOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
+from torchgw.kernels import neighbour_graphs, shortest_paths, softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import half_step, in_two_reads
 from torchgw.kernels.tiles import choose_tiles
 from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side
+from torchgw.spaces.device_graph import DeviceGraph
+from torchgw.spaces.device_neighbours import fewest, ordered
+from torchgw.spaces.graph import build_graph
 
 ITERATIONS = 100
 UNREAD = SinkhornOptions(tol=1e-300, check_every=ITERATIONS + 1, relaxation=1.0)  # residuals, before the end
@@ -51,6 +54,7 @@ class Scope:
     jobs: tuple[tuple[int, int], ...]
     million: tuple[tuple[int, int], ...]
     variants: tuple[tuple[int, int], ...]
+    prepared: tuple[int, ...]
 
 
 FULL = Scope(
@@ -66,6 +70,7 @@ FULL = Scope(
     jobs=tuple(jobs.ASKED)[:-1],
     million=tuple(jobs.ASKED)[-1:],
     variants=((400, 500), (4000, 5000)),
+    prepared=(400, 4000, 45_000, 300_000),
 )
 TOY = Scope(
     device=torch.device("cpu"),
@@ -80,6 +85,7 @@ TOY = Scope(
     jobs=((40, 50),),
     million=((50, 60),),
     variants=((40, 50),),
+    prepared=(60,),
 )
 
 
@@ -238,6 +244,32 @@ def tiles(scope: Scope) -> list[Row]:
     return rows
 
 
+def preparation(scope: Scope) -> list[Row]:
+    """Graphs and landmark distances of a spiral: the steps on the device, each with those before it, and SciPy's on the
+    CPU."""
+    rows = []
+    given = Workload(scope.device, torch.float64, (1, 1))
+    graphs, searches = (family.choose(scope.kernel, given).function for family in (neighbour_graphs, shortest_paths))
+    for n in scope.prepared:
+        points = make_spiral(n)[0]
+        calls: dict[str, Callable[[], object]] = {"graph, CPU": partial(build_graph, points)}
+        if graphs is not None and searches is not None:
+            made = partial(DeviceGraph.between, points, graphs, searches, scope.device, scope.kernel)
+            graph, there, k = made(), torch.from_numpy(points).to(scope.device), fewest(n)
+            few = torch.arange(0, n, max(n // 100, 1), device=scope.device)
+            calls |= {
+                "nearest points and edges": partial(graphs.neighbours, there, k, None),
+                "graph": made,
+                "landmarks": partial(graph.landmarks, 100),
+                "searches from 100 points": partial(graph.distances, few),
+            }
+            if (order := ordered(there, scope.kernel)) is not None:
+                calls["nearest points and edges, in an order"] = partial(graphs.neighbours, there, k, order)
+        found = fastest(calls, least=3)
+        rows += [{"what": what, "size": n, "ms": taken * 1e3} for what, taken in found.items()]
+    return rows
+
+
 def sharp(scope: Scope) -> list[Row]:
     """The landmark search and the end without entropy, whose linear programs run on the CPU."""
     n, k = scope.sharp
@@ -267,6 +299,7 @@ GROUPS: dict[str, Callable[[Scope], list[Row]]] = {
     "dense": lambda scope: [*hundred(scope, torch.float32), *hundred(scope, torch.float64)],
     "stream": streaming,
     "tiles": tiles,
+    "preparation": preparation,
     "rows": alignments,
     "sharp": sharp,
     "large": large,
@@ -296,6 +329,7 @@ LINES: dict[str, Callable[[Row], tuple[str, str, str, str]]] = {
     "dense": lambda r: (r["what"], r["size"], f"{r['ms']:.3g} ms", f"{r['two-read floor / time']:.2f} of the floor"),
     "stream": lambda r: (r["what"], r["size"], f"{r['ps a pair']:.2f} ps a pair", "under 1.2 at r = 64"),
     "tiles": lambda r: (r["what"], r["size"], f"{r['ps a pair']:.2f} ps a kept pair", "the half-step above"),
+    "preparation": lambda r: (r["what"], str(r["size"]), f"{r['ms']:.3g} ms", "the CPU's graph"),
     "rows": lambda r: (
         f"gw_align, {r['distances']}, {r['backend']}",
         r["size"],

@@ -34,6 +34,7 @@ failed=0
 stage machine measured machine
 stage kernel-tests tested tests/test_kernels.py tests/test_tiles.py tests/test_repeated.py
 stage jobs measured jobs
+stage preparation measured preparation
 stage tests tested tests --ignore=tests/test_kernels.py --ignore=tests/test_tiles.py --ignore=tests/test_repeated.py
 stage floors measured kernels dense stream tiles
 stage million measured million

@@ -12,7 +12,7 @@ from benchmarks.launches import CASES, Case, counted, largest_crossing
 from tests.problems import quietly
 from tests.simulated_device import simulated_gpu
 from tests.simulated_kernels import triton_stands_in
-from torchgw import gw_align
+from torchgw import gw_align, gw_pairwise
 
 SMALL, DENSE, STREAMED = CASES
 BINS = (2 * (2**14 + 1) + 3) * 8  # bytes of what lower bounds are made of: histograms of distances and three numbers
@@ -62,3 +62,14 @@ def test_the_host_waits_no_more_often_than_is_said(name: str) -> None:
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         quietly(gw_align, X, Y, device="cuda", backend="triton", random_state=0, **given)
     assert 0 < simulation.n_waits <= most, simulation.table()
+
+
+def test_pairs_of_spaces_wait_for_their_chunks_alone() -> None:
+    rng = np.random.default_rng(0)
+    spaces = [rng.normal(size=(size, 3)) for size in (40, 52, 63, 41, 60)]
+    with simulated_gpu() as simulation, triton_stands_in(simulation):
+        found = gw_pairwise(spaces, device="cuda", random_state=0, n_jobs=1)
+    np.testing.assert_allclose(found.square(), gw_pairwise(spaces, random_state=0, n_jobs=1).square(), atol=1e-6)
+    scaled = sum(count for place, count in simulation.launches.items() if place.endswith("scalings_kernel"))
+    assert 0 < scaled < 0.1 * simulation.n_launches
+    assert 0 < simulation.n_waits <= 40, simulation.table()

@@ -21,6 +21,7 @@ from torch import Tensor
 from tests import gradient_mode_cases as cases
 from tests.problems import quietly
 from tests.simulated_device import Simulation, simulated_gpu
+from tests.simulated_kernels import triton_stands_in
 from torchgw import (
     Checkpoint,
     CoarseOptions,
@@ -262,7 +263,7 @@ def test_gradients_flow_through_heat_on_the_device() -> None:
 
 def test_pairs_are_solved_on_the_device_as_on_the_cpu() -> None:
     spaces = [X, Y, X[:15]]
-    with simulated_gpu():
+    with simulated_gpu() as simulation, triton_stands_in(simulation):
         found = gw_pairwise(spaces, device="cuda", random_state=0, n_jobs=1)
     np.testing.assert_allclose(found.square(), gw_pairwise(spaces, random_state=0, n_jobs=1).square(), atol=1e-6)
 

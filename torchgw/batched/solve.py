@@ -28,6 +28,7 @@ from torchgw.batched.polish import PairPlan, polish_batch, product_plan
 from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
 from torchgw.kernels.small_transport.reference import Effort
+from torchgw.runtime.transfer import fetched
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
 from torchgw.sinkhorn.loop import cooled
 from torchgw.sinkhorn.scaling import scaled
@@ -165,14 +166,16 @@ def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[
     temperatures = _falling(hot, [SEARCH_END] * len(first), SEARCH_STEPS, device)
     start = Plans(first, torch.zeros_like(pairs.p), torch.zeros_like(pairs.q), temperatures[0, :, None, None])
     plans = anneal_pairs(pairs, start, temperatures, SEARCH_EFFORT)
-    energy = pairs.energies(plans.T).view(copies, B)
+    energy = pairs.energies(plans.T)
+    ranks = _distinct(plans.T.view(copies, B, -1), energy.view(copies, B))
+    energies, epsilons, *found = (each.flatten().tolist() for each in fetched(energy, plans.epsilon, *ranks))
     basins = []
-    for rank in _distinct(plans.T.view(copies, B, -1), energy):
-        for column, guess in enumerate(rank.tolist()):
+    for rank in found:
+        for column, guess in enumerate(rank):
             if guess >= 0:
                 row = guess * B + column
-                state = plans.T[row], plans.f[row, 0], plans.g[row, 0], float(plans.epsilon[row])
-                basins.append(PairBasin(names[column], *state, float(energy[guess, column])))
+                state = plans.T[row], plans.f[row, 0], plans.g[row, 0], epsilons[row]
+                basins.append(PairBasin(names[column], *state, energies[row]))
     return basins
 
 
@@ -229,7 +232,7 @@ def _descend(
         if steps:
             temperatures = _falling([basin.epsilon for basin in taken], last, steps + 1, device)[1:]
             plans = anneal_pairs(pairs, plans, temperatures, STAGES[number - 1].effort)
-        energy, epsilon = pairs.energies(plans.T).tolist(), plans.epsilon.flatten().tolist()
+        energy, epsilon = (each.flatten().tolist() for each in fetched(pairs.energies(plans.T), plans.epsilon))
         states = zip(plans.T, plans.f[:, 0], plans.g[:, 0], epsilon, energy, strict=True)
         yield [PairBasin(basin.pair, *state) for basin, state in zip(taken, states, strict=True)]
 
@@ -249,6 +252,8 @@ def _lifted(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], devi
 
 def _stacked(parts: list[Tensor]) -> Tensor:
     """Tensors of different sizes as one, filled up with zeros."""
+    if len({part.shape for part in parts}) == 1:
+        return torch.stack(parts)
     size = [max(lengths) for lengths in zip(*(part.shape for part in parts), strict=True)]
     found = parts[0].new_zeros(len(parts), *size)
     for row, part in zip(found, parts, strict=True):

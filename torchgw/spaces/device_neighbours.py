@@ -60,13 +60,20 @@ def build_bytes(n: int) -> int:
     return 2 * n * fewest(n) * ENTRY_BYTES + SEARCH_BYTES * min(AT_ONCE, MOST_SEARCHES * n)
 
 
+def ordered(points: Tensor, backend: str) -> Tensor | None:
+    """An order (N,) in which points near each other come near each other, where that pays."""
+    n, d = points.shape
+    if n < ORDERED_FROM or d > TREE_DIMENSIONS:
+        return None
+    return bisect(points, n // UNIT, UNIT, backend).order
+
+
 def built(points: Array, graphs: Graphs, device: torch.device, backend: str) -> tuple[Edges, Built]:
     """The graph of points (N, D), N at least 2, whose edges have their lengths, and how it was made."""
     points, size = unit_cloud(points)
-    n, d = points.shape
+    n = len(points)
     there, k = torch.from_numpy(points).to(device), fewest(n)
-    ordered = n >= ORDERED_FROM and d <= TREE_DIMENSIONS
-    edges, doubtful = graphs.neighbours(there, k, bisect(there, n // UNIT, UNIT, backend).order if ordered else None)
+    edges, doubtful = graphs.neighbours(there, k, ordered(there, backend))
     parts = graphs.joined(edges, doubtful)
     graphs.tried(there, edges, doubtful, DETOUR)
     return edges, Built(k, doubtful, torch.cat((parts, graphs.closed(edges, doubtful, size))))
