@@ -303,10 +303,13 @@ class _Field:
         """The plan (N, K) with all matches alike around some points, drawn by what they cost."""
         problem, p = self.problem, self.x.mass
         paid = (problem.gradient(DenseCoupling(plan), p).rows(slice(None)) * plan).sum(1).clamp_min_(0.0)
-        share = BLURRED_SHARES[int(torch.randint(2, (1,), generator=problem.generator, device=p.device))]
-        drawn = draw(paid + LEAST_PAID * paid.mean(), max(round(share * len(p)), 1), problem.generator)
+        weights, counts = paid + LEAST_PAID * paid.mean(), [max(round(share * len(p)), 1) for share in BLURRED_SHARES]
+        which = torch.randint(2, (1,), generator=problem.generator, device=p.device)
+        # From a GPU all is read at once, with more points than may be asked for.
+        drawn = draw(weights, max(counts) if p.is_cuda else counts[int(which)], problem.generator)
         hops = torch.randint(1, BLURRED_HOPS + 1, (1,), generator=problem.generator, device=p.device)
-        drawn, hops = fetched(drawn, hops)
+        which, drawn, hops = fetched(which, drawn, hops)
+        drawn = drawn[: counts[int(which)]]
         free = torch.zeros(len(p), dtype=torch.bool).index_fill_(0, drawn, True)
         for _ in range(int(hops)):
             grown = free | self.joined[free].any(0)
