@@ -160,11 +160,15 @@ def searched_there(backend: str, device: torch.device, options: SpaceOptions) ->
         n, made = data.shape[0], isinstance(data, np.ndarray)
         parts, label = (1, None) if made else components(data)
         entries = 2 * n * fewest(n) if made else data.nnz
-        needed = search_bytes(n, entries, parts, kind, options.n_landmarks) + (build_bytes(n) if made else 0)
+        needed = search_bytes(n, entries, parts, kind, options.n_landmarks)
+        needed += build_bytes(n, data.shape[1]) if made else 0
         free = free_memory(device) / 2
         if needed > free or entries >= 2**31:
             gib = needed / 2**30, free / 2**30
-            logger.info("a graph of %d points is left to the CPU: on the device it takes %.1f GiB of %.1f", n, *gib)
+            logger.info(
+                "a graph of %d points and %d entries is left to the CPU: on the device it takes %.1f GiB of %.1f",
+                n, entries, *gib,
+            )  # fmt: skip
             return None
         if made:
             return DeviceGraph.between(data, graphs, searches, device, backend)

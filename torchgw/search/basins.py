@@ -57,6 +57,7 @@ DIAMETER = 2.5  # root mean squares of distances: of an interval, 2.4
 POOR_COVERAGE = 0.02
 MANY_PAIRS = 4_000_000  # beyond which starts on all points wait for landmarks that leave a doubt
 MOST_QUANTILE_PAIRS = 8e7
+TOGETHER = 2**26  # distances between matchings
 MOST_CONTEST_PAIRS = 2_250_000
 MOST_BESIDE_PLAN = 4  # times the pairs of a plan
 
@@ -336,7 +337,8 @@ def _distances(
     if not (mass.is_cuda and len(candidates) > 1):
         return lambda one, others: _apart(reference, one.matching, _matchings(others), mass).tolist() if others else []
     every = _matchings(candidates)
-    (table,) = fetched(_apart(reference, every[:, None], every, mass))
+    blocks = torch.split(every[:, None], max(1, TOGETHER // every.numel()))
+    (table,) = fetched(torch.cat([_apart(reference, some, every, mass) for some in blocks]))
     place = {id(each): at for at, each in enumerate(candidates)}
     return lambda one, others: [float(table[place[id(one)]][place[id(other)]]) for other in others]
 

@@ -8,22 +8,25 @@ short cut, as that depends on others.
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.neighbour_graphs.graphs import CUT, Doubtful, Edges, Graphs
+from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, CUT, SEARCH_BYTES, Doubtful, Edges, Graphs
 from torchgw.runtime.transfer import fetched
-from torchgw.spaces.graph import GraphReport, candidates, unit_cloud
+from torchgw.spaces.graph import GraphReport, candidates, log_short_cuts, unit_cloud
 from torchgw.spaces.hierarchy import bisect
 from torchgw.spaces.neighbours import TREE_DIMENSIONS
 from torchgw.spaces.shortcuts import DETOUR
 from torchgw.types import Array
 
+logger = logging.getLogger("torchgw")
+
 ORDERED_FROM, UNIT = 100_000, 128  # points from which those out of reach are left out, by boxes of so many
-ENTRY_BYTES, SEARCH_BYTES = 110, 24  # of each entry, and of each distance that is searched at once
-AT_ONCE, MOST_SEARCHES = 2**24, 1000
+ENTRY_BYTES, COPIES, MOST_SEARCHES = 110, 3, 1000  # of a list of all entries, of the points, and of searches at once
 
 
 class Built(NamedTuple):
@@ -38,11 +41,14 @@ class Built(NamedTuple):
     doubtful: Doubtful
     told: Tensor
 
-    def report(self, told: Tensor) -> GraphReport | None:
+    def report(self, told: Tensor, name: str) -> GraphReport | None:
         """What is to be known of it, by these numbers on the host; None where the CPU is to build it."""
         (parts, undecided, cut), edges = told[:3].tolist(), told[3:].view(-1, 3)
         if parts > 1 or undecided:
+            why = f"has {parts} components" if parts > 1 else f"leaves {undecided} edges undecided"
+            logger.info("%s: the graph that the device built %s, so the CPU builds it", name, why)
             return None
+        log_short_cuts(name, cut, self.k)
         if cut > len(edges):
             found = (self.doubtful.state == CUT).nonzero()[:, 0]
             (edges,) = fetched(torch.stack((found, *(side[found] for side in self.doubtful[2:4])), 1))
@@ -55,9 +61,10 @@ def fewest(n: int) -> int:
     return min(candidates(n)[0], n - 1)
 
 
-def build_bytes(n: int) -> int:
-    """About the memory that building takes."""
-    return 2 * n * fewest(n) * ENTRY_BYTES + SEARCH_BYTES * min(AT_ONCE, MOST_SEARCHES * n)
+def build_bytes(n: int, d: int) -> int:
+    """About the memory that building takes, from points (n, d)."""
+    searched = SEARCH_BYTES * min(AT_ONCE, MOST_SEARCHES * n)
+    return 2 * n * fewest(n) * ENTRY_BYTES + 8 * COPIES * n * d + searched
 
 
 def ordered(points: Tensor, backend: str) -> Tensor | None:
@@ -72,8 +79,9 @@ def built(points: Array, graphs: Graphs, device: torch.device, backend: str) -> 
     """The graph of points (N, D), N at least 2, whose edges have their lengths, and how it was made."""
     points, size = unit_cloud(points)
     n = len(points)
-    there, k = torch.from_numpy(points).to(device), fewest(n)
+    there, k = torch.from_numpy(np.ascontiguousarray(points)).to(device), fewest(n)
     edges, doubtful = graphs.neighbours(there, k, ordered(there, backend))
     parts = graphs.joined(edges, doubtful)
-    graphs.tried(there, edges, doubtful, DETOUR)
+    lines = there if points.shape[1] <= TREE_DIMENSIONS else there[:, :0]  # they lead no search in many dimensions
+    graphs.tried(lines, edges, doubtful, DETOUR)
     return edges, Built(k, doubtful, torch.cat((parts, graphs.closed(edges, doubtful, size))))

@@ -115,10 +115,15 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
         )
     if k is not None and k > FEWEST:
         _warn_of_bridges(graph, points, k, name)
-    if len(cut):
-        logger.info("%s: %d short cuts left out of the %d-nearest-neighbour graph", name, len(cut), chosen)
+    log_short_cuts(name, len(cut), chosen)
     graph.data *= size
     return graph, GraphReport(chosen, parts[0], n_stitched, cut)
+
+
+def log_short_cuts(name: str, count: int, k: int) -> None:
+    """Tell how many there were."""
+    if count:
+        logger.info("%s: %d short cuts left out of the %d-nearest-neighbour graph", name, count, k)
 
 
 def candidates(n: int) -> list[int]:

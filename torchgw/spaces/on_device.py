@@ -89,7 +89,7 @@ def finished(begun: Sequence[Begun]) -> list[tuple[DistanceProvider, GraphReport
     read = fetched(*(number for each in begun for number in each.numbers()))
     for each, among, largest, told in zip(begun, *(read[part::3] for part in range(3)), strict=True):
         built = each.graph.built
-        report = None if built is None else built.report(told)
+        report = None if built is None else built.report(told, each.name)
         fits = built is None or report is not None
         made.append((each.provider(among, float(largest)), report) if fits else None)
     looked = [(i, *found) for i, found in enumerate(made) if found is not None and begun[i].kind == "checked"]

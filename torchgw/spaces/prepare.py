@@ -125,12 +125,12 @@ def own_scales(
             made[i] = provider
     found = PrecomputedDistances.from_graphs(list(all_pairs.values()), [spaces[i].name for i in all_pairs])
     made |= zip(all_pairs, found, strict=True)
-    left = list[int]()
-    for i, each in zip(begun, finished(list(begun.values())), strict=True):
-        if each is None:
-            left.append(i)
-        else:
-            made[i], reports[i] = each[0], each[1] or reports[i]
+    answers = dict(zip(begun, finished(list(begun.values())), strict=True))
+    begun.clear()  # and the memory of those that the CPU is to build
+    for i, answer in answers.items():
+        if answer is not None:
+            made[i], reports[i] = answer[0], answer[1] or reports[i]
+    left = [i for i, answer in answers.items() if answer is None]
     if left and there is not None:
         again = own_scales([spaces[i] for i in left], options, partial(_as_graph, there))
         made |= zip(left, again[0], strict=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 UNDECIDED, STAYS, CUT = 0, 1, 2
+AT_ONCE, SEARCH_BYTES = 2**24, 24  # distances that are searched at once, and the bytes of one
 TOLD = 256  # edges that were cut, of which the ends are told along with their number
 
 

@@ -15,20 +15,24 @@ PAIRS = 2**24
 
 
 def neighbours(points: Tensor, k: int, order: Tensor | None = None) -> tuple[Edges, Doubtful]:
-    """The edges from each of the points (N, D), float64, to the k others nearest to it; ``order`` (N,) is one in which
-    points near each other come near each other, which changes nothing but the time it takes. In doubt are those that
+    """The edges from each of the points (N, D), float64, to the k others nearest to it, of equally near ones the first;
+    ``order`` (N,) is one in which points near each other come near each other, which changes nothing but the time it
+    takes. In doubt are those that
     are not mutual, and whose ends share no neighbour through edges that are."""
     edges = edges_of(keys_of(nearest(points, k)), points)
     return edges, listed(edges, waiting(edges))
 
 
 def nearest(points: Tensor, k: int) -> Tensor:
-    """The k others (N, k) nearest to each point."""
+    """The k others (N, k) nearest to each point, in order of their numbers."""
     found = []
     for part in torch.split(torch.arange(len(points), device=points.device), max(1, PAIRS // len(points))):
         distance = torch.cdist(points[part], points, compute_mode="donot_use_mm_for_euclid_dist")
         distance[part - part[0], part] = torch.inf
-        found.append(distance.topk(k, largest=False).indices)
+        last = distance.topk(k, largest=False).values[:, -1:]
+        nearer, ties = distance < last, distance == last
+        kept = nearer | (ties & (ties.cumsum(1) <= k - nearer.sum(1, keepdim=True)))
+        found.append(kept.nonzero()[:, 1].view(-1, k))
     return torch.cat(found)
 
 
@@ -104,7 +108,8 @@ def joined(edges: Edges, doubtful: Doubtful) -> Tensor:
 
 def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> None:
     """Decides of the others: those stay that have a way round at most so many times as long, by edges beside the list
-    and those that stay before them. No edge is shorter than the straight line between its ends."""
+    and those that stay before them. No edge is shorter than the straight line between its ends, by the coordinates
+    ``points`` (N, D), of which there may be none."""
     import heapq
 
     near = _neighbours(edges, doubtful.rank < 0)

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.neighbour_graphs.graphs import TOLD, Doubtful, Edges, Graphs
+from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, TOLD, Doubtful, Edges, Graphs
 
 ROWS, COLUMNS = 16, 128  # of a tile of distances
 BLOCK = 256  # entries
 EDGES = 32  # of a point, at a time
-TOGETHER = {"NODES": 32, "EDGES": 32, "LISTED": 1024, "num_warps": 16}  # of the one program that joins parts
+TOGETHER = {"NODES": 64, "EDGES": 32, "LISTED": 1024, "num_warps": 16}  # of the one program that joins parts
 STEP = {"NODES": 16, "EDGES": 32, "num_warps": 8}  # of a search: no thread holds what another does
 SEARCHES = 4  # that a multiprocessor runs at once
-AT_ONCE = 2**24  # distances that are searched at once, of 24 bytes each
-ROUNDS = 4
+ROUNDS, SWEEPS = 4, 4  # of tries: launches, and turns of each program in one
 INFINITE = 0x7FF0000000000000
 
 
@@ -88,7 +87,7 @@ def build() -> Graphs:
             for _ in range(ROUNDS):
                 kernels.tries_kernel[(programs,)](
                     points, edges.pointer, edges.target, edges.length, *doubtful, distance, queued, queue, touched,
-                    n, d, len(edges.row), factor, **STEP,
+                    n, d, len(edges.row), factor, SWEEPS=SWEEPS, **STEP,
                 )  # fmt: skip
 
     def closed(edges: Edges, doubtful: Doubtful, size: float) -> Tensor:

@@ -3,8 +3,12 @@
 import triton
 import triton.language as tl
 
+from torchgw.kernels.neighbour_graphs import graphs
+
 INFINITE = tl.constexpr(0x7FF0000000000000)  # the bits of infinity
-UNDECIDED, STAYS, CUT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+NONE = tl.constexpr(2**31 - 1)
+ROUNDED = tl.constexpr(1 + 1e-9)  # what straight lines and sums may be off by
+UNDECIDED, STAYS, CUT = tl.constexpr(graphs.UNDECIDED), tl.constexpr(graphs.STAYS), tl.constexpr(graphs.CUT)
 
 
 @triton.jit(do_not_specialize=["n", "k", "d"])
@@ -14,15 +18,15 @@ def nearest_kernel(
 ):  # fmt: skip
     """The k points nearest to each of ROWS points, as the keys i * n + j and j * n + i of the edges between them.
 
-    ``points`` (d, n) are in an ``order``; ``lows`` and ``highs`` (d, tiles) bound each tile of COLUMNS of them, which
-    the points that are out of reach are left out by.
+    Of equally near ones the first are taken. ``points`` (d, n) are in an ``order``; ``lows`` and ``highs`` (d, tiles)
+    bound each tile of COLUMNS of them, which the points that are out of reach are left out by.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lane, slot = tl.arange(0, COLUMNS), tl.arange(0, KEPT)
     there = row < n
     asked = there[:, None] & (slot < k)[None, :]
     best = tl.where(asked, tl.full((ROWS, KEPT), float("inf"), tl.float64), -1.0)  # of which the largest goes first
-    found = tl.zeros((ROWS, KEPT), tl.int32)
+    found = tl.full((ROWS, KEPT), NONE, tl.int32)
     worst = tl.max(best, 1)
     tiles = tl.cdiv(n, COLUMNS)
     own = tl.program_id(0) * ROWS // COLUMNS
@@ -36,7 +40,7 @@ def nearest_kernel(
                 gap = tl.maximum(tl.maximum(above, below), 0.0)
                 away += gap * gap
                 low, high = low + tiles, high + tiles
-        if away < tl.max(worst, 0):
+        if away <= tl.max(worst, 0):
             column = tile * COLUMNS + lane
             square = tl.zeros((ROWS, COLUMNS), tl.float64)
             side = points
@@ -46,20 +50,24 @@ def nearest_kernel(
                 square += (x[:, None] - y[None, :]) * (x[:, None] - y[None, :])
                 side += n
             square = tl.where((column < n)[None, :] & (column[None, :] != row[:, None]), square, float("inf"))
-            least = tl.min(square, 1)
-            while tl.max((least < worst).to(tl.int32), 0) > 0:
-                first = tl.min(tl.where(square == least[:, None], lane[None, :], COLUMNS), 1)
-                place = tl.min(tl.where(best == worst[:, None], slot[None, :], KEPT), 1)
-                put = (least < worst)[:, None] & (slot[None, :] == place[:, None])
+            name = tl.load(order + column, mask=column < n, other=NONE).to(tl.int32)
+            better = there
+            while tl.max(better.to(tl.int32), 0) > 0:
+                least = tl.min(square, 1)
+                first = tl.min(tl.where(square == least[:, None], name[None, :], NONE), 1)
+                last = tl.max(tl.where(best == worst[:, None], found, -1), 1)
+                better = (least < float("inf")) & ((least < worst) | ((least == worst) & (first < last)))
+                out = (best == worst[:, None]) & (found == last[:, None])
+                place = tl.min(tl.where(out, slot[None, :], KEPT), 1)
+                put = better[:, None] & (slot[None, :] == place[:, None])
                 best = tl.where(put, least[:, None], best)
-                found = tl.where(put, tile * COLUMNS + first[:, None], found)
-                square = tl.where(lane[None, :] == first[:, None], float("inf"), square)
-                least, worst = tl.min(square, 1), tl.max(best, 1)
+                found = tl.where(put, first[:, None], found)
+                square = tl.where(name[None, :] == first[:, None], float("inf"), square)
+                worst = tl.max(best, 1)
     one = tl.load(order + row, mask=there, other=0)[:, None]
-    other = tl.load(order + found, mask=asked, other=0)
     spot = row.to(tl.int64)[:, None] * k + slot[None, :]
-    tl.store(keys + spot, one * n + other, mask=asked)
-    tl.store(keys + n.to(tl.int64) * k + spot, other * n + one, mask=asked)
+    tl.store(keys + spot, one * n + found, mask=asked)
+    tl.store(keys + n.to(tl.int64) * k + spot, found.to(tl.int64) * n + one, mask=asked)
 
 
 @triton.jit(do_not_specialize=["n", "d", "entries"])
@@ -109,7 +117,8 @@ def doubts_kernel(pointer, target, length, mutual, waiting, EDGES: tl.constexpr)
         shared = (tl.load(mutual + entry) != 0) | (other < node)
         if not shared:
             begin, end = tl.load(pointer + other), tl.load(pointer + other + 1)
-            for first in range(low, high, EDGES):
+            first = low
+            while (first < high) & (not shared):
                 mine = first + lane
                 known = mine < high
                 known &= tl.load(mutual + mine, mask=known, other=0) != 0
@@ -120,6 +129,7 @@ def doubts_kernel(pointer, target, length, mutual, waiting, EDGES: tl.constexpr)
                     also &= tl.load(mutual + theirs, mask=also, other=0) != 0
                     far = tl.load(target + theirs, mask=also, other=-2)
                     shared |= tl.max(tl.max((near[:, None] == far[None, :]).to(tl.int32), 1), 0) > 0
+                first += EDGES
         tl.store(waiting + entry, tl.where(shared, float("inf"), tl.load(length + entry)))
 
 
@@ -162,7 +172,8 @@ def joined_kernel(
     lowered = 1
     while lowered > 0:
         tl.debug_barrier()
-        lowered = 0
+        tl.store(parts, 0)  # whether a label fell: of labels that others lower, threads may see different ones
+        tl.debug_barrier()
         for first in range(0, n, NODES):
             node = first + at
             inside = node < n
@@ -179,7 +190,9 @@ def joined_kernel(
             falls = inside & (least < own)
             tl.atomic_min(label + own, least, mask=falls, sem="relaxed")
             tl.atomic_min(label + node, least, mask=falls, sem="relaxed")
-            lowered += tl.sum(falls.to(tl.int32), 0)
+            tl.store(parts + at * 0, 1, mask=falls)
+        tl.debug_barrier()
+        lowered = tl.load(parts, volatile=True)
     first = 0
     ahead = 1
     while ahead > 0:
@@ -220,7 +233,7 @@ def _reached(
     """Whether a path of at most the limit leads from a point to a goal, by edges that stay before an edge has its turn;
     in hope by those that may. ``distance`` and ``queued`` are left as they were."""
     at, edge, every = tl.arange(0, NODES), tl.arange(0, EDGES), tl.arange(0, NODES * EDGES)
-    most = limit * (1 + 1e-9)  # rounded straight lines and sums
+    most = limit * ROUNDED
     tl.debug_barrier()
     tl.store(distance + begin, 0)
     tl.store(queue, begin)
@@ -281,40 +294,47 @@ def _reached(
     return there
 
 
-@triton.jit(do_not_specialize=["n", "d", "entries", "factor"])
+@triton.jit(do_not_specialize=["n", "d", "entries"])
 def tries_kernel(
     points, pointer, target, length, rank, waiting, low, high, state, distance, queued, queue, touched, n, d, entries,
-    factor, NODES: tl.constexpr, EDGES: tl.constexpr,
+    factor: "fp64", SWEEPS: tl.constexpr, NODES: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Decides of edges that wait, each program of every so many of them, whether each stays or is cut, as far as those
-    before it are decided.
+    """Decides of edges that wait, each program of every so many of them and so many times in turn, whether each stays
+    or is cut, as far as those before it are decided.
 
     ``distance`` (programs, n) is infinite, ``queued`` (programs, n) is zero, as is ``state`` where nothing is decided.
     """
     program = tl.program_id(0)
     row = program.to(tl.int64) * n
-    turn = program
-    own = tl.load(waiting + turn, mask=turn < entries, other=float("inf"))
-    while own < float("inf"):
-        for hope in range(2):
-            if tl.load(state + turn, volatile=True) == UNDECIDED:
-                begin, goal = tl.load(low + turn), tl.load(high + turn)
-                there = _reached(
-                    points, pointer, target, length, rank, state, distance + row, queued + row, queue + 2 * row,
-                    touched + row, n, d, turn, hope, begin, goal, factor * own, NODES, EDGES,
-                )  # fmt: skip
-                tl.debug_barrier()
-                tl.store(state + turn, STAYS, mask=(hope == 0) & (there != 0))
-                tl.store(state + turn, CUT, mask=(hope == 1) & (there == 0))
-            tl.debug_barrier()
-        turn += tl.num_programs(0)
+    sweep = 0
+    while sweep < SWEEPS:
+        sweep += 1
+        left = 0
+        turn = program
         own = tl.load(waiting + turn, mask=turn < entries, other=float("inf"))
+        while own < float("inf"):
+            for hope in range(2):
+                if tl.load(state + turn, volatile=True) == UNDECIDED:
+                    begin, goal = tl.load(low + turn), tl.load(high + turn)
+                    there = _reached(
+                        points, pointer, target, length, rank, state, distance + row, queued + row, queue + 2 * row,
+                        touched + row, n, d, turn, hope, begin, goal, factor * own, NODES, EDGES,
+                    )  # fmt: skip
+                    tl.debug_barrier()
+                    tl.store(state + turn, STAYS, mask=(hope == 0) & (there != 0))
+                    tl.store(state + turn, CUT, mask=(hope == 1) & (there == 0))
+                tl.debug_barrier()
+            left += (tl.load(state + turn, volatile=True) == UNDECIDED).to(tl.int32)
+            turn += tl.num_programs(0)
+            own = tl.load(waiting + turn, mask=turn < entries, other=float("inf"))
+        sweep = tl.where(left == 0, SWEEPS, sweep)
 
 
-@triton.jit(do_not_specialize=["size", "entries"])
+@triton.jit(do_not_specialize=["entries"])
 def closed_kernel(
-    waiting, rank, row, target, length, low, high, state, told, size, entries, MOST: tl.constexpr, BLOCK: tl.constexpr
-):
+    waiting, rank, row, target, length, low, high, state, told, size: "fp64", entries,
+    MOST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The graph without the edges that were cut, which become loops of infinite length, in units of ``size``. Of those
     in doubt the numbers that are undecided, and that are cut, and place and ends of the latter, in any order."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
