@@ -257,6 +257,9 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
 }
 
 
+WITHOUT_STRIDES = ("neighbour_graphs", "shortest_paths")  # which take it that tensors lie in rows
+
+
 class _Kernel:
     """A kernel that is launched on a grid."""
 
@@ -267,6 +270,8 @@ class _Kernel:
         return partial(self._launch, grid)
 
     def _launch(self, grid: Grid, *given: Any, num_warps: int = 4, num_stages: int = 2, **constants: Any) -> None:
+        if self._name.startswith(WITHOUT_STRIDES):
+            assert all(each.is_contiguous() for each in given if isinstance(each, Tensor)), self._name
         with self._simulation.one_launch(self._name):
             self._body(grid, *given, **constants)
 
