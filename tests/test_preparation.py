@@ -147,6 +147,19 @@ def test_neighbours_are_the_nearest_in_any_dimension(dimension: int, monkeypatch
     assert found.dtype == np.int32
 
 
+@pytest.mark.parametrize("outlier", [1.0, 1e9, 1e12])
+@pytest.mark.parametrize("block", [200, 2**24])
+def test_near_points_of_a_cloud_that_reaches_far(outlier: float, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "PAIRS", block)
+    rng = np.random.default_rng(7)
+    points = np.concatenate((rng.normal(size=(120, 20)), np.full((1, 20), outlier)))
+    known = cdist(points, points)
+    np.fill_diagonal(known, np.inf)
+    found = neighbours.nearest(points, 6)
+    np.testing.assert_array_equal(found[:-1], known.argsort(1)[:-1, :6])
+    assert neighbours.closest(points, points[:40] + 1e-9).tolist() == list(range(40))
+
+
 @pytest.mark.parametrize("dimension", [2, 20])
 def test_coincident_points_are_neighbours_of_others_not_of_themselves(dimension: int) -> None:
     base = np.random.default_rng(0).normal(size=(5, dimension))

@@ -2,6 +2,7 @@
 
 A k-d tree visits O(log N) leaves for each point in few dimensions and nearly all of them in many, where
 |x - y|^2 = |x|^2 - 2 x.y + |y|^2 turns the search into matrix products, which scikit-learn merges with the selection.
+Near points of clouds that reach far, whose squares are lost in the rounding of those, are found by differences.
 Source of the tree: J. Bentley, "Multidimensional binary search trees used for associative searching", 1975.
 """
 
@@ -16,6 +17,7 @@ from torchgw.types import Array
 TREE_DIMENSIONS = 15
 ROWS = 100_000
 FEW = 2000
+RESOLVED, PAIRS = 1e-11, 2**24  # of the largest square, up to which differences tell what products leave open
 
 
 def nearest(points: Array, k: int) -> Array:
@@ -62,16 +64,29 @@ class _Search:
         else:
             from sklearn.neighbors import NearestNeighbors
 
-            self.tree, self.products = None, NearestNeighbors(algorithm="brute").fit(points)
+            self.tree, self.products, self.points = None, NearestNeighbors(algorithm="brute").fit(points), points
+            self.resolved = float(np.square(points).sum(1).max()) * RESOLVED
 
     def __call__(self, queries: Array, k: int) -> Array:
         """Indices (M, k) int32, nearest first."""
         if self.tree is None:
-            found = self.products.kneighbors(queries, k, return_distance=False)
+            length, found = self.products.kneighbors(queries, k)
+            close = np.flatnonzero(length[:, -1] ** 2 < self.resolved)
+            for rows in np.array_split(close, max(-(-len(close) * len(self.points) // PAIRS), 1)):
+                found[rows] = self._by_differences(queries[rows], k)
         else:
             workers = -1 if len(queries) > FEW else 1  # what threads take to start
             found = self.tree.query(queries, k=np.arange(1, k + 1), workers=workers)[1]
         return cast(Array, found.astype(np.int32))
+
+    def _by_differences(self, queries: Array, k: int) -> Array:
+        """The same where products of coordinates do not tell distances apart."""
+        from scipy.spatial.distance import cdist
+
+        distance = cdist(queries, self.points, "sqeuclidean")
+        near = np.argpartition(distance, k - 1, axis=1)[:, :k]
+        order = np.take_along_axis(distance, near, 1).argsort(1, kind="stable")
+        return np.take_along_axis(near, order, 1)
 
 
 def _tree(points: Array) -> Any:
