@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import pickle
 import signal
 import sqlite3
 import subprocess
@@ -23,6 +24,7 @@ from joblib.parallel import SequentialBackend
 
 from tests.problems import ROLL, SPIRAL
 from torchgw import ConvergenceWarning, PairwiseResult, Progress, cli, datasets, gw_pairwise
+from torchgw.batched.space import prepare
 from torchgw.cli import pairwise as command
 from torchgw.pairwise import schedule
 from torchgw.pairwise.result import SolvedPair
@@ -263,6 +265,38 @@ def test_a_cluster_of_two_workers_finds_the_same(tmp_path: Path, whole: Pairwise
     assert all(at_work.values())
     assert_same(result, whole)
     assert len(kept_pairs(tmp_path / "pairs.sqlite")) == N_PAIRS
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+def test_two_workers_of_ray_find_the_same(tmp_path: Path, whole: PairwiseResult) -> None:
+    ray = pytest.importorskip("ray")
+    from ray.util.joblib import register_ray
+
+    path = os.pathsep.join(filter(None, sys.path))
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+    try:
+        register_ray()
+        with parallel_config(backend="ray", n_jobs=2):
+            result = pairwise(store=tmp_path / "pairs.sqlite")
+    finally:
+        ray.shutdown()
+    assert_same(result, whole)
+    assert len(kept_pairs(tmp_path / "pairs.sqlite")) == N_PAIRS
+
+
+def test_spaces_that_lie_in_shared_memory_are_solved_as_others_are() -> None:
+    """There arrays may not be written to, and begin anywhere."""
+    space = prepare(np.random.default_rng(0).normal(size=(70, 70)) ** 2, np.full(70, 1 / 70), 0)
+    buffers = list[pickle.PickleBuffer]()
+    packed = pickle.dumps(space, protocol=5, buffer_callback=buffers.append)
+    moved = [memoryview(b"odd" + bytes(each.raw()))[3:] for each in buffers]
+    found = pickle.loads(packed, buffers=moved)
+    for name in ("distances", "mass", "support"):
+        here, there = getattr(space, name), getattr(found, name)
+        np.testing.assert_array_equal(here, there)
+        assert there.flags.writeable
+        assert there.flags.aligned
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -89,6 +89,11 @@ class PreparedSpace:
     rounding: float
     critical: float
     digest: bytes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # In memory of its own: what other processes share may not be written to, and begins anywhere, which moves bits.
+        arrays = {name: part.copy() for name, part in state.items() if isinstance(part, np.ndarray)}
+        vars(self).update(state | arrays)
 
     @property
     def rank(self) -> tuple[int, bytes]:
