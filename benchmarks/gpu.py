@@ -395,7 +395,10 @@ def _run(groups: list[str] | None, scope: Scope) -> None:
 
 
 def tell() -> None:
-    """The short table of what is stored."""
+    """The short table of what is stored, and on what it was measured."""
     path = RESULTS / "gpu.json"
     if path.exists():
-        show(summary(json.loads(path.read_text())["groups"]))
+        held = json.loads(path.read_text())
+        made = held["environment"]
+        print(f"stored figures: {made['gpu']}, commit {made['commit'][:10]}, {made['date']}")
+        show(summary(held["groups"]))
