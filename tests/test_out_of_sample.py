@@ -100,6 +100,11 @@ def test_what_cannot_be_mapped_is_refused() -> None:
     narrow = gw_align(X[:60], Y[:70], distances="landmark", epsilon=0, options=ranked, random_state=0)
     with pytest.raises(ValueError, match="LowRankCoupling has none"):
         narrow.unseen(X[:3])
+    streamed = gw_align(
+        X[:60], Y[:70], distances="landmark", epsilon=0, options=GWOptions(strategy="streaming"), random_state=0
+    )
+    with pytest.raises(ValueError, match=r"SparseCoupling has none: .*'dense'.*, or with an epsilon > 0"):
+        streamed.unseen(X[:3])
 
 
 @pytest.mark.parametrize("distances", ["precomputed", "landmark", "euclidean"])

@@ -21,6 +21,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.reader import Readable
+from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense import reference
@@ -84,9 +85,11 @@ def extended(
     if isinstance(coupling, DenseCoupling) and coupling.potentials is None:
         coupling = with_potentials(coupling, known, epsilon)
     if coupling.potentials is None:
+        few = isinstance(coupling, SparseCoupling)
+        instead = "with an epsilon > 0" if few else "'streaming' where distances have no directions"
         raise ValueError(
             f"unseen points are mapped by potentials, and this {type(coupling).__name__} has none: align with "
-            f"GWOptions(strategy='dense'), or 'streaming' where distances have no directions"
+            f"GWOptions(strategy='dense'), or {instead}"
         )
     potential = coupling.potentials[1 - side]
     if isinstance(coupling, DenseCoupling):
