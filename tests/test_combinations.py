@@ -239,7 +239,7 @@ def test_sparse_adjacencies_begin_or_are_refused_as_the_table_says(begins: Any, 
 @pytest.mark.parametrize(
     "kinds",
     [
-        ("asymmetric", "asymmetric"),
+        pytest.param(("asymmetric", "asymmetric"), marks=pytest.mark.slow),
         pytest.param(("asymmetric", "others"), marks=pytest.mark.slow),
         pytest.param(("factored", "asymmetric"), marks=pytest.mark.slow),
     ],

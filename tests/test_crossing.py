@@ -152,7 +152,9 @@ def test_what_stands_out_is_not_crossed(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.value < 1e-6
 
 
-@pytest.mark.parametrize("marginals", [SemiRelaxed(1.0), Unbalanced(1.0, 1.0), Partial(0.5)])
+@pytest.mark.parametrize(
+    "marginals", [SemiRelaxed(1.0), Unbalanced(1.0, 1.0), pytest.param(Partial(0.5), marks=pytest.mark.slow)]
+)
 def test_plans_whose_marginals_give_way_are_not_crossed(monkeypatch: pytest.MonkeyPatch, marginals: Marginals) -> None:
     monkeypatch.setattr(basins, "crossed_basins", lambda *_: pytest.fail("crossed"))
     X, Y, _ = clusters(400, 16, 10, seed=0)

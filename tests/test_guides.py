@@ -128,6 +128,7 @@ def test_the_path_of_epsilon_finds_the_transition_of_a_cloud() -> None:
     assert left["path"].perplexities == pytest.approx((30, 10), rel=0.02)
 
 
+@pytest.mark.slow
 def test_relaxed_marginals_leave_the_outliers_out() -> None:
     left = run_page("marginals")
     truth, Y = left["Y"][:80], left["Y"]

@@ -234,7 +234,9 @@ def test_linear_problems_are_solved_to_the_vertex() -> None:
     assert free.certificate.stationarity <= 1e-9
 
 
-@pytest.mark.parametrize(("seed", "fused"), [(0, False), (1, False), (2, True), (3, True)])
+@pytest.mark.parametrize(
+    ("seed", "fused"), [(0, False), pytest.param(1, False, marks=pytest.mark.slow), (2, True), (3, True)]
+)
 def test_total_variation_leaves_what_matches_cost_too_much(seed: int, fused: bool) -> None:
     DX, DY, rng = clouds(24, 30, seed)
     p, q, M = 0.8 * random_masses(24, rng), random_masses(30, rng), rng.uniform(size=(24, 30))
@@ -296,7 +298,7 @@ def grown(seed: int, n: int = 150) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return whole[np.ix_(kept, kept)], other[np.ix_(order, order)], np.argsort(order)[kept]
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("turned", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("marginals", [Unbalanced(2e-4, 2e-4, "tv"), SemiRelaxed(0.0)], ids=str)
 @pytest.mark.parametrize("seed", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_tree_finds_itself_in_one_with_a_further_branch(seed: int, marginals: Marginals, turned: bool) -> None:
@@ -339,6 +341,7 @@ def test_masses_may_be_of_very_different_sums() -> None:
     assert found.history.cost[-1] == pytest.approx(found.value, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_total_variation_of_much_worth_is_the_balanced_problem() -> None:
     DX, DY, _ = clouds(30, 30, 7)
     balanced = gw_align(DX, DY, **FIXED)
@@ -523,7 +526,13 @@ def test_the_mass_of_a_free_side_is_no_part_of_the_problem() -> None:
 
 @pytest.mark.parametrize(
     ("marginals", "alpha"),
-    [(Balanced(), 0.6), (Partial(0.6), 1.0), (SemiRelaxed(0.0), 1.0), (SemiRelaxed(0.0, "x"), 0.5), (VARIED, 1.0)],
+    [
+        (Balanced(), 0.6),
+        (Partial(0.6), 1.0),
+        (SemiRelaxed(0.0), 1.0),
+        (SemiRelaxed(0.0, "x"), 0.5),
+        pytest.param(VARIED, 1.0, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_many_points_are_searched_without_entropy(
