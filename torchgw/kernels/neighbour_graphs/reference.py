@@ -17,8 +17,7 @@ PAIRS = 2**24
 def neighbours(points: Tensor, k: int, order: Tensor | None = None) -> tuple[Edges, Doubtful]:
     """The edges from each of the points (N, D), float64, to the k others nearest to it, of equally near ones the first;
     ``order`` (N,) is one in which points near each other come near each other, which changes nothing but the time it
-    takes. In doubt are those that
-    are not mutual, and whose ends share no neighbour through edges that are."""
+    takes. In doubt are those that are not mutual, and whose ends share no neighbour through edges that are."""
     edges = edges_of(keys_of(nearest(points, k)), points)
     return edges, listed(edges, waiting(edges))
 

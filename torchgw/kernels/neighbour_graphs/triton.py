@@ -19,7 +19,6 @@ TOGETHER = {"NODES": 64, "EDGES": 32, "LISTED": 1024, "num_warps": 16}  # of the
 STEP = {"NODES": 16, "EDGES": 32, "num_warps": 8}  # of a search: no thread holds what another does
 SEARCHES = 4  # that a multiprocessor runs at once
 ROUNDS, SWEEPS = 4, 4  # of tries: launches, and turns of each program in one
-INFINITE = 0x7FF0000000000000
 
 
 def unable(workload: Workload) -> str | None:
@@ -80,7 +79,7 @@ def build() -> Graphs:
     def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> None:
         n, d = points.shape
         programs, whole = at_once(n, points.device), edges.pointer
-        distance = torch.full((programs, n), INFINITE, dtype=torch.int64, device=points.device)
+        distance = torch.full((programs, n), torch.inf, dtype=torch.float64, device=points.device).view(torch.int64)
         queued, queue = whole.new_zeros(programs, n), whole.new_empty(programs, 2, n)
         touched = whole.new_empty(programs, n)
         with gpu.active(points):
