@@ -26,7 +26,7 @@ FLOORS = (
     ("request",),
     ("planner", "results"),
     ("align", "plot", "unseen"),
-    ("path", "certified", "estimator", "anndata", "pairwise"),
+    ("path", "certified", "estimator", "anndata", "pairwise", "distributed"),
     ("cli", "__init__"),
     ("__main__",),
 )

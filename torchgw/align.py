@@ -29,8 +29,10 @@ from torchgw.request.request import Asked, Cost, Request
 from torchgw.results.result import GWResult
 from torchgw.results.warnings import warn
 from torchgw.runtime.caller import is_theirs
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.threads import threads_for
 from torchgw.spaces.prepare import Graphs, Pair, make_providers
+from torchgw.spaces.shared import make_shared
 from torchgw.strategies.within_memory import solve_within_memory
 from torchgw.types import Array, Callback, Epsilon, RandomState, is_provider
 
@@ -180,12 +182,16 @@ def gw_align(
     >>> result.argmax().shape
     (300,)
     """
-    request = Request.of(Asked(**locals()))  # of the arguments alone: no other name is made yet
-    n, k = request.shape
+    return aligned(Request.of(Asked(**locals())))  # of the arguments alone: no other name is made yet
+
+
+def aligned(request: Request, ranks: Ranks = ALONE) -> GWResult:
+    """The result of a request, solved by this process or by ranks that share it."""
+    asked, (n, k) = request.asked, request.shape
     threads = threads_for(n * k if request.there is None else 0)  # on a GPU one thread has nothing to share
-    with followed(callback, checkpoint, request.call, request.generator) as watch, threads:
+    with followed(asked.callback, asked.checkpoint, request.call, request.generator) as watch, threads:
         began = time.perf_counter()
-        spaces, graphs = _prepared(request, watch)
+        spaces, graphs = _prepared(request, watch, ranks)
         request = request.resolved(spaces)
         expected = forecast(request.strategy, n, k, request.model.epsilon, request.options, request.device)
         logger.info("strategy %s%s", expected, "; in the end dense, without entropy" if request.sharpens else "")
@@ -193,20 +199,23 @@ def gw_align(
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in spaces), prepared)
         with stopped_by_interrupt(watch), _advised(request):
             strategy, solution = solve_within_memory(request.problem(spaces, watch), request.strategy)
-        if marginals.free_mass:
+        if asked.marginals.free_mass:
             mass = float(solution.marginals[0].sum())
-            ranges.kept(mass, solution.values.total, request.mass, n * k, marginals)
+            ranges.kept(mass, solution.values.total, request.mass, n * k, asked.marginals)
         derived = None
-        if gradient_mode is not None:
-            derived = differentiable(solution, request.model, spaces, request.given, gradient_mode)
+        if asked.gradient_mode is not None:
+            derived = differentiable(solution, request.model, spaces, request.given, asked.gradient_mode)
     request = request.run_by(strategy)
     result = GWResult.of(solution, request, spaces, graphs, prepared, derived)
-    warn(result, solution, request)
+    if ranks.rank == 0:
+        warn(result, solution, request)
     return result
 
 
-def _prepared(request: Request, watch: Watch) -> tuple[Pair, Graphs]:
+def _prepared(request: Request, watch: Watch, ranks: Ranks) -> tuple[Pair, Graphs]:
     """The providers of both spaces, and how their neighbour graphs were made; a stage unless files cannot hold them."""
+    if ranks.count > 1:
+        return make_shared(request.spaces, request.options.spaces, ranks)
     prepare = partial(make_providers, request.spaces, request.options.spaces, request.there)
     given = any(is_provider(space.data) for space in request.spaces)
     return prepare() if given else watch.stage("prepare", prepare)

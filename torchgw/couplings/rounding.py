@@ -10,7 +10,6 @@ Sinkhorn iteration", 2017, algorithm 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
-from torchgw.kernels.softmin_tiles import PlanProducts, TileKernel
+from torchgw.kernels.shared import TileReader
 from torchgw.kernels.tiles import Tiles
 from torchgw.marginals import Balanced, Marginals
 from torchgw.runtime.transfer import AsyncNumbers, fetched
@@ -141,7 +140,9 @@ class RoundedTiles(NamedTuple):
     f, g : base-2 potentials (N,), (K,).
     x, y : factors (N,), (K,) of the rank-one correction.
     tiles : those that are kept.
-    read : of the plan without the correction: of ones, and then of what was asked for.
+    rows, columns : sums (N,), (K,) of the plan.
+    core : left^T T right (l, r) of the plan without the correction, for what was asked for.
+    largest, argmax : the largest entry of each row (N,) of it, and its column.
     residual : the larger L1 marginal error before rounding, or the share of its mass that the plan gave up where a
         point had too much.
     """
@@ -153,7 +154,11 @@ class RoundedTiles(NamedTuple):
     x: Tensor
     y: Tensor
     tiles: Tiles
-    read: PlanProducts
+    rows: Tensor
+    columns: Tensor
+    core: Tensor
+    largest: Tensor
+    argmax: Tensor
     residual: float
 
     def coupling(
@@ -171,7 +176,7 @@ class RoundedTiles(NamedTuple):
 
 
 def swept(
-    kernel: TileKernel, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, p: Tensor, q: Tensor
+    kernel: TileReader, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, p: Tensor, q: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Base-2 potentials f (N,), g (K,) after a half-step of each side of the plan on kept tiles, in two reads."""
     one_p, one_q, no_p, no_q = (
@@ -185,7 +190,7 @@ def swept(
 
 
 def round_tiles(
-    kernel: TileKernel,
+    kernel: TileReader,
     A: Tensor,
     B: Tensor,
     tiles: Tiles,
@@ -194,15 +199,15 @@ def round_tiles(
     p: Tensor,
     q: Tensor,
     marginals: Marginals = Balanced(),  # noqa: B008
-    V: Sequence[Tensor] = (),
-    W: Sequence[Tensor] = (),
+    left: Tensor | None = None,
+    right: Tensor | None = None,
     find: bool = False,
 ) -> RoundedTiles:
     """`rounding` of the plan 2^(A B^T + f + g) on kept tiles, in two reads.
 
-    All V (K, .) and W (N, .) are read in the second, and the largest entries if ``find``. Rows and columns are scaled
-    down by the sums of the same plan, so that one read gives both: what is added may be a little more than with columns
-    scaled after the rows, at most the sum of both residuals.
+    Products with ``left`` (N, l) and ``right`` (K, r), or the ranks' shares of them, are read in the second, and the
+    largest entries if ``find``. Rows and columns are scaled down by the sums of the same plan, so that one read gives
+    both: what is added may be a little more than with columns scaled after the rows, at most the sum of both residuals.
     """
     one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
     before = kernel.read(A, B, tiles, f, g, one_q, one_p, False)
@@ -213,21 +218,21 @@ def round_tiles(
         _shrink if bounded else _ratio if weight == math.inf else _kept for weight in marginals.weights
     )
     f, g = f + for_rows(p, rows).log2(), g + for_columns(q, columns).log2()
-    right, left = (
-        torch.cat([one, *(part.to(one.dtype) for part in parts)], 1) for one, parts in ((one_q, V), (one_p, W))
-    )
-    after = kernel.read(A, B, tiles, f, g, right, left, find)
-    if not bounded:
-        return RoundedTiles(A, B, f, g, torch.zeros_like(p), torch.zeros_like(q), tiles, after, residual)
-    # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.
-    most = max(1.0, _excess(after.TV[:, 0], p), _excess(after.TtW[:, 0], q))
-    if marginals.total is not None:
-        most = max(most, float(after.TV[:, 0].sum()) / marginals.total)
-    residual = max(residual, 1 - 1 / most)
-    f, after = f - math.log2(most), PlanProducts(after.TV / most, after.TtW / most, after.largest / most, after.argmax)
-    missing_p, missing_q = (p - after.TV[:, 0]).clamp_min(0.0), (q - after.TtW[:, 0]).clamp_min(0.0)
-    x, y = _spread(missing_p, missing_q, after.TV[:, 0].sum(), marginals.total)
-    return RoundedTiles(A, B, f, g, x, y, tiles, after, residual)
+    left, right = (one[:, :0] if side is None else side for one, side in ((one_p, left), (one_q, right)))
+    after, core = kernel.contracted(A, B, tiles, f, g, left, right, find)
+    rows, columns, largest = after.TV[:, 0], after.TtW[:, 0], after.largest
+    x, y = torch.zeros_like(p), torch.zeros_like(q)
+    if bounded:
+        # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.
+        most = max(1.0, _excess(rows, p), _excess(columns, q))
+        if marginals.total is not None:
+            most = max(most, float(rows.sum()) / marginals.total)
+        residual = max(residual, 1 - 1 / most)
+        rows, columns, core, largest = (part / most for part in (rows, columns, core, largest))
+        f = f - math.log2(most)
+        x, y = _spread((p - rows).clamp_min(0.0), (q - columns).clamp_min(0.0), rows.sum(), marginals.total)
+        rows, columns = rows + x * y.sum(), columns + y * x.sum()
+    return RoundedTiles(A, B, f, g, x, y, tiles, rows, columns, core, largest, after.argmax, residual)
 
 
 def _excess(actual: Tensor, wanted: Tensor) -> float:

@@ -18,7 +18,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-RUN = 256
+from torchgw.runtime.ranks import ALONE, Ranks
+
+RUN, BLOCK_POINTS = 256, 2**16
 MOST_ENTRIES = 2**30  # cuBLAS counts the entries of a vector in 31 bits
 
 
@@ -62,3 +64,27 @@ def inner(x: Tensor, y: Tensor) -> Tensor:
     """<x, y>, the sum of the products of all entries, in products of at most 2^30."""
     parts = zip(*(torch.split(side.flatten(), MOST_ENTRIES) for side in (x, y)), strict=True)
     return sum((torch.dot(a, b) for a, b in parts), start=x.new_zeros(()))
+
+
+def inner_product(F: Tensor, G: Tensor, mass: Tensor | None = None, ranks: Ranks = ALONE) -> Tensor:
+    """F^T diag(mass) G (r, r') in the dtype of the masses (N,), without which it is F^T G in float64; a block of points
+    at a time, so that no wider copy of the factors is made. F and G are the ranks' shares, masses are all."""
+    dtype, found = torch.float64 if mass is None else mass.dtype, []
+    mass = mass if mass is None else ranks.own(mass)
+    for start in range(0, max(len(F), 1), BLOCK_POINTS):
+        where = slice(start, start + BLOCK_POINTS)
+        right = G[where].to(dtype)
+        found.append(F[where].to(dtype).T @ (right if mass is None else right * mass[where, None]))
+    return ranks.sum(found[0] if len(found) == 1 else torch.stack(found).sum(0))
+
+
+def narrowed(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 sums in a narrower dtype, the same whatever the order they were added in.
+
+    The mean of two float32 numbers often lies halfway between two others, where the last bit of the sum would decide;
+    without its last 13 bits, a sum is there exactly.
+    """
+    if dtype == sums.dtype:
+        return sums
+    raised = sums * (2**13 + 1)
+    return (raised - (raised - sums)).to(dtype)

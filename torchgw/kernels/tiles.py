@@ -27,6 +27,7 @@ from torchgw.kernels import LN2
 from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
 from torchgw.kernels.sums import running
+from torchgw.runtime.ranks import ALONE, Ranks
 
 TILE = 128
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
@@ -69,6 +70,8 @@ class Tiles:
     def spans(self) -> list[list[slice]]:
         """For each row tile the runs of columns that it keeps, merged where tiles are neighbours."""
         first, column = self.first.cpu(), self.column.cpu()
+        if len(column) == 0:
+            return [[] for _ in first[1:]]
         starts = torch.ones_like(column, dtype=torch.bool)
         starts[1:] = column[1:] != column[:-1] + 1
         starts[first[:-1][first[:-1] < len(column)]] = True
@@ -91,6 +94,20 @@ class Tiles:
         lengths = torch.bincount(self.column, minlength=n_tiles)
         first = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
         return Tiles(self.size, self.k, self.n, first, row[order], self.separable)
+
+    def of_rows(self, rows: slice) -> Tiles:
+        """The tiles of a run of rows that begins with a row tile, and ends with one."""
+        ends = self.first[rows.start // self.size : -(-rows.stop // self.size) + 1]
+        begin, end = (int(ends[0]), int(ends[-1])) if len(ends) else (0, 0)
+        n = rows.stop - rows.start
+        return Tiles(self.size, n, self.k, ends - begin, self.column[begin:end], self.separable)
+
+    def of_columns(self, columns: slice) -> Tiles:
+        """The tiles of a run of columns that begins with a column tile, and ends with one."""
+        begin, end = columns.start // self.size, -(-columns.stop // self.size)
+        kept = (self.column >= begin) & (self.column < end)
+        first = torch.nn.functional.pad(kept.cumsum(0), (1, 0))[self.first]
+        return Tiles(self.size, self.n, columns.stop - columns.start, first, self.column[kept] - begin, self.separable)
 
     def nothing_skipped(self) -> bool:
         return len(self.column) == (len(self.first) - 1) * -(-self.k // self.size)
@@ -136,19 +153,24 @@ class Chosen(NamedTuple):
     cross: float
 
 
-def choose_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float) -> Chosen:
+def choose_tiles(
+    A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float, ranks: Ranks = ALONE
+) -> Chosen:
     """The tiles that hold mass, leaving out at most ``share`` of the total.
 
     A (N, r), B (K, r) in an order in which neighbours are near, base-2 potentials f (N,), g (K,), masses p (N,), q
     (K,).
     No run of points on either side loses more than that share of its own mass, so every point keeps its matches. The
     bound counts a tile left out as 2^-120 at least: smaller ones would come out as no mass at all in float32.
-    O(N K r / size) work, O(N K / size^2) memory.
+    O(N K r / size) work, which ranks share, O(N K / size^2) memory.
     """
     rows, columns = _Side.of(A, f, p, size), _Side.of(B, g, q, size)
     step = block_rows(rows.count, max(len(B), size * columns.count), A.device, CHUNK_ELEMENTS)
-    found = [_bounds(rows, columns, slice(i, i + step)) for i in range(0, rows.count, step)]
-    bound, second = (torch.cat(side) for side in zip(*found, strict=True))
+    own = ranks.share(rows.count)
+    starts = range(own.start, own.stop, step)
+    found = [rows.centre.new_empty(2, 0, columns.count)]
+    found += [torch.stack(_bounds(rows, columns, slice(i, min(i + step, own.stop)))) for i in starts]
+    bound, second = (ranks.joined(side, rows.count) for side in torch.cat(found, 1))
     small = _least(bound, share * rows.mass) & _least(bound.T, share * columns.mass).T
     small[torch.arange(rows.count, device=A.device), bound.argmax(1)] = False
     small[bound.argmax(0), torch.arange(columns.count, device=A.device)] = False

@@ -24,6 +24,7 @@ from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sampled import Control, sample_anchors, sampled_cost
 from torchgw.objective.value import Objective, affordable, objective, sampled_objective
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import DistanceProvider
 
@@ -98,16 +99,17 @@ def read_streamed(
     penalty: float,
     max_memory: int,
     generator: torch.Generator,
+    ranks: Ranks = ALONE,
 ) -> Evaluated:
     """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r') where the controls are the spaces' own
-    factors. Elsewhere all distances may be computed where they fit ``max_memory``."""
+    factors, or the ranks' shares of them. Elsewhere all distances may be computed where they fit ``max_memory``."""
     means = None
     if product is None or controls is None:
         quadratic = objective(coupling, spaces, marginals, max_memory, generator)
         cost = sampled_cost(*spaces, sample_anchors(coupling, marginals[0], CERTIFICATE_ANCHORS, generator))
     else:
         x, y = controls
-        value = float(factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), *marginals))
+        value = float(factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), *marginals, ranks))
         quadratic = Objective(max(value, 0.0), True, 0.0)
         means = x.mean_squares, y.mean_squares
         cost = cost_of_core((x.F, x.signs), (y.F, y.signs), product, *means)
@@ -121,6 +123,7 @@ def certify(
     model: Model,
     unit: float,
     sample: torch.Generator | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Values, Certificate]:
     """The parts of F, and what is certain of a plan.
 
@@ -144,14 +147,16 @@ def certify(
         rounding = error * (unit + abs(values.total))
         lower = min(lower, values.total) if lower <= values.total + rounding else lower  # no bound hides a false one
     return values, Certificate(
-        stationarity=stationarity(found, dual, model, sample),
+        stationarity=stationarity(found, dual, model, sample, ranks),
         stationarity_exact=found.means is not None and sample is None,
         lower_bound=lower,
         gap=max(values.total - lower, 0.0),
     )
 
 
-def stationarity(found: Evaluated, dual: Tensor, model: Model, sample: torch.Generator | None) -> float:
+def stationarity(
+    found: Evaluated, dual: Tensor, model: Model, sample: torch.Generator | None, ranks: Ranks = ALONE
+) -> float:
     """The Frank-Wolfe gap of F without its entropy, bounded by dual potentials; NaN where KL leaves the mass free.
 
     A gradient of F is 2 w Chat, to which a relaxed marginal mu adds 2 w rho log(mu / p); the plans that it points to
@@ -164,10 +169,16 @@ def stationarity(found: Evaluated, dual: Tensor, model: Model, sample: torch.Gen
         return math.nan
     cost = linearise(model, found.cost, model.linear(found.cost.U.dtype))
     value = (model.alpha * found.expected + (model.beta * found.linear + found.penalty) / 2) / weight  # <Chat, T>
+    most, held = math.inf, any(0 < rho < math.inf for rho in model.marginals.weights)
+    if model.loss is SQUARE and found.means is not None and not held:
+        most = 2 * weight * max(value, 0.0)  # what is summed are squares and costs, so no plan costs less than nothing
     if sample is not None:
         index = draw(p, SAMPLED_ROWS, sample)
-        cost, p = cost.taken(index, slice(None)), p.new_full((SAMPLED_ROWS,), float(p.sum()) / SAMPLED_ROWS)
-    elif varied:
+        some = FactoredCost(cost.a[index], ranks.own(cost.b), ranks.taken(cost.U, len(p), index), cost.V)
+        a = ranks.least(c_transform(some, ranks.own(dual), ranks.own(q)))
+        lowest = dual_bound(a, dual, p.new_full((SAMPLED_ROWS,), float(p.sum()) / SAMPLED_ROWS), q)
+        return min(weight * float(gap(value, lowest)), most)
+    if varied:
         mass = float(found.marginals[0].sum())
         saved = sum(model.marginals.weights) * (model.alpha * mass + model.beta / 2) / weight
         b = dual.clamp_max(0.0)
@@ -181,9 +192,6 @@ def stationarity(found: Evaluated, dual: Tensor, model: Model, sample: torch.Gen
         if rho > 0:
             slope = rho * (sums.clamp_min(tiny) / q.clamp_min(tiny)).log()
             cost, value = replace(cost, b=cost.b + slope), value + float(slope @ sums)
-    most, held = math.inf, any(0 < rho < math.inf for rho in model.marginals.weights)
-    if model.loss is SQUARE and found.means is not None and not held:
-        most = 2 * weight * max(value, 0.0)  # what is summed are squares and costs, so no plan costs less than nothing
     return min(weight * float(frank_wolfe_gap(value, cost, p, q, dual, total)), most)
 
 

@@ -30,12 +30,14 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.blocks import block_rows, blocks
+from torchgw.kernels.sums import inner_product
 from torchgw.losses import SQUARE, SeparableLoss, loss_factors
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
 from torchgw.types import Coupling, DistanceProvider, is_symmetric, multiplies
 
-BLOCK_POINTS, BLOCK_ROWS = 2**16, 256
+BLOCK_ROWS = 256
 
 Factors: TypeAlias = tuple[Tensor, Tensor]
 """F (N, r) and signs s (r,) of distances F diag(s) F^T."""
@@ -153,14 +155,17 @@ def cost_of_core(left: Factors, right: Factors, product: Tensor, a: Tensor, b: T
     return FactoredCost(a, b, U, V)
 
 
-def factored_quadratic(product: Tensor, left: Factors, right: Factors, p: Tensor, q: Tensor) -> Tensor:
+def factored_quadratic(
+    product: Tensor, left: Factors, right: Factors, p: Tensor, q: Tensor, ranks: Ranks = ALONE
+) -> Tensor:
     """<C(T), T> between factored spaces from M = F^T T G (r, r') and the marginals p (N,), q (K,) of T,
 
-    sum s_k s_l (F^T diag(p) F)_kl^2 + sum t_k t_l (G^T diag(q) G)_kl^2 - 2 sum s_k t_l M_kl^2, in their dtype.
+    sum s_k s_l (F^T diag(p) F)_kl^2 + sum t_k t_l (G^T diag(q) G)_kl^2 - 2 sum s_k t_l M_kl^2, in their dtype. The
+    factors are the ranks' shares.
     """
     (F, s), (G, t) = left, right
     cross: Tensor = (s.to(p)[:, None] * product.square() * t.to(q)).sum()
-    return factored_mean_square(F, s, p) + factored_mean_square(G, t, q) - 2 * cross
+    return factored_mean_square(F, s, p, ranks) + factored_mean_square(G, t, q, ranks) - 2 * cross
 
 
 def factored_cross(signs: Tensor, TF: Tensor, DTF: Tensor) -> Tensor:
@@ -245,24 +250,13 @@ def mean_of(f: Tensor, mass: Tensor, symmetric: bool) -> Tensor:
     return found if symmetric else (found + f.T @ mass) / 2
 
 
-def factored_mean_squares(F: Tensor, signs: Tensor, mass: Tensor) -> Tensor:
-    """(D o D) mass (N,) for D = F diag(signs) F^T, O(N r^2)."""
+def factored_mean_squares(F: Tensor, signs: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
+    """(D o D) mass (N,) for D = F diag(signs) F^T, in the dtype of F, the ranks' shares; O(N r^2)."""
     signed = F * signs
-    return ((signed @ inner_product(F, F, mass)) * signed).sum(1)
+    return ranks.joined(((signed @ inner_product(F, F, mass, ranks).to(F.dtype)) * signed).sum(1), len(mass))
 
 
-def factored_mean_square(F: Tensor, signs: Tensor, mass: Tensor) -> Tensor:
+def factored_mean_square(F: Tensor, signs: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """<mass, (D o D) mass> for D = F diag(signs) F^T, in the dtype of the masses; O(N r^2), memory of a block."""
     signs = signs.to(mass.dtype)
-    return (signs[:, None] * inner_product(F, F, mass).square() * signs).sum()
-
-
-def inner_product(F: Tensor, G: Tensor, mass: Tensor | None = None) -> Tensor:
-    """F^T diag(mass) G (r, r') in the dtype of the masses (N,), without which it is F^T G in float64; a block of points
-    at a time, so that no wider copy of the factors is made."""
-    dtype, found = torch.float64 if mass is None else mass.dtype, []
-    for start in range(0, len(F), BLOCK_POINTS):
-        where = slice(start, start + BLOCK_POINTS)
-        right = G[where].to(dtype)
-        found.append(F[where].to(dtype).T @ (right if mass is None else right * mass[where, None]))
-    return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+    return (signs[:, None] * inner_product(F, F, mass, ranks).square() * signs).sum()

@@ -25,6 +25,7 @@ from torchgw.losses import SQUARE, Function
 from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import factored_mean_square, mean_squares, product
 from torchgw.objective.model import Model
+from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.landmark import storage
@@ -65,9 +66,9 @@ def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | Non
     space = space.to(mass.device, getattr(torch, storage(space.size)))
     mass, factors = mass / mass.sum(), space.factors()
     if factors is not None and transformed is None:
-        F, signs = (part.to(mass) for part in factors)
-        mean = signs @ (F.T @ mass).square()
-        square = factored_mean_square(F, signs, mass)
+        (F, signs), ranks = (part.to(mass) for part in factors), ranks_of(space)
+        mean = signs @ ranks.sum(F.T @ ranks.own(mass)).square()
+        square = factored_mean_square(F, signs, mass, ranks)
     elif multiplies(space) and transformed is None:
         mean, square = mass @ product(space, mass[:, None])[:, 0], mean_squares(space, mass) @ mass
     else:

@@ -27,6 +27,7 @@ from torchgw.kernels.sums import inner
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals, damping
 from torchgw.objective.divergence import kl, negentropy, relative_entropy, squared
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import Side
@@ -72,6 +73,7 @@ class Model:
     logarithm : log of the scale of the masses.
     points : indices (n,), (k,) that rules name, or None.
     groups : labels (N,), (K,) of points that cells must not mix.
+    ranks : those that share the factors of the costs.
     """
 
     p: Tensor
@@ -88,6 +90,7 @@ class Model:
     price: float = 1.0
     points: tuple[Tensor, Tensor] | None = None
     groups: tuple[Tensor, Tensor] | None = None
+    ranks: Ranks = ALONE
 
     @property
     def plain(self) -> bool:
@@ -142,12 +145,12 @@ class Model:
         return replace(self, p=p, q=q, cost=cost, penalty=penalty)
 
     def between(self, cost: FactoredCost | None, rows: Cells, columns: Cells) -> FactoredCost | None:
-        """A cost between cells of points: every factor replaced by its mean."""
+        """A cost between cells of points: every factor, of which ranks may have their shares, replaced by its mean."""
         if cost is None:
             return None
         assert cost.extra is None  # stored costs are for the dense strategy alone
         a, b = rows.means(cost.a[:, None], self.p)[:, 0], columns.means(cost.b[:, None], self.q)[:, 0]
-        return FactoredCost(a, b, rows.means(cost.U, self.p), columns.means(cost.V, self.q))
+        return FactoredCost(a, b, rows.means(cost.U, self.p, self.ranks), columns.means(cost.V, self.q, self.ranks))
 
     def on_cells(self, rows: Cells, columns: Cells) -> Model:
         """The coarsened model: masses summed, costs averaged within cells."""
@@ -155,7 +158,8 @@ class Model:
             sums * (mass.sum() / sums.sum())
             for sums, mass in ((rows.sums(self.p), self.p), (columns.sums(self.q), self.q))
         )
-        found = self.on(p, q, self.between(self.cost, rows, columns), self.between(self.penalty, rows, columns))
+        costs = (self.between(cost, rows, columns) for cost in (self.cost, self.penalty))
+        found = replace(self.on(p, q, *costs), ranks=ALONE)
         if self.points is None:
             return found
         one, other = (
@@ -171,6 +175,16 @@ class Model:
             None if pair is None else (pair[0].to(device), pair[1].to(device)) for pair in (self.points, self.groups)
         )
         return replace(self.on(*sides, *costs), points=named, groups=groups)
+
+    def shared(self, ranks: Ranks) -> Model:
+        """The same objective, of whose costs' factors each rank has its share."""
+        if ranks.count == 1:
+            return self
+        costs = (
+            None if cost is None else replace(cost, U=ranks.own(cost.U).clone(), V=ranks.own(cost.V).clone())
+            for cost in (self.cost, self.penalty)
+        )
+        return replace(self.on(self.p, self.q, *costs), ranks=ranks)
 
     def at(self, epsilon: float) -> Model:
         """The same objective with another entropy weight, and the penalty that stands for a constraint there."""

@@ -25,6 +25,7 @@ from torchgw.objective.exact import factored_mean_squares
 from torchgw.objective.linearise import Gradient, ModelGradient
 from torchgw.options import SamplingOptions
 from torchgw.persist.codec import storable
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.landmark import signed_factors
 from torchgw.spaces.quantisation import choose_landmarks
@@ -75,9 +76,9 @@ class Control(NamedTuple):
     signs: Tensor
     mean_squares: Tensor
 
-    def under(self, mass: Tensor) -> Control:
+    def under(self, mass: Tensor, ranks: Ranks = ALONE) -> Control:
         """The same under other masses."""
-        return self._replace(mean_squares=factored_mean_squares(self.F, self.signs, mass))
+        return self._replace(mean_squares=factored_mean_squares(self.F, self.signs, mass, ranks))
 
 
 def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> Control:

@@ -69,6 +69,7 @@ from torchgw.request.spaces import (
     with_factors,
     without_searches,
 )
+from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
 from torchgw.solvers.factored_transport import finds_vertices
@@ -425,7 +426,7 @@ class Request:
         mode = self.asked.gradient_mode
         return Problem(
             spaces=spaces,
-            model=self.model,
+            model=self.model.shared(ranks_of(spaces[0])),
             exact=self.against_exact is None and self.options.gradient != "sampled",
             unit=unit_of(spaces),
             kernels=self.kernels,

@@ -19,6 +19,7 @@ from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import cost_of_core, factored_mean_squares
 from torchgw.objective.sampled import Anchors, Control, controlled, landmark_control, sampled_cost
 from torchgw.persist.codec import storable
+from torchgw.runtime.ranks import Ranks, ranks_of
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells
@@ -31,7 +32,7 @@ class ControlledSpace:
 
     space : in the loop's dtype.
     mass : (N,), float64, of sum one.
-    control : its own factors (N, r) where it has any, else those of landmarks.
+    control : its own factors (N, r) where it has any, else those of landmarks; of ranks that share it, their shares.
     exact : whether they are its own.
     """
 
@@ -49,16 +50,21 @@ class ControlledSpace:
         if factors is None:
             control = landmark_control(space, narrow, max(n_control, 2), generator)
         else:
-            control = Control(*factors, factored_mean_squares(*factors, narrow))
+            control = Control(*factors, factored_mean_squares(*factors, mass, ranks_of(space)))
         if control.F.shape[1] == 0:  # all points coincide
-            control = Control(narrow.new_zeros(len(mass), 1), narrow.new_ones(1), control.mean_squares)
+            control = Control(narrow.new_zeros(len(control.F), 1), narrow.new_ones(1), control.mean_squares)
         return cls(space, mass, control, factors is not None)
+
+    @property
+    def ranks(self) -> Ranks:
+        """Those that share the space."""
+        return ranks_of(self.space)
 
     def coarsened(self, cells: Cells, matrix: bool) -> CellSpace:
         """The space of the cells; without factors their distance matrix is stored where ``matrix`` is set."""
         F, signs, _ = self.control
-        means = cells.means(F, self.mass)
-        centres = cells.nearest(F, means, self.mass)
+        means = cells.means(F, self.mass, self.ranks)
+        centres = cells.nearest(F, means, self.mass, self.ranks)
         space: DistanceProvider | None = None
         if self.exact:
             space = FactoredDistances.of(means, signs, self.space.scale)
@@ -113,7 +119,7 @@ def under(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:
     """The side with the mean squares of a plan whose cells have the masses ``sums`` (n,) instead of their own."""
     own = cells.sums(side.mass).clamp_min(torch.finfo(sums.dtype).tiny)
     mass = side.mass * (sums / own)[cells.label]
-    return replace(side, control=side.control.under(mass.to(side.control.F.dtype)))
+    return replace(side, control=side.control.under(mass, side.ranks))
 
 
 def sampled_cost_of_cells(

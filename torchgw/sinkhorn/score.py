@@ -23,6 +23,7 @@ from torch import Tensor
 from torchgw.kernels import LOG2E
 from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 
@@ -52,31 +53,35 @@ class FactoredScore:
 
 
 def factored_score(
-    cost: FactoredCost, p: Tensor, q: Tensor, epsilon: float, tolerance: float, wide: bool = False
+    cost: FactoredCost, p: Tensor, q: Tensor, epsilon: float, tolerance: float, wide: bool = False, ranks: Ranks = ALONE
 ) -> FactoredScore:
     """The score of ``cost`` for float64 masses p (N,), q (K,), off by at most ``tolerance`` bits.
 
-    In the dtype of the cost, or float64 when ``wide``. O((N + K) r^2) work.
+    In the dtype of the cost, whose factors are the ranks' shares, or float64 when ``wide``. O((N + K) r^2) work.
     """
     unit = 2 * LOG2E / epsilon
     # Means by mass in float64 make the rank small; `FactoredCost.centred` takes plain ones, in the cost's precision.
     p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
-    u0, v0 = _mean(cost.U, p), _mean(cost.V, q)
-    row, column = unit * _times(cost.U, v0[:, None])[:, 0], unit * (_times(cost.V, u0[:, None])[:, 0] - u0 @ v0)
+    (n, own_p), (k, own_q) = ((len(mass), ranks.own(mass)) for mass in (p, q))
+    u0, v0 = ranks.sum(_mean(cost.U, own_p)), ranks.sum(_mean(cost.V, own_q))
+    row = unit * ranks.joined(_times(cost.U, v0[:, None])[:, 0], n)
+    column = unit * (ranks.joined(_times(cost.V, u0[:, None])[:, 0], k) - u0 @ v0)
     # The few numbers of a rank come to the host: factorisations of so small matrices take a GPU longer.
-    (near, far), device = fetched(_gram(cost.U, u0, p), _gram(cost.V, v0, q)), u0.device
+    grams = ranks.sum(_gram(cost.U, u0, own_p)), ranks.sum(_gram(cost.V, v0, own_q))
+    (near, far), device = fetched(*grams), u0.device
     (L, L_inverse), (M, M_inverse) = _roots(near), _roots(far)
     P, sigma, Q = torch.linalg.svd(unit * (L.T @ M), full_matrices=False)
     to_A, to_B = (L_inverse @ P * sigma.sqrt()).to(device), (M_inverse @ Q.T * sigma.sqrt()).to(device)
     if len(sigma) == 0:  # all points of a space see the same distances
         to_A, to_B = torch.zeros_like(u0)[:, None], torch.zeros_like(v0)[:, None]
-    (rest,) = fetched(_rest(cost.U, u0, to_A) * _rest(cost.V, v0, to_B))
+    (rest,) = fetched(ranks.most(_rest(cost.U, u0, to_A)) * ranks.most(_rest(cost.V, v0, to_B)))
     rank = max(int((rest > tolerance).sum()), 1)
     error = float(rest[rank]) if rank < len(rest) else 0.0
     to_A, to_B = to_A[:, :rank], to_B[:, :rank]
     A, B = _times(cost.U, to_A) - u0 @ to_A, _times(cost.V, to_B) - v0 @ to_B
     dtype = torch.float64 if wide else cost.U.dtype
-    return FactoredScore(A.to(dtype), B.to(dtype), row, column, epsilon, error)
+    A, B = ranks.joined(A.to(dtype), n), ranks.joined(B.to(dtype), k)
+    return FactoredScore(A, B, row, column, epsilon, error)
 
 
 def _blocks(U: Tensor) -> list[Tensor]:

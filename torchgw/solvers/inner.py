@@ -16,12 +16,13 @@ from torchgw.couplings.rounding import round_tiles, rounded
 from torchgw.kernels import LOG2E
 from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
-from torchgw.kernels.softmin_tiles import TileKernel
+from torchgw.kernels.shared import StreamedKernel, TileReader
 from torchgw.kernels.sums import inner
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, choose_tiles
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.repeated import Repeated, State
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
@@ -145,20 +146,26 @@ class StreamedInner:
     are left out, those outside of which all mass lies but the share ``omitted``."""
 
     def __init__(
-        self, kernel: Kernel, tiled: TileKernel, model: Model, options: SinkhornOptions, omitted: float
+        self,
+        kernel: StreamedKernel,
+        tiled: TileReader,
+        model: Model,
+        options: SinkhornOptions,
+        omitted: float,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.kernel, self.tiled, self.model = kernel, tiled, model
-        self.options, self.omitted = options, omitted
+        self.options, self.omitted, self.ranks = options, omitted, ranks
 
     def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
         A, B = linear.A, linear.B
         state = self.potentials(linear, f, g)
         tiles = self.tiles(A, B, state.f, state.g)
-        rounded = round_tiles(
-            self.tiled, A, B, tiles, state.f.double(), state.g.double(), *self.model.masses, self.model.marginals, [B]
-        )
-        TB = rounded.read.TV[:, 1:] + rounded.x[:, None] * (rounded.y @ B.double())
-        return state, rounded.coupling(), (A * TB).sum().to(A.dtype)
+        (p, q), (left, right) = self.model.masses, (self.ranks.own(side, tiles.size) for side in (A, B))
+        f, g = state.f.double(), state.g.double()
+        rounded = round_tiles(self.tiled, A, B, tiles, f, g, p, q, self.model.marginals, left, right)
+        overlap = rounded.core.trace() + (rounded.x @ A.double()) @ (rounded.y @ B.double())
+        return state, rounded.coupling(), overlap.to(A.dtype)
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         assert linear.extra is None, "what streams has factors"
@@ -174,7 +181,7 @@ class StreamedInner:
         """The tiles that matter under these potentials."""
         if self.omitted == 0 or len(A) * len(B) <= SKIPPED_FROM**2:
             return all_tiles(len(A), len(B), TILE, A.device)
-        return choose_tiles(A, B, f, g, *self.model.masses, TILE, self.omitted)[0]
+        return choose_tiles(A, B, f, g, *self.model.masses, TILE, self.omitted, self.ranks)[0]
 
 
 def _overlap(score: Tensor, plan: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
+from torchgw.kernels.shared import SharedKernel, SharedTiles, StreamedKernel, TileReader
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
@@ -22,6 +23,7 @@ from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, recall
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
+from torchgw.runtime.ranks import Ranks, ranks_of
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
 from torchgw.solvers.fixed_point import descend
@@ -52,8 +54,14 @@ class Kernels:
 
     backend: str
     stored: Kernel
-    streamed: Kernel
-    tiled: TileKernel
+    streamed: StreamedKernel
+    tiled: TileReader
+
+    def shared(self, ranks: Ranks) -> Kernels:
+        """The same with passes over all pairs that ranks share."""
+        if ranks.count == 1 or not (isinstance(self.streamed, Kernel) and isinstance(self.tiled, TileKernel)):
+            return self
+        return replace(self, streamed=SharedKernel(self.streamed, ranks), tiled=SharedTiles(self.tiled, ranks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +140,19 @@ class Problem:
         """Whether epsilon falls on from where it begins, while that sharpens the plan."""
         falls = self.auto and self.exact and not self.curves and self.tol is None
         return falls and not (self.sharp or self.sharpens)
+
+    @property
+    def ranks(self) -> Ranks:
+        """Those that share the spaces, and the solve."""
+        return ranks_of(self.source)
+
+    def by_first(self, task: Callable[[], Result]) -> Result:
+        """The result of a task that the first rank does, with the random state and the cancellation that it leaves."""
+        result, state, stopped = self.ranks.first(lambda: (task(), self.generator.get_state(), self.watch.stopped))
+        self.generator.set_state(state)
+        if stopped:
+            self.watch.stop()
+        return result
 
     def stage(self, name: str, compute: Callable[[], Result]) -> Result:
         """The result of a stage, see `torchgw.persist.watch`."""

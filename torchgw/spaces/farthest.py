@@ -16,6 +16,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -42,29 +43,45 @@ def farthest_points(graph: Any, n_landmarks: int, dtype: str = "float64") -> tup
 
     Notes
     -----
-    O(L N log N). The nodes are renumbered by the reverse Cuthill-McKee order, which puts neighbours near each other in
-    memory: half the time at a million nodes in random order.
+    O(L N log N).
     """
-    from scipy.sparse.csgraph import connected_components, dijkstra, reverse_cuthill_mckee
+    n_landmarks = landmark_count(graph, n_landmarks)
+    columns = np.empty((n_landmarks, graph.shape[0]), dtype=dtype)
+    index = np.zeros(n_landmarks, dtype=np.int64)
+    for step, (index[step], distance) in enumerate(searches(graph, n_landmarks)):
+        columns[step] = distance
+    return index, columns.T
 
-    n = graph.shape[0]
-    n_landmarks = min(max(n_landmarks, connected_components(graph, directed=True, connection="strong")[0]), n)
+
+def landmark_count(graph: Any, n_landmarks: int) -> int:
+    """The landmarks that a graph gets where so many are asked for."""
+    from scipy.sparse.csgraph import connected_components
+
+    parts = int(connected_components(graph, directed=True, connection="strong")[0])
+    return min(max(n_landmarks, parts), int(graph.shape[0]))
+
+
+def searches(graph: Any, n_landmarks: int) -> Iterator[tuple[int, Array]]:
+    """Each landmark in turn, and the distances (N,) to it.
+
+    The nodes are renumbered by the reverse Cuthill-McKee order, which puts neighbours near each other in memory: half
+    the time at a million nodes in random order.
+    """
+    from scipy.sparse.csgraph import dijkstra, reverse_cuthill_mckee
+
     order = reverse_cuthill_mckee(graph, symmetric_mode=True)
     place = np.empty_like(order)
-    place[order] = np.arange(n, dtype=order.dtype)
+    place[order] = np.arange(graph.shape[0], dtype=order.dtype)
     graph = graph[order]
     graph.indices = place[graph.indices]
     graph.has_sorted_indices = False
-    columns = np.empty((n_landmarks, n), dtype=dtype)
-    index = np.zeros(n_landmarks, dtype=np.int64)
-    nearest = np.full(n, np.inf)
-    for step in range(n_landmarks):
-        distance = dijkstra(graph, indices=place[index[step]])[place]
-        columns[step] = distance
-        np.minimum(nearest, distance, out=nearest)
-        if step + 1 < n_landmarks:
-            index[step + 1] = nearest.argmax()
-    return index, columns.T
+    index, nearest = 0, np.full(graph.shape[0], np.inf)
+    for left in reversed(range(n_landmarks)):
+        distance = dijkstra(graph, indices=place[index])[place]
+        yield index, distance
+        if left:
+            np.minimum(nearest, distance, out=nearest)
+            index = int(nearest.argmax())
 
 
 def worthwhile(n: int, k: int, n_landmarks: int) -> bool:

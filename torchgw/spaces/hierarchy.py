@@ -17,9 +17,11 @@ from torch import Tensor
 
 from torchgw.kernels import principal_directions
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.sums import add_by_label
+from torchgw.kernels.principal_directions.reference import positions
+from torchgw.kernels.sums import add_by_label, narrowed
 from torchgw.kernels.tiles import inverse_permutation
 from torchgw.persist.codec import storable
+from torchgw.runtime.ranks import ALONE, Ranks
 
 BLOCK_POINTS = 2**16
 
@@ -78,27 +80,30 @@ class Cells:
         """Sums over the cells, (count, ...) from (N, ...)."""
         return add_by_label(values.new_zeros((self.count, *values.shape[1:])), self.label, values)
 
-    def means(self, values: Tensor, mass: Tensor) -> Tensor:
-        """Averages (count, d) of values (N, d) weighted by ``mass`` (N,); plain averages where a cell has no mass."""
+    def means(self, values: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
+        """Averages (count, d) of values (N, d), the ranks' shares, weighted by ``mass`` (N,), in whose precision they
+        are summed; plain averages where a cell has no mass."""
         total = self.sums(mass)
         weight = torch.where(total[self.label] > 0, mass, torch.ones_like(mass))
         norm = self.sums(weight)
-        out = values.new_zeros((self.count, values.shape[1]))
+        out = weight.new_zeros(self.count, values.shape[1])
+        label, weight = ranks.own(self.label), ranks.own(weight)
         for start in range(0, len(values), BLOCK_POINTS):
             where = slice(start, start + BLOCK_POINTS)
-            add_by_label(out, self.label[where], values[where] * weight[where, None].to(values.dtype))
-        return out / norm[:, None].to(values.dtype)
+            add_by_label(out, label[where], values[where] * weight[where, None])
+        return narrowed(ranks.sum(out) / norm[:, None], values.dtype)
 
-    def nearest(self, values: Tensor, centres: Tensor, mass: Tensor) -> Tensor:
-        """For each cell the index of its point with mass whose values (N, d) are closest to the centre, (count,)."""
+    def nearest(self, values: Tensor, centres: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
+        """For each cell the index of its point with mass whose values (N, d), the ranks' shares, are closest to the
+        centre, (count,)."""
+        labels = torch.split(ranks.own(self.label), BLOCK_POINTS)
         distance = torch.cat(
             [
                 (block - centres[label]).square().sum(1)
-                for block, label in zip(
-                    torch.split(values, BLOCK_POINTS), torch.split(self.label, BLOCK_POINTS), strict=True
-                )
+                for block, label in zip(torch.split(values, BLOCK_POINTS), labels, strict=True)
             ]
         )
+        distance = ranks.joined(distance, len(mass))
         distance = torch.where(mass > 0, distance, distance + distance.max() + 1)
         order = torch.argsort(distance, stable=True)
         order = order[torch.argsort(self.label[order], stable=True)]
@@ -106,7 +111,9 @@ class Cells:
         return order[first]
 
 
-def bisect(features: Tensor, n_cells: int, unit: int = 1, backend: str = "eager") -> Hierarchy:
+def bisect(
+    features: Tensor, n_cells: int, unit: int = 1, backend: str = "eager", n: int | None = None, ranks: Ranks = ALONE
+) -> Hierarchy:
     """Halve until there are at least ``n_cells`` cells, or a cell for each point.
 
     Parameters
@@ -115,12 +122,13 @@ def bisect(features: Tensor, n_cells: int, unit: int = 1, backend: str = "eager"
     unit : while a cell has more than ``unit`` points it is cut at a multiple of it, so that runs of ``unit`` points in
         the order never straddle two cells.
     backend : of `torchgw.kernels.principal_directions`.
+    n, ranks : N, where the features are the ranks' shares.
 
     Notes
     -----
     O(N (d + log N)) for each of log2(n_cells) levels; directions come from at most 32 points of each cell.
     """
-    n, device = len(features), features.device
+    n, device = len(features) if n is None else n, features.device
     order = torch.arange(n, device=device)
     ends = torch.tensor([0, n])  # where cells end depends on their numbers alone, so the host knows
     levels = [ends.to(device)]
@@ -128,7 +136,8 @@ def bisect(features: Tensor, n_cells: int, unit: int = 1, backend: str = "eager"
     workload = Workload(device, features.dtype, (n, n_cells), features.shape[1])
     directions = principal_directions.choose(backend, workload).function
     while len(ends) - 1 < min(n_cells, n):
-        order = _sorted_within(features, directions(features, order, levels[-1]), node)
+        direction = directions(*_standing_for(features, order, levels[-1], ranks))
+        order = torch.argsort(_keys(ranks.joined(_along(features, direction, ranks.own(node)), n), node), stable=True)
         ends = torch.unique(torch.cat((ends, _cuts(ends, unit))))
         levels.append(ends.to(device))
         node[order] = _labels(ends.diff().to(device), numbers[: len(ends) - 1], n)
@@ -147,14 +156,22 @@ def _cuts(ends: Tensor, unit: int) -> Tensor:
     return (first + half)[size > 1]
 
 
-def _sorted_within(features: Tensor, direction: Tensor, node: Tensor) -> Tensor:
-    """The order with the points of each cell, ``node`` (N,), sorted along its direction (cells, d)."""
-    along = torch.cat(
-        [
-            (block * direction[which]).sum(1)
-            for block, which in zip(torch.split(features, BLOCK_POINTS), torch.split(node, BLOCK_POINTS), strict=True)
-        ]
-    ).to(torch.float64)
+def _standing_for(features: Tensor, order: Tensor, ends: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, order and ends of cells with the same directions, all of them here."""
+    if ranks.count == 1:
+        return features, order, ends
+    sample = order[positions(ends)]
+    every = torch.arange(sample.numel() + 1, device=ends.device)
+    return ranks.taken(features, len(order), sample.flatten()), every[:-1], every[:: sample.shape[1]]
+
+
+def _along(features: Tensor, direction: Tensor, node: Tensor) -> Tensor:
+    """Coordinates (N,), float64, of the points along the direction (cells, d) of the cell, ``node`` (N,), of each."""
+    blocks = zip(torch.split(features, BLOCK_POINTS), torch.split(node, BLOCK_POINTS), strict=True)
+    return torch.cat([(block * direction[which]).sum(1) for block, which in blocks]).to(torch.float64)
+
+
+def _keys(along: Tensor, node: Tensor) -> Tensor:
+    """Numbers that rise along each cell, and from cell to cell."""
     low, high = along.aminmax()
-    key = node + 0.999 * (along - low) / (high - low).clamp_min(torch.finfo(along.dtype).tiny)
-    return torch.argsort(key, stable=True)
+    return node + 0.999 * (along - low) / (high - low).clamp_min(torch.finfo(along.dtype).tiny)

@@ -31,6 +31,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.autograd import refuse_double_backward
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
@@ -96,18 +97,28 @@ class LandmarkDistances(FactoredDistances):
     ) -> None:
         largest = float(columns.max()) if largest is None else largest
         among = columns[index].double() if among is None else among
-        if largest == math.inf:
-            largest = float(columns.masked_fill(columns.isinf(), 0.0).max())
-            warn_unreachable(name)
-            for distances in (columns, among):
-                fill_unreachable(distances, positive_scale(largest))
-        self.scale = self.largest = positive_scale(largest)
-        columns /= self.scale
         self.landmarks = index
-        self._F, self._signs = signed_factors(columns, among.numpy() / self.scale)
+        self._F, self._signs, self.scale = landmark_factors(columns, among, largest, name)
+        self.largest = self.scale
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
         return super().to(device, dtype)._with(landmarks=self.landmarks.to(device))
+
+
+def landmark_factors(
+    columns: Tensor, among: Tensor, largest: float, name: str, ranks: Ranks = ALONE
+) -> tuple[Tensor, Tensor, float]:
+    """F, signs and the scale from raw distances to landmarks (N, L), the ranks' shares, which are overwritten, those
+    between landmarks (L, L), and the largest of all; infinite ones are filled, with a warning."""
+    if largest == math.inf:
+        finite = columns.masked_fill(columns.isinf(), 0.0)
+        largest = float(ranks.most(finite.max() if len(finite) else finite.new_zeros(())))
+        warn_unreachable(name)
+        for distances in (columns, among):
+            fill_unreachable(distances, positive_scale(largest))
+    scale = positive_scale(largest)
+    columns /= scale
+    return *signed_factors(columns, among.cpu().numpy() / scale), scale
 
 
 def storage(n: int) -> str:

@@ -115,7 +115,7 @@ def own_scales(
         brought = bring(space.data, space.kind) if space.points and options.k is None else None
         graph, reports[i] = None, None
         if brought is None and space.kind in ON_GRAPHS:
-            graph, reports[i] = _graph(space, options)
+            graph, reports[i] = neighbour_graph_of(space, options)
             brought = bring(graph, space.kind)
         if brought is not None:
             begun[i] = Begun(space.name, space.kind, brought, options.n_landmarks)
@@ -160,7 +160,7 @@ def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pai
     return x, y
 
 
-def _graph(space: Space, options: SpaceOptions) -> tuple[Any, GraphReport | None]:
+def neighbour_graph_of(space: Space, options: SpaceOptions) -> tuple[Any, GraphReport | None]:
     """A validated graph as it is, or the neighbour graph of validated points."""
     return (space.data, None) if is_graph(space.data) else build_graph(space.data, options.k, space.name)
 
@@ -171,10 +171,10 @@ def _two_landmark_spaces(spaces: Sequence[Space], options: SpaceOptions) -> tupl
     x, y = spaces
     with SearchAside() as aside:
         built = not x.points or x.size < BUILT_ASIDE
-        data, report_x = _graph(x, options) if built else (x.data, None)
+        data, report_x = neighbour_graph_of(x, options) if built else (x.data, None)
         aside.start(data, options.n_landmarks, storage(x.size), options.k, x.name)
         del data
-        graph, report_y = _graph(y, options)
+        graph, report_y = neighbour_graph_of(y, options)
         found = farthest_points(graph, options.n_landmarks, storage(y.size))
         del graph
         second = LandmarkDistances.from_search(*found, name=y.name)

@@ -18,6 +18,7 @@ from torchgw.kernels.tiles import TILE
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of, moments_of, weights_of
 from torchgw.objective.sampled import Control
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.threads import threads_for
 from torchgw.search.basins import listed
 from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_product, sampled_cost_of_cells, under
@@ -67,10 +68,11 @@ def streamed(problem: Problem) -> StreamedProblem:
     if linear is not None:
         features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
     first, second = (
-        cells_of(problem, side, axis, feature, min(options.ladder.n_cells, max(_halved(len(side.mass)), FEWEST)))
-        for axis, (side, feature) in enumerate(zip((x, y), features, strict=True))
+        cells_of(problem, side, axis, own, min(options.ladder.n_cells, max(_halved(len(side.mass)), FEWEST)), x.ranks)
+        for axis, (side, own) in enumerate(zip((x, y), features, strict=True))
     )
-    return StreamedProblem.of(problem, spaces=(x.space, y.space), x=x, y=y, cells=(first, second))
+    kernels = problem.kernels.shared(x.ranks)
+    return StreamedProblem.of(problem, spaces=(x.space, y.space), kernels=kernels, x=x, y=y, cells=(first, second))
 
 
 def _halved(n: int) -> int:
@@ -78,14 +80,16 @@ def _halved(n: int) -> int:
     return 1 << max(n // 2, 1).bit_length() - 1
 
 
-def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> CellSpace:
-    """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), or every point where that
-    is more than two thirds of them."""
-    n, backend = len(features), problem.kernels.backend
+def cells_of(
+    problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int, ranks: Ranks = ALONE
+) -> CellSpace:
+    """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), the ranks' shares, or every
+    point where that is more than two thirds of them."""
+    n, backend = len(side.mass), problem.kernels.backend
     if 3 * count > 2 * n:
-        cells = Cells(bisect(features, -(-n // TILE), TILE, backend).rank, n)
+        cells = Cells(bisect(features, -(-n // TILE), TILE, backend, n, ranks).rank, n)
     else:
-        hierarchy = bisect(features, count, backend=backend)
+        hierarchy = bisect(features, count, 1, backend, n, ranks)
         cells = hierarchy.cells(hierarchy.level(count))
         groups = problem.model.groups
         if groups is not None:
@@ -98,16 +102,20 @@ def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...
     seconds of both."""
     began, (x, y) = time.perf_counter(), problem.cells
     small = on_cells(problem, x, y)
-    with threads_for(x.cells.count * y.cells.count):
-        candidates, reference = where_to_start(small)
-        searched = time.perf_counter()
-        solution, candidates = solve_contenders(small, candidates)
-    basins = () if reference is None else listed(small, candidates, reference)
+
+    def search() -> tuple[Solution, tuple[Basin, ...], float]:
+        with threads_for(x.cells.count * y.cells.count):
+            candidates, reference = where_to_start(small)
+            searched = time.perf_counter()
+            solution, candidates = solve_contenders(small, candidates)
+        return solution, () if reference is None else listed(small, candidates, reference), searched - began
+
+    solution, basins, searched = problem.by_first(search)
     label = x.cells.label
     basins = tuple(
         replace(basin, matching=y.centres[basin.matching[label]], shift=basin.shift[label]) for basin in basins
     )
-    return solution, basins, {"search": searched - began, "solve": time.perf_counter() - searched}
+    return solution, basins, {"search": searched, "solve": time.perf_counter() - began - searched}
 
 
 def on_cells(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> StoredProblem:

@@ -274,7 +274,8 @@ def _next(
     inner = _inner(problem, x, y, replace(problem.options.sinkhorn, tol=tolerance(problem)))
     start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
     arguments = gradient, start, model, epsilon, inner, problem.options, problem.watch
-    done = problem.stage(f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
+    run = partial(problem.stage, f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
+    done = problem.by_first(run) if stored else run()
     history.go_on_from(done.history)
     assert done.coupling is not None
     assert done.end is not None
@@ -288,9 +289,8 @@ def _next(
 def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> SolvedRung:
     """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
     tight = tolerance(problem) < FLOAT32_RESIDUAL
-    score = factored_score(
-        cost, problem.p, problem.q, problem.epsilon, SCORE_SHARE * problem.options.ladder.marginal_tol, wide=tight
-    )
+    error = SCORE_SHARE * problem.options.ladder.marginal_tol
+    score = factored_score(cost, problem.p, problem.q, problem.epsilon, error, tight, problem.ranks)
     linear = _linear(problem, cost, score, x, y)
     A, B = linear.A, linear.B
     g = g.to(A.dtype) + y.cells.means(score.column[:, None], problem.q)[:, 0].to(A.dtype)
@@ -301,7 +301,8 @@ def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellS
     tol = max(tolerance(problem), left)
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
     with threads_for(x.cells.count * y.cells.count):
-        state = _inner(problem, x, y, last).potentials(linear, f, g)
+        run = partial(_inner(problem, x, y, last).potentials, linear, f, g)
+        state = problem.by_first(run) if _stored(problem, x, y) else run()
     return SolvedRung(cost, score, x, y, linear, state.f, state.g, state.n_iter)
 
 
@@ -336,5 +337,5 @@ def _inner(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: Sinkho
     if _stored(problem, x, y):
         return StoredInner(problem.kernels.stored, model, options)
     return StreamedInner(
-        problem.kernels.streamed, problem.kernels.tiled, model, options, problem.options.ladder.omitted
+        problem.kernels.streamed, problem.kernels.tiled, model, options, problem.options.ladder.omitted, problem.ranks
     )

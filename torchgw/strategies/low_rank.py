@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.kernels.sums import inner_product
 from torchgw.objective.certify import certify, read_streamed
-from torchgw.objective.exact import inner_product
 from torchgw.objective.value import Objective
 from torchgw.solvers.low_rank import solve_low_rank, warm_factors
 from torchgw.solvers.problem import Problem

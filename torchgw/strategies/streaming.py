@@ -19,10 +19,12 @@ from torchgw.couplings.tiled import NEGLIGIBLE
 from torchgw.diagnostics.status import Status
 from torchgw.kernels import LN2
 from torchgw.kernels.precision import LAST, reach, unsafe
+from torchgw.kernels.sums import inner_product
 from torchgw.kernels.tiles import TILE, Tiles, all_tiles, centres, choose_tiles
 from torchgw.objective.certify import certify, read_streamed
-from torchgw.objective.exact import ExactGradient, inner_product
+from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.inner import StreamedInner
@@ -83,45 +85,49 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
     Four passes over the kept tiles.
     """
     score, p, q = state.solved.score, problem.p, problem.q
-    # Cut at multiples of the largest tile first and halved within, so that one order serves all sizes of tiles.
     backend = problem.kernels.backend
-    rows, columns = (bisect(side, -(-len(side) // SIZES[-1]), SIZES[0], backend).order for side in (score.A, score.B))
+    rows, columns = problem.ranks.dealt([partial(_tile_order, side, backend) for side in (score.A, score.B)])
     A, B, f, g = score.A[rows], score.B[columns], state.f[rows], state.g[columns]
     if len(A) * len(B) <= EVERY_PAIR:
         A, B = A.double(), B.double()
-    tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], problem.options.ladder.omitted)
+    tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], problem.options.ladder.omitted, problem.ranks)
     model = problem.model
     if model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
         as_lifted = f, g
         f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns])
         raised = [float((new - old).nan_to_num(nan=0.0).max()) for new, old in zip((f, g), as_lifted, strict=True)]
         omitted *= 2.0 ** max(sum(raised), 0.0)  # tiles that are left out would have gained as much, at most
-    (F, _), (G, _) = centred = _centred(problem.x, rows), _centred(problem.y, columns)
-    narrow = F.shape[1] <= G.shape[1]
+    ranks, size = problem.ranks, tiles.size
     costs = [cost for cost in (model.cost, model.penalty) if cost is not None]
-    V = [*([G] if problem.factored and not narrow else []), *(cost.V[columns].to(G.dtype) for cost in costs)]
-    W = [F] if problem.factored and narrow else []
-    rounded = round_tiles(
-        problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], model.marginals, V, W, find=True
+    sides = (problem.x, [cost.U for cost in costs], rows), (problem.y, [cost.V for cost in costs], columns)
+    (left, mean_x), (right, mean_y) = (
+        _ordered(side, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order, size)
+        for side, parts, order in sides
     )
-    x, y, TV = rounded.x, rounded.y, list(torch.split(rounded.read.TV, [1, *(part.shape[1] for part in V)], 1))
-    sums = TV.pop(0)[:, 0] + x * y.sum(), rounded.read.TtW[:, 0] + y * x.sum()
-    product = None
-    if problem.factored:
-        core = inner_product(rounded.read.TtW[:, 1:], G) if narrow else inner_product(F, TV.pop(0))
-        product = _inner_products(core, *centred, (x, y), sums)
-    values = []
-    for cost, TU in zip(costs, TV, strict=True):
-        taken = cost.taken(rows, columns)
-        cross = (taken.U * TU).sum() + (taken.U.T @ x) @ (taken.V.T @ y)
-        values.append(float(taken.expectation(cross, *sums)))
-    linear = values.pop(0) if model.cost is not None else 0.0
+    rounded = round_tiles(
+        problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], model.marginals, left, right, find=True
+    )
+    x, y = rounded.x, rounded.y
+    # Of the correction, and of the whole plan's marginals, with all factors.
+    ends = [
+        inner_product(side, ranks.own(torch.stack(numbers, 1), size), ranks=ranks).unbind(1)
+        for side, numbers in ((left, (x, rounded.rows)), (right, (y, rounded.columns)))
+    ]
+    core = rounded.core + torch.outer(ends[0][0], ends[1][0])
     marginals = torch.empty_like(p), torch.empty_like(q)
-    marginals[0][rows], marginals[1][columns] = sums
+    marginals[0][rows], marginals[1][columns] = rounded.rows, rounded.columns
+    r, k, values = len(mean_x), len(mean_y), []
+    moments, mass = (ends[0][1][:r], ends[1][1][:k]), marginals[0].sum()
+    product = _inner_products(core[:r, :k], (mean_x, mean_y), moments, mass) if problem.factored else None
+    for cost in costs:
+        rank = cost.U.shape[1]
+        cross, r, k = core[r : r + rank, k : k + rank].trace(), r + rank, k + rank
+        values.append(float(cost.expectation(cross, *marginals)))
+    linear = values.pop(0) if model.cost is not None else 0.0
     matching = None
-    if bool((x * y.max() <= NEGLIGIBLE * rounded.read.largest)[p[rows] > 0].all()):
+    if bool((x * y.max() <= NEGLIGIBLE * rounded.largest)[p[rows] > 0].all()):
         matching = torch.empty_like(rows)
-        matching[rows] = columns[rounded.read.argmax]
+        matching[rows] = columns[rounded.argmax]
         matching.masked_fill_(p <= 0, 0)
     coupling = rounded.coupling(rows, columns, matching)
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
@@ -138,8 +144,9 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
         values[0] if values else 0.0,
         problem.options.max_memory if problem.exact or max(len(p), len(q)) <= FEW_POINTS else 0,
         problem.generator,
+        ranks,
     )
-    totals, certificate = certify(found, dual, problem.spaces, model, problem.unit, problem.generator)
+    totals, certificate = certify(found, dual, problem.spaces, model, problem.unit, problem.generator, ranks)
     reached = residual <= problem.options.ladder.marginal_tol or solution.status is Status.CANCELLED
     return solution.certified(
         coupling=coupling,
@@ -159,24 +166,22 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
     )
 
 
-def _inner_products(
-    core: Tensor,
-    left: tuple[Tensor, Tensor],
-    right: tuple[Tensor, Tensor],
-    correction: tuple[Tensor, Tensor],
-    sums: tuple[Tensor, Tensor],
-) -> Tensor:
-    """F^T (T + x y^T) G (r, r') of a rounded plan with these marginals, from ``core`` = F'^T T G' and the centred
-    factors F', G' with what was taken off, F = F' + 1 m^T."""
-    (F, mean_x), (G, mean_y), (x, y) = left, right, correction
-    core = core + torch.outer(inner_product(F, x[:, None])[:, 0], inner_product(G, y[:, None])[:, 0])
-    ends = inner_product(F, sums[0][:, None])[:, 0], inner_product(G, sums[1][:, None])[:, 0]
-    core += torch.outer(mean_x, ends[1]) + torch.outer(ends[0], mean_y)
-    core += sums[0].sum() * torch.outer(mean_x, mean_y)
-    return core
+def _tile_order(A: Tensor, backend: str) -> Tensor:
+    """An order (N,) in which runs of points are near each other, for tiles of any size."""
+    # Cut at multiples of the largest tile first and halved within.
+    return bisect(A, -(-len(A) // SIZES[-1]), SIZES[0], backend).order
 
 
-def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, share: float) -> tuple[Tiles, float]:
+def _inner_products(core: Tensor, means: tuple[Tensor, Tensor], moments: tuple[Tensor, Tensor], mass: Tensor) -> Tensor:
+    """F^T T G (r, r') of a plan of this mass from ``core`` = F'^T T G' of the centred factors F', G', from what was
+    taken off, F = F' + 1 m^T, and from the products of F', G' with the plan's own marginals."""
+    x, y = means
+    return core + torch.outer(x, moments[1]) + torch.outer(moments[0], y) + mass * torch.outer(x, y)
+
+
+def kept_tiles(
+    A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, share: float, ranks: Ranks = ALONE
+) -> tuple[Tiles, float]:
     """The tiles to evaluate, and a bound on the mass that this leaves out or moves: all where there are few pairs.
 
     On a CPU, and on a GPU between very many points, tiles are taken as short sums of products where they are small
@@ -186,19 +191,19 @@ def kept_tiles(A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor,
     if share == 0 or len(A) * len(B) <= EVERY_PAIR:
         return all_tiles(len(A), len(B), TILE, A.device), 0.0
     if len(A) * len(B) < SEPARABLE_PAIRS.get(A.device.type, 0.0):
-        return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
+        return choose_tiles(A, B, f, g, p, q, TILE, share, ranks)[:2]
     for size in SIZES:
         if USUALLY_ABOVE * _usual_displaced(A, B, size) <= DISPLACED * share:
             # What a run loses could all be of one of its points.
             left = min((1 - DISPLACED) * share, LEFT_OF_POINT / size)
-            found = choose_tiles(A, B, f, g, p, q, size, left)
+            found = choose_tiles(A, B, f, g, p, q, size, left, ranks)
             if (
                 found.displaced <= DISPLACED * share
                 and found.displaced_in_run <= DISPLACED_IN_RUN
                 and found.cross <= CROSS_BITS
             ):
                 return replace(found.tiles, separable=True), found.omitted + found.displaced
-    return choose_tiles(A, B, f, g, p, q, TILE, share)[:2]
+    return choose_tiles(A, B, f, g, p, q, TILE, share, ranks)[:2]
 
 
 def _usual_displaced(A: Tensor, B: Tensor, size: int) -> float:
@@ -217,9 +222,11 @@ def _precision_warning(score: FactoredScore, options: GWOptions) -> str | None:
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
-def _centred(side: ControlledSpace, order: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors (N, r) minus their mean, in this order, and that mean (r,), which belongs to the plan's own
-    marginals: what is read of a plan in float32 is then small."""
-    F, mass = side.control.F, side.mass
-    mean = inner_product(mass[:, None], F)[0] / mass.sum()
-    return F[order] - mean.to(F.dtype), mean
+def _ordered(side: ControlledSpace, factors: list[Tensor], order: Tensor, unit: int) -> tuple[Tensor, Tensor]:
+    """Factors (N, .) of a side's points next to each other, in this order and the dtype of the first, which is centred;
+    and its mean (r,), float64. The mean belongs to the plan's own marginals: what is read in float32 is then small."""
+    ranks, mass = side.ranks, side.mass
+    mean = inner_product(ranks.own(mass)[:, None], factors[0], ranks=ranks)[0] / mass.sum()
+    first = ranks.moved(factors[0], order, unit).sub_(mean.to(factors[0].dtype))
+    more = [ranks.moved(part, order, unit).to(first.dtype) for part in factors[1:]]
+    return torch.cat([first, *more], 1) if more else first, mean

@@ -25,12 +25,16 @@ def directions(features: Tensor, order: Tensor, ends: Tensor) -> Tensor:
     features : (N, d).
     order, ends : (N,), position to point, and (cells + 1,), the positions where cells begin and end.
     """
-    size = ends.diff()
-    steps = (torch.arange(SAMPLED_POINTS, device=ends.device) + 0.5) / SAMPLED_POINTS
-    sample = features[order[ends[:-1, None] + (steps * size[:, None]).long()]]
+    sample = features[order[positions(ends)]]
     sample = sample - sample.mean(1, keepdim=True)
     direction = (sample[:, -1] - sample[:, 0])[..., None]
     for _ in range(POWER_ITERATIONS):
         direction = sample.mT @ (sample @ direction)
         direction = direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True).clamp_min(SMALLEST_NORM)
     return direction[..., 0]
+
+
+def positions(ends: Tensor) -> Tensor:
+    """The positions (cells, 32) in the order of the points that stand for each cell."""
+    steps = (torch.arange(SAMPLED_POINTS, device=ends.device) + 0.5) / SAMPLED_POINTS
+    return ends[:-1, None] + (steps * ends.diff()[:, None]).long()

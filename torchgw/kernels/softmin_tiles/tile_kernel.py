@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchgw.kernels.kernel import Softmin, two_softmins
+from torchgw.kernels.sums import inner_product
 from torchgw.kernels.tiles import Tiles
 
 
@@ -40,6 +42,20 @@ class TileKernel:
     softmin: Callable[[Tensor, Tensor, Tiles, Tensor, int], Tensor]
     read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor, bool], PlanProducts]
     prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+
+    def contracted(
+        self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor, find: bool = False
+    ) -> tuple[PlanProducts, Tensor]:
+        """Products of T with one column of ones, either way, and the largest entries; and left^T T right (l, r),
+        float64, of left (N, l) and right (K, r), in one pass that reads the narrower side."""
+        one_p, one_q = f.new_ones(len(f), 1), g.new_ones(len(g), 1)
+        if left.shape[1] <= right.shape[1]:
+            found = self.read(A, B, tiles, f, g, one_q, torch.cat((one_p, left.to(f.dtype)), 1), find)
+            core = inner_product(found.TtW[:, 1:], right)
+        else:
+            found = self.read(A, B, tiles, f, g, torch.cat((one_q, right.to(f.dtype)), 1), one_p, find)
+            core = inner_product(left, found.TV[:, 1:])
+        return found._replace(TV=found.TV[:, :1], TtW=found.TtW[:, :1]), core
 
     def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:
         """The score of A (N, r), B (K, r) on the kept tiles."""

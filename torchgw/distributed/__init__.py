@@ -1,0 +1,6 @@
+"""One solve over many processes of `torch.distributed`, on one machine or several."""
+
+from torchgw.distributed.align import gw_align
+from torchgw.distributed.processes import Processes, RankError
+
+__all__ = ["Processes", "RankError", "gw_align"]

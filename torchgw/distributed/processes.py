@@ -1,0 +1,188 @@
+"""Ranks that are processes of `torch.distributed`: the exchanges of `torchgw.runtime.ranks` as its collectives.
+
+    sum, most, taken    all_reduce                   2 (R - 1) b bytes sent by all R ranks together, b those of the result
+    joined              all_gather, padded           (R - 1) b
+    moved               all_to_all                   (R - 1) / R b
+    divided             sends from one rank          (R - 1) / R b
+    passed, dealt       broadcasts                   (R - 1) b for all that is passed
+
+NCCL carries tensors between GPUs, gloo those of the CPU. What is no tensor goes as its bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchgw.runtime.ranks import Ranks
+
+Result = TypeVar("Result")
+
+
+class RankError(RuntimeError):
+    """Another rank has ended, or has not answered within the timeout of the group."""
+
+
+class Processes(Ranks):
+    """The ranks of a process group.
+
+    Parameters
+    ----------
+    group : of `torch.distributed`.
+    device : where this rank's tensors are.
+
+    Attributes
+    ----------
+    sent : bytes that all ranks together have sent, by the kind of exchange, as the model of its collectives has it.
+    waited : seconds in exchanges.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
+        self.sent: Counter[str] = Counter()
+        self.waited = 0.0
+        self._alone = False
+
+    @contextmanager
+    def _exchange(self, kind: str, bytes_sent: float) -> Iterator[None]:
+        """Counts what is sent; the errors of a group whose ranks have gone are told as such."""
+        assert not self._alone, f"{kind} within a task of one rank"
+        began = time.perf_counter()
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise RankError(
+                f"rank {self.rank} of {self.count} has lost the others: one of them has ended, or has not answered "
+                f"within the timeout of the group ({reason}); torchgw.distributed.resume goes on with a checkpoint"
+            ) from error
+        self.sent[kind] += round(bytes_sent)
+        self.waited += time.perf_counter() - began
+
+    def _reduced(self, values: Tensor, operation: Any, kind: str) -> Tensor:
+        found = values.contiguous().clone()
+        with self._exchange(kind, 2 * (self.count - 1) * found.nbytes):
+            dist.all_reduce(found, operation, self.group)
+        return found
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self._reduced(values, dist.ReduceOp.SUM, "sum")
+
+    def most(self, values: Tensor) -> Tensor:
+        return self._reduced(values, dist.ReduceOp.MAX, "most")
+
+    def joined(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
+        cuts = [self.cut(n, rank, unit) for rank in range(self.count)]
+        longest = max(cut.stop - cut.start for cut in cuts)
+        own = share.new_zeros(longest, *share.shape[1:])
+        own[: len(share)] = share
+        parts = [torch.empty_like(own) for _ in cuts]
+        with self._exchange("joined", self.count * (self.count - 1) * own.nbytes):
+            dist.all_gather(parts, own, self.group)
+        return torch.cat([part[: cut.stop - cut.start] for part, cut in zip(parts, cuts, strict=True)])
+
+    def taken(self, share: Tensor, n: int, index: Tensor) -> Tensor:
+        own = self.share(n)
+        found = share.new_zeros(len(index), *share.shape[1:])
+        here = torch.nonzero((index >= own.start) & (index < own.stop))[:, 0]
+        found[here] = share[index[here] - own.start]
+        return self._reduced(found, dist.ReduceOp.SUM, "taken")
+
+    def moved(self, share: Tensor, order: Tensor, unit: int = 1) -> Tensor:
+        n, own = len(order), self.share(len(order))
+        sent, received = [], []
+        for rank in range(self.count):
+            wanted = order[self.cut(n, rank, unit)]
+            sent.append(wanted[(wanted >= own.start) & (wanted < own.stop)] - own.start)
+            theirs, place = self.cut(n, rank), order[self.share(n, unit)]
+            received.append(torch.nonzero((place >= theirs.start) & (place < theirs.stop))[:, 0])
+        outgoing, (out, place) = share[torch.cat(sent)], (list(map(len, sent)), torch.cat(received))
+        incoming = share.new_empty(len(place), *share.shape[1:])
+        row = share[:0].element_size() * share[:1].numel() if len(share) else 0
+        with self._exchange("moved", (self.count - 1) / self.count * n * row):
+            dist.all_to_all_single(incoming, outgoing, list(map(len, received)), out, self.group)
+        found = torch.empty_like(incoming)
+        found[place] = incoming
+        return found
+
+    def passed(self, share: Tensor, n: int, unit: int = 1) -> Iterator[Tensor]:
+        for rank in range(self.count):
+            cut = self.cut(n, rank, unit)
+            here = share if rank == self.rank else share.new_empty(cut.stop - cut.start, *share.shape[1:])
+            here = here.contiguous()
+            with self._exchange("passed", (self.count - 1) * here.nbytes):
+                dist.broadcast(here, dist.get_global_rank(self.group, rank), self.group)
+            yield here
+
+    def divided(self, values: Tensor | None, n: int, like: Tensor, source: int) -> Tensor:
+        """This rank's rows of values (n, ...) that the rank ``source`` has, which look like those of ``like``."""
+        own = self.share(n)
+        if self.rank == source:
+            assert values is not None
+            found = values[own]
+        else:
+            found = like.new_empty(own.stop - own.start, *like.shape[1:])
+        with self._exchange("divided", (self.count - 1) / self.count * n * like[:1].nbytes):
+            if self.rank == source:
+                assert values is not None
+                for rank in range(self.count):
+                    if rank != source:
+                        dist.send(values[self.cut(n, rank)].contiguous(), self._number(rank), self.group)
+            else:
+                dist.recv(found, self._number(source), self.group)
+        return found
+
+    def _number(self, rank: int) -> int:
+        return dist.get_global_rank(self.group, rank)
+
+    def dealt(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+        own = {number: self._done(task) for number, task in enumerate(tasks) if number % self.count == self.rank}
+        found = []
+        for number in range(len(tasks)):
+            result, error = self._told(own.get(number), number % self.count)
+            if error is not None:
+                raise error
+            found.append(result)
+        return found
+
+    def _done(self, task: Callable[[], Result]) -> tuple[Result | None, BaseException | None]:
+        """A task of this rank alone: what it gives, or how it fails."""
+        self._alone = True
+        try:
+            return task(), None
+        except Exception as error:
+            return None, error
+        finally:
+            self._alone = False
+
+    def _told(self, value: Any, source: int) -> Any:
+        """A value of one rank, on all of them; its tensors on each one's device."""
+        data = io.BytesIO()
+        if self.rank == source:
+            torch.save(value, data)
+        size = torch.tensor([data.getbuffer().nbytes], device=self.device)
+        with self._exchange("dealt", 8 * (self.count - 1)):
+            dist.broadcast(size, self._number(source), self.group)
+        raw = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if self.rank == source:
+            raw.copy_(torch.frombuffer(data.getbuffer(), dtype=torch.uint8))
+        with self._exchange("dealt", (self.count - 1) * raw.nbytes):
+            dist.broadcast(raw, self._number(source), self.group)
+        if self.rank == source:
+            return value
+        return torch.load(io.BytesIO(raw.cpu().numpy().tobytes()), map_location=self._here, weights_only=False)
+
+    def _here(self, storage: Any, location: str) -> Any:
+        """Tensors of another rank's GPU lie on this one's."""
+        return storage if location == "cpu" else storage.cuda(self.device)

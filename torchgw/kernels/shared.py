@@ -1,0 +1,187 @@
+"""Kernels whose passes over all pairs are divided among ranks that all have the factors and potentials.
+
+    softmin over axis 1     each rank has a run of rows, the softmins are joined: N numbers are exchanged
+    softmin over axis 0     each rank has a run of columns: K numbers
+    sweep                   a run of rows, whose half-step is there at once; of columns the running pair of ranks,
+
+        m = max over ranks of x_r,    log2 sum 2^x_r = m + log2 sum 2^(x_r - m)
+
+so a sweep exchanges N + 2 K numbers. Its column sums are rounded where they are merged, which one process alone does
+not do, so sweeps of up to `SWEPT_ALONE` pairs are done by every rank: they take less than a tenth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.softmin_tiles import PlanProducts, TileKernel
+from torchgw.kernels.softmin_tiles.tile_kernel import TiledScore
+from torchgw.kernels.tiles import Tiles
+from torchgw.runtime.ranks import Ranks
+from torchgw.types import Softmins
+
+FEW_PAIRS, SWEPT_ALONE, MANY_COLUMNS = 2**18, 2**25, 2**17
+
+
+def merged_ranks(share: Tensor, ranks: Ranks) -> Tensor:
+    """log2 of the sum over ranks of 2^share, entry by entry."""
+    highest = ranks.most(share)
+    top = highest.masked_fill(highest.isneginf(), 0.0)
+    return ranks.sum((share - top).exp2_()).log2_() + top
+
+
+@dataclass(frozen=True)
+class SharedKernel:
+    """Makes softmins of products that ranks share.
+
+    kernel : of one rank.
+    ranks : that share the pairs.
+    """
+
+    kernel: Kernel
+    ranks: Ranks
+
+    def on(self, A: Tensor, B: Tensor) -> Softmins:
+        """The score of A (N, r), B (K, r), which all ranks have."""
+        return self.kernel.on(A, B) if _few(A, B, self.ranks) else SharedScore(self.kernel, A, B, self.ranks)
+
+
+@dataclass(frozen=True)
+class SharedScore:
+    """A `torchgw.types.Softmins` whose pairs ranks share.
+
+    kernel : of one rank.
+    A, B : factors (N, r), (K, r).
+    ranks : that share the pairs.
+    """
+
+    kernel: Kernel
+    A: Tensor
+    B: Tensor
+    ranks: Ranks
+
+    @cached_property
+    def rows(self) -> Softmins:
+        """The score of this rank's rows."""
+        return self.kernel.on(self.ranks.own(self.A), self.B)
+
+    @cached_property
+    def columns(self) -> Softmins:
+        """The score of this rank's columns."""
+        return self.kernel.on(self.A, self.ranks.own(self.B))
+
+    def softmin(self, bias: Tensor, axis: int) -> Tensor:
+        if axis == 1:
+            return self.ranks.joined(self.rows.softmin(bias, 1), len(self.A))
+        return self.ranks.joined(self.columns.softmin(bias, 0), len(self.B))
+
+    @cached_property
+    def whole(self) -> Softmins:
+        """The score of all pairs."""
+        return self.kernel.on(self.A, self.B)
+
+    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        if len(self.A) * len(self.B) <= SWEPT_ALONE:
+            return self.whole.sweep(g, log_p, f, weight)
+        f, softmin = self.rows.sweep(g, self.ranks.own(log_p), self.ranks.own(f), weight)
+        return self.ranks.joined(f, len(self.A)), merged_ranks(softmin, self.ranks)
+
+
+@dataclass(frozen=True)
+class SharedTiles:
+    """Reads kept tiles, of which each rank has those of a run of rows; see `torchgw.kernels.softmin_tiles`.
+
+    From `MANY_COLUMNS` on a rank reads its tiles in as many parts as there are ranks, by runs of columns: no copy of all
+    columns is made on the way, and of a wide matrix only one share at a time is here. Fewer are read as one process
+    alone reads them, in the same blocks and with the same rounding.
+
+    kernel : of one rank.
+    ranks : that share the tiles.
+    """
+
+    kernel: TileKernel
+    ranks: Ranks
+
+    def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> Softmins:
+        """The score of A (N, r), B (K, r) on the kept tiles."""
+        if _few(A, B, self.ranks):
+            return self.kernel.on(A, B, tiles)
+        return TiledScore(partial(self.softmin, A, B, tiles))
+
+    def softmin(self, A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tensor:
+        """Of the score on the kept tiles; each rank has a run of what is asked for."""
+        if axis == 0:
+            A, B, tiles = B, A, tiles.transposed
+        rows = self.ranks.share(len(A), tiles.size)
+        own = tiles.of_rows(rows)
+        found = self.kernel.softmin(A[rows], B, own, bias, 1) if own.n else bias[:0]
+        return self.ranks.joined(found, len(A), tiles.size)
+
+    def read(
+        self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
+    ) -> PlanProducts:
+        """T V, T^T W and the largest entries, for V, W that all ranks have."""
+        rows, pieces = self.ranks.share(len(A), tiles.size), dict[int, PlanProducts]()
+        for columns, part in self._parts(tiles):
+            here = A[rows], B[columns], part, f[rows], g[columns], V[columns], W[rows]
+            empty = PlanProducts(V.new_zeros(part.n, V.shape[1]), W.new_zeros(part.k, W.shape[1]), f[:0], tiles.first)
+            pieces[columns.start] = self.kernel.read(*here, find) if part.n and part.k else empty
+        return self._whole(pieces, tiles)
+
+    def contracted(
+        self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor, find: bool = False
+    ) -> tuple[PlanProducts, Tensor]:
+        """Sums and the largest entries, and left^T T right, of which ranks have their shares, by runs of tiles."""
+        ranks, size = self.ranks, tiles.size
+        rows, pieces = ranks.share(len(A), size), dict[int, PlanProducts]()
+        many = len(B) >= MANY_COLUMNS
+        shares = ranks.passed(right, len(B), size) if many else (ranks.joined(right, len(B), size),)
+        core = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=A.device)
+        for (columns, part), share in zip(self._parts(tiles), shares, strict=True):
+            here = A[rows], B[columns], part, f[rows], g[columns], left, share
+            sums = PlanProducts(f.new_zeros(part.n, 1), f.new_zeros(part.k, 1), f[:0], tiles.first)
+            if part.n and part.k:
+                sums, own = self.kernel.contracted(*here, find)
+                core += own
+            pieces[columns.start] = sums
+        return self._whole(pieces, tiles), ranks.sum(core)
+
+    def _parts(self, tiles: Tiles) -> Iterator[tuple[slice, Tiles]]:
+        """The columns of each rank, or all of few, and the tiles there of this rank's rows."""
+        own = tiles.of_rows(self.ranks.share(tiles.n, tiles.size))
+        if tiles.k < MANY_COLUMNS:
+            yield slice(0, tiles.k), own
+            return
+        for rank in range(self.ranks.count):
+            columns = self.ranks.cut(tiles.k, rank, tiles.size)
+            yield columns, own.of_columns(columns)
+
+    def _whole(self, pieces: dict[int, PlanProducts], tiles: Tiles) -> PlanProducts:
+        """What all ranks have read, from what this one has of runs of columns, by where these begin."""
+        ranks, n, size = self.ranks, tiles.n, tiles.size
+        TV = torch.stack([piece.TV for piece in pieces.values()]).sum(0)
+        largest, argmax = TV.new_zeros(len(TV)), torch.zeros(len(TV), dtype=torch.int64, device=TV.device)
+        for start, piece in pieces.items():
+            if len(piece.largest):
+                better = piece.largest > largest  # among equals the lowest column wins
+                largest = torch.where(better, piece.largest, largest)
+                argmax = torch.where(better, piece.argmax + start, argmax)
+        TtW = ranks.sum(torch.cat([piece.TtW for piece in pieces.values()]))
+        TV, largest, argmax = (ranks.joined(part, n, size) for part in (TV, largest, argmax))
+        return PlanProducts(TV, TtW, largest, argmax)
+
+
+StreamedKernel: TypeAlias = Kernel | SharedKernel
+TileReader: TypeAlias = TileKernel | SharedTiles
+
+
+def _few(A: Tensor, B: Tensor, ranks: Ranks) -> bool:
+    """Whether there is too little to share."""
+    return len(A) * len(B) < FEW_PAIRS or min(len(A), len(B)) < ranks.count

@@ -1,0 +1,139 @@
+"""Spaces that ranks share: of the factors of its distances each rank has those of its share of the points.
+
+A neighbour graph is built and searched by one rank, that of the other space by the next; each row of landmark distances
+is divided among all as it is found, so that nobody holds the distances of all points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.options import SpaceOptions
+from torchgw.runtime.ranks import Ranks
+from torchgw.spaces.factored import FactoredDistances
+from torchgw.spaces.farthest import landmark_count, searches
+from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.landmark import landmark_factors, storage
+from torchgw.spaces.prepare import Graphs, Pair, Space, neighbour_graph_of, rescaled
+from torchgw.types import Array
+
+AT_ONCE = 8  # rows of distances that are divided together
+
+
+class SharedDistances(FactoredDistances):
+    """Distances D = F diag(signs) F^T of N points, of whose factors this rank has its share.
+
+    Every rank asks for the same rows at the same time.
+
+    Parameters
+    ----------
+    share : factors (n, r) of this rank's points, of distances that are scaled.
+    signs : (r,).
+    scale : what they were divided by.
+    n : N.
+    ranks : that share the points.
+    """
+
+    def __init__(self, share: Tensor, signs: Tensor, scale: float, n: int, ranks: Ranks) -> None:
+        self._F, self._signs, self.scale, self.largest = share, signs, scale, scale
+        self.n, self.ranks = n, ranks
+
+    @property
+    def size(self) -> int:
+        return self.n
+
+    def rows(self, index: Tensor) -> Tensor:
+        signed = self.ranks.taken(self._F, self.n, index) * self._signs
+        return self.ranks.joined(self._F @ signed.T, self.n).T
+
+
+def make_shared(spaces: Sequence[Space], options: SpaceOptions, ranks: Ranks) -> tuple[Pair, Graphs]:
+    """A provider for each of two spaces, scaled as asked, and how their neighbour graphs were made.
+
+    Raises
+    ------
+    ValueError
+        For distances that have no factors.
+    """
+    for space in spaces:
+        if not (space.factored or space.kind == "checked"):
+            raise ValueError(
+                f"{space.name} must have distances with factors where ranks share a solve: points or a graph with "
+                f"distances='landmark', or FactoredDistances; got {space.kind!r}"
+            )
+    searched = {i: space for i, space in enumerate(spaces) if space.kind != "provider"}
+    found = dict(zip(searched, _searched(list(searched.values()), options, ranks), strict=True))
+    made, reports = [], []
+    for i, space in enumerate(spaces):
+        provider, report = found[i] if i in found else (_divided(space, ranks), None)
+        made.append(provider)
+        reports.append(report)
+    return rescaled((made[0], made[1]), options.scale), (reports[0], reports[1])
+
+
+def _divided(space: Space, ranks: Ranks) -> SharedDistances:
+    """The share of a provider that all ranks have."""
+    F, signs = space.data.factors()
+    made = SharedDistances(ranks.own(F).clone(), signs, float(space.data.scale), space.size, ranks)
+    made.largest = float(getattr(space.data, "largest", made.scale))
+    return made
+
+
+class _Search:
+    """The landmark search of one space, on the rank that has its graph; the others know how many rows it has."""
+
+    def __init__(self, space: Space, options: SpaceOptions) -> None:
+        graph, self.report = neighbour_graph_of(space, options)
+        self.count = landmark_count(graph, options.n_landmarks)
+        self.index: list[int] = []
+        self.found = self._rows(graph)
+
+    def _rows(self, graph: Any) -> Iterator[Array]:
+        for index, distance in searches(graph, self.count):
+            self.index.append(index)
+            yield distance
+
+    def next(self, dtype: torch.dtype) -> Tensor:
+        """Distances (N, AT_ONCE) to the next landmarks, fewer at the end."""
+        return torch.from_numpy(np.stack(list(islice(self.found, AT_ONCE)), 1)).to(dtype)
+
+
+def _searched(
+    spaces: list[Space], options: SpaceOptions, ranks: Ranks
+) -> list[tuple[SharedDistances, GraphReport | None]]:
+    """Landmark distances of spaces, each searched by a rank of its own as far as there are ranks."""
+    own: dict[int, _Search] = {}
+
+    def begin(number: int) -> tuple[int, GraphReport | None]:
+        own[number] = _Search(spaces[number], options)
+        return own[number].count, own[number].report
+
+    numbers = range(len(spaces))
+    told = ranks.dealt([partial(begin, number) for number in numbers])
+    parts: list[list[Tensor]] = [[] for _ in numbers]
+    for first in range(0, max((count for count, _ in told), default=0), AT_ONCE):
+        # Both search before either divides: a rank that waits for the other's rows would not search meanwhile.
+        left = [min(AT_ONCE, told[number][0] - first) for number in numbers]
+        dtypes = [getattr(torch, storage(space.size)) for space in spaces]
+        rows = {number: search.next(dtypes[number]) for number, search in own.items() if left[number] > 0}
+        for number in (number for number in numbers if left[number] > 0):
+            like = torch.empty(1, left[number], dtype=dtypes[number])
+            size = spaces[number].size
+            parts[number].append(ranks.divided(rows.pop(number, None), size, like, number % ranks.count))
+    chosen = ranks.dealt([lambda number=number: own[number].index for number in numbers])  # type: ignore[misc]
+    own.clear()
+    found = []
+    for space, (_, report), index in zip(spaces, told, chosen, strict=True):
+        columns, at = torch.cat(parts.pop(0), 1), torch.tensor(index)
+        among = ranks.taken(columns, space.size, at).double()
+        largest = float(ranks.most(columns.max() if len(columns) else columns.new_zeros(())))
+        factors = landmark_factors(columns, among, largest, space.name, ranks)
+        found.append((SharedDistances(*factors, space.size, ranks), report))
+    return found
