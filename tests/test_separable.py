@@ -110,7 +110,7 @@ def test_what_moves_is_within_the_bound_and_the_rounded_plan_is_exact(dtype: tor
     tiles, omitted, moved, _, cross = choose_tiles(A, B, f, g, p, q, 32, 1e-3)
     tiles = replace(tiles, separable=True)
     rounded = round_tiles(KERNEL, A, B, tiles, f, g, p, q)
-    coupling = rounded.coupling()
+    coupling = rounded.coupling(A, B)
     dense = coupling.to_dense()
     whole = ((A.double() @ B.double().T) + rounded.f[:, None] + rounded.g).exp2()
     correction = torch.outer(rounded.x, rounded.y)

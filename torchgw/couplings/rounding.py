@@ -136,7 +136,6 @@ class RoundedTiles(NamedTuple):
 
     Attributes
     ----------
-    A, B : factors (N, r), (K, r) of the score.
     f, g : base-2 potentials (N,), (K,).
     x, y : factors (N,), (K,) of the rank-one correction.
     tiles : those that are kept.
@@ -147,8 +146,6 @@ class RoundedTiles(NamedTuple):
         point had too much.
     """
 
-    A: Tensor
-    B: Tensor
     f: Tensor
     g: Tensor
     x: Tensor
@@ -162,12 +159,18 @@ class RoundedTiles(NamedTuple):
     residual: float
 
     def coupling(
-        self, row_order: Tensor | None = None, column_order: Tensor | None = None, matching: Tensor | None = None
+        self,
+        A: Tensor,
+        B: Tensor,
+        row_order: Tensor | None = None,
+        column_order: Tensor | None = None,
+        matching: Tensor | None = None,
     ) -> TiledCoupling:
-        """As a coupling; the orders give the user's index of each position, the same by default."""
-        n, k, device, tiles = len(self.A), len(self.B), self.A.device, self.tiles
+        """As a coupling with the factors (N, r), (K, r) of the score; the orders give the user's index of each
+        position, the same by default."""
+        n, k, device, tiles = len(A), len(B), A.device, self.tiles
         return TiledCoupling(
-            *self[:6],
+            *(A, B, self.f, self.g, self.x, self.y),
             torch.arange(n, device=device) if row_order is None else row_order,
             torch.arange(k, device=device) if column_order is None else column_order,
             *(torch.tensor(tiles.size), tiles.first, tiles.column, torch.tensor(tiles.separable)),
@@ -232,7 +235,7 @@ def round_tiles(
         f = f - math.log2(most)
         x, y = _spread((p - rows).clamp_min(0.0), (q - columns).clamp_min(0.0), rows.sum(), marginals.total)
         rows, columns = rows + x * y.sum(), columns + y * x.sum()
-    return RoundedTiles(A, B, f, g, x, y, tiles, rows, columns, core, largest, after.argmax, residual)
+    return RoundedTiles(f, g, x, y, tiles, rows, columns, core, largest, after.argmax, residual)
 
 
 def _excess(actual: Tensor, wanted: Tensor) -> float:

@@ -85,12 +85,15 @@ class Processes(Ranks):
     def joined(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
         cuts = [self.cut(n, rank, unit) for rank in range(self.count)]
         longest = max(cut.stop - cut.start for cut in cuts)
-        own = share.new_zeros(longest, *share.shape[1:])
-        own[: len(share)] = share
-        parts = [torch.empty_like(own) for _ in cuts]
+        own, found = share.contiguous(), share.new_empty(self.count * longest, *share.shape[1:])
+        if len(own) < longest:
+            own = torch.cat((own, own.new_zeros(longest - len(own), *own.shape[1:])))
         with self._exchange("joined", self.count * (self.count - 1) * own.nbytes):
-            dist.all_gather(parts, own, self.group)
-        return torch.cat([part[: cut.stop - cut.start] for part, cut in zip(parts, cuts, strict=True)])
+            dist.all_gather(list(found.split(longest)), own, self.group)
+        for rank, cut in enumerate(cuts):  # over the gaps that shorter shares leave
+            if cut.start < rank * longest:
+                found[cut] = found[rank * longest :][: cut.stop - cut.start].clone()
+        return found[:n]
 
     def taken(self, share: Tensor, n: int, index: Tensor) -> Tensor:
         own = self.share(n)

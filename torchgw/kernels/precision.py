@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.threads import lock_across_forks
 
 UNSAFE = 1.0
@@ -47,9 +48,9 @@ def loop_dtype(mixed_precision: bool) -> torch.dtype:
     return torch.float32 if mixed_precision else torch.float64
 
 
-def reach(A: Tensor, B: Tensor) -> Tensor:
-    """The largest row norm of A (N, r) times that of B (K, r), (): no entry of A B^T is larger."""
-    one, other = (torch.linalg.vector_norm(side, dim=1).max() for side in (A, B))
+def reach(A: Tensor, B: Tensor, ranks: Ranks = ALONE) -> Tensor:
+    """The largest row norm of A (N, r) times that of B (K, r), the ranks' shares, (): no entry of A B^T is larger."""
+    one, other = (ranks.most(torch.linalg.vector_norm(side, dim=1).max()) for side in (A, B))
     found: Tensor = one * other
     return found
 

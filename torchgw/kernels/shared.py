@@ -23,7 +23,7 @@ from torch import Tensor
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.softmin_tiles import PlanProducts, TileKernel
 from torchgw.kernels.softmin_tiles.tile_kernel import TiledScore
-from torchgw.kernels.tiles import Tiles
+from torchgw.kernels.tiles import UNIT, Tiles
 from torchgw.runtime.ranks import Ranks
 from torchgw.types import Softmins
 
@@ -32,6 +32,8 @@ FEW_PAIRS, SWEPT_ALONE, MANY_COLUMNS = 2**18, 2**25, 2**17
 
 def merged_ranks(share: Tensor, ranks: Ranks) -> Tensor:
     """log2 of the sum over ranks of 2^share, entry by entry."""
+    if ranks.count == 1:
+        return share
     highest = ranks.most(share)
     top = highest.masked_fill(highest.isneginf(), 0.0)
     return ranks.sum((share - top).exp2_()).log2_() + top
@@ -98,74 +100,75 @@ class SharedScore:
 class SharedTiles:
     """Reads kept tiles, of which each rank has those of a run of rows; see `torchgw.kernels.softmin_tiles`.
 
-    From `MANY_COLUMNS` on a rank reads its tiles in as many parts as there are ranks, by runs of columns: no copy of all
-    columns is made on the way, and of a wide matrix only one share at a time is here. Fewer are read as one process
-    alone reads them, in the same blocks and with the same rounding.
+    From `MANY_COLUMNS` on a rank reads its tiles in as many parts as there are ranks, by runs of columns, of whose
+    factors one share at a time is here. Fewer are read as one process alone reads them, in the same blocks and with the
+    same rounding.
 
     kernel : of one rank.
-    ranks : that share the tiles.
+    ranks : that share the tiles, by units of `torchgw.kernels.tiles.UNIT` points.
     """
 
     kernel: TileKernel
     ranks: Ranks
 
     def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> Softmins:
-        """The score of A (N, r), B (K, r) on the kept tiles."""
+        """The score of A (N, r), B (K, r), which all ranks have, on the kept tiles."""
         if _few(A, B, self.ranks):
             return self.kernel.on(A, B, tiles)
-        return TiledScore(partial(self.softmin, A, B, tiles))
+        return TiledScore(partial(self._softmin, A, B, tiles))
 
-    def softmin(self, A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tensor:
-        """Of the score on the kept tiles; each rank has a run of what is asked for."""
+    def _softmin(self, A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tensor:
+        """Each rank has a run of what is asked for."""
         if axis == 0:
             A, B, tiles = B, A, tiles.transposed
-        rows = self.ranks.share(len(A), tiles.size)
+        rows = self.ranks.share(len(A), UNIT)
         own = tiles.of_rows(rows)
         found = self.kernel.softmin(A[rows], B, own, bias, 1) if own.n else bias[:0]
-        return self.ranks.joined(found, len(A), tiles.size)
+        return self.ranks.joined(found, len(A), UNIT)
 
     def read(
         self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
     ) -> PlanProducts:
-        """T V, T^T W and the largest entries, for V, W that all ranks have."""
-        rows, pieces = self.ranks.share(len(A), tiles.size), dict[int, PlanProducts]()
-        for columns, part in self._parts(tiles):
-            here = A[rows], B[columns], part, f[rows], g[columns], V[columns], W[rows]
-            empty = PlanProducts(V.new_zeros(part.n, V.shape[1]), W.new_zeros(part.k, W.shape[1]), f[:0], tiles.first)
-            pieces[columns.start] = self.kernel.read(*here, find) if part.n and part.k else empty
+        """T V, T^T W and the largest entries, for V, W that all ranks have, and shares of A, B."""
+        pieces = dict[int, PlanProducts]()
+        for part, rows, columns, theirs in self._parts(tiles, B):
+            sums = PlanProducts(V.new_zeros(part.n, V.shape[1]), W.new_zeros(part.k, W.shape[1]), f[:0], tiles.first)
+            if part.n and part.k:
+                sums = self.kernel.read(A, theirs, part, f[rows], g[columns], V[columns], W[rows], find)
+            pieces[columns.start] = sums
         return self._whole(pieces, tiles)
 
     def contracted(
         self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor, find: bool = False
     ) -> tuple[PlanProducts, Tensor]:
-        """Sums and the largest entries, and left^T T right, of which ranks have their shares, by runs of tiles."""
-        ranks, size = self.ranks, tiles.size
-        rows, pieces = ranks.share(len(A), size), dict[int, PlanProducts]()
-        many = len(B) >= MANY_COLUMNS
-        shares = ranks.passed(right, len(B), size) if many else (ranks.joined(right, len(B), size),)
+        """Sums and the largest entries, and left^T T right, for shares of A, B, left and right."""
+        pieces, width = dict[int, PlanProducts](), B.shape[1]
         core = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=A.device)
-        for (columns, part), share in zip(self._parts(tiles), shares, strict=True):
-            here = A[rows], B[columns], part, f[rows], g[columns], left, share
+        for part, rows, columns, theirs in self._parts(tiles, torch.cat((B, right.to(B.dtype)), 1)):
             sums = PlanProducts(f.new_zeros(part.n, 1), f.new_zeros(part.k, 1), f[:0], tiles.first)
             if part.n and part.k:
-                sums, own = self.kernel.contracted(*here, find)
+                B, right = (side.contiguous() for side in (theirs[:, :width], theirs[:, width:]))
+                sums, own = self.kernel.contracted(A, B, part, f[rows], g[columns], left, right, find)
                 core += own
             pieces[columns.start] = sums
-        return self._whole(pieces, tiles), ranks.sum(core)
+        return self._whole(pieces, tiles), self.ranks.sum(core)
 
-    def _parts(self, tiles: Tiles) -> Iterator[tuple[slice, Tiles]]:
-        """The columns of each rank, or all of few, and the tiles there of this rank's rows."""
-        own = tiles.of_rows(self.ranks.share(tiles.n, tiles.size))
-        if tiles.k < MANY_COLUMNS:
-            yield slice(0, tiles.k), own
+    def _parts(self, tiles: Tiles, share: Tensor) -> Iterator[tuple[Tiles, slice, slice, Tensor]]:
+        """The tiles of this rank's rows in runs of columns, those rows and columns, and the rows of a matrix of which
+        this rank has its ``share`` that belong to the columns."""
+        ranks, (n, k) = self.ranks, (tiles.n, tiles.k)
+        rows = ranks.share(n, UNIT)
+        own = tiles.of_rows(rows)
+        if k < MANY_COLUMNS:
+            yield own, rows, slice(0, k), ranks.joined(share, k, UNIT)
             return
-        for rank in range(self.ranks.count):
-            columns = self.ranks.cut(tiles.k, rank, tiles.size)
-            yield columns, own.of_columns(columns)
+        for rank, theirs in enumerate(ranks.passed(share, k, UNIT)):
+            columns = ranks.cut(k, rank, UNIT)
+            yield own.of_columns(columns), rows, columns, theirs
 
     def _whole(self, pieces: dict[int, PlanProducts], tiles: Tiles) -> PlanProducts:
         """What all ranks have read, from what this one has of runs of columns, by where these begin."""
-        ranks, n, size = self.ranks, tiles.n, tiles.size
+        ranks, n = self.ranks, tiles.n
         TV = torch.stack([piece.TV for piece in pieces.values()]).sum(0)
         largest, argmax = TV.new_zeros(len(TV)), torch.zeros(len(TV), dtype=torch.int64, device=TV.device)
         for start, piece in pieces.items():
@@ -174,7 +177,7 @@ class SharedTiles:
                 largest = torch.where(better, piece.largest, largest)
                 argmax = torch.where(better, piece.argmax + start, argmax)
         TtW = ranks.sum(torch.cat([piece.TtW for piece in pieces.values()]))
-        TV, largest, argmax = (ranks.joined(part, n, size) for part in (TV, largest, argmax))
+        TV, largest, argmax = (ranks.joined(part, n, UNIT) for part in (TV, largest, argmax))
         return PlanProducts(TV, TtW, largest, argmax)
 
 

@@ -29,7 +29,7 @@ from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
 from torchgw.kernels.sums import running
 from torchgw.runtime.ranks import ALONE, Ranks
 
-TILE = 128
+TILE, UNIT = 128, 2048  # points of the tiles that most is read in, and of the largest ones, which shares end with
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 SLACK_BITS = 0.02  # covers the rounding of float32 scores of up to some ten thousand bits
 
@@ -123,7 +123,10 @@ def inverse_permutation(order: Tensor) -> Tensor:
 def centres(A: Tensor, size: int) -> Tensor:
     """Means (tiles, r) of runs of ``size`` rows of A, the last one shorter; float64, rounded to the dtype of A."""
     whole = len(A) // size * size
-    parts = [A[:whole].reshape(-1, size, A.shape[1]).double().mean(1), A[whole:].double().mean(0, keepdim=True)]
+    parts = [
+        A[:whole].reshape(len(A) // size, size, A.shape[1]).double().mean(1),
+        A[whole:].double().mean(0, keepdim=True),
+    ]
     return torch.cat(parts[: 1 + (whole < len(A))]).to(A.dtype).double()
 
 
@@ -158,32 +161,42 @@ def choose_tiles(
 ) -> Chosen:
     """The tiles that hold mass, leaving out at most ``share`` of the total.
 
-    A (N, r), B (K, r) in an order in which neighbours are near, base-2 potentials f (N,), g (K,), masses p (N,), q
-    (K,).
+    A (N, r), B (K, r), shares of them by `UNIT`, in an order in which neighbours are near, base-2 potentials f (N,), g
+    (K,), masses p (N,), q (K,).
     No run of points on either side loses more than that share of its own mass, so every point keeps its matches. The
     bound counts a tile left out as 2^-120 at least: smaller ones would come out as no mass at all in float32.
     O(N K r / size) work, which ranks share, O(N K / size^2) memory.
     """
-    rows, columns = _Side.of(A, f, p, size), _Side.of(B, g, q, size)
-    step = block_rows(rows.count, max(len(B), size * columns.count), A.device, CHUNK_ELEMENTS)
-    own = ranks.share(rows.count)
-    starts = range(own.start, own.stop, step)
-    found = [rows.centre.new_empty(2, 0, columns.count)]
-    found += [torch.stack(_bounds(rows, columns, slice(i, min(i + step, own.stop)))) for i in starts]
-    bound, second = (ranks.joined(side, rows.count) for side in torch.cat(found, 1))
-    small = _least(bound, share * rows.mass) & _least(bound.T, share * columns.mass).T
-    small[torch.arange(rows.count, device=A.device), bound.argmax(1)] = False
-    small[bound.argmax(0), torch.arange(columns.count, device=A.device)] = False
+    n, k = len(f), len(g)
+    own = _Side.of(A, f[ranks.share(n, UNIT)], size)
+    found, widest = [], []
+    for rank, theirs in enumerate(ranks.passed(B, k, UNIT)):
+        columns = _Side.of(theirs, g[ranks.cut(k, rank, UNIT)], size)
+        widest.append(columns.widest)
+        step = block_rows(own.count, max(k, size * columns.count), A.device, CHUNK_ELEMENTS)
+        parts = [own.centre.new_empty(2, 0, columns.count)]
+        parts += [torch.stack(_bounds(own, columns, slice(i, i + step))) for i in range(0, own.count, step)]
+        found.append(torch.cat(parts, 1))
+    most = -(-n // size)
+    bound, second = ranks.joined(torch.cat(found, 2).transpose(0, 1), most, UNIT // size).unbind(1)
+    rows_widest, columns_widest = ranks.joined(own.widest, most, UNIT // size), torch.cat(widest)
+    rows_mass, columns_mass = (
+        torch.nn.functional.pad(mass, (0, -len(mass) % size)).reshape(-1, size).sum(1) for mass in (p, q)
+    )
+    small = _least(bound, share * rows_mass) & _least(bound.T, share * columns_mass).T
+    small[torch.arange(len(rows_mass), device=A.device), bound.argmax(1)] = False
+    small[bound.argmax(0), torch.arange(len(columns_mass), device=A.device)] = False
     least = bound.clamp_min(LOWEST_EXPONENT)
     omitted = float(torch.where(small, least, -torch.inf).exp2_().sum(dtype=torch.float64))
     displaced = second.exp2_().masked_fill_(small, 0.0).double()
     tiny = torch.finfo(torch.float64).tiny
-    runs = [float((displaced.sum(1 - i) / side.mass.clamp_min(tiny)).max()) for i, side in enumerate((rows, columns))]
-    cross = torch.where(small, 0.0, (rows.squares.amax(1)[:, None] * columns.squares.amax(1)).sqrt())
+    masses = (rows_mass, columns_mass)
+    runs = [float((displaced.sum(1 - i) / mass.clamp_min(tiny)).max()) for i, mass in enumerate(masses)]
+    cross = torch.where(small, 0.0, (rows_widest[:, None] * columns_widest).sqrt())
     keep = small.logical_not_()
     count = keep.sum(1)
     first = torch.cat((count.new_zeros(1), count.cumsum(0)))
-    tiles = Tiles(size, len(A), len(B), first, keep.nonzero()[:, 1])
+    tiles = Tiles(size, n, k, first, keep.nonzero()[:, 1])
     return Chosen(tiles, omitted, float(displaced.sum()), max(runs), float(cross.max()))
 
 
@@ -196,13 +209,12 @@ def _least(bound: Tensor, most: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Side:
-    """One side in tiles, padded with points of potential -inf to n points.
+    """A run of points of one side in tiles, padded with points of potential -inf to n points.
 
     points : factors (n, r).
     potential : base-2 potentials (n,).
     centre : means (tiles, r) of the factors.
     squares : squared distances (tiles, size) of the factors from their centre.
-    mass : (tiles,).
     size : points of a tile.
     """
 
@@ -210,23 +222,26 @@ class _Side:
     potential: Tensor
     centre: Tensor
     squares: Tensor
-    mass: Tensor
     size: int
 
     @classmethod
-    def of(cls, A: Tensor, f: Tensor, mass: Tensor, size: int) -> _Side:
+    def of(cls, A: Tensor, f: Tensor, size: int) -> _Side:
         missing = -len(A) % size
         points = torch.cat((A, A[-1:].expand(missing, -1))) if missing else A
         potential = torch.nn.functional.pad(f.to(A.dtype), (0, missing), value=-torch.inf)
-        cells = points.reshape(-1, size, A.shape[1])
         centre = centres(A, size).to(A.dtype)
+        cells = points.reshape(len(centre), size, A.shape[1])
         squares = (cells - centre[:, None]).square().sum(2)
-        sums = torch.nn.functional.pad(mass, (0, missing)).reshape(-1, size).sum(1)
-        return cls(points, potential, centre, squares, sums, size)
+        return cls(points, potential, centre, squares, size)
 
     @property
     def count(self) -> int:
         return len(self.centre)
+
+    @property
+    def widest(self) -> Tensor:
+        """The largest of the squared distances of each tile, (tiles,)."""
+        return self.squares.amax(1)
 
 
 def _bounds(rows: _Side, columns: _Side, where: slice) -> tuple[Tensor, Tensor]:
@@ -238,7 +253,7 @@ def _bounds(rows: _Side, columns: _Side, where: slice) -> tuple[Tensor, Tensor]:
     right = torch.addmm(columns.potential, centre, columns.points.T)
     of_rows, rows_spread = _sums(left.reshape(len(centre), size, -1), rows.squares[where][..., None], 1)
     of_columns, columns_spread = _sums(right.reshape(len(centre), -1, size), columns.squares, 2)
-    cross = (rows.squares[where].amax(1)[:, None] * columns.squares.amax(1)).sqrt()
+    cross = (rows.squares[where].amax(1)[:, None] * columns.widest).sqrt()
     rest = cross - centre @ columns.centre.T + SLACK_BITS
     return of_rows + of_columns + rest, rows_spread + columns_spread + rest + 2 * math.log2(LN2) - 1
 

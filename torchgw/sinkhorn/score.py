@@ -38,7 +38,7 @@ class FactoredScore:
 
     Attributes
     ----------
-    A, B : (N, r), (K, r) with A B^T the centred score.
+    A, B : (N, r), (K, r) with A B^T the centred score; the ranks' shares.
     row, column : (N,), (K,), what centring took off: the uncentred score is A B^T + row + column.
     epsilon : that the score is for, in units of the scaled cost.
     error : most bits that any entry of A B^T is off by.
@@ -80,8 +80,7 @@ def factored_score(
     to_A, to_B = to_A[:, :rank], to_B[:, :rank]
     A, B = _times(cost.U, to_A) - u0 @ to_A, _times(cost.V, to_B) - v0 @ to_B
     dtype = torch.float64 if wide else cost.U.dtype
-    A, B = ranks.joined(A.to(dtype), n), ranks.joined(B.to(dtype), k)
-    return FactoredScore(A, B, row, column, epsilon, error)
+    return FactoredScore(A.to(dtype), B.to(dtype), row, column, epsilon, error)
 
 
 def _blocks(U: Tensor) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.shared import StreamedKernel, TileReader
 from torchgw.kernels.sums import inner
-from torchgw.kernels.tiles import TILE, Tiles, all_tiles, choose_tiles
+from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, choose_tiles
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
@@ -161,11 +161,11 @@ class StreamedInner:
         A, B = linear.A, linear.B
         state = self.potentials(linear, f, g)
         tiles = self.tiles(A, B, state.f, state.g)
-        (p, q), (left, right) = self.model.masses, (self.ranks.own(side, tiles.size) for side in (A, B))
+        (p, q), left, right = self.model.masses, self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
         f, g = state.f.double(), state.g.double()
-        rounded = round_tiles(self.tiled, A, B, tiles, f, g, p, q, self.model.marginals, left, right)
+        rounded = round_tiles(self.tiled, left, right, tiles, f, g, p, q, self.model.marginals, left, right)
         overlap = rounded.core.trace() + (rounded.x @ A.double()) @ (rounded.y @ B.double())
-        return state, rounded.coupling(), overlap.to(A.dtype)
+        return state, rounded.coupling(A, B), overlap.to(A.dtype)
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         assert linear.extra is None, "what streams has factors"
@@ -181,6 +181,7 @@ class StreamedInner:
         """The tiles that matter under these potentials."""
         if self.omitted == 0 or len(A) * len(B) <= SKIPPED_FROM**2:
             return all_tiles(len(A), len(B), TILE, A.device)
+        A, B = self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
         return choose_tiles(A, B, f, g, *self.model.masses, TILE, self.omitted, self.ranks)[0]
 
 

@@ -48,7 +48,7 @@ class Kernels:
 
     backend : the one that was asked for.
     stored : of scores (N, K) that are stored.
-    streamed : of scores that are products, which are not.
+    streamed : of scores that are products, which are not, between points that all ranks have.
     tiled : of products on kept tiles.
     """
 
@@ -56,6 +56,11 @@ class Kernels:
     stored: Kernel
     streamed: StreamedKernel
     tiled: TileReader
+
+    @property
+    def alone(self) -> Kernel:
+        """Of scores that are products, of one rank."""
+        return self.streamed.kernel if isinstance(self.streamed, SharedKernel) else self.streamed
 
     def shared(self, ranks: Ranks) -> Kernels:
         """The same with passes over all pairs that ranks share."""

@@ -18,7 +18,6 @@ from torchgw.kernels.tiles import TILE
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of, moments_of, weights_of
 from torchgw.objective.sampled import Control
-from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.threads import threads_for
 from torchgw.search.basins import listed
 from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_product, sampled_cost_of_cells, under
@@ -68,7 +67,7 @@ def streamed(problem: Problem) -> StreamedProblem:
     if linear is not None:
         features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
     first, second = (
-        cells_of(problem, side, axis, own, min(options.ladder.n_cells, max(_halved(len(side.mass)), FEWEST)), x.ranks)
+        cells_of(problem, side, axis, own, min(options.ladder.n_cells, max(_halved(len(side.mass)), FEWEST)))
         for axis, (side, own) in enumerate(zip((x, y), features, strict=True))
     )
     kernels = problem.kernels.shared(x.ranks)
@@ -80,12 +79,10 @@ def _halved(n: int) -> int:
     return 1 << max(n // 2, 1).bit_length() - 1
 
 
-def cells_of(
-    problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int, ranks: Ranks = ALONE
-) -> CellSpace:
+def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> CellSpace:
     """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), the ranks' shares, or every
     point where that is more than two thirds of them."""
-    n, backend = len(side.mass), problem.kernels.backend
+    n, backend, ranks = len(side.mass), problem.kernels.backend, side.ranks
     if 3 * count > 2 * n:
         cells = Cells(bisect(features, -(-n // TILE), TILE, backend, n, ranks).rank, n)
     else:

@@ -29,6 +29,7 @@ from torchgw.diagnostics.evidence import Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
+from torchgw.kernels.shared import merged_ranks
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
@@ -200,11 +201,11 @@ def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor]:
     """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells."""
     if _complete(problem, step.x, step.y):
         return step.f[step.x.cells.label].double(), step.g[step.y.cells.label].double()
-    score, kernel = step.score, problem.kernels.streamed
+    score, kernel, ranks = step.score, problem.kernels.alone, problem.ranks
     row, column = step.sides(problem.model)
-    f = row.potential(kernel.on(score.A, step.linear.B).softmin(step.g, 1).double())
-    g = column.potential(kernel.on(step.linear.A, score.B).softmin(step.f, 0).double())
-    return f, g
+    f = ranks.joined(kernel.on(score.A, step.linear.B).softmin(step.g, 1), len(problem.p))
+    g = ranks.joined(kernel.on(step.linear.A, score.B).softmin(step.f, 0), len(problem.q))
+    return row.potential(f.double()), column.potential(g.double())
 
 
 def marginal_residual(problem: StreamedProblem, step: SolvedRung, f: Tensor, g: Tensor) -> tuple[float, float]:
@@ -213,14 +214,16 @@ def marginal_residual(problem: StreamedProblem, step: SolvedRung, f: Tensor, g: 
     Of a relaxed marginal, the change that another half-step would make. Every point where there are few. O((N + K) r)
     for each of the 1000 points of either side.
     """
-    A, B, kernel, dtype = step.score.A, step.score.B, problem.kernels.streamed, step.score.A.dtype
+    A, B, kernel, ranks = step.score.A, step.score.B, problem.kernels.alone, problem.ranks
     found = []
     for axis, side, own, other in zip((1, 0), step.sides(problem.model), (f, g), (g, f), strict=True):
         mass = side.log_mass.exp2()
         total, every = mass.sum(), len(mass) <= SAMPLED_POINTS
         index = torch.nonzero(mass > 0)[:, 0] if every else draw(mass, SAMPLED_POINTS, problem.generator)
-        bound = kernel.on(A[index], B) if axis == 1 else kernel.on(A, B[index])
-        sums = own[index] + bound.softmin(other.to(dtype), axis).double()
+        some = ranks.taken(A if axis == 1 else B, len(mass), index)
+        bound = kernel.on(some, B) if axis == 1 else kernel.on(A, some)
+        softmin = merged_ranks(bound.softmin(ranks.own(other).to(A.dtype), axis), ranks)
+        sums = own[index] + softmin.double()
         weight = mass[index] if every else total.expand(len(index)) / len(index)
         wanted = side.at(index).reached(sums - own[index], weight)
         off = weight * ((sums - mass[index].log2()).exp2() - wanted / mass[index]).abs()
@@ -233,18 +236,18 @@ def _changed(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Ten
 
     Relaxed marginals are no test of a cost: the plan follows it wherever that leads.
     """
-    p, k = problem.p, len(problem.q)
+    p, k, ranks = problem.p, len(problem.q), problem.ranks
     few = len(p) <= SAMPLED_POINTS
     index = torch.nonzero(p > 0)[:, 0] if few else draw(p, SAMPLED_POINTS, problem.generator)
     weight = torch.ones_like(p[index]) if few else p.sum() / len(index) / p[index]
     total = p.new_zeros(())
     for part, scale in zip(parts(index, k), parts(weight, k), strict=True):
         one, other = (
-            (scored.A[part] @ scored.B.T).double().add_(u[part, None]).add_(v).exp2_()
+            (ranks.taken(scored.A, len(p), part) @ scored.B.T).double().add_(u[part, None]).add_(ranks.own(v)).exp2_()
             for scored, u, v in ((last.solved.score, last.f, last.g), (score, f, g))
         )
         total += scale @ (one - other).abs().sum(1)
-    return float(total)
+    return float(ranks.sum(total))
 
 
 def _next(
@@ -314,7 +317,8 @@ def _linear(problem: StreamedProblem, cost: FactoredCost, score: FactoredScore, 
     offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in ends]
     log_p, log_q = (mass.log2().to(dtype) for mass in model.masses)
     row, column = model.sides_of(log_p, log_q, score.epsilon, *offsets)
-    return Linear(x.cells.means(score.A, problem.p), y.cells.means(score.B, problem.q), row, column)
+    A, B = x.cells.means(score.A, problem.p, problem.ranks), y.cells.means(score.B, problem.q, problem.ranks)
+    return Linear(A, B, row, column)
 
 
 def tolerance(problem: StreamedProblem) -> float:

@@ -18,9 +18,10 @@ from torchgw.couplings.rounding import round_tiles, swept
 from torchgw.couplings.tiled import NEGLIGIBLE
 from torchgw.diagnostics.status import Status
 from torchgw.kernels import LN2
+from torchgw.kernels.blocks import blocks
 from torchgw.kernels.precision import LAST, reach, unsafe
-from torchgw.kernels.sums import inner_product
-from torchgw.kernels.tiles import TILE, Tiles, all_tiles, centres, choose_tiles
+from torchgw.kernels.sums import BLOCK_POINTS, inner_product
+from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, centres, choose_tiles
 from torchgw.objective.certify import certify, read_streamed
 from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
@@ -44,7 +45,7 @@ DISPLACED, DISPLACED_IN_RUN = 0.8, 0.05
 LEFT_OF_POINT = 0.1  # of a point's mass, among points of equal ones, that tiles which are left out may hold
 USUALLY_ABOVE = 1.25  # measured: the bound on what is displaced, over the usual share
 CROSS_BITS = 1.2  # 1 + x ln 2 is above zero for all |x| up to 1.44
-SIZES = (2048, 1024, 512, 256, 128, 64)
+SIZES = (UNIT, 1024, 512, 256, 128, 64)
 
 
 def solve_streaming(asked: Problem) -> CertifiedSolution:
@@ -86,22 +87,23 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
     """
     score, p, q = state.solved.score, problem.p, problem.q
     backend = problem.kernels.backend
-    rows, columns = problem.ranks.dealt([partial(_tile_order, side, backend) for side in (score.A, score.B)])
-    A, B, f, g = score.A[rows], score.B[columns], state.f[rows], state.g[columns]
-    if len(A) * len(B) <= EVERY_PAIR:
+    (n, k), ranks = (len(p), len(q)), problem.ranks
+    rows, columns = (_tile_order(side, size, backend, ranks) for side, size in ((score.A, n), (score.B, k)))
+    A, B = (ranks.moved(side, order, UNIT) for side, order in ((score.A, rows), (score.B, columns)))
+    f, g = state.f[rows], state.g[columns]
+    if n * k <= EVERY_PAIR:
         A, B = A.double(), B.double()
-    tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], problem.options.ladder.omitted, problem.ranks)
+    tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], problem.options.ladder.omitted, ranks)
     model = problem.model
     if model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
         as_lifted = f, g
         f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns])
         raised = [float((new - old).nan_to_num(nan=0.0).max()) for new, old in zip((f, g), as_lifted, strict=True)]
         omitted *= 2.0 ** max(sum(raised), 0.0)  # tiles that are left out would have gained as much, at most
-    ranks, size = problem.ranks, tiles.size
     costs = [cost for cost in (model.cost, model.penalty) if cost is not None]
     sides = (problem.x, [cost.U for cost in costs], rows), (problem.y, [cost.V for cost in costs], columns)
     (left, mean_x), (right, mean_y) = (
-        _ordered(side, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order, size)
+        _ordered(side, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order)
         for side, parts, order in sides
     )
     rounded = round_tiles(
@@ -110,18 +112,18 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
     x, y = rounded.x, rounded.y
     # Of the correction, and of the whole plan's marginals, with all factors.
     ends = [
-        inner_product(side, ranks.own(torch.stack(numbers, 1), size), ranks=ranks).unbind(1)
+        inner_product(side, ranks.own(torch.stack(numbers, 1), UNIT), ranks=ranks).unbind(1)
         for side, numbers in ((left, (x, rounded.rows)), (right, (y, rounded.columns)))
     ]
     core = rounded.core + torch.outer(ends[0][0], ends[1][0])
     marginals = torch.empty_like(p), torch.empty_like(q)
     marginals[0][rows], marginals[1][columns] = rounded.rows, rounded.columns
-    r, k, values = len(mean_x), len(mean_y), []
-    moments, mass = (ends[0][1][:r], ends[1][1][:k]), marginals[0].sum()
-    product = _inner_products(core[:r, :k], (mean_x, mean_y), moments, mass) if problem.factored else None
+    i, j, values = len(mean_x), len(mean_y), []
+    moments, mass = (ends[0][1][:i], ends[1][1][:j]), marginals[0].sum()
+    product = _inner_products(core[:i, :j], (mean_x, mean_y), moments, mass) if problem.factored else None
     for cost in costs:
         rank = cost.U.shape[1]
-        cross, r, k = core[r : r + rank, k : k + rank].trace(), r + rank, k + rank
+        cross, i, j = core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
         values.append(float(cost.expectation(cross, *marginals)))
     linear = values.pop(0) if model.cost is not None else 0.0
     matching = None
@@ -129,7 +131,9 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
         matching = torch.empty_like(rows)
         matching[rows] = columns[rounded.argmax]
         matching.masked_fill_(p <= 0, 0)
-    coupling = rounded.coupling(rows, columns, matching)
+    del left, right
+    A, B = ranks.joined(A, n, UNIT), ranks.joined(B, k, UNIT)
+    coupling = rounded.coupling(A, B, rows, columns, matching)
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
     held = model.fixed or model.marginals.total is not None
     residual = rounded.residual if held else max(rounded.residual, state.rungs[-1].residual)
@@ -153,7 +157,7 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
         end=state.end,
         status=solution.status if reached else Status.MARGINALS,
         marginal_residual=residual,
-        precision_warning=_precision_warning(score, problem.options),
+        precision_warning=_precision_warning(score, problem.options, ranks),
         marginals=marginals,
         gradient="exact" if state.exact else "sampled",
         value_exact=found.quadratic.exact,
@@ -166,10 +170,10 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
     )
 
 
-def _tile_order(A: Tensor, backend: str) -> Tensor:
-    """An order (N,) in which runs of points are near each other, for tiles of any size."""
+def _tile_order(A: Tensor, n: int, backend: str, ranks: Ranks) -> Tensor:
+    """An order (n,) in which runs of points are near each other, for tiles of any size."""
     # Cut at multiples of the largest tile first and halved within.
-    return bisect(A, -(-len(A) // SIZES[-1]), SIZES[0], backend).order
+    return bisect(A, -(-n // SIZES[-1]), UNIT, backend, n, ranks).order
 
 
 def _inner_products(core: Tensor, means: tuple[Tensor, Tensor], moments: tuple[Tensor, Tensor], mass: Tensor) -> Tensor:
@@ -188,12 +192,14 @@ def kept_tiles(
     enough for that; most of the ``share`` is for what that moves, which stays near, the rest for the tiles that are
     left out.
     """
-    if share == 0 or len(A) * len(B) <= EVERY_PAIR:
-        return all_tiles(len(A), len(B), TILE, A.device), 0.0
-    if len(A) * len(B) < SEPARABLE_PAIRS.get(A.device.type, 0.0):
+    n, k = len(f), len(g)
+    if share == 0 or n * k <= EVERY_PAIR:
+        return all_tiles(n, k, TILE, A.device), 0.0
+    if n * k < SEPARABLE_PAIRS.get(A.device.type, 0.0):
         return choose_tiles(A, B, f, g, p, q, TILE, share, ranks)[:2]
     for size in SIZES:
-        if USUALLY_ABOVE * _usual_displaced(A, B, size) <= DISPLACED * share:
+        squares = [_usual_square(side, count, size, ranks) for side, count in ((A, n), (B, k))]
+        if USUALLY_ABOVE * LN2**2 / 2 * squares[0] * squares[1] <= DISPLACED * share:
             # What a run loses could all be of one of its points.
             left = min((1 - DISPLACED) * share, LEFT_OF_POINT / size)
             found = choose_tiles(A, B, f, g, p, q, size, left, ranks)
@@ -206,27 +212,30 @@ def kept_tiles(
     return choose_tiles(A, B, f, g, p, q, TILE, share, ranks)[:2]
 
 
-def _usual_displaced(A: Tensor, B: Tensor, size: int) -> float:
-    """The usual share of mass that short sums of products displace, from mean squares around the centres."""
-    squares = []
-    for side in (A, B):
-        centre = centres(side, size).to(side.dtype).repeat_interleave(size, 0)[: len(side)]
-        squares.append(float((side - centre).square().sum(1).mean()))
-    return LN2**2 / 2 * squares[0] * squares[1]
+def _usual_square(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
+    """The mean squared distance of n points from the centres of their tiles; ln(2)^2 / 2 times those of both sides is
+    the usual share of mass that short sums of products displace."""
+    centre, total = centres(A, size).to(A.dtype), torch.zeros((), dtype=torch.float64, device=A.device)
+    for where in blocks(len(A), BLOCK_POINTS):
+        near = centre[where.start // size : -(-where.stop // size)].repeat_interleave(size, 0)
+        block = A[where]
+        total += (block - near[: len(block)]).square().sum(1).sum(dtype=torch.float64)
+    return float(ranks.sum(total)) / n
 
 
-def _precision_warning(score: FactoredScore, options: GWOptions) -> str | None:
+def _precision_warning(score: FactoredScore, options: GWOptions, ranks: Ranks) -> str | None:
     """Why float32 could not carry the score, or None."""
     A, B = score.A, score.B
-    found = unsafe(float(reach(A, B)), A.shape[1]) if options.mixed_precision and A.dtype == torch.float32 else None
+    narrow = options.mixed_precision and A.dtype == torch.float32
+    found = unsafe(float(reach(A, B, ranks)), A.shape[1]) if narrow else None
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
-def _ordered(side: ControlledSpace, factors: list[Tensor], order: Tensor, unit: int) -> tuple[Tensor, Tensor]:
+def _ordered(side: ControlledSpace, factors: list[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
     """Factors (N, .) of a side's points next to each other, in this order and the dtype of the first, which is centred;
     and its mean (r,), float64. The mean belongs to the plan's own marginals: what is read in float32 is then small."""
     ranks, mass = side.ranks, side.mass
     mean = inner_product(ranks.own(mass)[:, None], factors[0], ranks=ranks)[0] / mass.sum()
-    first = ranks.moved(factors[0], order, unit).sub_(mean.to(factors[0].dtype))
-    more = [ranks.moved(part, order, unit).to(first.dtype) for part in factors[1:]]
+    first = ranks.moved(factors[0], order, UNIT).sub_(mean.to(factors[0].dtype))
+    more = [ranks.moved(part, order, UNIT).to(first.dtype) for part in factors[1:]]
     return torch.cat([first, *more], 1) if more else first, mean
