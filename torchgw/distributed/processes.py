@@ -110,23 +110,38 @@ class Processes(Ranks):
             sent.append(wanted[(wanted >= own.start) & (wanted < own.stop)] - own.start)
             theirs, place = self.cut(n, rank), order[self.share(n, unit)]
             received.append(torch.nonzero((place >= theirs.start) & (place < theirs.stop))[:, 0])
-        outgoing, (out, place) = share[torch.cat(sent)], (list(map(len, sent)), torch.cat(received))
+        outgoing, place = share[torch.cat(sent)], torch.cat(received)
         incoming = share.new_empty(len(place), *share.shape[1:])
-        row = share[:0].element_size() * share[:1].numel() if len(share) else 0
+        sizes, row = (list(map(len, received)), list(map(len, sent))), share.element_size() * share[:1].numel()
         with self._exchange("moved", (self.count - 1) / self.count * n * row):
-            dist.all_to_all_single(incoming, outgoing, list(map(len, received)), out, self.group)
+            dist.all_to_all_single(incoming, outgoing, *sizes, self.group)
+        del outgoing
         found = torch.empty_like(incoming)
         found[place] = incoming
         return found
 
-    def passed(self, share: Tensor, n: int, unit: int = 1) -> Iterator[Tensor]:
+    def passed(
+        self, shares: Sequence[Tensor], n: int, unit: int, most: int | None = None
+    ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
         for rank in range(self.count):
             cut = self.cut(n, rank, unit)
-            here = share if rank == self.rank else share.new_empty(cut.stop - cut.start, *share.shape[1:])
-            here = here.contiguous()
-            with self._exchange("passed", (self.count - 1) * here.nbytes):
-                dist.broadcast(here, dist.get_global_rank(self.group, rank), self.group)
-            yield here
+            step = max(cut.stop - cut.start, 1) if most is None else most
+            for start in range(cut.start, cut.stop, step):
+                run = slice(start, min(start + step, cut.stop))
+                yield (
+                    run,
+                    tuple(
+                        self._run(share, rank, slice(run.start - cut.start, run.stop - cut.start)) for share in shares
+                    ),
+                )
+
+    def _run(self, share: Tensor, rank: int, where: slice) -> Tensor:
+        """Rows of the share of one rank."""
+        own = rank == self.rank
+        rows = share[where].contiguous() if own else share.new_empty(where.stop - where.start, *share.shape[1:])
+        with self._exchange("passed", (self.count - 1) * rows.nbytes):
+            dist.broadcast(rows, self._number(rank), self.group)
+        return rows
 
     def divided(self, values: Tensor | None, n: int, like: Tensor, source: int) -> Tensor:
         """This rank's rows of values (n, ...) that the rank ``source`` has, which look like those of ``like``."""

@@ -12,7 +12,7 @@ not do, so sweeps of up to `SWEPT_ALONE` pairs are done by every rank: they take
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeAlias
@@ -27,7 +27,7 @@ from torchgw.kernels.tiles import UNIT, Tiles
 from torchgw.runtime.ranks import Ranks
 from torchgw.types import Softmins
 
-FEW_PAIRS, SWEPT_ALONE, MANY_COLUMNS = 2**18, 2**25, 2**17
+FEW_PAIRS, SWEPT_ALONE, MANY_COLUMNS, PASSED = 2**18, 2**25, 2**17, 2**15
 
 
 def merged_ranks(share: Tensor, ranks: Ranks) -> Tensor:
@@ -100,9 +100,8 @@ class SharedScore:
 class SharedTiles:
     """Reads kept tiles, of which each rank has those of a run of rows; see `torchgw.kernels.softmin_tiles`.
 
-    From `MANY_COLUMNS` on a rank reads its tiles in as many parts as there are ranks, by runs of columns, of whose
-    factors one share at a time is here. Fewer are read as one process alone reads them, in the same blocks and with the
-    same rounding.
+    From `MANY_COLUMNS` on a rank reads its tiles by runs of `PASSED` columns, whose factors are passed from rank to
+    rank. Fewer are read as one process alone reads them, in the same blocks and with the same rounding.
 
     kernel : of one rank.
     ranks : that share the tiles, by units of `torchgw.kernels.tiles.UNIT` points.
@@ -130,10 +129,10 @@ class SharedTiles:
         self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
     ) -> PlanProducts:
         """T V, T^T W and the largest entries, for V, W that all ranks have, and shares of A, B."""
-        pieces = dict[int, PlanProducts]()
-        for part, rows, columns, theirs in self._parts(tiles, B):
+        pieces, rows = dict[int, PlanProducts](), self.ranks.share(tiles.n, UNIT)
+        for columns, part, (theirs,) in self._parts(tiles, B):
             sums = PlanProducts(V.new_zeros(part.n, V.shape[1]), W.new_zeros(part.k, W.shape[1]), f[:0], tiles.first)
-            if part.n and part.k:
+            if part.n:
                 sums = self.kernel.read(A, theirs, part, f[rows], g[columns], V[columns], W[rows], find)
             pieces[columns.start] = sums
         return self._whole(pieces, tiles)
@@ -142,29 +141,26 @@ class SharedTiles:
         self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor, find: bool = False
     ) -> tuple[PlanProducts, Tensor]:
         """Sums and the largest entries, and left^T T right, for shares of A, B, left and right."""
-        pieces, width = dict[int, PlanProducts](), B.shape[1]
+        pieces, rows = dict[int, PlanProducts](), self.ranks.share(tiles.n, UNIT)
         core = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=A.device)
-        for part, rows, columns, theirs in self._parts(tiles, torch.cat((B, right.to(B.dtype)), 1)):
+        for columns, part, (theirs, wide) in self._parts(tiles, B, right):
             sums = PlanProducts(f.new_zeros(part.n, 1), f.new_zeros(part.k, 1), f[:0], tiles.first)
-            if part.n and part.k:
-                B, right = (side.contiguous() for side in (theirs[:, :width], theirs[:, width:]))
-                sums, own = self.kernel.contracted(A, B, part, f[rows], g[columns], left, right, find)
+            if part.n:
+                sums, own = self.kernel.contracted(A, theirs, part, f[rows], g[columns], left, wide, find)
                 core += own
             pieces[columns.start] = sums
         return self._whole(pieces, tiles), self.ranks.sum(core)
 
-    def _parts(self, tiles: Tiles, share: Tensor) -> Iterator[tuple[Tiles, slice, slice, Tensor]]:
-        """The tiles of this rank's rows in runs of columns, those rows and columns, and the rows of a matrix of which
-        this rank has its ``share`` that belong to the columns."""
-        ranks, (n, k) = self.ranks, (tiles.n, tiles.k)
-        rows = ranks.share(n, UNIT)
-        own = tiles.of_rows(rows)
+    def _parts(self, tiles: Tiles, *shares: Tensor) -> Iterator[tuple[slice, Tiles, Sequence[Tensor]]]:
+        """Runs of columns with the tiles of this rank's rows there, and the rows for these columns of matrices that
+        ranks share."""
+        ranks, k = self.ranks, tiles.k
+        own = tiles.of_rows(ranks.share(tiles.n, UNIT))
         if k < MANY_COLUMNS:
-            yield own, rows, slice(0, k), ranks.joined(share, k, UNIT)
+            yield slice(0, k), own, [ranks.joined(share, k, UNIT) for share in shares]
             return
-        for rank, theirs in enumerate(ranks.passed(share, k, UNIT)):
-            columns = ranks.cut(k, rank, UNIT)
-            yield own.of_columns(columns), rows, columns, theirs
+        for columns, rows in ranks.passed(shares, k, UNIT, PASSED):
+            yield columns, own.of_columns(columns), rows
 
     def _whole(self, pieces: dict[int, PlanProducts], tiles: Tiles) -> PlanProducts:
         """What all ranks have read, from what this one has of runs of columns, by where these begin."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchgw.runtime.ranks import ALONE, Ranks
 
-RUN, BLOCK_POINTS = 256, 2**16
+RUN, BLOCK_POINTS = 256, 2**14
 MOST_ENTRIES = 2**30  # cuBLAS counts the entries of a vector in 31 bits
 
 

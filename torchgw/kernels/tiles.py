@@ -170,8 +170,8 @@ def choose_tiles(
     n, k = len(f), len(g)
     own = _Side.of(A, f[ranks.share(n, UNIT)], size)
     found, widest = [], []
-    for rank, theirs in enumerate(ranks.passed(B, k, UNIT)):
-        columns = _Side.of(theirs, g[ranks.cut(k, rank, UNIT)], size)
+    for where, (theirs,) in ranks.passed((B,), k, UNIT):
+        columns = _Side.of(theirs, g[where], size)
         widest.append(columns.widest)
         step = block_rows(own.count, max(k, size * columns.count), A.device, CHUNK_ELEMENTS)
         parts = [own.centre.new_empty(2, 0, columns.count)]

@@ -8,7 +8,7 @@ is alone has all rows, and nothing to exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -65,9 +65,12 @@ class Ranks:
         """This rank's share of ``values[order]``, an order (N,) that all ranks know of N rows that are shared."""
         return share[order]
 
-    def passed(self, share: Tensor, n: int, unit: int = 1) -> Iterable[Tensor]:
-        """The shares of all ranks, one after the other."""
-        return (share,)
+    def passed(
+        self, shares: Sequence[Tensor], n: int, unit: int, most: int | None = None
+    ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+        """Runs of rows of matrices of n rows, of which each rank has its shares, one run after the other: where they
+        lie, and the rows of each matrix. A run is of one rank and of at most ``most`` rows, a multiple of ``unit``."""
+        yield slice(0, n), tuple(shares)
 
     def divided(self, values: Tensor | None, n: int, like: Tensor, source: int) -> Tensor:
         """This rank's rows of values (n, ...) that the rank ``source`` has, of the kind of the rows of ``like``."""

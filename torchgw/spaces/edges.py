@@ -8,7 +8,7 @@ import numpy as np
 
 from torchgw.types import Array
 
-BLOCK_PAIRS = 200_000
+BLOCK_PAIRS = 50_000
 
 
 def union(neighbour: Array) -> Any:
@@ -99,7 +99,8 @@ def two_edges(graph: Any, source: Array, target: Array) -> Array:
     from scipy.sparse import csr_matrix
 
     # Sparse products drop zeros, and edges may have length zero.
-    length = np.maximum(graph.data, np.finfo(float).tiny)
+    tiny = np.finfo(float).tiny
+    length = graph.data if graph.nnz == 0 or graph.data.min() >= tiny else np.maximum(graph.data, tiny)
     lengths = csr_matrix((length, graph.indices, graph.indptr), shape=graph.shape)
     ones = csr_matrix((np.ones(graph.nnz, dtype=np.int8), graph.indices, graph.indptr), shape=graph.shape)
     found = np.full(len(source), np.inf)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw.options import SpaceOptions
+from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import Ranks
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import landmark_count, searches
@@ -117,23 +118,27 @@ def _searched(
 
     numbers = range(len(spaces))
     told = ranks.dealt([partial(begin, number) for number in numbers])
-    parts: list[list[Tensor]] = [[] for _ in numbers]
+    dtypes = [getattr(torch, storage(space.size)) for space in spaces]
+    own_rows = [ranks.share(space.size) for space in spaces]
+    columns = [
+        torch.empty(own.stop - own.start, count, dtype=dtype)
+        for own, (count, _), dtype in zip(own_rows, told, dtypes, strict=True)
+    ]
     for first in range(0, max((count for count, _ in told), default=0), AT_ONCE):
         # Both search before either divides: a rank that waits for the other's rows would not search meanwhile.
         left = [min(AT_ONCE, told[number][0] - first) for number in numbers]
-        dtypes = [getattr(torch, storage(space.size)) for space in spaces]
         rows = {number: search.next(dtypes[number]) for number, search in own.items() if left[number] > 0}
         for number in (number for number in numbers if left[number] > 0):
-            like = torch.empty(1, left[number], dtype=dtypes[number])
-            size = spaces[number].size
-            parts[number].append(ranks.divided(rows.pop(number, None), size, like, number % ranks.count))
+            part = columns[number][:, first : first + left[number]]
+            part.copy_(ranks.divided(rows.pop(number, None), spaces[number].size, part, number % ranks.count))
     chosen = ranks.dealt([lambda number=number: own[number].index for number in numbers])  # type: ignore[misc]
     own.clear()
+    give_back()  # what graphs took
     found = []
     for space, (_, report), index in zip(spaces, told, chosen, strict=True):
-        columns, at = torch.cat(parts.pop(0), 1), torch.tensor(index)
-        among = ranks.taken(columns, space.size, at).double()
-        largest = float(ranks.most(columns.max() if len(columns) else columns.new_zeros(())))
-        factors = landmark_factors(columns, among, largest, space.name, ranks)
+        distances, at = columns.pop(0), torch.tensor(index)
+        among = ranks.taken(distances, space.size, at).double()
+        factors = landmark_factors(distances, among, float(ranks.most(distances.max())), space.name, ranks)
         found.append((SharedDistances(*factors, space.size, ranks), report))
+        del distances
     return found

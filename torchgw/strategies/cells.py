@@ -95,7 +95,7 @@ def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tenso
 
 
 def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...], dict[str, float]]:
-    """Search and solve between the first cells: the solution there, the basins of the search on all points, and the
+    """Search and solve between the first cells: the solution there, the basins of the search, see `on_points`, and the
     seconds of both."""
     began, (x, y) = time.perf_counter(), problem.cells
     small = on_cells(problem, x, y)
@@ -108,11 +108,16 @@ def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...
         return solution, () if reference is None else listed(small, candidates, reference), searched - began
 
     solution, basins, searched = problem.by_first(search)
+    return solution, basins, {"search": searched, "solve": time.perf_counter() - began - searched}
+
+
+def on_points(problem: StreamedProblem, basins: tuple[Basin, ...]) -> tuple[Basin, ...]:
+    """Basins of the first cells, as matchings of all points."""
+    x, y = problem.cells
     label = x.cells.label
-    basins = tuple(
+    return tuple(
         replace(basin, matching=y.centres[basin.matching[label]], shift=basin.shift[label]) for basin in basins
     )
-    return solution, basins, {"search": searched, "solve": time.perf_counter() - began - searched}
 
 
 def on_cells(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> StoredProblem:

@@ -16,7 +16,7 @@ from torchgw.objective.model import mean_cost
 from torchgw.options import StoppingOptions
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.strategies.cells import solve_on_cells, streamed
+from torchgw.strategies.cells import on_points, solve_on_cells, streamed
 from torchgw.strategies.dense import Begun, solve_dense
 from torchgw.strategies.ladder import climbed
 from torchgw.strategies.smooth import finished
@@ -41,4 +41,4 @@ def _from_cells(asked: Problem, problem: StoredProblem) -> Begun:
     found = finished(problem, solution, problem.options)
     plan, (p, q) = DenseCoupling(found.plan.to(problem.masses[0])), problem.masses
     energy = mean_cost(problem.gradient(plan, p), plan, p, q)
-    return Begun(replace(found, energy=float(energy)), seconds["search"], basins, state.rungs)
+    return Begun(replace(found, energy=float(energy)), seconds["search"], on_points(between, basins), state.rungs)

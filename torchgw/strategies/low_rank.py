@@ -14,7 +14,7 @@ from torchgw.objective.value import Objective
 from torchgw.solvers.low_rank import solve_low_rank, warm_factors
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.strategies.cells import solve_on_cells, streamed
+from torchgw.strategies.cells import on_points, solve_on_cells, streamed
 from torchgw.strategies.continuation import step_of
 
 SEARCH_EPSILON = 1e-3  # of the largest squared distance
@@ -52,7 +52,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
         value_error=found.quadratic.error,
         values=values,
         certificate=certificate,
-        basins=basins,
+        basins=on_points(problem, basins),
         path=(step_of(asked, solution, solved - began),) if asked.auto else (),
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )

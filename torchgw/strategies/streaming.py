@@ -25,6 +25,7 @@ from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, centres, choose_
 from torchgw.objective.certify import certify, read_streamed
 from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
+from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.score import FactoredScore, factored_score
@@ -33,7 +34,7 @@ from torchgw.solvers.newton import refined, with_tolerance
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.hierarchy import bisect
-from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed
+from torchgw.strategies.cells import StreamedProblem, on_points, solve_on_cells, streamed
 from torchgw.strategies.continuation import step_of
 from torchgw.strategies.ladder import Climb, climbed, tolerance
 
@@ -59,10 +60,12 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
         state, solution = _refined(asked, state, solution, asked.tol)
         state.require_numbers()
     solved = time.perf_counter()
+    if problem.ranks.count > 1:
+        give_back()
     found = finish_tiles(problem, state, solution)
     seconds = {"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved}
     path = (replace(step_of(asked, found, sum(seconds.values())), value=found.values.total),) if asked.auto else ()
-    return replace(found, basins=basins, seconds=seconds, path=path)
+    return replace(found, basins=on_points(problem, basins), seconds=seconds, path=path)
 
 
 def _refined(asked: Problem, state: Climb, solution: Solution, tol: float) -> tuple[Climb, Solution]:
@@ -132,6 +135,8 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
         matching[rows] = columns[rounded.argmax]
         matching.masked_fill_(p <= 0, 0)
     del left, right
+    if ranks.count > 1:
+        give_back()
     A, B = ranks.joined(A, n, UNIT), ranks.joined(B, k, UNIT)
     coupling = rounded.coupling(A, B, rows, columns, matching)
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.

@@ -29,7 +29,7 @@ from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import TransportError
 from torchgw.spaces import FactoredDistances
-from torchgw.strategies.cells import StreamedProblem, solve_on_cells, streamed
+from torchgw.strategies.cells import StreamedProblem, on_points, solve_on_cells, streamed
 from torchgw.strategies.ladder import Climb, climbed
 from torchgw.strategies.sharp import FALL
 from torchgw.strategies.streaming import finish_tiles
@@ -100,7 +100,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
         value_error=0.0,
         values=values,
         certificate=certificate,
-        basins=basins,
+        basins=on_points(problem, basins),
         ladder=state.rungs,
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )
@@ -116,7 +116,7 @@ def _blurred(
 ) -> CertifiedSolution:
     """What streamed, where no vertex was found from it."""
     found = finish_tiles(problem, state, solution)
-    return replace(found, status=status, basins=basins, seconds=seconds)
+    return replace(found, status=status, basins=on_points(problem, basins), seconds=seconds)
 
 
 def _of_points(space: DistanceProvider, index: torch.Tensor) -> DistanceProvider:

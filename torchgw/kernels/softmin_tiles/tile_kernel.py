@@ -48,12 +48,12 @@ class TileKernel:
     ) -> tuple[PlanProducts, Tensor]:
         """Products of T with one column of ones, either way, and the largest entries; and left^T T right (l, r),
         float64, of left (N, l) and right (K, r), in one pass that reads the narrower side."""
-        one_p, one_q = f.new_ones(len(f), 1), g.new_ones(len(g), 1)
+        one_p, one_q = left.new_ones(len(f), 1), right.new_ones(len(g), 1)
         if left.shape[1] <= right.shape[1]:
-            found = self.read(A, B, tiles, f, g, one_q, torch.cat((one_p, left.to(f.dtype)), 1), find)
+            found = self.read(A, B, tiles, f, g, one_q, torch.cat((one_p, left), 1), find)
             core = inner_product(found.TtW[:, 1:], right)
         else:
-            found = self.read(A, B, tiles, f, g, torch.cat((one_q, right.to(f.dtype)), 1), one_p, find)
+            found = self.read(A, B, tiles, f, g, torch.cat((one_q, right), 1), one_p, find)
             core = inner_product(left, found.TV[:, 1:])
         return found._replace(TV=found.TV[:, :1], TtW=found.TtW[:, :1]), core
 
