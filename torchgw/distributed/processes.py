@@ -1,10 +1,10 @@
 """Ranks that are processes of `torch.distributed`: the exchanges of `torchgw.runtime.ranks` as its collectives.
 
     sum, most, taken    all_reduce                   2 (R - 1) b bytes sent by all R ranks together, b those of the result
-    joined              all_gather, padded           (R - 1) b
     moved               all_to_all                   (R - 1) / R b
     divided             sends from one rank          (R - 1) / R b
-    passed, dealt       broadcasts                   (R - 1) b for all that is passed
+    joined, passed,
+    dealt               broadcasts                   (R - 1) b for all that is passed
 
 NCCL carries tensors between GPUs, gloo those of the CPU. What is no tensor goes as its bytes.
 """
@@ -83,17 +83,14 @@ class Processes(Ranks):
         return self._reduced(values, dist.ReduceOp.MAX, "most")
 
     def joined(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
-        cuts = [self.cut(n, rank, unit) for rank in range(self.count)]
-        longest = max(cut.stop - cut.start for cut in cuts)
-        own, found = share.contiguous(), share.new_empty(self.count * longest, *share.shape[1:])
-        if len(own) < longest:
-            own = torch.cat((own, own.new_zeros(longest - len(own), *own.shape[1:])))
-        with self._exchange("joined", self.count * (self.count - 1) * own.nbytes):
-            dist.all_gather(list(found.split(longest)), own, self.group)
-        for rank, cut in enumerate(cuts):  # over the gaps that shorter shares leave
-            if cut.start < rank * longest:
-                found[cut] = found[rank * longest :][: cut.stop - cut.start].clone()
-        return found[:n]
+        found = share.new_empty(n, *share.shape[1:])
+        for rank in range(self.count):  # all_gather would pad, and makes copies of all
+            rows = found[self.cut(n, rank, unit)]
+            if rank == self.rank:
+                rows.copy_(share)
+            with self._exchange("joined", (self.count - 1) * rows.nbytes):
+                dist.broadcast(rows, self._number(rank), self.group)
+        return found
 
     def taken(self, share: Tensor, n: int, index: Tensor) -> Tensor:
         own = self.share(n)

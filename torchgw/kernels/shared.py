@@ -27,7 +27,7 @@ from torchgw.kernels.tiles import UNIT, Tiles
 from torchgw.runtime.ranks import Ranks
 from torchgw.types import Softmins
 
-FEW_PAIRS, SWEPT_ALONE, MANY_COLUMNS, PASSED = 2**18, 2**25, 2**17, 2**15
+FEW_PAIRS, SWEPT_ALONE, MANY_COLUMNS, PASSED = 2**18, 2**25, 2**17, 2**14
 
 
 def merged_ranks(share: Tensor, ranks: Ranks) -> Tensor:

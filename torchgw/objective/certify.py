@@ -90,7 +90,7 @@ def read_stored(
 
 
 def read_streamed(
-    coupling: BlockCoupling,
+    coupling: BlockCoupling | None,
     product: Tensor | None,
     spaces: tuple[DistanceProvider, DistanceProvider],
     controls: tuple[Control, Control] | None,
@@ -102,9 +102,11 @@ def read_streamed(
     ranks: Ranks = ALONE,
 ) -> Evaluated:
     """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r') where the controls are the spaces' own
-    factors, or the ranks' shares of them. Elsewhere all distances may be computed where they fit ``max_memory``."""
+    factors, or the ranks' shares of them, and nobody asks the coupling. Elsewhere all distances may be computed where
+    they fit ``max_memory``."""
     means = None
     if product is None or controls is None:
+        assert coupling is not None
         quadratic = objective(coupling, spaces, marginals, max_memory, generator)
         cost = sampled_cost(*spaces, sample_anchors(coupling, marginals[0], CERTIFICATE_ANCHORS, generator))
     else:

@@ -189,7 +189,7 @@ def climbed(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[
     state.require_numbers()
     return state, Solution(
         coupling=None,
-        end=state.end,
+        end=state.end if problem.ranks.count == 1 else None,  # of shares
         status=status,
         n_iter=state.n_iter,
         n_iter_sinkhorn=state.n_iter_sinkhorn,

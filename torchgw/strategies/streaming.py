@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw.couplings.rounding import round_tiles, swept
-from torchgw.couplings.tiled import NEGLIGIBLE
+from torchgw.couplings.rounding import RoundedTiles, round_tiles, swept
+from torchgw.couplings.tiled import NEGLIGIBLE, TiledCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.kernels import LN2
 from torchgw.kernels.blocks import blocks
@@ -63,6 +64,7 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
     if problem.ranks.count > 1:
         give_back()
     found = finish_tiles(problem, state, solution)
+    del state
     seconds = {"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved}
     path = (replace(step_of(asked, found, sum(seconds.values())), value=found.values.total),) if asked.auto else ()
     return replace(found, basins=on_points(problem, basins), seconds=seconds, path=path)
@@ -88,91 +90,151 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
 
     Four passes over the kept tiles.
     """
-    score, p, q = state.solved.score, problem.p, problem.q
-    backend = problem.kernels.backend
-    (n, k), ranks = (len(p), len(q)), problem.ranks
+    model, ranks, (n, k) = problem.model, problem.ranks, (len(problem.p), len(problem.q))
+    kept = _kept(problem, state)
+    rounded, read = _rounded(problem, kept)
+    if ranks.count > 1:
+        give_back()
+    # All factors of the score last: where ranks share them, nothing else of their size is left then.
+    coupling = None if problem.factored else _coupling(problem, kept, rounded)
+    # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
+    held = model.fixed or model.marginals.total is not None
+    residual = rounded.residual if held else max(rounded.residual, state.rungs[-1].residual)
+    dual = state.solved.cost.column_dual(state.g - state.solved.score.column, problem.q, problem.epsilon)
+    found = read_streamed(
+        coupling,
+        read.product,
+        problem.spaces,
+        problem.controls,
+        model.masses if model.fixed else read.marginals,
+        read.linear,
+        read.penalty,
+        problem.options.max_memory if problem.exact or max(n, k) <= FEW_POINTS else 0,
+        problem.generator,
+        ranks,
+    )
+    totals, certificate = certify(found, dual, problem.spaces, model, problem.unit, problem.generator, ranks)
+    quadratic = found.quadratic
+    del found
+    if ranks.count > 1:
+        give_back()
+    reached = residual <= problem.options.ladder.marginal_tol or solution.status is Status.CANCELLED
+    return solution.certified(
+        coupling=_coupling(problem, kept, rounded) if coupling is None else coupling,
+        end=state.end if ranks.count == 1 else None,
+        status=solution.status if reached else Status.MARGINALS,
+        marginal_residual=residual,
+        precision_warning=_precision_warning(state.solved.score, problem.options, ranks),
+        marginals=read.marginals,
+        gradient="exact" if state.exact else "sampled",
+        value_exact=quadratic.exact,
+        value_error=quadratic.error,
+        values=totals,
+        certificate=certificate,
+        ladder=state.rungs,
+        omitted=kept.omitted,
+        evaluated=kept.tiles.pairs / (n * k),
+    )
+
+
+class _Kept(NamedTuple):
+    """The last potentials on the tiles that hold mass, in the order of these.
+
+    rows, columns : the orders (N,), (K,), position to point.
+    A, B : factors (N, r), (K, r) of the score, the ranks' shares by `UNIT`.
+    f, g : base-2 potentials (N,), (K,).
+    tiles : those that are kept.
+    omitted : bound on the mass that this leaves out or moves.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    A: Tensor
+    B: Tensor
+    f: Tensor
+    g: Tensor
+    tiles: Tiles
+    omitted: float
+
+
+def _kept(problem: StreamedProblem, state: Climb) -> _Kept:
+    """The tiles to read; potentials that lifting left rough take a half-step of each side."""
+    score, backend, ranks, (n, k) = (
+        state.solved.score,
+        problem.kernels.backend,
+        problem.ranks,
+        (len(state.f), len(state.g)),
+    )
     rows, columns = (_tile_order(side, size, backend, ranks) for side, size in ((score.A, n), (score.B, k)))
     A, B = (ranks.moved(side, order, UNIT) for side, order in ((score.A, rows), (score.B, columns)))
-    f, g = state.f[rows], state.g[columns]
+    f, g, p, q = state.f[rows], state.g[columns], problem.p[rows], problem.q[columns]
     if n * k <= EVERY_PAIR:
         A, B = A.double(), B.double()
-    tiles, omitted = kept_tiles(A, B, f, g, p[rows], q[columns], problem.options.ladder.omitted, ranks)
-    model = problem.model
-    if model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
+    tiles, omitted = kept_tiles(A, B, f, g, p, q, problem.options.ladder.omitted, ranks)
+    if problem.model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
         as_lifted = f, g
-        f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns])
+        f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p, q)
         raised = [float((new - old).nan_to_num(nan=0.0).max()) for new, old in zip((f, g), as_lifted, strict=True)]
         omitted *= 2.0 ** max(sum(raised), 0.0)  # tiles that are left out would have gained as much, at most
+    return _Kept(rows, columns, A, B, f, g, tiles, omitted)
+
+
+class _Read(NamedTuple):
+    """What is read of the rounded plan T.
+
+    product : F^T T G (r, r'), None where not both spaces have factors.
+    linear, penalty : <M, T>, <P, T>.
+    marginals : (N,), (K,), in the order of the points.
+    """
+
+    product: Tensor | None
+    linear: float
+    penalty: float
+    marginals: tuple[Tensor, Tensor]
+
+
+def _rounded(problem: StreamedProblem, kept: _Kept) -> tuple[RoundedTiles, _Read]:
+    """The rounded plan, and its products with the factors of spaces and costs."""
+    model, ranks, (rows, columns) = problem.model, problem.ranks, kept[:2]
     costs = [cost for cost in (model.cost, model.penalty) if cost is not None]
     sides = (problem.x, [cost.U for cost in costs], rows), (problem.y, [cost.V for cost in costs], columns)
     (left, mean_x), (right, mean_y) = (
         _ordered(side, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order)
         for side, parts, order in sides
     )
-    rounded = round_tiles(
-        problem.kernels.tiled, A, B, tiles, f, g, p[rows], q[columns], model.marginals, left, right, find=True
-    )
-    x, y = rounded.x, rounded.y
-    # Of the correction, and of the whole plan's marginals, with all factors.
-    ends = [
+    p, q, kernel = problem.p[rows], problem.q[columns], problem.kernels.tiled
+    ends = kept.A, kept.B, kept.tiles, kept.f, kept.g
+    found = round_tiles(kernel, *ends, p, q, model.marginals, left, right, find=True)
+    # Products of the correction, and of the whole plan's marginals, with all factors.
+    (of_x, of_rows), (of_y, of_columns) = (
         inner_product(side, ranks.own(torch.stack(numbers, 1), UNIT), ranks=ranks).unbind(1)
-        for side, numbers in ((left, (x, rounded.rows)), (right, (y, rounded.columns)))
-    ]
-    core = rounded.core + torch.outer(ends[0][0], ends[1][0])
+        for side, numbers in ((left, (found.x, found.rows)), (right, (found.y, found.columns)))
+    )
+    core = found.core + torch.outer(of_x, of_y)
     marginals = torch.empty_like(p), torch.empty_like(q)
-    marginals[0][rows], marginals[1][columns] = rounded.rows, rounded.columns
-    i, j, values = len(mean_x), len(mean_y), []
-    moments, mass = (ends[0][1][:i], ends[1][1][:j]), marginals[0].sum()
-    product = _inner_products(core[:i, :j], (mean_x, mean_y), moments, mass) if problem.factored else None
+    marginals[0][rows], marginals[1][columns] = found.rows, found.columns
+    i, j, values, mass = len(mean_x), len(mean_y), [], marginals[0].sum()
+    product = None
+    if problem.factored:
+        product = _inner_products(core[:i, :j], (mean_x, mean_y), (of_rows[:i], of_columns[:j]), mass)
     for cost in costs:
         rank = cost.U.shape[1]
         cross, i, j = core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
         values.append(float(cost.expectation(cross, *marginals)))
     linear = values.pop(0) if model.cost is not None else 0.0
+    return found, _Read(product, linear, values[0] if values else 0.0, marginals)
+
+
+def _coupling(problem: StreamedProblem, kept: _Kept, rounded: RoundedTiles) -> TiledCoupling:
+    """The rounded plan, with the matching where the correction leaves that alone."""
+    ranks, rows, columns, with_mass = problem.ranks, kept.rows, kept.columns, problem.p > 0
     matching = None
-    if bool((x * y.max() <= NEGLIGIBLE * rounded.largest)[p[rows] > 0].all()):
+    if bool((rounded.x * rounded.y.max() <= NEGLIGIBLE * rounded.largest)[with_mass[rows]].all()):
         matching = torch.empty_like(rows)
         matching[rows] = columns[rounded.argmax]
-        matching.masked_fill_(p <= 0, 0)
-    del left, right
-    if ranks.count > 1:
-        give_back()
-    A, B = ranks.joined(A, n, UNIT), ranks.joined(B, k, UNIT)
-    coupling = rounded.coupling(A, B, rows, columns, matching)
-    # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
-    held = model.fixed or model.marginals.total is not None
-    residual = rounded.residual if held else max(rounded.residual, state.rungs[-1].residual)
-    dual = state.solved.cost.column_dual(state.end.g, q, problem.epsilon)
-    found = read_streamed(
-        coupling,
-        product,
-        problem.spaces,
-        problem.controls,
-        model.masses if model.fixed else marginals,
-        linear,
-        values[0] if values else 0.0,
-        problem.options.max_memory if problem.exact or max(len(p), len(q)) <= FEW_POINTS else 0,
-        problem.generator,
-        ranks,
-    )
-    totals, certificate = certify(found, dual, problem.spaces, model, problem.unit, problem.generator, ranks)
-    reached = residual <= problem.options.ladder.marginal_tol or solution.status is Status.CANCELLED
-    return solution.certified(
-        coupling=coupling,
-        end=state.end,
-        status=solution.status if reached else Status.MARGINALS,
-        marginal_residual=residual,
-        precision_warning=_precision_warning(score, problem.options, ranks),
-        marginals=marginals,
-        gradient="exact" if state.exact else "sampled",
-        value_exact=found.quadratic.exact,
-        value_error=found.quadratic.error,
-        values=totals,
-        certificate=certificate,
-        ladder=state.rungs,
-        omitted=omitted,
-        evaluated=tiles.pairs / (len(p) * len(q)),
-    )
+        matching.masked_fill_(~with_mass, 0)
+    A, B = ranks.joined(kept.A, len(rows), UNIT), ranks.joined(kept.B, len(columns), UNIT)
+    return rounded.coupling(A, B, rows, columns, matching)
 
 
 def _tile_order(A: Tensor, n: int, backend: str, ranks: Ranks) -> Tensor:

@@ -55,7 +55,8 @@ class TileKernel:
         else:
             found = self.read(A, B, tiles, f, g, torch.cat((one_q, right), 1), one_p, find)
             core = inner_product(left, found.TV[:, 1:])
-        return found._replace(TV=found.TV[:, :1], TtW=found.TtW[:, :1]), core
+        TV, TtW = found.TV[:, :1].clone(), found.TtW[:, :1].clone()  # views would keep all columns
+        return found._replace(TV=TV, TtW=TtW), core
 
     def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:
         """The score of A (N, r), B (K, r) on the kept tiles."""
