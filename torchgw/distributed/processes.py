@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import Ranks
 
 Result = TypeVar("Result")
@@ -120,6 +121,7 @@ class Processes(Ranks):
     def passed(
         self, shares: Sequence[Tensor], n: int, unit: int, most: int | None = None
     ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+        give_back()  # a pass is where most is needed
         for rank in range(self.count):
             cut = self.cut(n, rank, unit)
             step = max(cut.stop - cut.start, 1) if most is None else most

@@ -6,12 +6,10 @@ is divided among all as it is found, so that nobody holds the distances of all p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +21,6 @@ from torchgw.spaces.farthest import landmark_count, searches
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import landmark_factors, storage
 from torchgw.spaces.prepare import Graphs, Pair, Space, neighbour_graph_of, rescaled
-from torchgw.types import Array
 
 AT_ONCE = 8  # rows of distances that are divided together
 
@@ -94,16 +91,15 @@ class _Search:
         graph, self.report = neighbour_graph_of(space, options)
         self.count = landmark_count(graph, options.n_landmarks)
         self.index: list[int] = []
-        self.found = self._rows(graph)
-
-    def _rows(self, graph: Any) -> Iterator[Array]:
-        for index, distance in searches(graph, self.count):
-            self.index.append(index)
-            yield distance
+        self.found = searches(graph, self.count)
 
     def next(self, dtype: torch.dtype) -> Tensor:
         """Distances (N, AT_ONCE) to the next landmarks, fewer at the end."""
-        return torch.from_numpy(np.stack(list(islice(self.found, AT_ONCE)), 1)).to(dtype)
+        rows = list[Tensor]()
+        for index, distance in islice(self.found, AT_ONCE):
+            self.index.append(index)
+            rows.append(torch.from_numpy(distance).to(dtype))
+        return torch.stack(rows, 1)
 
 
 def _searched(

@@ -26,6 +26,7 @@ COMPARED_SOURCES = 16
 ROUNDING = 1e-9
 GREED = 3.0
 HUBS = 8
+FEW_ENTRIES = 10_000
 # Searches from hubs are made anew at most so often, while they take a sixth of the time of the searches they save.
 MOST_ROUNDS = 32
 HUBS_PAY = 100
@@ -82,13 +83,19 @@ def _tried(graph: Any, entries: Array, low: Array, high: Array, points: Array | 
     for part in np.array_split(np.arange(len(low)), max(rounds, 1)):
         if rounds:
             stays[part] |= ways.by_hubs(low[part], high[part]) <= limit[part] * (1 - ROUNDING)
-        turns = zip(part.tolist(), low[part].tolist(), high[part].tolist(), limit[part].tolist(), strict=True)
-        for turn, i, j, most in turns:
+        for turn, i, j, most in _entries(part, low[part], high[part], limit[part]):
             if stays[turn] or ways.within(i, j, most):
                 lengths[entries[turn]] = length[turn]
             else:
                 found.append((i, j))
     return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+
+def _entries(*columns: Array) -> Iterator[tuple[Any, ...]]:
+    """The entries of arrays (m,) side by side, as Python's numbers; of few at a time, which take several times as much
+    memory."""
+    for first in range(0, len(columns[0]), FEW_ENTRIES):
+        yield from zip(*(column[first : first + FEW_ENTRIES].tolist() for column in columns), strict=True)
 
 
 def _joining(trusted: Any, low: Array, high: Array) -> Array:
@@ -99,8 +106,7 @@ def _joining(trusted: Any, low: Array, high: Array) -> Array:
     if n_parts == 1:
         return np.zeros(len(low), dtype=bool)
     parts = DisjointSet(range(n_parts))
-    ends = zip(label[low].tolist(), label[high].tolist(), strict=True)
-    return np.array([parts.merge(one, other) for one, other in ends])
+    return np.array([parts.merge(one, other) for one, other in _entries(label[low], label[high])])
 
 
 class _Ways:

@@ -115,6 +115,12 @@ class Climb(State):
     def complete(self) -> bool:
         return True
 
+    def without_factors(self) -> Climb:
+        """The same without what has a row for each point: nothing goes on from it, but its duals are there."""
+        (cost, score), none = (self.solved.cost, self.solved.score), self.f.new_empty(0, 0)
+        solved = replace(self.solved, cost=replace(cost, U=none, V=none), score=replace(score, A=none, B=none))
+        return replace(self, solved=solved)
+
     def require_numbers(self) -> None:
         """Refuse potentials that are none."""
         if not all(bool((side < math.inf).all()) for side in (self.f, self.g)):  # NaN as well

@@ -57,14 +57,16 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
     state, solution = climbed(problem, first, sum(seconds.values()))
+    del first
     if asked.tol is not None:
         state, solution = _refined(asked, state, solution, asked.tol)
         state.require_numbers()
     solved = time.perf_counter()
+    kept = keep(problem, state)
     if problem.ranks.count > 1:
+        state = state.without_factors()
         give_back()
-    found = finish_tiles(problem, state, solution)
-    del state
+    found = finish_tiles(problem, kept, state, solution)
     seconds = {"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved}
     path = (replace(step_of(asked, found, sum(seconds.values())), value=found.values.total),) if asked.auto else ()
     return replace(found, basins=on_points(problem, basins), seconds=seconds, path=path)
@@ -85,13 +87,12 @@ def _refined(asked: Problem, state: Climb, solution: Solution, tol: float) -> tu
     return replace(state, solved=solved, f=end.f + score.row, g=end.g + score.column), done.after(solution)
 
 
-def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> CertifiedSolution:
+def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: Solution) -> CertifiedSolution:
     """The plan of the last potentials, without the tiles that hold nothing, rounded onto exact marginals.
 
-    Four passes over the kept tiles.
+    Two passes over the kept tiles, beside the two of `keep`.
     """
     model, ranks, (n, k) = problem.model, problem.ranks, (len(problem.p), len(problem.q))
-    kept = _kept(problem, state)
     rounded, read = _rounded(problem, kept)
     if ranks.count > 1:
         give_back()
@@ -124,7 +125,7 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
         end=state.end if ranks.count == 1 else None,
         status=solution.status if reached else Status.MARGINALS,
         marginal_residual=residual,
-        precision_warning=_precision_warning(state.solved.score, problem.options, ranks),
+        precision_warning=kept.precision_warning,
         marginals=read.marginals,
         gradient="exact" if state.exact else "sampled",
         value_exact=quadratic.exact,
@@ -137,7 +138,7 @@ def finish_tiles(problem: StreamedProblem, state: Climb, solution: Solution) -> 
     )
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """The last potentials on the tiles that hold mass, in the order of these.
 
     rows, columns : the orders (N,), (K,), position to point.
@@ -145,6 +146,7 @@ class _Kept(NamedTuple):
     f, g : base-2 potentials (N,), (K,).
     tiles : those that are kept.
     omitted : bound on the mass that this leaves out or moves.
+    precision_warning : why float32 could not carry the score, or None.
     """
 
     rows: Tensor
@@ -155,9 +157,10 @@ class _Kept(NamedTuple):
     g: Tensor
     tiles: Tiles
     omitted: float
+    precision_warning: str | None
 
 
-def _kept(problem: StreamedProblem, state: Climb) -> _Kept:
+def keep(problem: StreamedProblem, state: Climb) -> Kept:
     """The tiles to read; potentials that lifting left rough take a half-step of each side."""
     score, backend, ranks, (n, k) = (
         state.solved.score,
@@ -176,7 +179,7 @@ def _kept(problem: StreamedProblem, state: Climb) -> _Kept:
         f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p, q)
         raised = [float((new - old).nan_to_num(nan=0.0).max()) for new, old in zip((f, g), as_lifted, strict=True)]
         omitted *= 2.0 ** max(sum(raised), 0.0)  # tiles that are left out would have gained as much, at most
-    return _Kept(rows, columns, A, B, f, g, tiles, omitted)
+    return Kept(rows, columns, A, B, f, g, tiles, omitted, _precision_warning(score, problem.options, ranks))
 
 
 class _Read(NamedTuple):
@@ -193,7 +196,7 @@ class _Read(NamedTuple):
     marginals: tuple[Tensor, Tensor]
 
 
-def _rounded(problem: StreamedProblem, kept: _Kept) -> tuple[RoundedTiles, _Read]:
+def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]:
     """The rounded plan, and its products with the factors of spaces and costs."""
     model, ranks, (rows, columns) = problem.model, problem.ranks, kept[:2]
     costs = [cost for cost in (model.cost, model.penalty) if cost is not None]
@@ -225,7 +228,7 @@ def _rounded(problem: StreamedProblem, kept: _Kept) -> tuple[RoundedTiles, _Read
     return found, _Read(product, linear, values[0] if values else 0.0, marginals)
 
 
-def _coupling(problem: StreamedProblem, kept: _Kept, rounded: RoundedTiles) -> TiledCoupling:
+def _coupling(problem: StreamedProblem, kept: Kept, rounded: RoundedTiles) -> TiledCoupling:
     """The rounded plan, with the matching where the correction leaves that alone."""
     ranks, rows, columns, with_mass = problem.ranks, kept.rows, kept.columns, problem.p > 0
     matching = None

@@ -32,7 +32,7 @@ from torchgw.spaces import FactoredDistances
 from torchgw.strategies.cells import StreamedProblem, on_points, solve_on_cells, streamed
 from torchgw.strategies.ladder import Climb, climbed
 from torchgw.strategies.sharp import FALL
-from torchgw.strategies.streaming import finish_tiles
+from torchgw.strategies.streaming import finish_tiles, keep
 from torchgw.strategies.vertex_levels import TOLERANCE, VertexLevel, descend_by_levels
 from torchgw.types import DistanceProvider
 
@@ -115,7 +115,7 @@ def _blurred(
     basins: tuple[Basin, ...],
 ) -> CertifiedSolution:
     """What streamed, where no vertex was found from it."""
-    found = finish_tiles(problem, state, solution)
+    found = finish_tiles(problem, keep(problem, state), state, solution)
     return replace(found, status=status, basins=on_points(problem, basins), seconds=seconds)
 
 
