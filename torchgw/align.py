@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
@@ -185,11 +185,19 @@ def gw_align(
     return aligned(Request.of(Asked(**locals())))  # of the arguments alone: no other name is made yet
 
 
-def aligned(request: Request, ranks: Ranks = ALONE) -> GWResult:
+def watched(request: Request) -> AbstractContextManager[Watch]:
+    """What follows the solve of a request."""
+    asked = request.asked
+    return followed(asked.callback, asked.checkpoint, request.call, request.generator)
+
+
+def aligned(
+    request: Request, ranks: Ranks = ALONE, follow: Callable[[Request], AbstractContextManager[Watch]] = watched
+) -> GWResult:
     """The result of a request, solved by this process or by ranks that share it."""
     asked, (n, k) = request.asked, request.shape
     threads = threads_for(n * k if request.there is None else 0)  # on a GPU one thread has nothing to share
-    with followed(asked.callback, asked.checkpoint, request.call, request.generator) as watch, threads:
+    with follow(request) as watch, threads:
         began = time.perf_counter()
         spaces, graphs = _prepared(request, watch, ranks)
         request = request.resolved(spaces)
@@ -214,9 +222,9 @@ def aligned(request: Request, ranks: Ranks = ALONE) -> GWResult:
 
 def _prepared(request: Request, watch: Watch, ranks: Ranks) -> tuple[Pair, Graphs]:
     """The providers of both spaces, and how their neighbour graphs were made; a stage unless files cannot hold them."""
-    if ranks.count > 1:
-        return make_shared(request.spaces, request.options.spaces, ranks)
     prepare = partial(make_providers, request.spaces, request.options.spaces, request.there)
+    if ranks is not ALONE:
+        prepare = partial(make_shared, request.spaces, request.options.spaces, ranks)
     given = any(is_provider(space.data) for space in request.spaces)
     return prepare() if given else watch.stage("prepare", prepare)
 
@@ -357,9 +365,20 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
     -----
     Files of a checkpoint hold numbers and names of known classes. Nothing in them is run.
     """
+    call, checkpoint = continued(path, X, Y)
+    return gw_align(**call, checkpoint=checkpoint, callback=callback)
+
+
+def continued(
+    path: str | PathLike[str], X: Any = None, Y: Any = None, shared: bool = False
+) -> tuple[dict[str, Any], Continued]:
+    """The arguments that a checkpoint has, of a solve that ranks ``shared`` or not, and where to go on."""
     call, every, random = reopened(path)
     if not isinstance(call, dict) or not isinstance(again := call.pop("again", None), dict):
         raise ValueError(f"{path} holds no call of gw_align")
+    if call.pop("shared", False) is not shared:
+        own = "torchgw.distributed.resume" if not shared else "torchgw.resume"
+        raise ValueError(f"{path} was begun by {'one process' if shared else 'ranks'}; go on with {own}")
     for name, space in (("X", X), ("Y", Y)):
         if space is None and name in again:
             raise ValueError(
@@ -370,7 +389,7 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
         if name in again:
             check_fingerprint(name, space, again[name])
             call[name] = space
-    return gw_align(**call, checkpoint=Continued(path, every, random), callback=callback)
+    return call, Continued(path, every, random)
 
 
 def check_fingerprint(name: str, space: Any, first: tuple[int, float, Tensor]) -> None:

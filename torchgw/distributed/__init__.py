@@ -1,6 +1,7 @@
-"""One solve over many processes of `torch.distributed`, on one machine or several."""
+"""One solve by many processes of `torch.distributed`, on one machine or several."""
 
-from torchgw.distributed.align import gw_align
+from torchgw.distributed.align import gw_align, resume
+from torchgw.distributed.groups import started
 from torchgw.distributed.processes import Processes, RankError
 
-__all__ = ["Processes", "RankError", "gw_align"]
+__all__ = ["Processes", "RankError", "gw_align", "resume", "started"]

@@ -1,41 +1,167 @@
-"""`gw_align` by the ranks of a process group."""
+"""`gw_align` and `resume` by the ranks of a process group."""
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from inspect import signature
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
 
-from torchgw.align import aligned
+from torchgw import align
+from torchgw.align import Arguments
+from torchgw.distributed.groups import ranks_in
+from torchgw.distributed.journal import kept_by
 from torchgw.distributed.processes import Processes
-from torchgw.marginals import Balanced
-from torchgw.options import GWOptions
+from torchgw.entry import check_options, entry
 from torchgw.request.request import Asked, Request
 from torchgw.results.result import GWResult
+from torchgw.types import is_graph, is_provider
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in `typing` from Python 3.11 on
+
+DEFAULTS = {
+    name: parameter.default for name, parameter in signature(align.gw_align).parameters.items() if name not in "XY"
+}
+OWN = ("callback", "checkpoint", "device", "random_state")  # which may differ from rank to rank
+BYTES = 2**24
+ALONE = "leave gradient_mode out and epsilon above 0, or solve in one process"
 
 
-def gw_align(X: Any, Y: Any, *, group=None, **arguments) -> GWResult:
-    ranks = Processes(dist.group.WORLD if group is None else group, torch.device("cpu"))
-    given = dict(
-        distances="auto",
-        p=None,
-        q=None,
-        cost=None,
-        alpha=None,
-        supervision=None,
-        init=None,
-        epsilon="auto",
-        marginals=Balanced(),
-        options=GWOptions(),
-        gradient_mode=None,
-        device=None,
-        backend="auto",
-        random_state=None,
-        callback=None,
-        checkpoint=None,
-    )
-    request = Request.of(Asked(X=X, Y=Y, **given | arguments))
-    result = aligned(request, ranks)
-    gw_align.ranks = ranks
-    return result
+@entry(passes_to=align.gw_align)
+def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments]) -> GWResult:
+    """Align two metric-measure spaces by all processes of a group, each of which calls this with the same arguments.
+
+    The streaming strategy of `torchgw.gw_align`, with its points divided among the ranks: factors of distances and of
+    costs are kept in shares, passes over all pairs are divided, the search and what is between cells is done by the
+    first rank. Neighbour graphs and landmark searches of the two spaces are by the first two ranks, which need all
+    points of theirs for it. With one rank it is `torchgw.gw_align`.
+
+    Parameters
+    ----------
+    X, Y : as in `torchgw.gw_align`: points, graphs, or providers that have factors. A memory map (``numpy.load(...,
+        mmap_mode="r")``) of float64 points is read by the ranks that need it and copied by none but these.
+    group : a process group of `torch.distributed`, or a `DeviceMesh` of one dimension; by default all processes, which
+        are to have been started by ``torchrun``, or by `started`.
+    arguments : all others of `torchgw.gw_align` by name, the same on all ranks. ``callback`` and ``checkpoint`` are
+        those of the first one. ``random_state=None`` takes the first rank's fresh entropy.
+
+    Returns
+    -------
+    The same `GWResult` on every rank. `GWResult.unseen` needs the distances, of which no rank has all: a solve in one
+    process keeps them.
+
+    Raises
+    ------
+    As `torchgw.gw_align`, and
+
+    ValueError
+        When the ranks were given other arguments, naming them; for distances without factors, strategies other than
+        streaming, gradient modes, ``epsilon=0``, and a start that is a plan; for fewer points than ranks; before any
+        work.
+    RankError
+        When another rank has ended, or does not answer within the timeout of the group.
+
+    Notes
+    -----
+    The matching is that of ``GWOptions(strategy="streaming")`` in one process with as many threads; values agree to
+    about 1e-6 up to some ten thousand points, beyond to the rounding of float32 passes, some 1e-5. Ranks should be of
+    one kind of machine. See the page "From a laptop to a cluster" for time, memory and bytes.
+    """
+    given = {"X": X, "Y": Y} | DEFAULTS | arguments
+    with ranks_in(group, given["device"]) as ranks:
+        if ranks.count == 1:
+            return align.gw_align(X, Y, **arguments)
+        checked = _checked(given, ranks)
+        _same(checked, ranks)
+        if checked["random_state"] is None:
+            checked["random_state"] = ranks.first(lambda: int(np.random.SeedSequence().generate_state(1)[0]))
+        request = Request.of(Asked(**checked))
+        return align.aligned(request, ranks, partial(kept_by, ranks))
+
+
+def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, group: Any = None) -> GWResult:
+    """Go on with a `gw_align` of this module that was given ``checkpoint=path``, with any number of ranks.
+
+    Parameters
+    ----------
+    path : the folder of the checkpoint, which all ranks must see.
+    X, Y : spaces that were distance providers, once more.
+    group : as in `gw_align`.
+    """
+    with ranks_in(group, None) as ranks:
+        call, checkpoint = align.continued(path, X, Y, shared=True)
+        request = Request.of(Asked(**DEFAULTS | call | {"checkpoint": checkpoint, "device": ranks.device}))
+        return align.aligned(request, ranks, partial(kept_by, ranks))
+
+
+def _checked(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
+    """The arguments, as the ranks are to take them."""
+    options = given["options"]
+    check_options(options)
+    if options.strategy not in ("auto", "streaming"):
+        raise ValueError(
+            f"options.strategy must be 'auto' or 'streaming' where ranks share a solve, got {options.strategy!r}"
+        )
+    if given["gradient_mode"] is not None or given["epsilon"] == 0:
+        name = "gradient_mode" if given["gradient_mode"] is not None else "epsilon"
+        raise ValueError(f"ranks share entropic solves without gradients, got {name}={given[name]!r}; {ALONE}")
+    if np.ndim(given["init"]) == 2 and np.asarray(given["init"]).dtype.kind == "f":
+        raise ValueError("init must be pairs or a matching where ranks share a solve, got a plan (N, K)")
+    for name in "XY":
+        if hasattr(given[name], "shape") and 0 < given[name].shape[0] < ranks.count:
+            raise ValueError(f"{name} must have a point for each rank, got {given[name].shape[0]} for {ranks.count}")
+    first = ranks.rank == 0
+    own = {"device": ranks.device, "options": replace(options, strategy="streaming")}
+    return given | own | {name: given[name] if first else None for name in ("callback", "checkpoint")}
+
+
+def _same(given: dict[str, Any], ranks: Processes) -> None:
+    """Refuse arguments that differ from rank to rank."""
+    told = {name: _digest(value) for name, value in given.items() if name not in OWN}
+    seed = given["random_state"]
+    told["random_state"] = _digest(seed if isinstance(seed, int) else type(seed).__name__)
+    every = ranks.dealt([lambda: told] * ranks.count)
+    for rank, other in enumerate(every):
+        names = [name for name, digest in other.items() if digest != every[0][name]]
+        if names:
+            raise ValueError(
+                f"all ranks must be given the same arguments, but rank {rank} has another {', '.join(names)}"
+            )
+
+
+def _digest(value: Any) -> str:
+    """The SHA-256 of an argument: of the numbers of arrays, of what records and tuples hold, of the text of others."""
+    found = hashlib.sha256()
+    for part in _parts(value):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes | memoryview]:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if is_graph(value):
+        graph = value.tocsr()
+        value = (graph.shape, graph.data, graph.indices, graph.indptr)
+    elif is_provider(value):
+        value = (type(value).__name__, value.size, float(value.scale), value.factors())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = (type(value).__name__, *(getattr(value, entry.name) for entry in fields(value)))
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        yield f"{value.dtype.str}{value.shape}".encode()
+        rows = max(BYTES // max(value[:1].nbytes, 1), 1) if value.ndim else 1
+        for first in range(0, len(value) if value.ndim else 1, rows):
+            yield np.ascontiguousarray(value[first : first + rows] if value.ndim else value).data.cast("B")
+    elif isinstance(value, list | tuple):
+        yield f"{len(value)}(".encode()
+        for entry in value:
+            yield from _parts(entry)
+    else:
+        yield repr(value).encode()

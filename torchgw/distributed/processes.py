@@ -1,10 +1,9 @@
 """Ranks that are processes of `torch.distributed`: the exchanges of `torchgw.runtime.ranks` as its collectives.
 
-    sum, most, taken    all_reduce                   2 (R - 1) b bytes sent by all R ranks together, b those of the result
-    moved               all_to_all                   (R - 1) / R b
-    divided             sends from one rank          (R - 1) / R b
-    joined, passed,
-    dealt               broadcasts                   (R - 1) b for all that is passed
+    sum, most, taken            all_reduce             2 (R - 1) b bytes by all R ranks together, for a result of b
+    moved                       all_to_all             (R - 1) / R b
+    divided                     sends from one rank    (R - 1) / R b
+    joined, passed, dealt       broadcasts             (R - 1) b, for all that is passed
 
 NCCL carries tensors between GPUs, gloo those of the CPU. What is no tensor goes as its bytes.
 """
@@ -51,12 +50,11 @@ class Processes(Ranks):
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.sent: Counter[str] = Counter()
         self.waited = 0.0
-        self._alone = False
 
     @contextmanager
     def _exchange(self, kind: str, bytes_sent: float) -> Iterator[None]:
         """Counts what is sent; the errors of a group whose ranks have gone are told as such."""
-        assert not self._alone, f"{kind} within a task of one rank"
+        assert not self.busy, f"{kind} within a task of one rank"
         began = time.perf_counter()
         try:
             yield
@@ -175,13 +173,13 @@ class Processes(Ranks):
 
     def _done(self, task: Callable[[], Result]) -> tuple[Result | None, BaseException | None]:
         """A task of this rank alone: what it gives, or how it fails."""
-        self._alone = True
+        self.busy = True
         try:
             return task(), None
         except Exception as error:
             return None, error
         finally:
-            self._alone = False
+            self.busy = False
 
     def _told(self, value: Any, source: int) -> Any:
         """A value of one rank, on all of them; its tensors on each one's device."""

@@ -118,25 +118,52 @@ class Folder:
 
     def stage(self, name: str, compute: Callable[[], Result], keep: Callable[[], bool]) -> Result:
         with self.within(name):
-            file = self._file()
-            found: tuple[Result] | None = self._read(file)
+            found: tuple[Result] | None = self.finished()
             if found is not None:
                 return found[0]
             began = time.monotonic()
             result = compute()
-            parts = {part for part in self.files if part.startswith(f"{file.stem}.") and part != file.name}
-            # What took no time is computed again, unless a part of it that was written would be lost.
-            if keep() and (parts or time.monotonic() - began >= min(SHORT, self.every)) and self._write(file, result):
-                self._remove(parts)
+            if keep() and self.worth(began):
+                self.finish(result)
             return result
+
+    def finished(self) -> tuple[Any] | None:
+        """The result of this stage, where it is there."""
+        return self._read(self._file())
+
+    def worth(self, began: float) -> bool:
+        """Whether this stage, which began then, is to be kept: what took no time is computed again, unless a part of it
+        that was written would be lost."""
+        return bool(self._parts()) or time.monotonic() - began >= min(SHORT, self.every)
+
+    def finish(self, result: Any) -> bool:
+        """Keep the result of this stage in place of its parts; whether it could be written."""
+        parts = self._parts()
+        done = self._write(self._file(), result)
+        if done:
+            self._remove(parts)
+        return done
 
     def restored(self) -> Any:
         found = self._read(self._file(LOOP))
         return None if found is None else found[0]
 
     def offer(self, state: Any, now: bool) -> None:
-        if now or time.monotonic() - self.written >= self.every:
-            self._write(self._file(LOOP), state)
+        if self.due(now):
+            self.put(state)
+
+    def due(self, now: bool) -> bool:
+        """Whether a state is to be kept, at once if ``now``."""
+        return now or time.monotonic() - self.written >= self.every
+
+    def put(self, state: Any) -> bool:
+        """Keep the state of the loop of this stage; whether it could be written."""
+        return self._write(self._file(LOOP), state)
+
+    def _parts(self) -> set[str]:
+        """The files of what this stage is made of."""
+        file = self._file()
+        return {part for part in self.files if part.startswith(f"{file.stem}.") and part != file.name}
 
     def _file(self, *more: str) -> Path:
         return self.folder / (".".join((*self.stages, *more)) + ".pt")

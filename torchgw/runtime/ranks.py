@@ -22,16 +22,16 @@ class Ranks:
     Every rank must call the same methods in the same order, with tensors of the same shapes but for shares.
 
     rank, count : the number of this one, and how many there are.
+    busy : whether this one does a task of its own, in which it exchanges nothing.
     """
 
     rank = 0
     count = 1
+    busy = False
 
     def cut(self, n: int, rank: int, unit: int = 1) -> slice:
         """The share of n rows that a rank has; shares end at multiples of ``unit``."""
-        units = -(-n // unit)
-        first, last = (units * at // self.count * unit for at in (rank, rank + 1))
-        return slice(min(first, n), min(last, n))
+        return cut_of(n, rank, self.count, unit)
 
     def share(self, n: int, unit: int = 1) -> slice:
         """This rank's share of n rows."""
@@ -84,6 +84,13 @@ class Ranks:
     def first(self, task: Callable[[], Result]) -> Result:
         """The result of a task that the first rank does, on all of them."""
         return self.dealt([task])[0]
+
+
+def cut_of(n: int, rank: int, count: int, unit: int = 1) -> slice:
+    """The share of n rows that one of ``count`` ranks has; shares end at multiples of ``unit``."""
+    units = -(-n // unit)
+    first, last = (units * at // count * unit for at in (rank, rank + 1))
+    return slice(min(first, n), min(last, n))
 
 
 ALONE = Ranks()

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw.options import SpaceOptions
+from torchgw.persist.codec import storable
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import Ranks
 from torchgw.spaces.factored import FactoredDistances
@@ -25,6 +27,7 @@ from torchgw.spaces.prepare import Graphs, Pair, Space, neighbour_graph_of, resc
 AT_ONCE = 8  # rows of distances that are divided together
 
 
+@storable
 class SharedDistances(FactoredDistances):
     """Distances D = F diag(signs) F^T of N points, of whose factors this rank has its share.
 
@@ -42,6 +45,23 @@ class SharedDistances(FactoredDistances):
     def __init__(self, share: Tensor, signs: Tensor, scale: float, n: int, ranks: Ranks) -> None:
         self._F, self._signs, self.scale, self.largest = share, signs, scale, scale
         self.n, self.ranks = n, ranks
+
+    @property
+    def share(self) -> Tensor:
+        """The factors (n, r) of this rank's points."""
+        share: Tensor = self._F
+        return share
+
+    def again(self, share: Tensor, ranks: Ranks) -> SharedDistances:
+        """The same with the share of other ranks."""
+        return self._with(_F=share, ranks=ranks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What files keep: other ranks may go on with it."""
+        return {name: value for name, value in vars(self).items() if name != "ranks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
     @property
     def size(self) -> int:

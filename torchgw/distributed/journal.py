@@ -1,0 +1,244 @@
+"""What ranks keep of a solve: a checkpoint of the first one, and beside it the shares of all.
+
+    call.pt, streaming.climb.loop.pt, ...    see `torchgw.persist.checkpoint`: what all ranks have, by the first
+    streaming.climb.loop.7.2-of-4.share      the matrices of which rank 2 of 4 has its share, of the 7th writing
+
+The first rank decides what is written and when. A state names the writing whose shares it belongs to and how many ranks
+there were, and is written when all shares are there; so a folder is valid at whatever moment a process was killed, and
+another number of ranks takes the rows that are its own from whichever shares have them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchgw.distributed.processes import Processes
+from torchgw.persist.checkpoint import LOOP, Continued, Folder, followed, naming, sealed, write
+from torchgw.persist.codec import storable
+from torchgw.persist.watch import Journal, Watch
+from torchgw.request.request import Request
+from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.ranks import cut_of
+from torchgw.spaces.shared import SharedDistances
+from torchgw.strategies.ladder import Climb
+from torchgw.types import Callback, CheckpointWarning
+
+SHARE = ".share"
+
+Result = TypeVar("Result")
+Map = Callable[[Tensor, int], Tensor]
+
+
+@storable
+@dataclass(frozen=True)
+class Parted:
+    """A value whose shares lie in files of their own.
+
+    value : with the rows of none.
+    writing : the number of the writing.
+    count : ranks that wrote.
+    sizes : rows that each of the matrices has on all ranks together.
+    """
+
+    value: Any
+    writing: int
+    count: int
+    sizes: list[int]
+
+
+class SharedWatch(Watch):
+    """A watch of each rank, which agree where all of them are at the same loop; the callback is the first one's."""
+
+    def __init__(self, ranks: Processes, callback: Callback | None, journal: Journal | None) -> None:
+        super().__init__(callback, journal)
+        self.ranks = ranks
+
+    def pause(self, state: Any) -> bool:
+        self._agree()
+        return super().pause(state)
+
+    def cut(self) -> bool:
+        self._agree()
+        return super().cut()
+
+    def _agree(self) -> None:
+        if not self.ranks.busy and bool(self.ranks.most(torch.tensor(float(self.stopped), device=self.ranks.device))):
+            self.stop()
+
+
+@contextmanager
+def kept_by(ranks: Processes, request: Request) -> Iterator[Watch]:
+    """The watch of a solve that ranks share, in this context; the callback and the checkpoint are the first rank's.
+
+    Raises
+    ------
+    ValueError, TypeError, OSError
+        As `torchgw.persist.checkpoint.followed`, on all ranks.
+    """
+    asked, generator, own = request.asked, request.generator, list[Folder]()
+
+    def call() -> dict[str, Any]:
+        return request.call() | {"shared": True}
+
+    with ExitStack() as stack:
+
+        def begin() -> tuple[Path, bytes, int] | None:
+            journal = stack.enter_context(followed(None, asked.checkpoint, call, generator)).journal
+            if not isinstance(journal, Folder):
+                return None
+            own.append(journal)
+            written = [int(file.name.rsplit(".", 2)[1].partition("-")[0]) for file in journal.folder.glob(f"*{SHARE}")]
+            return journal.folder, journal.call, max(written, default=0)
+
+        begun = ranks.first(begin)
+        if isinstance(asked.checkpoint, Continued) and asked.checkpoint.random is not None:
+            generator.set_state(asked.checkpoint.random)
+        journal = None if begun is None else SharedFolder(ranks, own, generator, *begun)
+        yield SharedWatch(ranks, asked.callback if ranks.rank == 0 else None, journal)
+
+
+class SharedFolder:
+    """The journal of a solve that ranks share, see the head of this file and `torchgw.persist.watch.Journal`.
+
+    Parameters
+    ----------
+    ranks, generator : of the solve.
+    own : the folder of the first rank, nothing on others.
+    folder, call : its path and seal.
+    writing : the number of the last writing of shares.
+    """
+
+    def __init__(
+        self, ranks: Processes, own: list[Folder], generator: torch.Generator, folder: Path, call: bytes, writing: int
+    ) -> None:
+        self.ranks, self.own, self.generator = ranks, own, generator
+        self.folder, self.call, self.writing = folder, call, writing
+        self.stages: list[str] = []
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        self.stages.append(name)
+        try:
+            with self.own[0].within(name) if self.own else nullcontext():
+                yield
+        finally:
+            self.stages.pop()
+
+    def stage(self, name: str, compute: Callable[[], Result], keep: Callable[[], bool]) -> Result:
+        if self.ranks.busy:  # of one rank alone, inside of what all do
+            return self.own[0].stage(name, compute, keep) if self.own else compute()
+        with self.within(name):
+            found = self._by_first(lambda: self.own[0].finished())
+            if found is not None:
+                result: Result = self._whole(found[0])
+                return result
+            began = time.monotonic()
+            result = compute()
+            if self.ranks.first(lambda: keep() and self.own[0].worth(began)):
+                self._keep(result, lambda value: self.own[0].finish(value))
+            return result
+
+    def restored(self) -> Any:
+        if self.ranks.busy:
+            return self.own[0].restored() if self.own else None
+        return self._whole(self._by_first(lambda: self.own[0].restored()))
+
+    def offer(self, state: Any, now: bool) -> None:
+        if self.ranks.busy:
+            if self.own:
+                self.own[0].offer(state, now)
+        elif self.ranks.first(lambda: self.own[0].due(now)):
+            self._keep(state, lambda value: self.own[0].put(value), LOOP)
+
+    def _by_first(self, task: Callable[[], Any]) -> Any:
+        """What the first rank reads, with the random state that it leaves."""
+        found, state = self.ranks.first(lambda: (task(), self.generator.get_state()))
+        self.generator.set_state(state)
+        return found
+
+    def _keep(self, value: Any, put: Callable[[Any], bool], *more: str) -> None:
+        """Write the shares of all ranks, and then the value without them by the first."""
+        shares, sizes = list[Tensor](), list[int]()
+
+        def taken(share: Tensor, n: int) -> Tensor:
+            shares.append(share)
+            sizes.append(n)
+            return share[:0]
+
+        rest, self.writing = mapped(value, taken, self.ranks), self.writing + 1
+        if not shares:
+            self.ranks.first(lambda: put(rest))
+            return
+        file = self._file(self.writing, self.ranks.rank, self.ranks.count, *more)
+        done = True
+        try:
+            write(file, {"shares": [share.cpu() for share in shares]}, self.call + file.name.encode())
+        except (MemoryError, OSError, RuntimeError) as error:
+            warn_caller(f"{file} was not written ({error}); the solve goes on", CheckpointWarning)
+            done = False
+        whole = bool(self.ranks.least(torch.tensor(float(done), device=self.ranks.device)))
+        parted = Parted(rest, self.writing, self.ranks.count, sizes)
+        if self.ranks.first(lambda: whole and put(parted)) and self.ranks.rank == 0:
+            stem = ".".join(self.stages)
+            for old in self.folder.glob(f"{stem}.*{SHARE}"):
+                if int(old.name.rsplit(".", 2)[1].partition("-")[0]) < self.writing:
+                    with suppress(OSError):
+                        old.unlink()
+
+    def _whole(self, found: Any) -> Any:
+        """A value with this rank's shares, from those of the ranks that wrote it."""
+        if not isinstance(found, Parted):
+            return mapped(found, lambda share, _: share, self.ranks)
+        sizes = iter(enumerate(found.sizes))
+        files = sorted(self.folder.glob(f"*.{found.writing}-*-of-{found.count}{SHARE}"))
+        if len(files) != found.count:
+            raise ValueError(
+                f"{self.folder} must hold {found.count} files *.{found.writing}-*-of-{found.count}{SHARE}, got "
+                f"{len(files)}; begin again in another folder"
+            )
+        opened = {}
+        for file in files:
+            with naming(file):
+                sealed(file, self.call + file.name.encode())
+                rank = int(file.name.rsplit(".", 2)[1].split("-")[1])
+                opened[rank] = torch.load(file, mmap=True, weights_only=True)["shares"]
+
+        def own(_: Tensor, n: int) -> Tensor:
+            number, size = next(sizes)
+            if size != n:
+                raise ValueError(f"{self.folder} holds shares of {size} points, where {n} were expected")
+            wanted, rows = self.ranks.share(n), []
+            for rank, shares in opened.items():
+                theirs = cut_of(n, rank, found.count)
+                first, last = max(wanted.start, theirs.start), min(wanted.stop, theirs.stop)
+                if first < last:
+                    rows.append((first, shares[number][first - theirs.start : last - theirs.start]))
+            return torch.cat([part for _, part in sorted(rows, key=lambda row: row[0])]).to(self.ranks.device)
+
+        return mapped(found.value, own, self.ranks)
+
+    def _file(self, writing: int, rank: int, count: int, *more: str) -> Path:
+        return self.folder / (".".join((*self.stages, *more, f"{writing}-{rank}-of-{count}")) + SHARE)
+
+
+def mapped(value: Any, change: Map, ranks: Processes) -> Any:
+    """What stages and loops of ranks keep, with each matrix of which a rank has a share changed by a function of it and
+    of the number of rows of all."""
+    if type(value) is tuple:
+        return tuple(mapped(part, change, ranks) for part in value)
+    if isinstance(value, SharedDistances):
+        return value.again(change(value.share, value.size), ranks)
+    if isinstance(value, Climb):
+        (cost, score), (n, k) = (value.solved.cost, value.solved.score), (len(value.f), len(value.g))
+        cost = replace(cost, U=change(cost.U, n), V=change(cost.V, k))
+        score = replace(score, A=change(score.A, n), B=change(score.B, k))
+        return replace(value, solved=replace(value.solved, cost=cost, score=score))
+    return value
