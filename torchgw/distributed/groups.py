@@ -45,6 +45,7 @@ def started(timeout: float = TIMEOUT, device: str | torch.device | None = None) 
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
     try:
         yield _world()
+        dist.barrier()  # who leaves while others still read ends them
     finally:
         dist.destroy_process_group()
 

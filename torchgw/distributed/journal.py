@@ -171,7 +171,7 @@ class SharedFolder:
         def taken(share: Tensor, n: int) -> Tensor:
             shares.append(share)
             sizes.append(n)
-            return share[:0]
+            return share[:0].clone()
 
         rest, self.writing = mapped(value, taken, self.ranks), self.writing + 1
         if not shares:

@@ -61,7 +61,7 @@ class Processes(Ranks):
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0].partition(". This is")[0].rpartition("]: ")[2]
             raise RankError(
                 f"rank {self.rank} of {self.count} has lost the others: one of them has ended, or has not answered "
                 f"within the timeout of the group ({reason}); torchgw.distributed.resume goes on with a checkpoint"

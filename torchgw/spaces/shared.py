@@ -60,6 +60,11 @@ class SharedDistances(FactoredDistances):
         """What files keep: other ranks may go on with it."""
         return {name: value for name, value in vars(self).items() if name != "ranks"}
 
+    def __copy__(self) -> SharedDistances:
+        other = object.__new__(SharedDistances)
+        vars(other).update(vars(self))
+        return other
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
 
