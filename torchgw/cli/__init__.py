@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from torchgw.cli.parser import COMMANDS, build_parser
+from torchgw.cli.ranks import among_ranks, launched
 
 UNREAD = 141  # as of a program that SIGPIPE ends
 
@@ -33,6 +34,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.error(f"name a command: {', '.join(COMMANDS)}; torchgw --help says what each does")
+    if getattr(options, "nproc", None) is not None and not among_ranks():
+        return launched(sys.argv[1:] if arguments is None else arguments, options.nproc)
     from torchgw.cli.run import run  # late: with it comes torch, which takes a second
 
     return run(options)

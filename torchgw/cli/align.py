@@ -6,7 +6,8 @@ import argparse
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import numpy as np
 
 from torchgw import report
 from torchgw.align import gw_align, resume
-from torchgw.cli.input import WITHOUT_INDEX, read_space
+from torchgw.cli.input import WITHOUT_INDEX, mapped, read_space
 from torchgw.cli.output import check_output, described, write_matching, write_whole
+from torchgw.cli.ranks import among_ranks, is_first
 from torchgw.diagnostics.status import Status
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective.supervision import Supervision
@@ -63,19 +65,36 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     keywords = keywords_of(arguments)
     if cells:
+        if among_ranks():
+            raise ValueError("--nproc and torchrun need an .npz or .csv output: cells are aligned by one process")
         return _align_cells(arguments, keywords)
     limit = keywords["options"].max_memory
     source, target = (space_of(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
-    result = _followed("align", files, partial(gw_align, source, target, **keywords))
-    return write_result(result, arguments.output, arguments.report)
+    with _solvers(arguments) as (solve, _):
+        result = _followed("align", files, partial(solve, source, target, **keywords))
+        return write_result(result, arguments.output, arguments.report) if is_first() else {}
 
 
 def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go on with a checkpoint, write."""
     check_output(arguments.output, ".npz", ".csv")
     check_report(arguments.report)
-    result = _followed("resume", None, partial(resume, arguments.checkpoint))
-    return write_result(result, arguments.output, arguments.report)
+    with _solvers(arguments) as (_, go_on):
+        result = _followed("resume", None, partial(go_on, arguments.checkpoint))
+        return write_result(result, arguments.output, arguments.report) if is_first() else {}
+
+
+@contextmanager
+def _solvers(arguments: argparse.Namespace) -> Iterator[tuple[Callable[..., GWResult], Callable[..., GWResult]]]:
+    """`gw_align` and `resume`, of this process or of the ranks that ``torchrun`` started; they wait for the first one
+    to have written."""
+    if not among_ranks():
+        yield gw_align, resume
+        return
+    from torchgw import distributed  # late: torch.distributed takes a third of a second
+
+    with distributed.started(arguments.timeout, getattr(arguments, "device", None)):
+        yield distributed.gw_align, distributed.resume
 
 
 def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -109,7 +128,7 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def space_of(name: str, path: Path, limit: int) -> Any:
     """The points, distances or graph in a file; a table whose first column counts its rows is warned of."""
-    found = read_space(name, path, limit)
+    found = mapped(name, path) if among_ranks() and path.suffix == ".npy" else read_space(name, path, limit)
     if path.suffix in (".csv", ".tsv") and found.shape[1] > 1 and len(found) > 2 and not looks_like_distances(found):
         count = found[:, 0] - found[0, 0]
         if found[0, 0] in (0, 1) and (count == np.arange(len(found))).all():
@@ -239,7 +258,8 @@ def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[..., 
     """Solve under a progress bar; warnings come after it, also before an error, and errors name the files."""
     given: list[warnings.WarningMessage] = []
     try:
-        with bar_on_terminal(label) as bar, warnings.catch_warnings(record=True) as given:
+        bar_of = bar_on_terminal(label) if is_first() else nullcontext()
+        with bar_of as bar, warnings.catch_warnings(record=True) as given:
             return solve(callback=bar)
     except (ValueError, TypeError) as error:
         named = f" (X is {files[0]}, Y is {files[1]})" if files else ""

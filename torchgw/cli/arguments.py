@@ -22,6 +22,7 @@ from torchgw.types import AUTO, Epsilon
 SHELLS = ("bash", "zsh", "tcsh")
 KINDS = ", ".join(READERS)
 TABLES = "result to write: .npz, everything; .csv, the matching"
+TIMEOUT = 1800.0
 KEPT = "keep the solve here, for `torchgw resume`; not with an .h5ad output"
 
 
@@ -65,6 +66,7 @@ def align(command: ArgumentParser) -> None:
     command.add_argument("--rank", type=int, default=LowRankOptions().rank, help="of low-rank plans (%(default)s)")
     command.add_argument("--double", action="store_true", help="iterate in float64")
     command.add_argument("--checkpoint", type=Path, metavar="FOLDER", help=KEPT)
+    _ranks(command)
     cells = command.add_argument_group("cells (.h5ad on both sides and as the output)")
     cells.add_argument("--use-rep", metavar="KEY", help="key of obsm, or X (default: X_pca where both have it)")
     cells.add_argument("--labels", nargs="+", metavar="COLUMN", help="columns of the target's obs to carry over")
@@ -78,6 +80,7 @@ def resume(command: ArgumentParser) -> None:
     command.add_argument("checkpoint", type=Path, help="the folder that `align --checkpoint` made")
     _output(command, TABLES)
     _report(command)
+    _ranks(command)
 
 
 def pairwise(command: ArgumentParser) -> None:
@@ -118,6 +121,13 @@ def demo(command: ArgumentParser) -> None:
 def completion(command: ArgumentParser) -> None:
     """Of ``torchgw completion``."""
     command.add_argument("shell", choices=SHELLS)
+
+
+def _ranks(command: ArgumentParser) -> None:
+    command.add_argument("--nproc", type=int, metavar="N", help="processes of this machine that share the solve")
+    command.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="that they wait for each other (%(default)g)"
+    )
 
 
 def _output(command: ArgumentParser, text: str) -> None:

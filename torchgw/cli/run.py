@@ -15,7 +15,9 @@ from torchgw.cli.demo import run_demo
 from torchgw.cli.info import run_estimate, run_info
 from torchgw.cli.pairwise import run_pairwise
 from torchgw.cli.parser import run_completion
+from torchgw.cli.ranks import is_first
 from torchgw.runtime.caller import allocating
+from torchgw.runtime.ranks import LOST, RankError
 from torchgw.types import AmbiguityWarning, TorchGWWarning
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {
@@ -27,7 +29,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {
     "demo": run_demo,
     "completion": run_completion,
 }
-REFUSALS = (ValueError, TypeError, MemoryError, ArithmeticError, OSError, ImportError)
+REFUSALS = (ValueError, TypeError, MemoryError, ArithmeticError, OSError, ImportError, RankError)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,6 +41,10 @@ def run(options: argparse.Namespace) -> int:
         warnings.simplefilter("always", TorchGWWarning)
         warnings.showwarning = lambda message, *_, **__: said.append(_in_words(message, options.command))
         code, found, last = _outcome(options)
+    if not is_first():
+        if LOST in last:  # all else the first one says
+            print(f"torchgw: {last}", file=sys.stderr)
+        return code
     for warning in said:
         print(f"torchgw: warning: {warning}", file=sys.stderr)
     if last:

@@ -2,6 +2,7 @@
 
 from torchgw.distributed.align import gw_align, resume
 from torchgw.distributed.groups import started
-from torchgw.distributed.processes import Processes, RankError
+from torchgw.distributed.processes import Processes
+from torchgw.runtime.ranks import RankError
 
 __all__ = ["Processes", "RankError", "gw_align", "resume", "started"]

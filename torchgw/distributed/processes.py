@@ -22,13 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchgw.runtime.memory import give_back
-from torchgw.runtime.ranks import Ranks
+from torchgw.runtime.ranks import LOST, RankError, Ranks
 
 Result = TypeVar("Result")
-
-
-class RankError(RuntimeError):
-    """Another rank has ended, or has not answered within the timeout of the group."""
 
 
 class Processes(Ranks):
@@ -61,9 +57,9 @@ class Processes(Ranks):
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            reason = str(error).partition("\n")[0].partition(". This is")[0].rpartition("]: ")[2]
+            reason = str(error).partition("\n")[0].partition(". This is")[0].rpartition("]")[2].strip(": ")
             raise RankError(
-                f"rank {self.rank} of {self.count} has lost the others: one of them has ended, or has not answered "
+                f"rank {self.rank} of {self.count} {LOST}: one of them has ended, or has not answered "
                 f"within the timeout of the group ({reason}); torchgw.distributed.resume goes on with a checkpoint"
             ) from error
         self.sent[kind] += round(bytes_sent)

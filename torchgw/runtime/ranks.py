@@ -16,6 +16,13 @@ from torch import Tensor
 Result = TypeVar("Result")
 
 
+LOST = "has lost the others"
+
+
+class RankError(RuntimeError):
+    """Another rank has ended, or has not answered within the timeout of the group."""
+
+
 class Ranks:
     """One process alone: every exchange gives back what it was given. `torchgw.distributed` has those of several.
 

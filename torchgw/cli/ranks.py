@@ -1,0 +1,55 @@
+"""Commands by several processes: ``torchrun`` started for ``--nproc``, and what each of its processes does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+FLAG = "--nproc"
+TOLD = (1, 2, 130)  # exit codes of a command, which has said why
+
+
+def among_ranks() -> bool:
+    """Whether this process is one of those that ``torchrun`` started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and prints."""
+    return not among_ranks() or os.environ.get("RANK") == "0"
+
+
+def launched(arguments: Sequence[str], nproc: int) -> int:
+    """The exit code of the same command by so many processes on this machine, which share its cores."""
+    if nproc < 1:
+        print(f"torchgw: error: {FLAG} must be a number of processes >= 1, got {nproc}", file=sys.stderr)
+        return 2
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what went wrong is told here
+    run_by = ["--standalone", "--nproc-per-node", str(nproc), "-m", "torchgw", *_without(arguments)]
+    try:
+        run(parse_args(run_by))
+    except KeyboardInterrupt:
+        return 130
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode not in TOLD:
+            print(f"torchgw: error: rank {rank} of {nproc} ended with exit code {failure.exitcode}", file=sys.stderr)
+        return failure.exitcode if failure.exitcode in TOLD else 1
+    return 0
+
+
+def _without(arguments: Sequence[str]) -> list[str]:
+    """The arguments but for the number of processes."""
+    kept, skipped = list[str](), False
+    for word in arguments:
+        if skipped or word == FLAG:
+            skipped = not skipped
+        elif not word.startswith(f"{FLAG}="):
+            kept.append(word)
+    return kept
