@@ -33,7 +33,7 @@ def launched(arguments: Sequence[str], nproc: int) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what went wrong is told here
     run_by = ["--standalone", "--nproc-per-node", str(nproc), "-m", "torchgw", *_without(arguments)]
     try:
-        run(parse_args(run_by))
+        run(parse_args(run_by))  # type: ignore[no-untyped-call]
     except KeyboardInterrupt:
         return 130
     except ChildFailedError as error:

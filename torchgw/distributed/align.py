@@ -19,9 +19,11 @@ from torchgw.distributed.groups import ranks_in
 from torchgw.distributed.journal import kept_by
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
+from torchgw.persist.checkpoint import is_taken
+from torchgw.persist.files import path_of
 from torchgw.request.request import Asked, Request
 from torchgw.results.result import GWResult
-from torchgw.types import is_graph, is_provider
+from torchgw.types import AUTO, is_graph, is_provider
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in `typing` from Python 3.11 on
@@ -74,16 +76,20 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
     about 1e-6 up to some ten thousand points, beyond to the rounding of float32 passes, some 1e-5. Ranks should be of
     one kind of machine. See the page "From a laptop to a cluster" for time, memory and bytes.
     """
-    given = {"X": X, "Y": Y} | DEFAULTS | arguments
-    with ranks_in(group, given["device"]) as ranks:
+    with ranks_in(group, arguments.get("device")) as ranks:
         if ranks.count == 1:
             return align.gw_align(X, Y, **arguments)
-        checked = _checked(given, ranks)
-        _same(checked, ranks)
-        if checked["random_state"] is None:
-            checked["random_state"] = ranks.first(lambda: int(np.random.SeedSequence().generate_state(1)[0]))
-        request = Request.of(Asked(**checked))
-        return align.aligned(request, ranks, partial(kept_by, ranks))
+        return aligned_by(ranks, {"X": X, "Y": Y} | DEFAULTS | arguments)
+
+
+def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
+    """The result of these arguments, of which none is left out, by ranks."""
+    checked = _checked(given, ranks)
+    _same(checked, ranks)
+    if checked["random_state"] is None:
+        checked["random_state"] = ranks.first(lambda: int(np.random.SeedSequence().generate_state(1)[0]))
+    request = Request.of(Asked(**checked))
+    return align.aligned(request, ranks, partial(kept_by, ranks))
 
 
 def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, group: Any = None) -> GWResult:
@@ -99,6 +105,33 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, group: An
         call, checkpoint = align.continued(path, X, Y, shared=True)
         request = Request.of(Asked(**DEFAULTS | call | {"checkpoint": checkpoint, "device": ranks.device}))
         return align.aligned(request, ranks, partial(kept_by, ranks))
+
+
+def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> None:
+    """Write a result in parts, each rank its own at the same time; `GWResult.load` opens the folder as one result.
+
+    Parameters
+    ----------
+    result : the one that all ranks have.
+    path : a folder to be made, which all ranks must see.
+    group : as in `gw_align`.
+
+    Raises
+    ------
+    ValueError, OSError
+        When there is something at that path already, or it cannot be written.
+    """
+    folder = path_of("path", path, "a folder to be made")
+    with ranks_in(group, None) as ranks:
+
+        def make() -> None:
+            if is_taken(folder):
+                raise ValueError(f"path must name a folder that is not there yet, got {folder}")
+            folder.mkdir(exist_ok=True)
+
+        ranks.first(make)
+        result.save_part(folder, ranks)
+        ranks.sum(torch.zeros((), device=ranks.device))  # nobody goes on before all parts are there
 
 
 def _checked(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
@@ -117,9 +150,18 @@ def _checked(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
     for name in "XY":
         if hasattr(given[name], "shape") and 0 < given[name].shape[0] < ranks.count:
             raise ValueError(f"{name} must have a point for each rank, got {given[name].shape[0]} for {ranks.count}")
-    first = ranks.rank == 0
+    first, kinds = ranks.rank == 0, given["distances"]
+    kinds = (kinds, kinds) if isinstance(kinds, str) else kinds
+    if isinstance(kinds, tuple) and len(kinds) == 2:
+        given = given | {"distances": tuple(map(_kind, kinds, (given["X"], given["Y"])))}
     own = {"device": ranks.device, "options": replace(options, strategy="streaming")}
     return given | own | {name: given[name] if first else None for name in ("callback", "checkpoint")}
+
+
+def _kind(kind: str, space: Any) -> str:
+    """Landmarks where the choice is left: of points and graphs nothing else has factors."""
+    square = getattr(space, "ndim", 0) == 2 and space.shape[0] == space.shape[1] and not is_graph(space)
+    return "landmark" if kind == AUTO and not is_provider(space) and not square else kind
 
 
 def _same(given: dict[str, Any], ranks: Processes) -> None:

@@ -11,6 +11,7 @@ NCCL carries tensors between GPUs, gloo those of the CPU. What is no tensor goes
 from __future__ import annotations
 
 import io
+import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -181,7 +182,7 @@ class Processes(Ranks):
         """A value of one rank, on all of them; its tensors on each one's device."""
         data = io.BytesIO()
         if self.rank == source:
-            torch.save(value, data)
+            _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
         size = torch.tensor([data.getbuffer().nbytes], device=self.device)
         with self._exchange("dealt", 8 * (self.count - 1)):
             dist.broadcast(size, self._number(source), self.group)
@@ -192,8 +193,22 @@ class Processes(Ranks):
             dist.broadcast(raw, self._number(source), self.group)
         if self.rank == source:
             return value
-        return torch.load(io.BytesIO(raw.cpu().numpy().tobytes()), map_location=self._here, weights_only=False)
+        return _Unpickler(io.BytesIO(raw.cpu().numpy().tobytes()), self.device).load()
 
-    def _here(self, storage: Any, location: str) -> Any:
-        """Tensors of another rank's GPU lie on this one's."""
-        return storage if location == "cpu" else storage.cuda(self.device)
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors of a device as those of the CPU."""
+
+    def persistent_id(self, value: Any) -> Tensor | None:
+        return value.cpu() if isinstance(value, Tensor) and value.device.type != "cpu" else None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what another rank has written, with the tensors of its device on this one's."""
+
+    def __init__(self, data: io.BytesIO, device: torch.device) -> None:
+        super().__init__(data)
+        self.device = device
+
+    def persistent_load(self, value: Tensor) -> Tensor:
+        return value.to(self.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
 from torchgw.request.request import Request
 from torchgw.results.out_of_sample import Unseen, extended
+from torchgw.results.parts import read_parts, write_part
 from torchgw.results.storage import check_members, read, write
+from torchgw.runtime.ranks import Ranks
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
@@ -361,8 +364,14 @@ class GWResult(Readable):
         A checksum is in the archive's comment.
         """
         coupling = in_blocks(self.coupling, "save")
-        kept = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}
-        write(place_of(path, ".npz"), kept, coupling)
+        write(place_of(path, ".npz"), self._kept(), coupling)
+
+    def save_part(self, folder: Path, ranks: Ranks) -> None:
+        """Write this rank's part of what `save` writes into a folder that is there, see `torchgw.distributed.save`."""
+        write_part(folder, self._kept(), in_blocks(self.coupling, "save"), ranks)
+
+    def _kept(self) -> dict[str, Any]:
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}
 
     def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
         """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is
@@ -397,11 +406,12 @@ class GWResult(Readable):
 
     @classmethod
     def load(cls, path: str | PathLike[str], max_memory: int | None = None) -> GWResult:
-        """Read a result that `save` wrote, onto the CPU.
+        """Read a result that `save` or `torchgw.distributed.save` wrote, onto the CPU.
 
         Parameters
         ----------
-        path : the file; one of a version that wrote no checksum is read without. Nothing in it is run.
+        path : the file, or the folder of parts; a file of a version that wrote no checksum is read without. Nothing in
+            it is run.
         max_memory : bytes that one of its arrays may take, by default that of `GWOptions`; all together, twice as much.
 
         Raises
@@ -416,7 +426,7 @@ class GWResult(Readable):
         if guards.is_regular(file) or not file.exists():
             file.open("rb").close()  # what is not there or not ours to read says so itself
         try:
-            found = cls(**read(file, limit))
+            found = cls(**(read_parts if file.is_dir() else read)(file, limit))
             check_members(found, but=("coupling", *NOT_SAVED))
             return found
         except Exception as error:  # what reads broken files raises errors of every kind

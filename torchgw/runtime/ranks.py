@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
@@ -30,11 +31,13 @@ class Ranks:
 
     rank, count : the number of this one, and how many there are.
     busy : whether this one does a task of its own, in which it exchanges nothing.
+    device : where what is exchanged lies.
     """
 
     rank = 0
     count = 1
     busy = False
+    device = torch.device("cpu")
 
     def cut(self, n: int, rank: int, unit: int = 1) -> slice:
         """The share of n rows that a rank has; shares end at multiples of ``unit``."""

@@ -104,7 +104,8 @@ def make_shared(spaces: Sequence[Space], options: SpaceOptions, ranks: Ranks) ->
 def _divided(space: Space, ranks: Ranks) -> SharedDistances:
     """The share of a provider that all ranks have."""
     F, signs = space.data.factors()
-    made = SharedDistances(ranks.own(F).clone(), signs, float(space.data.scale), space.size, ranks)
+    share, signs = (side.to(ranks.device, copy=True) for side in (ranks.own(F), signs))
+    made = SharedDistances(share, signs, float(space.data.scale), space.size, ranks)
     made.largest = float(getattr(space.data, "largest", made.scale))
     return made
 
@@ -142,13 +143,13 @@ def _searched(
     dtypes = [getattr(torch, storage(space.size)) for space in spaces]
     own_rows = [ranks.share(space.size) for space in spaces]
     columns = [
-        torch.empty(own.stop - own.start, count, dtype=dtype)
+        torch.empty(own.stop - own.start, count, dtype=dtype, device=ranks.device)
         for own, (count, _), dtype in zip(own_rows, told, dtypes, strict=True)
     ]
     for first in range(0, max((count for count, _ in told), default=0), AT_ONCE):
         # Both search before either divides: a rank that waits for the other's rows would not search meanwhile.
         left = [min(AT_ONCE, told[number][0] - first) for number in numbers]
-        rows = {number: search.next(dtypes[number]) for number, search in own.items() if left[number] > 0}
+        rows = {number: own[number].next(dtypes[number]).to(ranks.device) for number in own if left[number] > 0}
         for number in (number for number in numbers if left[number] > 0):
             part = columns[number][:, first : first + left[number]]
             part.copy_(ranks.divided(rows.pop(number, None), spaces[number].size, part, number % ranks.count))
@@ -157,7 +158,7 @@ def _searched(
     give_back()  # what graphs took
     found = []
     for space, (_, report), index in zip(spaces, told, chosen, strict=True):
-        distances, at = columns.pop(0), torch.tensor(index)
+        distances, at = columns.pop(0), torch.tensor(index, device=ranks.device)
         among = ranks.taken(distances, space.size, at).double()
         factors = landmark_factors(distances, among, float(ranks.most(distances.max())), space.name, ranks)
         found.append((SharedDistances(*factors, space.size, ranks), report))

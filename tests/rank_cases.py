@@ -1,0 +1,239 @@
+"""What one rank of a test does: ``python -m tests.rank_cases CASE FOLDER``, started by `run_ranks` with the variables
+that ``torchrun`` sets. Each case writes what it found to the folder, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.simulated_device import CUDA, _inner, simulated_gpu
+from tests.simulated_kernels import triton_stands_in
+from torchgw import (
+    Checkpoint,
+    FactoredDistances,
+    GWOptions,
+    GWResult,
+    LadderOptions,
+    Partial,
+    SemiRelaxed,
+    SpaceOptions,
+    Supervision,
+    Unbalanced,
+    distributed,
+    gw_align,
+    types,
+)
+from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.distributed import processes
+from torchgw.distributed.align import DEFAULTS, aligned_by
+
+HOME = Path(__file__).parent.parent
+STREAMING = GWOptions(strategy="streaming")
+FINE = replace(STREAMING, ladder=LadderOptions(n_cells=64, marginal_tol=1e-3))
+
+
+def clouds(n: int, k: int) -> tuple[Any, Any]:
+    return make_spiral(n)[0], make_swiss_roll(k)[0]
+
+
+def features(n: int, k: int) -> tuple[Any, Any]:
+    draws = np.random.default_rng(0)
+    return draws.random((n, 4)), draws.random((k, 4))
+
+
+def factored(n: int) -> FactoredDistances:
+    draws = np.random.default_rng(n)
+    F = np.concatenate([draws.random((n, 3)), np.ones((n, 1))], 1)
+    return FactoredDistances(F, np.array([1.0, 1, 1, -1]), 3.0)
+
+
+def problems(n: int, k: int) -> dict[str, dict[str, Any]]:
+    """Every marginal model, fused costs, rules, masses and kinds of spaces, between n and k points."""
+    X, Y = clouds(n, k)
+    masses = np.random.default_rng(1).random(n) * (np.arange(n) % 7 > 0)
+    own: dict[str, Any] = {"X": X, "Y": Y, "distances": "landmark", "epsilon": 2e-3, "random_state": 0}
+    own |= {"options": STREAMING}
+    return {
+        "balanced": own,
+        "left to the solve": own | {"epsilon": "auto"},
+        "fused": own | {"cost": features(n, k)},
+        "semi-relaxed": own | {"marginals": SemiRelaxed(0.1)},
+        "unbalanced": own | {"marginals": Unbalanced(0.1, 0.2)},
+        "partial": own | {"marginals": Partial(0.8)},
+        "fused and unbalanced": own | {"cost": features(n, k), "marginals": Unbalanced(0.1, 0.1)},
+        "masses": own | {"p": masses / masses.sum()},
+        "pairs": own | {"supervision": Supervision(pairs=[(0, 0), (n - 1, k - 1)])},
+        "start": own | {"init": np.array([[0, 0], [n - 1, k - 1]])},
+        "scale": own | {"options": replace(STREAMING, spaces=SpaceOptions(scale="common"))},
+        "factors": own | {"X": factored(n), "Y": factored(k), "distances": "auto"},
+        "float64": own | {"options": replace(STREAMING, mixed_precision=False)},
+        "cells of cells": own | {"options": FINE},
+    }
+
+
+def alone(given: dict[str, Any]) -> GWResult:
+    """The solve in one process, with one thread as the ranks have."""
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", types.TorchGWWarning)
+        return gw_align(**given)
+
+
+def summary(result: GWResult) -> dict[str, Any]:
+    return {
+        "value": result.value,
+        "marginal_error": result.marginal_error,
+        "matching": np.asarray(result.argmax()).tolist(),
+        "stationarity": result.certificate.stationarity,
+        "basins": len(result.basins),
+    }
+
+
+def by_ranks(names: list[str], n: int, k: int) -> dict[str, Any]:
+    """The problems of these names, solved by all ranks."""
+    found = {}
+    for name, given in problems(n, k).items():
+        if name in names:
+            found[name] = summary(distributed.gw_align(**given))
+    return found
+
+
+def on_the_simulated_device() -> dict[str, Any]:
+    """A solve on a simulated GPU of each rank; exchanges carry what its tensors hold."""
+
+    class Unwrapped:
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(dist, name)
+            if name not in ("all_reduce", "broadcast", "all_to_all_single", "send", "recv"):
+                return found
+            return lambda *given: found(*map(_inner, given))
+
+    with simulated_gpu() as simulation, triton_stands_in(simulation), mock.patch.object(processes, "dist", Unwrapped()):
+        ranks = processes.Processes(dist.group.WORLD, CUDA)  # type: ignore[arg-type]
+        return summary(aligned_by(ranks, DEFAULTS | problems(300, 350)["balanced"]))
+
+
+def cut_off(folder: Path) -> dict[str, Any]:
+    """Rank 2 is killed when the climb is over; what becomes of the others, and when."""
+    given = problems(900, 1000)["cells of cells"] | {"checkpoint": Checkpoint(folder / "kept", every=0.0)}
+    if dist.get_rank() == 2:
+
+        def killed(*_: object) -> None:
+            (folder / "killed").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        mock.patch("torchgw.strategies.streaming.keep", killed).start()
+    try:
+        distributed.gw_align(**given)
+    except distributed.RankError as error:
+        return {"error": str(error), "after": time.time() - float((folder / "killed").read_text())}
+    return {}
+
+
+def refused() -> dict[str, Any]:
+    """Messages of what the ranks refuse."""
+    X, Y = clouds(40, 50)
+    rank = dist.get_rank()
+    cases: dict[str, dict[str, Any]] = {
+        "another": {"X": X + rank, "Y": Y, "p": None},
+        "options": {"X": X, "Y": Y, "options": replace(STREAMING, max_memory=2**30 + rank)},
+        "dense": {"X": X, "Y": Y, "options": GWOptions(strategy="dense")},
+        "sharp": {"X": X, "Y": Y, "epsilon": 0},
+        "straight": {"X": X, "Y": Y, "distances": "euclidean"},
+        "few": {"X": X[:1], "Y": Y},
+        "start": {"X": X, "Y": Y, "init": np.full((40, 50), 1.0)},
+        "wrong": {"X": X, "Y": Y, "epsilon": -1.0},
+        "checkpoint": {"X": X, "Y": Y, "checkpoint": "/nowhere/at/all"},
+    }
+    found = {}
+    for name, given in cases.items():
+        with pytest.raises((ValueError, TypeError)) as refusal:
+            distributed.gw_align(**given)
+        found[name] = str(refusal.value)
+    return found
+
+
+def parts(folder: Path) -> dict[str, Any]:
+    """A result written in parts by all ranks."""
+    result = distributed.gw_align(**problems(300, 350)["fused"])
+    distributed.save(result, folder / "result")
+    result.save(folder / f"whole-{dist.get_rank()}.npz")
+    return {}
+
+
+def stopped() -> dict[str, Any]:
+    """A callback of the first rank asks all of them to end."""
+    given = problems(300, 350)["cells of cells"]
+    result = distributed.gw_align(**given, callback=lambda progress: True)
+    return {"status": result.status.name}
+
+
+CASES: dict[str, Callable[[Path], Any]] = {
+    "models": lambda folder: by_ranks(list(problems(2, 2)), 300, 350),
+    "large": lambda folder: by_ranks(["balanced"], 5000, 6000),
+    "larger": lambda folder: by_ranks(["balanced"], 45000, 45000),
+    "models at 3000": lambda folder: by_ranks(
+        ["fused", "semi-relaxed", "unbalanced", "partial", "fused and unbalanced"], 3000, 3500
+    ),
+    "device": lambda folder: on_the_simulated_device(),
+    "killed": cut_off,
+    "resumed": lambda folder: summary(distributed.resume(folder / "kept")),
+    "refused": lambda folder: refused(),
+    "parts": parts,
+    "stopped": lambda folder: stopped(),
+}
+
+
+def run_ranks(case: str, count: int, folder: Path, seconds: float = 120.0) -> list[Any]:
+    """What each of ``count`` ranks found, None for one that wrote nothing."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.rank_cases", case, str(folder)],
+            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=HOME,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        said = [process.communicate(timeout=seconds)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    files = [folder / f"{case}-{rank}.json" for rank in range(count)]
+    assert any(file.exists() for file in files), "\n".join(said)
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def main(case: str, folder: Path) -> None:
+    warnings.simplefilter("ignore", types.TorchGWWarning)
+    with distributed.started(timeout=60.0, device="cpu"):
+        rank = dist.get_rank()
+        found = CASES[case](folder)
+        (folder / f"{case}-{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

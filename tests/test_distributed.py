@@ -1,0 +1,124 @@
+"""One solve by several processes: the single process's result, whatever the model; faults, checkpoints, parts."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rank_cases import alone, problems, run_ranks
+from torchgw import GWResult, distributed, gw_align, resume
+
+torch_distributed = pytest.importorskip("torch.distributed")
+pytestmark = pytest.mark.skipif(not torch_distributed.is_available(), reason="torch was built without it")
+
+
+def agree(found: dict[str, Any], known: GWResult, value: float = 1e-6, matched: float = 1.0) -> None:
+    """The ranks' result is the single process's."""
+    assert found["value"] == pytest.approx(known.value, rel=value)
+    assert np.mean(np.asarray(found["matching"]) == np.asarray(known.argmax())) >= matched
+    assert found["marginal_error"] <= 1e-6
+    assert found["basins"] == len(known.basins)
+    if not math.isnan(known.certificate.stationarity):
+        assert found["stationarity"] == pytest.approx(known.certificate.stationarity, rel=1e-4)
+
+
+def test_ranks_solve_every_model_as_one_process_does(tmp_path: Path) -> None:
+    every = run_ranks("models", 2, tmp_path)
+    assert every[0] == every[1]  # bit by bit
+    for name, given in problems(300, 350).items():
+        agree(every[0][name], alone(given))
+
+
+def test_each_rank_solves_on_a_device_of_its_own(tmp_path: Path) -> None:
+    one, other = run_ranks("device", 2, tmp_path)
+    assert one == other
+    agree(one, alone(problems(300, 350)["balanced"]), value=1e-4)  # by other kernels
+
+
+def test_a_rank_that_dies_ends_the_others_and_any_number_goes_on(tmp_path: Path) -> None:
+    every = run_ranks("killed", 3, tmp_path)
+    assert every[2] is None
+    for found in every[:2]:
+        assert "lost the others" in found["error"]
+        assert "resume" in found["error"]
+        assert found["after"] < 30
+    known = alone(problems(900, 1000)["cells of cells"])
+    kept = tmp_path / "kept"
+    assert list(kept.glob("streaming.climb.*-of-3.share"))
+    with pytest.raises(ValueError, match=r"begun by ranks; go on with torchgw\.distributed\.resume"):
+        resume(kept)
+    shutil.copytree(kept, tmp_path / "again")
+    for found in run_ranks("resumed", 2, tmp_path):
+        agree(found, known)
+    with pytest.warns(match="threads|was begun") if torch.get_num_threads() > 1 else pytest.MonkeyPatch.context():
+        last = distributed.resume(tmp_path / "again")  # by one
+    assert last.value == pytest.approx(known.value, rel=1e-6)
+    damaged = next(kept.glob("streaming.climb.*.share"))
+    damaged.write_bytes(damaged.read_bytes()[:-100] + bytes(100))
+    with pytest.raises(ValueError, match="share cannot be read"):
+        distributed.resume(kept)
+
+
+def test_what_ranks_cannot_do_they_refuse_before_any_work(tmp_path: Path) -> None:
+    one, other = run_ranks("refused", 2, tmp_path)
+    assert one == other
+    assert "rank 1 has another X" in one["another"]
+    assert "rank 1 has another options" in one["options"]
+    assert "must be 'auto' or 'streaming'" in one["dense"]
+    assert "got epsilon=0" in one["sharp"]
+    assert "distances with factors" in one["straight"]
+    assert "a point for each rank, got 1 for 2" in one["few"]
+    assert "got a plan (N, K)" in one["start"]
+    assert "epsilon must" in one["wrong"]
+    assert "is not there" in one["checkpoint"]
+
+
+def test_parts_of_a_result_are_one_result(tmp_path: Path) -> None:
+    run_ranks("parts", 2, tmp_path)
+    found, whole = GWResult.load(tmp_path / "result"), GWResult.load(tmp_path / "whole-1.npz")
+    assert len(list((tmp_path / "result").glob("part-*-of-2.npz"))) == 2
+    assert found.value == whole.value
+    np.testing.assert_array_equal(found.argmax(), whole.argmax())
+    np.testing.assert_array_equal(found.pull(np.arange(350.0)), whole.pull(np.arange(350.0)))
+    assert repr(found) == repr(whole)
+    (tmp_path / "result" / "part-1-of-2.npz").unlink()
+    with pytest.raises(ValueError, match=r"lacks part-1-of-2\.npz"):
+        GWResult.load(tmp_path / "result")
+    (tmp_path / "result" / "index.json").write_text('{"format": 1, "parts": 10000000000, "divided": []}')
+    with pytest.raises(ValueError, match="not one that this version reads"):
+        GWResult.load(tmp_path / "result")
+
+
+def test_the_first_ranks_callback_ends_all(tmp_path: Path) -> None:
+    assert [found["status"] for found in run_ranks("stopped", 2, tmp_path)] == ["CANCELLED", "CANCELLED"]
+
+
+def test_one_process_is_as_without() -> None:
+    given = problems(300, 350)["balanced"]
+    known, found = gw_align(**given), distributed.gw_align(**given)
+    assert found.value == known.value
+    torch.testing.assert_close(found.coupling.to_dense(), known.coupling.to_dense(), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(("case", "n", "k"), [("large", 5000, 6000), ("larger", 45000, 45000)])
+def test_many_points_are_matched_as_by_one_process(case: str, n: int, k: int, count: int, tmp_path: Path) -> None:
+    known = alone(problems(n, k)["balanced"])
+    for found in run_ranks(case, count, tmp_path):
+        agree(found["balanced"], known, matched=0.9999)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_models_of_thousands_of_points_are_those_of_one_process(count: int, tmp_path: Path) -> None:
+    found = run_ranks("models at 3000", count, tmp_path)[0]
+    assert len(found) == 5
+    for name, each in found.items():
+        agree(each, alone(problems(3000, 3500)[name]), matched=0.9999)
