@@ -29,6 +29,7 @@ SUITES = {
     "launches": "what a solve asks of a GPU, counted on a simulated one",
     "lanczos": "gradients of a matrix function: the Lanczos adjoint against back-propagation through the iteration",
     "gradients": "implicit differentiation against recorded iterations: time and memory, direct against iterative",
+    "ranks": "one solve by several processes: the same result, bytes as modelled, memory of a rank, weak scaling",
     "gpu": "everything that needs a GPU, with one short table last",
 }
 GROUPS = {
@@ -43,6 +44,7 @@ GROUPS = {
     "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
     "peers": "sizes such as 400x500, and ours, to keep the peers' rows",
+    "ranks": "same bytes weak memory",
     "gpu": "kernels machine jobs million variants dense stream tiles preparation rows sharp large phases",
 }
 QUICK = ("phases", "peers", "overhead")
