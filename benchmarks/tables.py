@@ -1,8 +1,8 @@
 """Tables of the documents, written from the stored results so that they cannot drift apart.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a result file, NAME:summary its summary,
-"published" what others have published of theirs, with ours beside it, "headline" and "large" the short ones of the
-README.
+NAME:GROUP the rows of one group, "published" what others have published of theirs, with ours beside it, "headline" and
+"large" the short ones of the README.
 ``<!-- table NAME | solver, N, seconds -->`` takes these columns alone.
 """
 
@@ -17,7 +17,7 @@ from benchmarks import headline, published
 from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md", "docs/pairwise.md")
+DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md", "docs/pairwise.md", "docs/cluster.md")
 MADE = {"published": published.rows, "headline": headline.beside_peers, "large": headline.large}
 MARKED = re.compile(r"(<!-- table (\S+)(?: \| (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -25,9 +25,12 @@ MARKED = re.compile(r"(<!-- table (\S+)(?: \| (.+?))? -->\n).*?(<!-- end -->)", 
 def table(name: str, chosen: str | None = None) -> str:
     """One result file as a Markdown table, of all columns or of those ``chosen``."""
     file, _, part = name.partition(":")
-    rows: list[dict[str, Any]] = (
-        MADE[name]() if name in MADE else json.loads((RESULTS / f"{file}.json").read_text())[part or "rows"]
-    )
+    rows: list[dict[str, Any]]
+    if name in MADE:
+        rows = MADE[name]()
+    else:
+        content = json.loads((RESULTS / f"{file}.json").read_text())
+        rows = content.get("groups", {}).get(part) or content[part or "rows"]
     if not rows:
         raise ValueError(f"{name} has no rows")
     columns = chosen.split(", ") if chosen else list(dict.fromkeys(column for row in rows for column in row))

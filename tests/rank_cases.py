@@ -42,6 +42,7 @@ from torchgw import (
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.distributed import processes
 from torchgw.distributed.align import DEFAULTS, aligned_by
+from torchgw.distributed.groups import ranks_in
 
 HOME = Path(__file__).parent.parent
 STREAMING = GWOptions(strategy="streaming")
@@ -184,6 +185,18 @@ def stopped() -> dict[str, Any]:
     return {"status": result.status.name}
 
 
+def on_gpus() -> dict[str, Any]:
+    """A solve by NCCL, whatever the number of ranks: one has its exchanges too."""
+    with ranks_in(None, None) as ranks:
+        share = torch.arange(12.0, device=ranks.device).reshape(6, 2)[ranks.share(6)]
+        order = torch.tensor([5, 0, 3, 1, 4, 2], device=ranks.device)
+        moved = ranks.joined(ranks.moved(share, order), 6)
+        found = by_ranks(["balanced", "fused"], 5000, 6000) if ranks.count > 1 else {}
+        if ranks.count == 1:
+            found = {"balanced": summary(aligned_by(ranks, DEFAULTS | problems(5000, 6000)["balanced"]))}
+        return found | {"moved": moved[:, 0].tolist(), "sum": float(ranks.sum(torch.ones(1, device=ranks.device)))}
+
+
 CASES: dict[str, Callable[[Path], Any]] = {
     "models": lambda folder: by_ranks(list(problems(2, 2)), 300, 350),
     "large": lambda folder: by_ranks(["balanced"], 5000, 6000),
@@ -197,6 +210,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "refused": lambda folder: refused(),
     "parts": parts,
     "stopped": lambda folder: stopped(),
+    "gpus": lambda folder: on_gpus(),
 }
 
 
@@ -229,7 +243,7 @@ def run_ranks(case: str, count: int, folder: Path, seconds: float = 120.0) -> li
 
 def main(case: str, folder: Path) -> None:
     warnings.simplefilter("ignore", types.TorchGWWarning)
-    with distributed.started(timeout=60.0, device="cpu"):
+    with distributed.started(timeout=60.0, device="cuda" if case == "gpus" else "cpu"):
         rank = dist.get_rank()
         found = CASES[case](folder)
         (folder / f"{case}-{rank}.json").write_text(json.dumps(found))

@@ -122,3 +122,13 @@ def test_models_of_thousands_of_points_are_those_of_one_process(count: int, tmp_
     assert len(found) == 5
     for name, each in found.items():
         agree(each, alone(problems(3000, 3500)[name]), matched=0.9999)
+
+
+@pytest.mark.gpu
+def test_ranks_on_gpus_end_as_one_gpu_does(tmp_path: Path) -> None:
+    count = torch.cuda.device_count()
+    found = run_ranks("gpus", count, tmp_path, seconds=400.0)[0]
+    assert found.pop("moved") == [10.0, 0.0, 6.0, 2.0, 8.0, 4.0]
+    assert found.pop("sum") == count
+    for name, each in found.items():
+        agree(each, alone(problems(5000, 6000)[name] | {"device": "cuda"}), value=1e-3, matched=0.99)

@@ -181,6 +181,12 @@ def test_the_page_about_gpus_runs_without_one() -> None:
     assert left["result"].argmax().device.type == left["device"]
 
 
+def test_the_page_about_clusters_runs_without_one() -> None:
+    left = run_page("cluster")
+    assert left["result"].strategy == "dense"  # of one process
+    assert (Path("kept-in-parts") / "index.json").exists()
+
+
 def test_the_page_on_curvature_tells_circles_from_ellipses() -> None:
     left = run_page("curvature")
     assert left["found"].flat == ()

@@ -1,8 +1,7 @@
-"""One solve by many processes of `torch.distributed`, on one machine or several."""
+"""One solve by several processes of `torch.distributed`, on one machine or several."""
 
 from torchgw.distributed.align import gw_align, resume, save
 from torchgw.distributed.groups import started
-from torchgw.distributed.processes import Processes
 from torchgw.runtime.ranks import RankError
 
-__all__ = ["Processes", "RankError", "gw_align", "resume", "save", "started"]
+__all__ = ["RankError", "gw_align", "resume", "save", "started"]

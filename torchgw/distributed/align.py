@@ -15,6 +15,7 @@ import torch
 
 from torchgw import align
 from torchgw.align import Arguments
+from torchgw.couplings.blocks import in_blocks
 from torchgw.distributed.groups import ranks_in
 from torchgw.distributed.journal import kept_by
 from torchgw.distributed.processes import Processes
@@ -22,7 +23,8 @@ from torchgw.entry import check_options, entry
 from torchgw.persist.checkpoint import is_taken
 from torchgw.persist.files import path_of
 from torchgw.request.request import Asked, Request
-from torchgw.results.result import GWResult
+from torchgw.results.parts import write_part
+from torchgw.results.result import GWResult, saved_members
 from torchgw.types import AUTO, is_graph, is_provider
 
 if TYPE_CHECKING:
@@ -130,7 +132,7 @@ def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> N
             folder.mkdir(exist_ok=True)
 
         ranks.first(make)
-        result.save_part(folder, ranks)
+        write_part(folder, saved_members(result), in_blocks(result.coupling, "save"), ranks)
         ranks.sum(torch.zeros((), device=ranks.device))  # nobody goes on before all parts are there
 
 

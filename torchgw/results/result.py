@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,9 +35,8 @@ from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
 from torchgw.request.request import Request
 from torchgw.results.out_of_sample import Unseen, extended
-from torchgw.results.parts import read_parts, write_part
+from torchgw.results.parts import read_parts
 from torchgw.results.storage import check_members, read, write
-from torchgw.runtime.ranks import Ranks
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
@@ -364,14 +362,7 @@ class GWResult(Readable):
         A checksum is in the archive's comment.
         """
         coupling = in_blocks(self.coupling, "save")
-        write(place_of(path, ".npz"), self._kept(), coupling)
-
-    def save_part(self, folder: Path, ranks: Ranks) -> None:
-        """Write this rank's part of what `save` writes into a folder that is there, see `torchgw.distributed.save`."""
-        write_part(folder, self._kept(), in_blocks(self.coupling, "save"), ranks)
-
-    def _kept(self) -> dict[str, Any]:
-        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in NOT_SAVED}
+        write(place_of(path, ".npz"), saved_members(self), coupling)
 
     def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
         """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is
@@ -432,6 +423,11 @@ class GWResult(Readable):
         except Exception as error:  # what reads broken files raises errors of every kind
             reason = f" ({guards.one_line(error)})" if isinstance(error, ValueError) else ""
             raise ValueError(f"path must name a file written by GWResult.save, {path} is not one{reason}") from error
+
+
+def saved_members(result: GWResult) -> dict[str, Any]:
+    """What files keep of a result."""
+    return {entry.name: getattr(result, entry.name) for entry in fields(result) if entry.name not in NOT_SAVED}
 
 
 def passed_over(request: Request) -> str:
