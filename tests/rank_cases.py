@@ -178,6 +178,25 @@ def parts(folder: Path) -> dict[str, Any]:
     return {}
 
 
+def files(folder: Path) -> dict[str, Any]:
+    """Points that stay in files: a memory map and an array of HDF5; and such points that cannot be used."""
+    import h5py
+
+    given = problems(300, 350)["balanced"]
+    if dist.get_rank() == 0:
+        np.save(folder / "x.npy", given["X"])
+        with h5py.File(folder / "y.h5", "w") as made:
+            made["Y"] = given["Y"]
+            made["bad"] = np.where(np.arange(350)[:, None] == 100, np.nan, given["Y"])
+    dist.barrier()
+    with h5py.File(folder / "y.h5") as opened:
+        X = np.load(folder / "x.npy", mmap_mode="r")
+        found = summary(distributed.gw_align(**given | {"X": X, "Y": opened["Y"]}))
+        with pytest.raises(ValueError, match="Y must be finite") as refusal:
+            distributed.gw_align(**given | {"X": X, "Y": opened["bad"]})
+        return {"found": found, "said": str(refusal.value)}
+
+
 def stopped() -> dict[str, Any]:
     """A callback of the first rank asks all of them to end."""
     given = problems(300, 350)["cells of cells"]
@@ -209,6 +228,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "resumed": lambda folder: summary(distributed.resume(folder / "kept")),
     "refused": lambda folder: refused(),
     "parts": parts,
+    "files": files,
     "stopped": lambda folder: stopped(),
     "gpus": lambda folder: on_gpus(),
 }

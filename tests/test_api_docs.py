@@ -75,6 +75,10 @@ def described(text: str | None) -> set[str]:
     return found
 
 
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
 def callables() -> dict[str, Callable[..., Any]]:
     """All that users call: functions, constructors, and methods of what is given back to them."""
     found: dict[str, Callable[..., Any]] = {}
@@ -84,7 +88,8 @@ def callables() -> dict[str, Callable[..., Any]]:
             continue
         found[name] = value
     for module in MODULES:
-        found |= {f"{module}.{name}": getattr(getattr(torchgw, module), name) for name in members(module)}
+        offered = {f"{module}.{name}": getattr(getattr(torchgw, module), name) for name in members(module)}
+        found |= {name: value for name, value in offered.items() if not _is_error(value)}
     for owner in READ:
         for name, value in inspect.getmembers(owner):
             method = getattr(value, "__func__", value)

@@ -87,12 +87,21 @@ def test_parts_of_a_result_are_one_result(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.argmax(), whole.argmax())
     np.testing.assert_array_equal(found.pull(np.arange(350.0)), whole.pull(np.arange(350.0)))
     assert repr(found) == repr(whole)
+    with pytest.raises(ValueError, match="of several ranks"):
+        found.unseen(np.zeros((1, 2)))
     (tmp_path / "result" / "part-1-of-2.npz").unlink()
     with pytest.raises(ValueError, match=r"lacks part-1-of-2\.npz"):
         GWResult.load(tmp_path / "result")
     (tmp_path / "result" / "index.json").write_text('{"format": 1, "parts": 10000000000, "divided": []}')
     with pytest.raises(ValueError, match="not one that this version reads"):
         GWResult.load(tmp_path / "result")
+
+
+def test_points_that_stay_in_files_are_read_by_one_rank(tmp_path: Path) -> None:
+    one, other = run_ranks("files", 2, tmp_path)
+    assert one == other
+    agree(one["found"], alone(problems(300, 350)["balanced"]))
+    assert "row 100" in one["said"]
 
 
 def test_the_first_ranks_callback_ends_all(tmp_path: Path) -> None:

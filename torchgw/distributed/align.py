@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from os import PathLike
@@ -17,6 +15,7 @@ from torchgw import align
 from torchgw.align import Arguments
 from torchgw.couplings.blocks import in_blocks
 from torchgw.distributed.groups import ranks_in
+from torchgw.distributed.inputs import different, read_by_one
 from torchgw.distributed.journal import kept_by
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 DEFAULTS = {
     name: parameter.default for name, parameter in signature(align.gw_align).parameters.items() if name not in "XY"
 }
-OWN = ("callback", "checkpoint", "device", "random_state")  # which may differ from rank to rank
-BYTES = 2**24
 ALONE = "leave gradient_mode out and epsilon above 0, or solve in one process"
 
 
@@ -49,8 +46,9 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 
     Parameters
     ----------
-    X, Y : as in `torchgw.gw_align`: points, graphs, or providers that have factors. A memory map (``numpy.load(...,
-        mmap_mode="r")``) of float64 points is read by the ranks that need it and copied by none but these.
+    X, Y : as in `torchgw.gw_align`: points, graphs, or providers that have factors. Points in a file (a memory map,
+        ``numpy.load(..., mmap_mode="r")``, or an array of zarr or h5py) are read by the rank that builds their graph
+        alone; of these, sizes and the first and last row are compared between ranks.
     group : a process group of `torch.distributed`, or a `DeviceMesh` of one dimension; by default all processes, which
         are to have been started by ``torchrun``, or by `started`.
     arguments : all others of `torchgw.gw_align` by name, the same on all ranks. ``callback`` and ``checkpoint`` are
@@ -87,7 +85,11 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
     """The result of these arguments, of which none is left out, by ranks."""
     checked = _checked(given, ranks)
-    _same(checked, ranks)
+    other = different(checked, ranks)
+    if other is not None:
+        told = ", ".join(other[1])
+        raise ValueError(f"all ranks must be given the same arguments, but rank {other[0]} has another {told}")
+    checked = read_by_one(checked, ranks)
     if checked["random_state"] is None:
         checked["random_state"] = ranks.first(lambda: int(np.random.SeedSequence().generate_state(1)[0]))
     request = Request.of(Asked(**checked))
@@ -164,48 +166,3 @@ def _kind(kind: str, space: Any) -> str:
     """Landmarks where the choice is left: of points and graphs nothing else has factors."""
     square = getattr(space, "ndim", 0) == 2 and space.shape[0] == space.shape[1] and not is_graph(space)
     return "landmark" if kind == AUTO and not is_provider(space) and not square else kind
-
-
-def _same(given: dict[str, Any], ranks: Processes) -> None:
-    """Refuse arguments that differ from rank to rank."""
-    told = {name: _digest(value) for name, value in given.items() if name not in OWN}
-    seed = given["random_state"]
-    told["random_state"] = _digest(seed if isinstance(seed, int) else type(seed).__name__)
-    every = ranks.dealt([lambda: told] * ranks.count)
-    for rank, other in enumerate(every):
-        names = [name for name, digest in other.items() if digest != every[0][name]]
-        if names:
-            raise ValueError(
-                f"all ranks must be given the same arguments, but rank {rank} has another {', '.join(names)}"
-            )
-
-
-def _digest(value: Any) -> str:
-    """The SHA-256 of an argument: of the numbers of arrays, of what records and tuples hold, of the text of others."""
-    found = hashlib.sha256()
-    for part in _parts(value):
-        found.update(part)
-    return found.hexdigest()
-
-
-def _parts(value: Any) -> Iterator[bytes | memoryview]:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    if is_graph(value):
-        graph = value.tocsr()
-        value = (graph.shape, graph.data, graph.indices, graph.indptr)
-    elif is_provider(value):
-        value = (type(value).__name__, value.size, float(value.scale), value.factors())
-    elif is_dataclass(value) and not isinstance(value, type):
-        value = (type(value).__name__, *(getattr(value, entry.name) for entry in fields(value)))
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        yield f"{value.dtype.str}{value.shape}".encode()
-        rows = max(BYTES // max(value[:1].nbytes, 1), 1) if value.ndim else 1
-        for first in range(0, len(value) if value.ndim else 1, rows):
-            yield np.ascontiguousarray(value[first : first + rows] if value.ndim else value).data.cast("B")
-    elif isinstance(value, list | tuple):
-        yield f"{len(value)}(".encode()
-        for entry in value:
-            yield from _parts(entry)
-    else:
-        yield repr(value).encode()

@@ -37,6 +37,7 @@ from torchgw.request.request import Request
 from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.parts import read_parts
 from torchgw.results.storage import check_members, read, write
+from torchgw.runtime.ranks import ranks_of
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
@@ -166,7 +167,7 @@ class GWResult(Readable):
         mass, model, values, asked = request.mass, request.model, solution.values, request.asked
         rows, columns = (side * mass for side in solution.marginals)
         p, q = (side.to(rows.device) for side in request.masses)
-        unit = unit_of(spaces)
+        unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
         sampled = solution.gradient == "sampled"
         return cls(
             coupling=solution.coupling.times(mass),
@@ -210,8 +211,8 @@ class GWResult(Readable):
             path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
             gain=gain_of(model, spaces, unit) if math.isnan(request.gain) else request.gain,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
-            known=known_points(request.spaces, spaces, graphs),
-            model=model.on(model.p, model.q, None, None),  # linear costs have no curvature
+            known=known_points(request.spaces, spaces, graphs) if alone else None,
+            model=model.on(model.p, model.q, None, None) if alone else None,  # linear costs have no curvature
             differentiated=differentiated,
         )
 
@@ -320,8 +321,8 @@ class GWResult(Readable):
             raise ValueError("unseen points need the factors of a sampled cost, which so few points do not keep")
         if self.known is None or not isinstance(self.coupling, BlockCoupling):
             raise ValueError(
-                "unseen points can be mapped by the result of gw_align, not by one read from a file, which keeps "
-                "neither points nor distances; align again and map them in the same session"
+                "unseen points can be mapped by the result of gw_align in one process, not by one read from a file, or "
+                "of several ranks, which keep neither points nor distances; align again and map them there"
             )
         found = extended(self.coupling, self.known, points, chosen, self.epsilon or SOFT * self.gain)
         return Unseen(found, chosen, self.numpy_input, self.max_memory)

@@ -113,7 +113,8 @@ def landmark_factors(
     if largest == math.inf:
         finite = columns.masked_fill(columns.isinf(), 0.0)
         largest = float(ranks.most(finite.max() if len(finite) else finite.new_zeros(())))
-        warn_unreachable(name)
+        if ranks.rank == 0:
+            warn_unreachable(name)
         for distances in (columns, among):
             fill_unreachable(distances, positive_scale(largest))
     scale = positive_scale(largest)

@@ -6,6 +6,7 @@ is divided among all as it is found, so that nobody holds the distances of all p
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from torchgw.options import SpaceOptions
 from torchgw.persist.codec import storable
+from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import Ranks
 from torchgw.spaces.factored import FactoredDistances
@@ -134,19 +136,23 @@ def _searched(
     """Landmark distances of spaces, each searched by a rank of its own as far as there are ranks."""
     own: dict[int, _Search] = {}
 
-    def begin(number: int) -> tuple[int, GraphReport | None]:
-        own[number] = _Search(spaces[number], options)
-        return own[number].count, own[number].report
+    def begin(number: int) -> tuple[int, GraphReport | None, list[tuple[str, type[Warning]]]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            own[number] = _Search(spaces[number], options)
+        return own[number].count, own[number].report, [(str(each.message), each.category) for each in caught]
 
     numbers = range(len(spaces))
     told = ranks.dealt([partial(begin, number) for number in numbers])
+    for text, category in (warning for *_, given in told for warning in given if ranks.rank == 0):
+        warn_caller(text, category)
     dtypes = [getattr(torch, storage(space.size)) for space in spaces]
     own_rows = [ranks.share(space.size) for space in spaces]
     columns = [
         torch.empty(own.stop - own.start, count, dtype=dtype, device=ranks.device)
-        for own, (count, _), dtype in zip(own_rows, told, dtypes, strict=True)
+        for own, (count, *_), dtype in zip(own_rows, told, dtypes, strict=True)
     ]
-    for first in range(0, max((count for count, _ in told), default=0), AT_ONCE):
+    for first in range(0, max((count for count, *_ in told), default=0), AT_ONCE):
         # Both search before either divides: a rank that waits for the other's rows would not search meanwhile.
         left = [min(AT_ONCE, told[number][0] - first) for number in numbers]
         rows = {number: own[number].next(dtypes[number]).to(ranks.device) for number in own if left[number] > 0}
@@ -157,7 +163,7 @@ def _searched(
     own.clear()
     give_back()  # what graphs took
     found = []
-    for space, (_, report), index in zip(spaces, told, chosen, strict=True):
+    for space, (_, report, _), index in zip(spaces, told, chosen, strict=True):
         distances, at = columns.pop(0), torch.tensor(index, device=ranks.device)
         among = ranks.taken(distances, space.size, at).double()
         factors = landmark_factors(distances, among, float(ranks.most(distances.max())), space.name, ranks)

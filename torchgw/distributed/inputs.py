@@ -1,0 +1,102 @@
+"""Arguments of ranks: points that stay in their file, and whether all ranks were given the same.
+
+Of points in a file, the rank that builds the neighbour graph of their space reads them, and no other: these take an
+array of their shape without memory in its place, which nothing reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchgw import validate
+from torchgw.runtime.ranks import Ranks
+from torchgw.types import Array, is_graph, is_provider
+
+OWN = ("callback", "checkpoint", "device", "random_state")  # which may differ from rank to rank
+BYTES = 2**24
+
+
+def in_file(space: Any) -> bool:
+    """Whether this is an array that is read when it is sliced: a memory map, or one of zarr or HDF5, as that of an
+    AnnData object that is backed."""
+    if isinstance(space, np.memmap):
+        return True
+    sliced = all(hasattr(space, name) for name in ("shape", "dtype", "__getitem__"))
+    ours = isinstance(space, np.ndarray | np.generic | torch.Tensor) or is_graph(space) or is_provider(space)
+    return sliced and not ours and not hasattr(space, "iloc") and len(space.shape) == 2
+
+
+def read_by_one(given: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """The arguments, with points in files read, and validated, by the rank that needs them.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, for points that cannot be used.
+    """
+    read = dict[str, Array]()
+
+    def checked(name: str) -> None:
+        space = given[name]
+        if in_file(space):
+            read[name] = validate.points(name, space if isinstance(space, np.memmap) else np.asarray(space[:]))
+
+    ranks.dealt([partial(checked, name) for name in "XY"])  # as their graphs are
+    standing = {name: np.broadcast_to(np.zeros(1), given[name].shape) for name in "XY" if in_file(given[name])}
+    return given | standing | read
+
+
+def different(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | None:
+    """A rank that was given other arguments than the first one, and their names; None where all are the same."""
+    told = {name: digest(value) for name, value in given.items() if name not in OWN}
+    seed = given["random_state"]
+    told["random_state"] = digest(seed if isinstance(seed, int) else type(seed).__name__)
+    every = ranks.dealt([lambda: told] * ranks.count)
+    for rank, other in enumerate(every):
+        names = [name for name, found in other.items() if found != every[0][name]]
+        if names:
+            return rank, names
+    return None
+
+
+def digest(value: Any) -> str:
+    """The SHA-256 of an argument: of the numbers of arrays, of what records and tuples hold, of the text of others; of
+    what is in a file, of its shape and first rows."""
+    found = hashlib.sha256()
+    for part in _parts(value):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes | memoryview]:
+    if in_file(value):
+        size = os.path.getsize(value.filename) if isinstance(value, np.memmap) and value.filename else 0
+        value = (value.shape, str(value.dtype), size, np.asarray(value[:1]), np.asarray(value[-1:]))
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if is_graph(value):
+        graph = value.tocsr()
+        value = (graph.shape, graph.data, graph.indices, graph.indptr)
+    elif is_provider(value):
+        value = (type(value).__name__, value.size, float(value.scale), value.factors())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = (type(value).__name__, *(getattr(value, entry.name) for entry in fields(value)))
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        yield f"{value.dtype.str}{value.shape}".encode()
+        rows = max(BYTES // max(value[:1].nbytes, 1), 1) if value.ndim else 1
+        for first in range(0, len(value) if value.ndim else 1, rows):
+            yield np.ascontiguousarray(value[first : first + rows] if value.ndim else value).data.cast("B")
+    elif isinstance(value, list | tuple):
+        yield f"{len(value)}(".encode()
+        for entry in value:
+            yield from _parts(entry)
+    else:
+        yield repr(value).encode()
