@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.rank_cases import alone, problems, run_ranks
-from torchgw import GWResult, distributed, gw_align, resume
+from torchgw import GWResult, curvature, distributed, gw_align, resume
 
 torch_distributed = pytest.importorskip("torch.distributed")
 pytestmark = pytest.mark.skipif(not torch_distributed.is_available(), reason="torch was built without it")
@@ -87,8 +87,8 @@ def test_parts_of_a_result_are_one_result(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.argmax(), whole.argmax())
     np.testing.assert_array_equal(found.pull(np.arange(350.0)), whole.pull(np.arange(350.0)))
     assert repr(found) == repr(whole)
-    with pytest.raises(ValueError, match="of several ranks"):
-        found.unseen(np.zeros((1, 2)))
+    with pytest.raises(ValueError, match="files and ranks do not keep distances"):
+        curvature(found)
     (tmp_path / "result" / "part-1-of-2.npz").unlink()
     with pytest.raises(ValueError, match=r"lacks part-1-of-2\.npz"):
         GWResult.load(tmp_path / "result")

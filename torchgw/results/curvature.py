@@ -334,9 +334,7 @@ def _around(result: GWResult, whole: bool) -> Hessian:
             "certificate.stationarity says how far it can be improved; align again with epsilon=result.gain / 100"
         )
     if result.known is None or result.model is None:
-        raise ValueError(
-            "result must come from gw_align in this process alone: files and ranks do not keep the distances"
-        )
+        raise ValueError("result must come from gw_align in this process alone: files and ranks do not keep distances")
     if result.alpha == 0:
         raise ValueError("result must have alpha > 0: a linear cost has no curvature")
     plan, model, (x, y) = result.coupling, result.model.to(torch.device("cpu")).at(result.epsilon), result.known
