@@ -235,7 +235,13 @@ def test_linear_problems_are_solved_to_the_vertex() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "fused"), [(0, False), pytest.param(1, False, marks=pytest.mark.slow), (2, True), (3, True)]
+    ("seed", "fused"),
+    [
+        (0, False),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        (2, True),
+        pytest.param(3, True, marks=pytest.mark.slow),
+    ],
 )
 def test_total_variation_leaves_what_matches_cost_too_much(seed: int, fused: bool) -> None:
     DX, DY, rng = clouds(24, 30, seed)
@@ -322,7 +328,7 @@ def test_a_tree_finds_itself_in_one_with_a_further_branch(seed: int, marginals: 
 
 
 @pytest.mark.parametrize("marginals", [Partial(0.6), VARIED, SemiRelaxed(0.0, "x")], ids=str)
-@pytest.mark.parametrize("n", [20, 205])
+@pytest.mark.parametrize("n", [20, pytest.param(205, marks=pytest.mark.slow)])
 def test_a_callback_hears_of_one_solve(n: int, marginals: Marginals) -> None:
     DX, DY, _ = clouds(n, n + 6, 3)
     heard = list[int]()
@@ -450,7 +456,7 @@ def test_another_loss_ends_at_a_vertex() -> None:
 
 
 @pytest.mark.parametrize("marginals", [Partial(0.5), SemiRelaxed(0.0, "y"), SemiRelaxed(0.0, "x"), VARIED], ids=str)
-@pytest.mark.parametrize("kind", ["two points", "ties", "copies", "no mass"])
+@pytest.mark.parametrize("kind", ["two points", pytest.param("ties", marks=pytest.mark.slow), "copies", "no mass"])
 def test_degenerate_spaces_end(kind: str, marginals: Marginals) -> None:
     rng = np.random.default_rng(8)
     DX, DY, _ = clouds(2, 3, 0) if kind == "two points" else clouds(20, 25, 0)
@@ -528,7 +534,7 @@ def test_the_mass_of_a_free_side_is_no_part_of_the_problem() -> None:
     ("marginals", "alpha"),
     [
         (Balanced(), 0.6),
-        (Partial(0.6), 1.0),
+        pytest.param(Partial(0.6), 1.0, marks=pytest.mark.slow),
         (SemiRelaxed(0.0), 1.0),
         (SemiRelaxed(0.0, "x"), 0.5),
         pytest.param(VARIED, 1.0, marks=pytest.mark.slow),
