@@ -85,6 +85,7 @@ def problems(n: int, k: int) -> dict[str, dict[str, Any]]:
         "factors": own | {"X": factored(n), "Y": factored(k), "distances": "auto"},
         "float64": own | {"options": replace(STREAMING, mixed_precision=False)},
         "cells of cells": own | {"options": FINE},
+        "all points": own | {"options": replace(FINE, ladder=LadderOptions(n_cells=64, marginal_tol=1e-4))},
     }
 
 
@@ -157,7 +158,12 @@ def refused() -> dict[str, Any]:
         "dense": {"X": X, "Y": Y, "options": GWOptions(strategy="dense")},
         "sharp": {"X": X, "Y": Y, "epsilon": 0},
         "straight": {"X": X, "Y": Y, "distances": "euclidean"},
-        "few": {"X": X[:1], "Y": Y},
+        "few": {"X": X, "Y": Y[:2].tolist()},
+        "result": {"X": X, "Y": Y, "init": alone(problems(40, 50)["balanced"])},
+        "other": {"X": X, "Y": Y, "epsilon": 0.0 if rank else 1e-3},
+        "seed": {"X": X, "Y": Y, "random_state": np.int64(rank)},
+        "device": {"X": X, "Y": Y, "device": "cuda"},
+        "callback": {"X": X, "Y": Y, "callback": 5},
         "start": {"X": X, "Y": Y, "init": np.full((40, 50), 1.0)},
         "wrong": {"X": X, "Y": Y, "epsilon": -1.0},
         "checkpoint": {"X": X, "Y": Y, "checkpoint": "/nowhere/at/all"},
@@ -197,11 +203,21 @@ def files(folder: Path) -> dict[str, Any]:
         return {"found": found, "said": str(refusal.value)}
 
 
-def stopped() -> dict[str, Any]:
-    """A callback of the first rank asks all of them to end."""
+def stopped(folder: Path) -> dict[str, Any]:
+    """A callback of the first rank asks all of them to end, or raises."""
     given = problems(300, 350)["cells of cells"]
-    result = distributed.gw_align(**given, callback=lambda progress: True)
-    return {"status": result.status.name}
+    result = distributed.gw_align(**given, callback=lambda progress: True, checkpoint=Checkpoint(folder / "kept", 0.0))
+
+    class OwnError(Exception):
+        def __init__(self, one: int, other: int) -> None:
+            super().__init__(f"{one} and {other}")
+
+    def raising(progress: object) -> None:
+        raise OwnError(1, 2)
+
+    with pytest.raises(Exception, match="1 and 2") as error:
+        distributed.gw_align(**given, callback=raising)
+    return {"status": result.status.name, "error": error.type.__name__}
 
 
 def on_gpus() -> dict[str, Any]:
@@ -229,7 +245,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "refused": lambda folder: refused(),
     "parts": parts,
     "files": files,
-    "stopped": lambda folder: stopped(),
+    "stopped": stopped,
     "gpus": lambda folder: on_gpus(),
 }
 

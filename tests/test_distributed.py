@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rank_cases import alone, problems, run_ranks
+from tests.rank_cases import HOME, alone, problems, run_ranks
 from torchgw import GWResult, curvature, distributed, gw_align, resume
 
 torch_distributed = pytest.importorskip("torch.distributed")
@@ -56,8 +59,7 @@ def test_a_rank_that_dies_ends_the_others_and_any_number_goes_on(tmp_path: Path)
     shutil.copytree(kept, tmp_path / "again")
     for found in run_ranks("resumed", 2, tmp_path):
         agree(found, known)
-    with pytest.warns(match="threads|was begun") if torch.get_num_threads() > 1 else pytest.MonkeyPatch.context():
-        last = distributed.resume(tmp_path / "again")  # by one
+    last = distributed.resume(tmp_path / "again")  # by one
     assert last.value == pytest.approx(known.value, rel=1e-6)
     damaged = next(kept.glob("streaming.climb.*.share"))
     damaged.write_bytes(damaged.read_bytes()[:-100] + bytes(100))
@@ -66,14 +68,19 @@ def test_a_rank_that_dies_ends_the_others_and_any_number_goes_on(tmp_path: Path)
 
 
 def test_what_ranks_cannot_do_they_refuse_before_any_work(tmp_path: Path) -> None:
-    one, other = run_ranks("refused", 2, tmp_path)
-    assert one == other
+    one, other, last = run_ranks("refused", 3, tmp_path)
+    assert one == other == last
     assert "rank 1 has another X" in one["another"]
     assert "rank 1 has another options" in one["options"]
     assert "must be 'auto' or 'streaming'" in one["dense"]
-    assert "got epsilon=0" in one["sharp"]
-    assert "distances with factors" in one["straight"]
-    assert "a point for each rank, got 1 for 2" in one["few"]
+    assert "epsilon must be above 0" in one["sharp"]
+    assert "take 'landmark' distances" in one["straight"]
+    assert "Y must have a point for each rank, got 2 for 3" in one["few"]
+    assert "init=result.argmax()" in one["result"]
+    assert "rank 1 has another epsilon" in one["other"]
+    assert "rank 1 has another random_state" in one["seed"]
+    assert "device must be that of the group, 'cpu', got 'cuda'" in one["device"]
+    assert "callback must be callable" in one["callback"]
     assert "got a plan (N, K)" in one["start"]
     assert "epsilon must" in one["wrong"]
     assert "is not there" in one["checkpoint"]
@@ -89,6 +96,8 @@ def test_parts_of_a_result_are_one_result(tmp_path: Path) -> None:
     assert repr(found) == repr(whole)
     with pytest.raises(ValueError, match="files and ranks do not keep distances"):
         curvature(found)
+    with pytest.raises(ValueError, match="load the folder"):
+        GWResult.load(tmp_path / "result" / "part-0-of-2.npz")
     (tmp_path / "result" / "part-1-of-2.npz").unlink()
     with pytest.raises(ValueError, match=r"lacks part-1-of-2\.npz"):
         GWResult.load(tmp_path / "result")
@@ -105,7 +114,9 @@ def test_points_that_stay_in_files_are_read_by_one_rank(tmp_path: Path) -> None:
 
 
 def test_the_first_ranks_callback_ends_all(tmp_path: Path) -> None:
-    assert [found["status"] for found in run_ranks("stopped", 2, tmp_path)] == ["CANCELLED", "CANCELLED"]
+    one, other = run_ranks("stopped", 2, tmp_path)
+    assert one == {"status": "CANCELLED", "error": "OwnError"}
+    assert other == {"status": "CANCELLED", "error": "RankError"}  # which cannot make the other's
 
 
 def test_one_process_is_as_without() -> None:
@@ -141,3 +152,34 @@ def test_ranks_on_gpus_end_as_one_gpu_does(tmp_path: Path) -> None:
     assert found.pop("sum") == count
     for name, each in found.items():
         agree(each, alone(problems(5000, 6000)[name] | {"device": "cuda"}), value=1e-3, matched=0.99)
+
+
+@pytest.mark.slow
+def test_the_command_starts_processes_and_goes_on_with_any_number(tmp_path: Path) -> None:
+    given = problems(600, 700)["balanced"]
+    for name in "XY":
+        np.save(tmp_path / f"{name}.npy", given[name])
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        run = [sys.executable, "-m", "torchgw", *words]
+        environment = os.environ | {"PYTHONPATH": str(HOME)}
+        return subprocess.run(
+            run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    first = command(
+        "align", "X.npy", "Y.npy", "-o", "a.npz", "--epsilon", "2e-3", "--nproc", "2", "--checkpoint", "kept"
+    )
+    assert (first.returncode, first.stderr) == (0, "")
+    for number, words in enumerate((["--nproc", "2"], ["--nproc=1"], [])):
+        again = command("resume", "kept", "-o", f"{number}.npz", *words)
+        assert (again.returncode, again.stderr) == (0, "")
+        found, known = (GWResult.load(tmp_path / name) for name in (f"{number}.npz", "a.npz"))
+        assert found.value == pytest.approx(known.value, rel=1e-6)
+    assert (
+        "must be a number of processes >= 1, got 0" in command("resume", "kept", "-o", "b.npz", "--nproc", "0").stderr
+    )
+    refused = command("align", "X.npy", "Y.npy", "-o", "a.npz", "--epsilon", "0", "--nproc", "2")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("torchgw: error: epsilon must be above 0")
+    assert len(refused.stderr.splitlines()) == 1

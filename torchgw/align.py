@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
@@ -196,6 +197,9 @@ def aligned(
 ) -> GWResult:
     """The result of a request, solved by this process or by ranks that share it."""
     asked, (n, k) = request.asked, request.shape
+    for name, count in zip("XY", (n, k), strict=True):
+        if count < ranks.count:
+            raise ValueError(f"{name} must have a point for each rank, got {count} for {ranks.count}")
     threads = threads_for(n * k if request.there is None else 0)  # on a GPU one thread has nothing to share
     with follow(request) as watch, threads:
         began = time.perf_counter()
@@ -377,7 +381,7 @@ def continued(
     if not isinstance(call, dict) or not isinstance(again := call.pop("again", None), dict):
         raise ValueError(f"{path} holds no call of gw_align")
     if call.pop("shared", False) is not shared:
-        own = "torchgw.distributed.resume" if not shared else "torchgw.resume"
+        own = "torchgw.resume" if shared else "torchgw.distributed.resume, in one process or several"
         raise ValueError(f"{path} was begun by {'one process' if shared else 'ranks'}; go on with {own}")
     for name, space in (("X", X), ("Y", Y)):
         if space is None and name in again:
@@ -390,6 +394,15 @@ def continued(
             check_fingerprint(name, space, again[name])
             call[name] = space
     return call, Continued(path, every, random)
+
+
+def begun_by_ranks(path: str | PathLike[str]) -> bool:
+    """Whether ranks share the solve of a checkpoint; False for what is none."""
+    with warnings.catch_warnings(), suppress(ValueError, OSError):
+        warnings.simplefilter("ignore")
+        call, *_ = reopened(path)
+        return isinstance(call, dict) and bool(call.get("shared"))
+    return False
 
 
 def check_fingerprint(name: str, space: Any, first: tuple[int, float, Tensor]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from torchgw import report
-from torchgw.align import gw_align, resume
+from torchgw.align import begun_by_ranks, gw_align, resume
 from torchgw.cli.input import WITHOUT_INDEX, mapped, read_space
 from torchgw.cli.output import check_output, described, write_matching, write_whole
 from torchgw.cli.ranks import among_ranks, is_first
@@ -72,7 +72,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
     source, target = (space_of(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
     with _solvers(arguments) as (solve, _):
         result = _followed("align", files, partial(solve, source, target, **keywords))
-        return write_result(result, arguments.output, arguments.report) if is_first() else {}
+    return write_result(result, arguments.output, arguments.report) if is_first() else {}
 
 
 def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -81,14 +81,14 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     check_report(arguments.report)
     with _solvers(arguments) as (_, go_on):
         result = _followed("resume", None, partial(go_on, arguments.checkpoint))
-        return write_result(result, arguments.output, arguments.report) if is_first() else {}
+    return write_result(result, arguments.output, arguments.report) if is_first() else {}
 
 
 @contextmanager
 def _solvers(arguments: argparse.Namespace) -> Iterator[tuple[Callable[..., GWResult], Callable[..., GWResult]]]:
-    """`gw_align` and `resume`, of this process or of the ranks that ``torchrun`` started; they wait for the first one
-    to have written."""
-    if not among_ranks():
+    """`gw_align` and `resume`, of this process or of the ranks that ``torchrun`` started."""
+    shared = "source" not in arguments and begun_by_ranks(arguments.checkpoint)
+    if not (among_ranks() or shared):
         yield gw_align, resume
         return
     from torchgw import distributed  # late: torch.distributed takes a third of a second

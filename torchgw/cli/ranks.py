@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 FLAG = "--nproc"
 TOLD = (1, 2, 130)  # exit codes of a command, which has said why
+RESUMED = "torchgw resume FOLDER -o OUTPUT goes on with a --checkpoint"
 
 
 def among_ranks() -> bool:
@@ -26,6 +27,7 @@ def launched(arguments: Sequence[str], nproc: int) -> int:
     if nproc < 1:
         print(f"torchgw: error: {FLAG} must be a number of processes >= 1, got {nproc}", file=sys.stderr)
         return 2
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
@@ -34,13 +36,16 @@ def launched(arguments: Sequence[str], nproc: int) -> int:
     run_by = ["--standalone", "--nproc-per-node", str(nproc), "-m", "torchgw", *_without(arguments)]
     try:
         run(parse_args(run_by))  # type: ignore[no-untyped-call]
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SignalException):
+        print(f"torchgw: interrupted; {RESUMED}", file=sys.stderr)
         return 130
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if failure.exitcode not in TOLD:
-            print(f"torchgw: error: rank {rank} of {nproc} ended with exit code {failure.exitcode}", file=sys.stderr)
-        return failure.exitcode if failure.exitcode in TOLD else 1
+        code = failure.exitcode
+        if code not in TOLD:
+            ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            print(f"torchgw: error: rank {rank} of {nproc} {ended}; {RESUMED}", file=sys.stderr)
+        return code if code in TOLD else 1
     return 0
 
 

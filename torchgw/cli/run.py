@@ -34,7 +34,7 @@ REFUSALS = (ValueError, TypeError, MemoryError, ArithmeticError, OSError, Import
 
 def run(options: argparse.Namespace) -> int:
     """The exit code of a command, after what it found is printed."""
-    if options.verbose:
+    if options.verbose and is_first():
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="torchgw: %(message)s", force=True)
     said: list[str] = []
     with warnings.catch_warnings():
@@ -77,4 +77,6 @@ def _outcome(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, st
         raise
     except REFUSALS as error:
         ran_out = isinstance(error, MemoryError) and error.__cause__ is not None  # rather than refused before any work
-        return 1 if ran_out else 2, "", f"error: {' '.join(str(error).split()).replace('supervision.pairs', '--pairs')}"
+        said = " ".join(str(error).split()).replace("supervision.pairs", "--pairs")
+        said = said.replace("torchgw.distributed.resume goes", "torchgw resume FOLDER -o OUTPUT goes")
+        return 1 if ran_out or isinstance(error, RankError) else 2, "", f"error: {said}"

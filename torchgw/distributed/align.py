@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torchgw import align
+from torchgw import align, validate
 from torchgw.align import Arguments
 from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.reader import Readable
 from torchgw.distributed.groups import ranks_in
-from torchgw.distributed.inputs import different, read_by_one
+from torchgw.distributed.inputs import different, in_file, read_by_one
 from torchgw.distributed.journal import kept_by
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
+from torchgw.kernels.sampling import make_generator
 from torchgw.persist.checkpoint import is_taken
 from torchgw.persist.files import path_of
 from torchgw.request.request import Asked, Request
 from torchgw.results.parts import write_part
 from torchgw.results.result import GWResult, saved_members
-from torchgw.types import AUTO, is_graph, is_provider
+from torchgw.types import AUTO, Callback, RandomState, is_graph, is_provider
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in `typing` from Python 3.11 on
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 DEFAULTS = {
     name: parameter.default for name, parameter in signature(align.gw_align).parameters.items() if name not in "XY"
 }
-ALONE = "leave gradient_mode out and epsilon above 0, or solve in one process"
 
 
 @entry(passes_to=align.gw_align)
@@ -84,31 +85,43 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 
 def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
     """The result of these arguments, of which none is left out, by ranks."""
-    checked = _checked(given, ranks)
-    other = different(checked, ranks)
+    other = different(given, ranks)
     if other is not None:
+        ranks.meet()
         told = ", ".join(other[1])
         raise ValueError(f"all ranks must be given the same arguments, but rank {other[0]} has another {told}")
-    checked = read_by_one(checked, ranks)
-    if checked["random_state"] is None:
-        checked["random_state"] = ranks.first(lambda: int(np.random.SeedSequence().generate_state(1)[0]))
-    request = Request.of(Asked(**checked))
-    return align.aligned(request, ranks, partial(kept_by, ranks))
+    in_files = {name: given[name] for name in "XY" if in_file(given[name])}
+    checked = read_by_one(_checked(given, ranks), ranks)
+    return _ended(ranks, Request.of(Asked(**checked)), in_files)
 
 
-def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, group: Any = None) -> GWResult:
+def _ended(ranks: Processes, request: Request, in_files: dict[str, Any]) -> GWResult:
+    """The result of a request, when all ranks have it."""
+    result = align.aligned(request, ranks, partial(kept_by, ranks, in_files))
+    ranks.meet()
+    return result
+
+
+def resume(
+    path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback: Callback | None = None, group: Any = None
+) -> GWResult:
     """Go on with a `gw_align` of this module that was given ``checkpoint=path``, with any number of ranks.
 
     Parameters
     ----------
     path : the folder of the checkpoint, which all ranks must see.
     X, Y : spaces that were distance providers, once more.
+    callback : called by the first rank, like that of `torchgw.gw_align`.
     group : as in `gw_align`.
+
+    Raises
+    ------
+    As `torchgw.resume`, and `RankError`.
     """
     with ranks_in(group, None) as ranks:
         call, checkpoint = align.continued(path, X, Y, shared=True)
-        request = Request.of(Asked(**DEFAULTS | call | {"checkpoint": checkpoint, "device": ranks.device}))
-        return align.aligned(request, ranks, partial(kept_by, ranks))
+        more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
+        return _ended(ranks, Request.of(Asked(**DEFAULTS | call | more)), {})
 
 
 def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> None:
@@ -135,7 +148,7 @@ def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> N
 
         ranks.first(make)
         write_part(folder, saved_members(result), in_blocks(result.coupling, "save"), ranks)
-        ranks.sum(torch.zeros((), device=ranks.device))  # nobody goes on before all parts are there
+        ranks.meet()  # nobody goes on before all parts are there
 
 
 def _checked(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
@@ -146,20 +159,34 @@ def _checked(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
         raise ValueError(
             f"options.strategy must be 'auto' or 'streaming' where ranks share a solve, got {options.strategy!r}"
         )
-    if given["gradient_mode"] is not None or given["epsilon"] == 0:
-        name = "gradient_mode" if given["gradient_mode"] is not None else "epsilon"
-        raise ValueError(f"ranks share entropic solves without gradients, got {name}={given[name]!r}; {ALONE}")
+    if given["gradient_mode"] is not None:
+        raise ValueError("gradient_mode must be None where ranks share a solve; solve in one process")
+    if given["epsilon"] == 0:
+        raise ValueError("epsilon must be above 0, or 'auto', where ranks share a solve, got 0; solve in one process")
+    if isinstance(given["init"], Readable):
+        raise ValueError(
+            "init must be pairs or a matching where ranks share a solve, got a result: init=result.argmax()"
+        )
     if np.ndim(given["init"]) == 2 and np.asarray(given["init"]).dtype.kind == "f":
         raise ValueError("init must be pairs or a matching where ranks share a solve, got a plan (N, K)")
-    for name in "XY":
-        if hasattr(given[name], "shape") and 0 < given[name].shape[0] < ranks.count:
-            raise ValueError(f"{name} must have a point for each rank, got {given[name].shape[0]} for {ranks.count}")
+    if given["device"] is not None and torch.device(given["device"]).type != ranks.device.type:
+        raise ValueError(f"device must be that of the group, {str(ranks.device)!r}, got {str(given['device'])!r}")
+    seed = ranks.first(partial(_seed, given["random_state"], given["callback"]))
     first, kinds = ranks.rank == 0, given["distances"]
     kinds = (kinds, kinds) if isinstance(kinds, str) else kinds
     if isinstance(kinds, tuple) and len(kinds) == 2:
         given = given | {"distances": tuple(map(_kind, kinds, (given["X"], given["Y"])))}
-    own = {"device": ranks.device, "options": replace(options, strategy="streaming")}
+    own = {"device": ranks.device, "random_state": seed, "options": replace(options, strategy="streaming")}
     return given | own | {name: given[name] if first else None for name in ("callback", "checkpoint")}
+
+
+def _seed(state: RandomState, callback: object) -> RandomState:
+    """The first rank's seed, also of a generator, or of fresh entropy; its callback is looked at, too."""
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
+    validate.random_state("random_state", state)
+    made = state is None or isinstance(state, torch.Generator | np.random.Generator)
+    return make_generator(state, torch.device("cpu")).initial_seed() if made else state
 
 
 def _kind(kind: str, space: Any) -> str:

@@ -19,7 +19,7 @@ TIMEOUT = 1800.0
 
 @contextmanager
 def started(timeout: float = TIMEOUT, device: str | torch.device | None = None) -> Iterator[dist.ProcessGroup]:
-    """The group of all processes that ``torchrun`` started, in this context.
+    """The group of all processes that ``torchrun`` started, in this context; without ``torchrun``, of this one alone.
 
     Parameters
     ----------
@@ -30,13 +30,17 @@ def started(timeout: float = TIMEOUT, device: str | torch.device | None = None) 
     Raises
     ------
     ValueError
-        When the process was not started by ``torchrun``, or a group is there already.
+        When a group is there already, or the device is not.
     """
     seconds = validate.real("timeout", timeout, above=0.0)
+    if device is not None:
+        validate.device("device", device)
     if dist.is_initialized():
         raise ValueError("a process group is there already: give it, group=torch.distributed.group.WORLD")
     if "RANK" not in os.environ:
-        raise ValueError("processes must be started by torchrun, for example torchrun --nproc-per-node 4 script.py")
+        with _one() as alone:
+            yield alone
+        return
     local = int(os.environ.get("LOCAL_RANK", "0"))
     several = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     kind = torch.device(("cuda" if several else "cpu") if device is None else device).type
@@ -55,7 +59,7 @@ def ranks_in(group: Any, device: Any) -> Iterator[Processes]:
     """The ranks of a process group or `DeviceMesh`, by default of all processes that ``torchrun`` started, or of this
     one alone; where there is no group of them, it is started for this context."""
     if group is None and not dist.is_initialized():
-        with started(device=device) if "RANK" in os.environ else _one() as world:
+        with started(device=device) as world:
             yield Processes(world, _device_of(world))
         return
     if hasattr(group, "get_group"):
@@ -63,6 +67,8 @@ def ranks_in(group: Any, device: Any) -> Iterator[Processes]:
             raise ValueError(f"group must be a DeviceMesh of one dimension, got {group.ndim}; take mesh['name']")
         group = group.get_group()
     found = _world() if group is None else group
+    if found == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("group must be one that this process is in")
     if not isinstance(found, dist.ProcessGroup):
         raise TypeError(f"group must be a process group of torch.distributed, or a DeviceMesh, got {found!r}")
     yield Processes(found, _device_of(found))

@@ -11,12 +11,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
 from torchgw import validate
+from torchgw.couplings.reader import Readable
 from torchgw.runtime.ranks import Ranks
 from torchgw.types import Array, is_graph, is_provider
 
@@ -58,7 +60,7 @@ def different(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | No
     """A rank that was given other arguments than the first one, and their names; None where all are the same."""
     told = {name: digest(value) for name, value in given.items() if name not in OWN}
     seed = given["random_state"]
-    told["random_state"] = digest(seed if isinstance(seed, int) else type(seed).__name__)
+    told["random_state"] = digest(int(seed) if isinstance(seed, Integral) else type(seed).__name__)
     every = ranks.dealt([lambda: told] * ranks.count)
     for rank, other in enumerate(every):
         names = [name for name, found in other.items() if found != every[0][name]]
@@ -81,14 +83,21 @@ def _parts(value: Any) -> Iterator[bytes | memoryview]:
         size = os.path.getsize(value.filename) if isinstance(value, np.memmap) and value.filename else 0
         value = (value.shape, str(value.dtype), size, np.asarray(value[:1]), np.asarray(value[-1:]))
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if isinstance(value, Readable):
+        value = type(value).__name__  # which is refused
     if is_graph(value):
         graph = value.tocsr()
         value = (graph.shape, graph.data, graph.indices, graph.indptr)
+    elif callable(value):
+        value = (getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value).__qualname__))
     elif is_provider(value):
         value = (type(value).__name__, value.size, float(value.scale), value.factors())
     elif is_dataclass(value) and not isinstance(value, type):
         value = (type(value).__name__, *(getattr(value, entry.name) for entry in fields(value)))
+    elif not isinstance(value, np.ndarray) and hasattr(value, "__array__"):  # a table, say
+        value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         yield f"{value.dtype.str}{value.shape}".encode()
         rows = max(BYTES // max(value[:1].nbytes, 1), 1) if value.ndim else 1
@@ -99,4 +108,4 @@ def _parts(value: Any) -> Iterator[bytes | memoryview]:
         for entry in value:
             yield from _parts(entry)
     else:
-        yield repr(value).encode()
+        yield repr(value.tolist() if isinstance(value, np.ndarray) else value).encode()

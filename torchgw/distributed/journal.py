@@ -11,12 +11,13 @@ another number of ranks takes the rows that are its own from whichever shares ha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,22 +62,22 @@ class SharedWatch(Watch):
         super().__init__(callback, journal)
         self.ranks = ranks
 
-    def pause(self, state: Any) -> bool:
-        self._agree()
-        return super().pause(state)
-
-    def cut(self) -> bool:
-        self._agree()
-        return super().cut()
-
-    def _agree(self) -> None:
-        if not self.ranks.busy and bool(self.ranks.most(torch.tensor(float(self.stopped), device=self.ranks.device))):
+    def _flags(self) -> tuple[bool, bool]:
+        own = super()._flags()
+        if self.ranks.busy:
+            return own
+        stopped, acted_on = self.ranks.most(torch.tensor(own, dtype=torch.float32, device=self.ranks.device)).tolist()
+        if stopped:
             self.stop()
+        return bool(stopped), bool(acted_on)
 
 
 @contextmanager
-def kept_by(ranks: Processes, request: Request) -> Iterator[Watch]:
+def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> Iterator[Watch]:
     """The watch of a solve that ranks share, in this context; the callback and the checkpoint are the first rank's.
+
+    A checkpoint has all points, also those ``in_files``, by the names of the arguments, which the first rank did not
+    read.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def kept_by(ranks: Processes, request: Request) -> Iterator[Watch]:
     asked, generator, own = request.asked, request.generator, list[Folder]()
 
     def call() -> dict[str, Any]:
-        return request.call() | {"shared": True}
+        return request.call() | {name: np.asarray(space[:]) for name, space in in_files.items()} | {"shared": True}
 
     with ExitStack() as stack:
 
@@ -178,13 +179,12 @@ class SharedFolder:
             self.ranks.first(lambda: put(rest))
             return
         file = self._file(self.writing, self.ranks.rank, self.ranks.count, *more)
-        done = True
+        failed: Exception | None = None
         try:
             write(file, {"shares": [share.cpu() for share in shares]}, self.call + file.name.encode())
         except (MemoryError, OSError, RuntimeError) as error:
-            warn_caller(f"{file} was not written ({error}); the solve goes on", CheckpointWarning)
-            done = False
-        whole = bool(self.ranks.least(torch.tensor(float(done), device=self.ranks.device)))
+            failed = error
+        whole = bool(self.ranks.least(torch.tensor(float(failed is None), device=self.ranks.device)))
         parted = Parted(rest, self.writing, self.ranks.count, sizes)
         if self.ranks.first(lambda: whole and put(parted)) and self.ranks.rank == 0:
             stem = ".".join(self.stages)
@@ -192,6 +192,8 @@ class SharedFolder:
                 if int(old.name.rsplit(".", 2)[1].partition("-")[0]) < self.writing:
                     with suppress(OSError):
                         old.unlink()
+        if failed is not None:
+            warn_caller(f"{file} was not written ({failed}); the solve goes on", CheckpointWarning)
 
     def _whole(self, found: Any) -> Any:
         """A value with this rank's shares, from those of the ranks that wrote it."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import LOST, RankError, Ranks
 
 Result = TypeVar("Result")
+
+REASON = re.compile(r"Connection \w+(?: by peer)?|[Tt]imed out[^.\n]*|Broken pipe")
 
 
 class Processes(Ranks):
@@ -58,7 +61,8 @@ class Processes(Ranks):
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            reason = str(error).partition("\n")[0].partition(". This is")[0].rpartition("]")[2].strip(": ")
+            said = REASON.search(str(error))
+            reason = said[0] if said else type(error).__name__
             raise RankError(
                 f"rank {self.rank} of {self.count} {LOST}: one of them has ended, or has not answered "
                 f"within the timeout of the group ({reason}); torchgw.distributed.resume goes on with a checkpoint"
@@ -162,11 +166,18 @@ class Processes(Ranks):
         own = {number: self._done(task) for number, task in enumerate(tasks) if number % self.count == self.rank}
         found = []
         for number in range(len(tasks)):
-            result, error = self._told(own.get(number), number % self.count)
+            done = own.get(number)
+            result, error = self._told(None if done is None else (done[0], _sendable(done[1])), number % self.count)
             if error is not None:
-                raise error
+                self.meet()
+                raise error if done is None or done[1] is None else done[1]
             found.append(result)
         return found
+
+    def meet(self) -> None:
+        """Wait for all ranks: one that leaves the group while others still read may break it."""
+        with self._exchange("meet", 0):
+            dist.barrier(self.group)
 
     def _done(self, task: Callable[[], Result]) -> tuple[Result | None, BaseException | None]:
         """A task of this rank alone: what it gives, or how it fails."""
@@ -194,6 +205,15 @@ class Processes(Ranks):
         if self.rank == source:
             return value
         return _Unpickler(io.BytesIO(raw.cpu().numpy().tobytes()), self.device).load()
+
+
+def _sendable(error: BaseException | None) -> BaseException | None:
+    """An error that other ranks can be told; in words where it cannot be pickled, or made again."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a class of somebody else's raises
+        return RankError(f"a task of another rank raised {type(error).__name__}: {error}")
+    return error
 
 
 class _Pickler(pickle.Pickler):

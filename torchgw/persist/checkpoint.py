@@ -279,6 +279,8 @@ def reopened(path: str | PathLike[str]) -> tuple[Any, float, Tensor]:
     with naming(file):
         call, every, random, made = decode(plain["value"]), plain["every"], plain["random"], plain["made"]
     now = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
+    if isinstance(call, dict) and call.get("shared"):  # by ranks, whose number of threads goes with their own
+        made["threads"] = now["threads"]
     if made != now:
         warn_caller(f"{path} was begun with {made}, and goes on with {now}", CheckpointWarning)
     return call, every, random

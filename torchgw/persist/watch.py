@@ -116,17 +116,21 @@ class Watch:
     def pause(self, state: Any) -> bool:
         """Whether the loop should end before its next iteration, from which ``state`` goes on."""
         share()
-        stopped = self.stopped
-        if self.journal is not None and not self.signal.acted_on:
+        stopped, acted_on = self._flags()
+        if self.journal is not None and not acted_on:
             self.journal.offer(state, stopped)
-        self.signal.acted_on = self.signal.acted_on or stopped
+        self.signal.acted_on = acted_on or stopped
         return stopped
 
     def cut(self) -> bool:
         """Whether cancellation skips the next piece of work; the skip is recorded in the signal."""
-        stopped = self.stopped
-        self.signal.acted_on = self.signal.acted_on or stopped
+        stopped, acted_on = self._flags()
+        self.signal.acted_on = acted_on or stopped
         return stopped
+
+    def _flags(self) -> tuple[bool, bool]:
+        """Whether cancellation was requested, and whether work was skipped because of it."""
+        return self.signal.stopped, self.signal.acted_on
 
 
 @contextmanager

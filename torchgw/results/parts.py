@@ -9,6 +9,7 @@ Source of what the arrays are: `torchgw.results.storage`.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torchgw.types import Array
 
 INDEX, FORMAT = "index.json", 1
 MOST_PARTS = 100_000
+PART = re.compile(r"part-\d+-of-\d+\.npz")
 
 
 def write_part(folder: Path, members: dict[str, Any], coupling: BlockCoupling, ranks: Ranks) -> None:
@@ -65,6 +67,11 @@ def read_parts(folder: Path, limit: int) -> dict[str, Any]:
         found.append(guards.read_arrays(file, limit))
     arrays = {name: np.concatenate([part[name] for part in found]) for name in divided}
     return unpack({name: array for name, array in found[0].items() if name not in divided} | arrays)
+
+
+def is_part(file: Path) -> bool:
+    """Whether a file is called as a part is, and lies beside an index."""
+    return PART.fullmatch(file.name) is not None and (file.parent / INDEX).is_file()
 
 
 def _name(part: int, count: int) -> str:

@@ -35,7 +35,7 @@ from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
 from torchgw.request.request import Request
 from torchgw.results.out_of_sample import Unseen, extended
-from torchgw.results.parts import read_parts
+from torchgw.results.parts import is_part, read_parts
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.ranks import ranks_of
 from torchgw.solvers.solution import CertifiedSolution
@@ -417,6 +417,8 @@ class GWResult(Readable):
         file = path_of("path", path, "a file written by GWResult.save")
         if guards.is_regular(file) or not file.exists():
             file.open("rb").close()  # what is not there or not ours to read says so itself
+        if is_part(file):
+            raise ValueError(f"path must name the whole result, {path} is a part of it; load the folder {file.parent}")
         try:
             found = cls(**(read_parts if file.is_dir() else read)(file, limit))
             check_members(found, but=("coupling", *NOT_SAVED))

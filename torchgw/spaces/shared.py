@@ -90,8 +90,8 @@ def make_shared(spaces: Sequence[Space], options: SpaceOptions, ranks: Ranks) ->
     for space in spaces:
         if not (space.factored or space.kind == "checked"):
             raise ValueError(
-                f"{space.name} must have distances with factors where ranks share a solve: points or a graph with "
-                f"distances='landmark', or FactoredDistances; got {space.kind!r}"
+                f"{space.name} must have distances with factors where ranks share a solve, got {space.kind!r}: take "
+                f"'landmark' distances of points or a graph, or a provider with factors, or solve in one process"
             )
     searched = {i: space for i, space in enumerate(spaces) if space.kind != "provider"}
     found = dict(zip(searched, _searched(list(searched.values()), options, ranks), strict=True))

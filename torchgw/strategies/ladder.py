@@ -290,6 +290,7 @@ def _next(
     assert done.end is not None
     if complete:
         cost = gradient(done.coupling, p).taken(x.cells.label, y.cells.label)
+        cost = replace(cost, U=problem.ranks.own(cost.U), V=problem.ranks.own(cost.V))
     else:
         cost = cost_on_points(problem, done.coupling, x, y)
     return _solved(problem, cost, x, y, done.end.g), done
