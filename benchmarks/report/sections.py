@@ -256,6 +256,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "What a solve asks of a GPU, counted on a simulated one; the last column is a forecast.",
         partial(of_rows, name="launches"),
     ),
+    "ranks": (
+        "Several processes",
+        "One solve by ranks against one process: the same result, bytes against a model, weak scaling, memory.",
+        partial(of_rows, name="ranks"),
+    ),
     "gradients": ("Gradients", "Implicit differentiation against recorded iterations.", of_gradients),
     "lanczos": (
         "Gradients of matrix functions",

@@ -73,9 +73,9 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 
     Notes
     -----
-    The matching is that of ``GWOptions(strategy="streaming")`` in one process with as many threads; values agree to
-    about 1e-6 up to some ten thousand points, beyond to the rounding of float32 passes, some 1e-5. Ranks should be of
-    one kind of machine. See the page "From a laptop to a cluster" for time, memory and bytes.
+    The matching is that of landmark distances and ``GWOptions(strategy="streaming")`` in one process with as many
+    threads; values agree to 1e-6 up to some ten thousand points, beyond to the rounding of float32 passes, some 1e-5.
+    Ranks should be of one kind of machine. See the page "From a laptop to a cluster" for time, memory and bytes.
     """
     with ranks_in(group, arguments.get("device")) as ranks:
         if ranks.count == 1:

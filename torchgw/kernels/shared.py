@@ -132,7 +132,7 @@ class SharedTiles:
         pieces, rows = dict[int, PlanProducts](), self.ranks.share(tiles.n, UNIT)
         for columns, part, (theirs,) in self._parts(tiles, B):
             sums = PlanProducts(V.new_zeros(part.n, V.shape[1]), W.new_zeros(part.k, W.shape[1]), f[:0], tiles.first)
-            if part.n:
+            if len(part.column):
                 sums = self.kernel.read(A, theirs, part, f[rows], g[columns], V[columns], W[rows], find)
             pieces[columns.start] = sums
         return self._whole(pieces, tiles)
@@ -145,7 +145,7 @@ class SharedTiles:
         core = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=A.device)
         for columns, part, (theirs, wide) in self._parts(tiles, B, right):
             sums = PlanProducts(f.new_zeros(part.n, 1), f.new_zeros(part.k, 1), f[:0], tiles.first)
-            if part.n:
+            if len(part.column):
                 sums, own = self.kernel.contracted(A, theirs, part, f[rows], g[columns], left, wide, find)
                 core += own
             pieces[columns.start] = sums

@@ -49,8 +49,8 @@ def read_parts(folder: Path, limit: int) -> dict[str, Any]:
         For an index that is none, parts that are missing or damaged, or arrays beyond the limit of bytes.
     """
     index = folder / INDEX
-    if not index.is_file() or index.stat().st_size > guards.HARMLESS:
-        raise ValueError(f"it has no {INDEX} of parts")
+    if index.stat().st_size > guards.HARMLESS:
+        raise ValueError(f"its {INDEX} is too large for one")
     told = json.loads(index.read_text())
     count, divided = told["parts"], told["divided"]
     if told["format"] != FORMAT or not isinstance(count, int) or not 1 <= count <= MOST_PARTS:
@@ -69,9 +69,14 @@ def read_parts(folder: Path, limit: int) -> dict[str, Any]:
     return unpack({name: array for name, array in found[0].items() if name not in divided} | arrays)
 
 
+def is_divided(folder: Path) -> bool:
+    """Whether this is a folder of parts."""
+    return (folder / INDEX).is_file()
+
+
 def is_part(file: Path) -> bool:
     """Whether a file is called as a part is, and lies beside an index."""
-    return PART.fullmatch(file.name) is not None and (file.parent / INDEX).is_file()
+    return PART.fullmatch(file.name) is not None and is_divided(file.parent)
 
 
 def _name(part: int, count: int) -> str:

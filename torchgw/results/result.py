@@ -35,7 +35,7 @@ from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
 from torchgw.request.request import Request
 from torchgw.results.out_of_sample import Unseen, extended
-from torchgw.results.parts import is_part, read_parts
+from torchgw.results.parts import is_divided, is_part, read_parts
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.ranks import ranks_of
 from torchgw.solvers.solution import CertifiedSolution
@@ -420,7 +420,7 @@ class GWResult(Readable):
         if is_part(file):
             raise ValueError(f"path must name the whole result, {path} is a part of it; load the folder {file.parent}")
         try:
-            found = cls(**(read_parts if file.is_dir() else read)(file, limit))
+            found = cls(**(read_parts if is_divided(file) else read)(file, limit))
             check_members(found, but=("coupling", *NOT_SAVED))
             return found
         except Exception as error:  # what reads broken files raises errors of every kind

@@ -81,12 +81,12 @@ class Cells:
         return add_by_label(values.new_zeros((self.count, *values.shape[1:])), self.label, values)
 
     def means(self, values: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
-        """Averages (count, d) of values (N, d), the ranks' shares, weighted by ``mass`` (N,), in whose precision they
-        are summed; plain averages where a cell has no mass."""
+        """Averages (count, d) of values (N, d), the ranks' shares, weighted by ``mass`` (N,), summed in the wider of
+        both precisions; plain averages where a cell has no mass."""
         total = self.sums(mass)
         weight = torch.where(total[self.label] > 0, mass, torch.ones_like(mass))
         norm = self.sums(weight)
-        out = weight.new_zeros(self.count, values.shape[1])
+        out = values.new_zeros(self.count, values.shape[1], dtype=torch.promote_types(values.dtype, mass.dtype))
         label, weight = ranks.own(self.label), ranks.own(weight)
         for start in range(0, len(values), BLOCK_POINTS):
             where = slice(start, start + BLOCK_POINTS)
