@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import run_groups
+from benchmarks.common import show, write
 from torchgw import GWOptions, GWResult, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 
@@ -270,8 +270,16 @@ GROUPS = {"same": same, "bytes": sent, "weak": weak, "memory": largest}
 
 
 def run(groups: list[str] | None = None) -> None:
-    """Run the groups, show and store their rows."""
-    run_groups("ranks", GROUPS, groups)
+    """Run the groups and show their rows, which are stored where all have run."""
+    found = dict[str, list[Row]]()
+    for name in groups or GROUPS:
+        found[name] = GROUPS[name]()
+        print(f"# {name}")
+        show(found[name])
+    if groups is None:
+        columns = dict.fromkeys(column for rows in found.values() for row in rows for column in row)
+        rows = [{"group": name} | dict.fromkeys(columns) | row for name, own in found.items() for row in own]
+        write("ranks", rows, groups=found)
 
 
 def main() -> None:
