@@ -31,6 +31,7 @@ from torchgw import (
     gw_align,
     resume,
 )
+from torchgw.distributed import journal
 from torchgw.persist import checkpoint
 from torchgw.persist.checkpoint import FORMAT, write
 from torchgw.persist.codec import STORABLE, decode, encode
@@ -314,6 +315,7 @@ def test_the_codec_gives_back_what_it_was_given() -> None:
 
 
 def test_files_of_one_format_know_classes_by_the_same_names() -> None:
+    assert journal.SHARE  # whose classes files hold, too
     names = sorted(name for name in STORABLE if name.startswith("torchgw."))
     stored = Path(__file__).parent / "files" / f"stored_{FORMAT}.txt"
     assert stored.exists(), f"write the names of `STORABLE` to {stored.name}, in place of those of the format before"
