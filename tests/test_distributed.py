@@ -45,15 +45,15 @@ def test_each_rank_solves_on_a_device_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_dies_ends_the_others_and_any_number_goes_on(tmp_path: Path) -> None:
-    every = run_ranks("killed", 3, tmp_path)
-    assert every[2] is None
-    for found in every[:2]:
+    every = run_ranks("killed", 4, tmp_path)
+    assert every.pop(2) is None
+    for found in every:
         assert "lost the others" in found["error"]
         assert "resume" in found["error"]
         assert found["after"] < 30
     known = alone(problems(900, 1000)["cells of cells"])
     kept = tmp_path / "kept"
-    assert list(kept.glob("streaming.climb.*-of-3.share"))
+    assert list(kept.glob("streaming.climb.*-of-4.share"))
     with pytest.raises(ValueError, match=r"begun by ranks; go on with torchgw\.distributed\.resume"):
         resume(kept)
     shutil.copytree(kept, tmp_path / "again")

@@ -96,7 +96,7 @@ def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> 
             if not isinstance(journal, Folder):
                 return None
             own.append(journal)
-            written = [int(file.name.rsplit(".", 2)[1].partition("-")[0]) for file in journal.folder.glob(f"*{SHARE}")]
+            written = [numbers_of(file)[0] for file in journal.folder.glob(f"*{SHARE}")]
             return journal.folder, journal.call, max(written, default=0)
 
         begun = ranks.first(begin)
@@ -189,7 +189,7 @@ class SharedFolder:
         if self.ranks.first(lambda: whole and put(parted)) and self.ranks.rank == 0:
             stem = ".".join(self.stages)
             for old in self.folder.glob(f"{stem}.*{SHARE}"):
-                if int(old.name.rsplit(".", 2)[1].partition("-")[0]) < self.writing:
+                if numbers_of(old)[0] < self.writing:
                     with suppress(OSError):
                         old.unlink()
         if failed is not None:
@@ -210,8 +210,7 @@ class SharedFolder:
         for file in files:
             with naming(file):
                 sealed(file, self.call + file.name.encode())
-                rank = int(file.name.rsplit(".", 2)[1].split("-")[1])
-                opened[rank] = torch.load(file, mmap=True, weights_only=True)["shares"]
+                opened[numbers_of(file)[1]] = torch.load(file, mmap=True, weights_only=True)["shares"]
 
         def own(_: Tensor, n: int) -> Tensor:
             number, size = next(sizes)
@@ -229,6 +228,12 @@ class SharedFolder:
 
     def _file(self, writing: int, rank: int, count: int, *more: str) -> Path:
         return self.folder / (".".join((*self.stages, *more, f"{writing}-{rank}-of-{count}")) + SHARE)
+
+
+def numbers_of(file: Path) -> tuple[int, int]:
+    """The writing and the rank that a file of shares belongs to, by its name."""
+    writing, rank = file.name.rsplit(".", 2)[1].split("-")[:2]
+    return int(writing), int(rank)
 
 
 def mapped(value: Any, change: Map, ranks: Processes) -> Any:
