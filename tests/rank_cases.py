@@ -43,6 +43,8 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.distributed import processes
 from torchgw.distributed.align import DEFAULTS, aligned_by
 from torchgw.distributed.groups import ranks_in
+from torchgw.solvers import factored_transport
+from torchgw.strategies import vertex_levels
 
 HOME = Path(__file__).parent.parent
 STREAMING = GWOptions(strategy="streaming")
@@ -85,6 +87,9 @@ def problems(n: int, k: int) -> dict[str, dict[str, Any]]:
         "factors": own | {"X": factored(n), "Y": factored(k), "distances": "auto"},
         "float64": own | {"options": replace(STREAMING, mixed_precision=False)},
         "cells of cells": own | {"options": FINE},
+        "sharp": own | {"epsilon": 0},
+        "sharp, masses": own | {"epsilon": 0, "p": masses / masses.sum()},
+        "sharp, factors": own | {"X": factored(n), "Y": factored(k), "distances": "auto", "epsilon": 0},
         "all points": own | {"options": replace(FINE, ladder=LadderOptions(n_cells=64, marginal_tol=1e-4))},
     }
 
@@ -114,6 +119,18 @@ def by_ranks(names: list[str], n: int, k: int) -> dict[str, Any]:
         if name in names:
             found[name] = summary(distributed.gw_align(**given))
     return found
+
+
+LEVELS: dict[str, Any] = problems(900, 1100)["sharp"]
+
+
+def with_levels(solve: Callable[..., GWResult], **given: Any) -> GWResult:
+    """A solve without entropy between so few points as if they were many: cells first, and flows."""
+    with (
+        mock.patch.object(factored_transport, "MOST_MASSES", 300),
+        mock.patch.object(vertex_levels, "MOST_MASSES", 300),
+    ):
+        return solve(**given)
 
 
 def on_the_simulated_device() -> dict[str, Any]:
@@ -156,7 +173,7 @@ def refused() -> dict[str, Any]:
         "another": {"X": X + rank, "Y": Y, "p": None},
         "options": {"X": X, "Y": Y, "options": replace(STREAMING, max_memory=2**30 + rank)},
         "dense": {"X": X, "Y": Y, "options": GWOptions(strategy="dense")},
-        "sharp": {"X": X, "Y": Y, "epsilon": 0},
+        "sharp and partial": {"X": X, "Y": Y, "epsilon": 0, "marginals": Partial(0.8)},
         "straight": {"X": X, "Y": Y, "distances": "euclidean"},
         "few": {"X": X, "Y": Y[:2].tolist()},
         "result": {"X": X, "Y": Y, "init": alone(problems(40, 50)["balanced"])},
@@ -237,8 +254,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "large": lambda folder: by_ranks(["balanced"], 5000, 6000),
     "larger": lambda folder: by_ranks(["balanced"], 45000, 45000),
     "models at 3000": lambda folder: by_ranks(
-        ["fused", "semi-relaxed", "unbalanced", "partial", "fused and unbalanced"], 3000, 3500
+        ["fused", "semi-relaxed", "unbalanced", "partial", "fused and unbalanced", "sharp"], 3000, 3500
     ),
+    "levels": lambda folder: summary(with_levels(distributed.gw_align, **LEVELS)),
     "device": lambda folder: on_the_simulated_device(),
     "killed": cut_off,
     "resumed": lambda folder: summary(distributed.resume(folder / "kept")),

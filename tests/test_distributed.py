@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rank_cases import HOME, alone, problems, run_ranks
+from tests.rank_cases import HOME, LEVELS, alone, problems, run_ranks, with_levels
 from torchgw import GWResult, curvature, distributed, gw_align, resume
+from torchgw.solvers import factored_transport
 
 torch_distributed = pytest.importorskip("torch.distributed")
 pytestmark = pytest.mark.skipif(not torch_distributed.is_available(), reason="torch was built without it")
@@ -36,6 +37,13 @@ def test_ranks_solve_every_model_as_one_process_does(tmp_path: Path) -> None:
     assert every[0] == every[1]  # bit by bit
     for name, given in problems(300, 350).items():
         agree(every[0][name], alone(given))
+
+
+@pytest.mark.skipif(not factored_transport.available(), reason="OR-tools is not installed")
+def test_many_points_without_entropy_are_levels_of_flows(tmp_path: Path) -> None:
+    known = with_levels(alone, given=LEVELS)
+    for found in run_ranks("levels", 2, tmp_path):
+        agree(found, known, value=1e-4, matched=0.9)  # other roundings leave other cheap entries
 
 
 def test_each_rank_solves_on_a_device_of_its_own(tmp_path: Path) -> None:
@@ -73,7 +81,7 @@ def test_what_ranks_cannot_do_they_refuse_before_any_work(tmp_path: Path) -> Non
     assert "rank 1 has another X" in one["another"]
     assert "rank 1 has another options" in one["options"]
     assert "must be 'auto' or 'streaming'" in one["dense"]
-    assert "epsilon must be above 0" in one["sharp"]
+    assert "vertices stream" in one["sharp and partial"]
     assert "take 'landmark' distances" in one["straight"]
     assert "Y must have a point for each rank, got 2 for 3" in one["few"]
     assert "init=result.argmax()" in one["result"]
@@ -139,7 +147,7 @@ def test_many_points_are_matched_as_by_one_process(case: str, n: int, k: int, co
 @pytest.mark.parametrize("count", [2, 4])
 def test_models_of_thousands_of_points_are_those_of_one_process(count: int, tmp_path: Path) -> None:
     found = run_ranks("models at 3000", count, tmp_path)[0]
-    assert len(found) == 5
+    assert len(found) == 6
     for name, each in found.items():
         agree(each, alone(problems(3000, 3500)[name]), matched=0.9999)
 
@@ -179,7 +187,8 @@ def test_the_command_starts_processes_and_goes_on_with_any_number(tmp_path: Path
     assert (
         "must be a number of processes >= 1, got 0" in command("resume", "kept", "-o", "b.npz", "--nproc", "0").stderr
     )
-    refused = command("align", "X.npy", "Y.npy", "-o", "a.npz", "--epsilon", "0", "--nproc", "2")
+    words = "--distances", "euclidean", "--nproc", "2"
+    refused = command("align", "X.npy", "Y.npy", "-o", "a.npz", *words)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("torchgw: error: epsilon must be above 0")
+    assert refused.stderr.startswith("torchgw: error: X must have distances with factors where ranks share")
     assert len(refused.stderr.splitlines()) == 1

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from tests.problems import quietly, random_masses
-from torchgw import GWOptions, gw_align, resume
+from torchgw import Checkpoint, GWOptions, gw_align, resume
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
@@ -340,6 +340,29 @@ def test_a_solve_that_is_stopped_has_a_plan_and_goes_on(linear_problems: str, he
     assert cut.status.name == "CANCELLED"
     assert cut.marginal_error < 1e-6
     whole = quietly(gw_align, *SPIRALS, **given)
+    assert quietly(resume, tmp_path / "solve").value == pytest.approx(whole.value, rel=1e-9)
+
+
+@flows
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_solve_that_is_stopped_at_any_level_goes_on(
+    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (solver, vertex_levels):
+        monkeypatch.setattr(module, "MOST_MASSES", 100)
+    heard: list[int] = []
+
+    def count(progress: Any) -> bool:
+        heard.append(progress.iteration)
+        return len(heard) == last
+
+    given = {"distances": "landmark", "epsilon": 0, "options": STREAMING, "random_state": 0}
+    last = -1
+    whole = quietly(gw_align, *SPIRALS, **given, callback=count)
+    last = len(heard) - left
+    heard.clear()
+    kept = Checkpoint(tmp_path / "solve", every=0.0)
+    assert quietly(gw_align, *SPIRALS, **given, callback=count, checkpoint=kept).status.name == "CANCELLED"
     assert quietly(resume, tmp_path / "solve").value == pytest.approx(whole.value, rel=1e-9)
 
 

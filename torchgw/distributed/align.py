@@ -66,8 +66,7 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 
     ValueError
         When the ranks were given other arguments, naming them; for distances without factors, strategies other than
-        streaming, gradient modes, ``epsilon=0``, and a start that is a plan; for fewer points than ranks; before any
-        work.
+        streaming, gradient modes, and a start that is a plan; for fewer points than ranks; before any work.
     RankError
         When another rank has ended, or does not answer within the timeout of the group.
 
@@ -161,8 +160,6 @@ def _checked(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
         )
     if given["gradient_mode"] is not None:
         raise ValueError("gradient_mode must be None where ranks share a solve; solve in one process")
-    if given["epsilon"] == 0:
-        raise ValueError("epsilon must be above 0, or 'auto', where ranks share a solve, got 0; solve in one process")
     if isinstance(given["init"], Readable):
         raise ValueError(
             "init must be pairs or a matching where ranks share a solve, got a result: init=result.argmax()"

@@ -26,6 +26,7 @@ from torchgw.objective.bounds import gap as gap_of
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_transport import FactoredVertex, by_flows, factored_transport, priced
 from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
@@ -90,6 +91,7 @@ def descend_between_factors(
     max_iter: int,
     history: History,
     watch: Watch,
+    ranks: Ranks = ALONE,
 ) -> tuple[FactoredDescent, Status]:
     """The last plan, and why the loop ended; a pass over pairs and a linear program a step, O((N + K) r) memory. Where
     linear programs are flows, their vertices are the best of the entries that they have, and not of all.
@@ -102,6 +104,7 @@ def descend_between_factors(
     p, q : masses (N,), (K,), all positive.
     tol : gap over value at which a plan is stationary.
     least : a value up to this is zero.
+    ranks : that share the passes, each with all of the spaces.
 
     Raises
     ------
@@ -114,7 +117,7 @@ def descend_between_factors(
 
     def ordered(cost: FactoredCost) -> PricedCost:
         nonlocal stored
-        stored = PricedCost.of(cost, order, stored)
+        stored = PricedCost.of(cost, order, stored, ranks)
         return stored
 
     def found(plan: SparseCoupling, **more: Any) -> FactoredDescent:
@@ -134,7 +137,7 @@ def descend_between_factors(
         row = ordered(cost).transform(*duals)[0]
         if not flows:
             return row, duals[1]
-        return row, PricedCost.of(cost.T, order.turned).transform(duals[1], row)[0]
+        return row, PricedCost.of(cost.T, order.turned, ranks=ranks).transform(duals[1], row)[0]
 
     def ended(state: FactoredDescent, duals: tuple[Tensor, Tensor]) -> tuple[FactoredDescent, Status]:
         """A state with the gap that potentials near its own prove, and what it is to end with."""

@@ -13,13 +13,16 @@ entry.
 
 Where a limit is over the cheapest entry of each row, the cheapest of a few tiles stands for that: potentials that are
 rough from row to row make no tile look cheaper than it is.
+
+Where ranks share a solve, all have the cost and the potentials, and each prices runs of rows of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +31,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import blocks
 from torchgw.kernels.tiles import centres
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.hierarchy import bisect
 from torchgw.types import Array
@@ -75,6 +79,7 @@ class PricedCost:
     extra : its stored part (n / size, k / size, size, size) by tiles, None where it has none.
     least : of each tile of that, (n / size, k / size).
     largest : absolute entry of it.
+    ranks : that share passes over its pairs.
     """
 
     cost: FactoredCost
@@ -85,23 +90,24 @@ class PricedCost:
     extra: Tensor | None = None
     least: Tensor | None = None
     largest: float = 0.0
+    ranks: Ranks = ALONE
 
     @classmethod
-    def of(cls, cost: FactoredCost, order: Order, stored: PricedCost | None = None) -> PricedCost:
+    def of(cls, cost: FactoredCost, order: Order, stored: PricedCost | None = None, ranks: Ranks = ALONE) -> PricedCost:
         """In an order; O((N + K) r), and O(N K) for a stored part that is not that of another cost (``stored``)."""
         tiles = -(-len(cost.V) // TILE)
         run = -(-tiles // -(-tiles // COLUMN_TILES))
         U, V = _filled(cost.U[order.rows], TILE), _filled(cost.V[order.columns], run * TILE)
         if cost.extra is None:
-            return cls(cost, order, U, V, run)
+            return cls(cost, order, U, V, run, ranks=ranks)
         if stored is not None and stored.cost.extra is cost.extra:
-            return cls(cost, order, U, V, run, stored.extra, stored.least, stored.largest)
+            return cls(cost, order, U, V, run, stored.extra, stored.least, stored.largest, ranks)
         ordered = cost.extra.new_empty(len(U) // TILE, len(V) // TILE, TILE, TILE)
         for tile, rows in enumerate(torch.split(_filled(order.rows, TILE), TILE)):
             part = _filled(cost.extra[rows][:, order.columns].T, run * TILE).view(-1, TILE, TILE)
             ordered[tile] = part.mT
         least, most = ordered.amin((2, 3)), ordered.amax()
-        return cls(cost, order, U, V, run, ordered, least, max(float(most), -float(least.min())))
+        return cls(cost, order, U, V, run, ordered, least, max(float(most), -float(least.min())), ranks)
 
     def at(self, entries: Array, dual: Tensor) -> Array:
         """C - b of entries (m,), flat positions, under column potentials (K,)."""
@@ -123,28 +129,32 @@ class PricedCost:
         count = len(index) * FEW * (len(row_dual) + k) // len(row_dual)
         place = min(count, len(sample) - 1)  # GPUs have no deterministic selection
         least = sample.sort().values[place] if sample.is_cuda else sample.kthvalue(place + 1).values
-        limit, found = float(least), []
-        for rows, kept, costs in self._blocks(row_dual, dual, limit, True):
-            found.append(self._positions(rows, kept, costs.sub_(costs.amin(1, keepdim=True)), limit))
-        return np.sort(np.concatenate(found))
+        limit = float(least)
+        return self._together(
+            self._positions(rows, kept, costs.sub_(costs.amin(1, keepdim=True)), limit)
+            for rows, kept, costs in self._blocks(row_dual, dual, limit, True)
+        )
 
     def transform(self, row_dual: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """The c-transform a_i = min_j (C_ij - b_j) (N,) of column potentials (K,), near which the row potentials (N,)
         are, and where each row has its minimum."""
-        found, nearest = torch.empty_like(row_dual), torch.empty(len(row_dual), dtype=torch.int64, device=dual.device)
+        found, nearest = torch.zeros_like(row_dual), torch.zeros(len(row_dual), dtype=torch.int64, device=dual.device)
         for rows, kept, costs in self._blocks(row_dual, dual, 0.0, True):
             points, (least, at) = self.order.rows[rows], costs.min(1)
             found[points] = row_dual[points] + least
             nearest[points] = self.order.columns[kept[at // TILE] * TILE + at % TILE]
-        return found, nearest
+        return self.ranks.sum(found), self.ranks.sum(nearest)  # each row is one rank's
 
     def below(self, row_dual: Tensor, dual: Tensor, limit: float) -> Array:
         """Flat positions, ascending, of the entries that cost at most a limit more than potentials (N,), (K,); of rows
         that have very many, the cheapest."""
-        found = [np.empty(0, dtype=np.int64)]
-        for rows, kept, costs in self._blocks(row_dual, dual, limit, False):
-            found.append(self._positions(rows, kept, costs, limit))
-        return np.sort(np.concatenate(found))
+        blocks_below = self._blocks(row_dual, dual, limit, False)
+        return self._together(self._positions(*block, limit) for block in blocks_below)
+
+    def _together(self, positions: Iterable[Array]) -> Array:
+        """The flat positions that each rank finds, on all of them, ascending."""
+        own = np.concatenate([np.empty(0, dtype=np.int64), *positions])
+        return np.sort(np.concatenate(self.ranks.dealt([lambda: own] * self.ranks.count)))
 
     def _positions(self, rows: slice, kept: Tensor, block: Tensor, limit: float) -> Array:
         """Flat positions of the entries up to a limit in a block of rows and the columns of kept tiles."""
@@ -159,14 +169,15 @@ class PricedCost:
     def _blocks(
         self, row_dual: Tensor, dual: Tensor, limit: float, over_least: bool
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Of each row tile its rows, the column tiles (m,) that may have entries up to a limit over potentials, or over
-        the cheapest of their row, and the costs (n, m size) of these over potentials."""
+        """Of each row tile of this rank's its rows, the column tiles (m,) that may have entries up to a limit over
+        potentials, or over the cheapest of their row, and the costs (n, m size) of these over potentials."""
         n, beta = len(row_dual), (self.cost.b - dual)[self.order.columns]
         columns = _Columns.of(self.V, beta, self.run)
         alpha = _filled((self.cost.a - row_dual)[self.order.rows], TILE).view(-1, TILE)
         limit += ROUNDING * self._largest(alpha, beta)
         shift = columns.shift(self.U, ROW_TILES * TILE)
-        for number, tiles in enumerate(blocks(len(alpha), ROW_TILES)):
+        every = enumerate(blocks(len(alpha), ROW_TILES))
+        for number, tiles in islice(every, self.ranks.rank, None, self.ranks.count):
             U = self.U[tiles.start * TILE : tiles.stop * TILE]
             stored = (None if part is None else part[tiles] for part in (self.extra, self.least))
             run = _RowRun.of(U, alpha[tiles], columns, shift[number], *stored)

@@ -58,6 +58,12 @@ class SharedDistances(FactoredDistances):
         """The same with the share of other ranks."""
         return self._with(_F=share, ranks=ranks)
 
+    def whole(self) -> FactoredDistances:
+        """The same distances, with the factors of all points on every rank."""
+        made = FactoredDistances.of(self.ranks.joined(self._F, self.n), self._signs, self.scale)
+        made.largest = self.largest
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
         """What files keep: other ranks may go on with it."""
         return {name: value for name, value in vars(self).items() if name != "ranks"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import MOST_MASSES, corner
@@ -40,9 +42,10 @@ MOST_WITHIN = 2**23  # pairs of points of matched cells, the cheapest, that a fi
 class VertexLevel(NamedTuple):
     """A problem between points with factors, or cells of them.
 
-    x, y : the spaces, in float64.
+    x, y : the spaces, in float64, all of them on each rank.
     p, q : masses (n,), (k,), positive.
     cost, duals : of the linear problem to begin with, and potentials (n,), (k,) near its own.
+    ranks : that share passes over pairs.
     """
 
     x: DistanceProvider
@@ -51,6 +54,7 @@ class VertexLevel(NamedTuple):
     q: Tensor
     cost: FactoredCost
     duals: tuple[Tensor, Tensor]
+    ranks: Ranks = ALONE
 
     @property
     def many(self) -> bool:
@@ -62,15 +66,17 @@ class VertexLevel(NamedTuple):
         core = factors_of(cells.x)[0].T @ found.plan.apply(factors_of(cells.y)[0], 1)
         cost, coarse = ExactGradient(self.x, self.y, self.p, self.q).of_core(core, self.p, self.q), found.cost
         fine, few, (f, g) = Order.of(cost), Order.of(coarse), found.duals
-        row = _transformed(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g)
-        column = _transformed(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f)
+        row = _transformed(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g, self.ranks)
+        column = _transformed(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f, self.ranks)
         return self._replace(cost=cost, duals=(row, column))
 
 
-def _transformed(cost: FactoredCost, coarse: FactoredCost, order: Order, row_dual: Tensor, dual: Tensor) -> Tensor:
+def _transformed(
+    cost: FactoredCost, coarse: FactoredCost, order: Order, row_dual: Tensor, dual: Tensor, ranks: Ranks
+) -> Tensor:
     """The c-transform (N,) of potentials (k,) of column cells, between points and cells, near ``row_dual`` (N,)."""
     between = FactoredCost(cost.a, coarse.b, cost.U, coarse.V)
-    return PricedCost.of(between, order).transform(row_dual, dual)[0]
+    return PricedCost.of(between, order, ranks=ranks).transform(row_dual, dual)[0]
 
 
 def factors_of(space: DistanceProvider) -> tuple[Tensor, Tensor]:
@@ -96,18 +102,19 @@ def descend_by_levels(
             _cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U),
             _cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V),
         )
-        cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g))
-        found, status, history = descend_by_levels(cells, history, least, max_iter, watch)
+        cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g), level.ranks)
+        coarse = partial(descend_by_levels, cells, history, least, max_iter, watch)
+        found, status, history = watch.stage("cells", coarse)  # of its own, as its loop is another
         level, within = level.after(cells, found, rows, columns), matched_pairs(found.plan, rows, columns)
-    p, q, cost, duals = level.p, level.q, level.cost, level.duals
+    p, q, cost, duals, ranks = level[2:]
     order = Order.of(cost)
-    _, nearest = PricedCost.of(cost.T, order.turned).transform(duals[1], duals[0])
+    _, nearest = PricedCost.of(cost.T, order.turned, ranks=ranks).transform(duals[1], duals[0])
     if len(within) > MOST_WITHIN:
         reduced = PricedCost.of(cost, order).at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
     start = Vertex(cost, duals, union(corner(order, nearest, p, q), within))
     between, tol = ExactGradient(level.x, level.y, p, q), FLOWS_TOLERANCE if level.many else TOLERANCE
-    found, status = descend_between_factors(between, start, order, p, q, tol, least, max_iter, history, watch)
+    found, status = descend_between_factors(between, start, order, p, q, tol, least, max_iter, history, watch, ranks)
     logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
     return found, status, history
 

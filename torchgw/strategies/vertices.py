@@ -5,7 +5,7 @@
 of many points between vertices of cells first, see `torchgw.strategies.vertex_levels`.
 
 Nothing of the size N K is stored, and the end is a plan of about N + K entries with its dual potentials, which bound
-the cost of every pair of points.
+the cost of every pair of points. Ranks that share a solve have the factors of all points here, and share the passes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import TransportError
 from torchgw.spaces import FactoredDistances
+from torchgw.spaces.shared import SharedDistances
 from torchgw.strategies.cells import StreamedProblem, on_points, solve_on_cells, streamed
 from torchgw.strategies.ladder import Climb, climbed
 from torchgw.strategies.sharp import FALL
@@ -52,12 +53,13 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     (p, q), end = asked.model.masses, state.end
     assert end.cost is not None
     assert end.epsilon is not None
-    x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
+    x, y = (_of_all(space).to(p.device, torch.float64) for space in asked.spaces)
     rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
-    cost = end.cost.taken(rows, columns)
+    U, V = (asked.ranks.joined(side, len(mass)) for side, mass in ((end.cost.U, p), (end.cost.V, q)))
+    cost = replace(end.cost, U=U, V=V).taken(rows, columns)
     ends = end.f[rows], end.g[columns], p[rows], q[columns]
     duals = cost.T.column_dual(ends[0], ends[2], end.epsilon), cost.column_dual(ends[1], ends[3], end.epsilon)
-    level = VertexLevel(_of_points(x, rows), _of_points(y, columns), *ends[2:], cost, duals)
+    level = VertexLevel(_of_points(x, rows), _of_points(y, columns), *ends[2:], cost, duals, asked.ranks)
     settings = torch.finfo(torch.float64).eps * asked.unit, asked.options.stopping.max_iter, asked.watch
     try:
         found, status, history = asked.stage("vertices", partial(descend_by_levels, level, solution.history, *settings))
@@ -117,6 +119,11 @@ def _blurred(
     """What streamed, where no vertex was found from it."""
     found = finish_tiles(problem, keep(problem, state), state, solution)
     return replace(found, status=status, basins=on_points(problem, basins), seconds=seconds)
+
+
+def _of_all(space: DistanceProvider) -> DistanceProvider:
+    """A space of which ranks have their shares, with the factors of all points."""
+    return space.whole() if isinstance(space, SharedDistances) else space
 
 
 def _of_points(space: DistanceProvider, index: torch.Tensor) -> DistanceProvider:
