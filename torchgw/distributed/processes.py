@@ -28,6 +28,7 @@ from torchgw.runtime.ranks import LOST, RankError, Ranks
 
 Result = TypeVar("Result")
 
+COLUMNS = 16  # of a matrix that are moved at a time: beside it and its rows elsewhere little is held
 REASON = re.compile(r"Connection \w+(?: by peer)?|[Tt]imed out[^.\n]*|Broken pipe")
 
 
@@ -107,25 +108,26 @@ class Processes(Ranks):
             sent.append(wanted[(wanted >= own.start) & (wanted < own.stop)] - own.start)
             theirs, place = self.cut(n, rank), order[self.share(n, unit)]
             received.append(torch.nonzero((place >= theirs.start) & (place < theirs.stop))[:, 0])
-        outgoing, place = share[torch.cat(sent)], torch.cat(received)
-        incoming = share.new_empty(len(place), *share.shape[1:])
-        sizes, row = (list(map(len, received)), list(map(len, sent))), share.element_size() * share[:1].numel()
-        with self._exchange("moved", (self.count - 1) / self.count * n * row):
-            dist.all_to_all_single(incoming, outgoing, *sizes, self.group)
-        del outgoing
-        found = torch.empty_like(incoming)
-        found[place] = incoming
+        leaving, place, sizes = torch.cat(sent), torch.cat(received), (list(map(len, received)), list(map(len, sent)))
+        found = share.new_empty(len(place), share.shape[1])
+        for some, theirs in zip(*(torch.split(rows, COLUMNS, 1) for rows in (share, found)), strict=True):
+            outgoing = some[leaving]
+            incoming = outgoing.new_empty(len(place), outgoing.shape[1])
+            row = outgoing.element_size() * outgoing.shape[1]
+            with self._exchange("moved", (self.count - 1) / self.count * n * row):
+                dist.all_to_all_single(incoming, outgoing, *sizes, self.group)
+            theirs[place] = incoming
         return found
 
     def passed(
         self, shares: Sequence[Tensor], n: int, unit: int, most: int | None = None
     ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-        give_back()  # a pass is where most is needed
         for rank in range(self.count):
             cut = self.cut(n, rank, unit)
             step = max(cut.stop - cut.start, 1) if most is None else most
             for start in range(cut.start, cut.stop, step):
                 run = slice(start, min(start + step, cut.stop))
+                give_back()  # a pass is where most is needed
                 yield (
                     run,
                     tuple(

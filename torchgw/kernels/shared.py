@@ -129,27 +129,35 @@ class SharedTiles:
         self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
     ) -> PlanProducts:
         """T V, T^T W and the largest entries, for V, W that all ranks have, and shares of A, B."""
-        pieces, rows = dict[int, PlanProducts](), self.ranks.share(tiles.n, UNIT)
-        for columns, part, (theirs,) in self._parts(tiles, B):
-            sums = PlanProducts(V.new_zeros(part.n, V.shape[1]), W.new_zeros(part.k, W.shape[1]), f[:0], tiles.first)
-            if len(part.column):
-                sums = self.kernel.read(A, theirs, part, f[rows], g[columns], V[columns], W[rows], find)
-            pieces[columns.start] = sums
-        return self._whole(pieces, tiles)
+        rows = self.ranks.share(tiles.n, UNIT)
+
+        def pieces() -> Iterator[tuple[int, PlanProducts]]:
+            for columns, part, (theirs,) in self._parts(tiles, B):
+                sums = PlanProducts(
+                    V.new_zeros(part.n, V.shape[1]), W.new_zeros(part.k, W.shape[1]), f[:0], tiles.first
+                )
+                if len(part.column):
+                    sums = self.kernel.read(A, theirs, part, f[rows], g[columns], V[columns], W[rows], find)
+                yield columns.start, sums
+
+        return self._whole(pieces(), tiles)
 
     def contracted(
         self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor, find: bool = False
     ) -> tuple[PlanProducts, Tensor]:
         """Sums and the largest entries, and left^T T right, for shares of A, B, left and right."""
-        pieces, rows = dict[int, PlanProducts](), self.ranks.share(tiles.n, UNIT)
+        rows = self.ranks.share(tiles.n, UNIT)
         core = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=A.device)
-        for columns, part, (theirs, wide) in self._parts(tiles, B, right):
-            sums = PlanProducts(f.new_zeros(part.n, 1), f.new_zeros(part.k, 1), f[:0], tiles.first)
-            if len(part.column):
-                sums, own = self.kernel.contracted(A, theirs, part, f[rows], g[columns], left, wide, find)
-                core += own
-            pieces[columns.start] = sums
-        return self._whole(pieces, tiles), self.ranks.sum(core)
+
+        def pieces() -> Iterator[tuple[int, PlanProducts]]:
+            for columns, part, (theirs, wide) in self._parts(tiles, B, right):
+                sums = PlanProducts(f.new_zeros(part.n, 1), f.new_zeros(part.k, 1), f[:0], tiles.first)
+                if len(part.column):
+                    sums, own = self.kernel.contracted(A, theirs, part, f[rows], g[columns], left, wide, find)
+                    core.add_(own)
+                yield columns.start, sums
+
+        return self._whole(pieces(), tiles), self.ranks.sum(core)
 
     def _parts(self, tiles: Tiles, *shares: Tensor) -> Iterator[tuple[slice, Tiles, Sequence[Tensor]]]:
         """Runs of columns with the tiles of this rank's rows there, and the rows for these columns of matrices that
@@ -162,17 +170,20 @@ class SharedTiles:
         for columns, rows in ranks.passed(shares, k, UNIT, PASSED):
             yield columns, own.of_columns(columns), rows
 
-    def _whole(self, pieces: dict[int, PlanProducts], tiles: Tiles) -> PlanProducts:
-        """What all ranks have read, from what this one has of runs of columns, by where these begin."""
-        ranks, n = self.ranks, tiles.n
-        TV = torch.stack([piece.TV for piece in pieces.values()]).sum(0)
-        largest, argmax = TV.new_zeros(len(TV)), torch.zeros(len(TV), dtype=torch.int64, device=TV.device)
-        for start, piece in pieces.items():
+    def _whole(self, pieces: Iterator[tuple[int, PlanProducts]], tiles: Tiles) -> PlanProducts:
+        """What all ranks have read, from what this one reads of runs of columns, in turn, each with where it begins."""
+        ranks, n, of_columns = self.ranks, tiles.n, list[Tensor]()
+        for start, piece in pieces:
+            if start == 0:
+                TV = torch.zeros_like(piece.TV)
+                largest, argmax = TV.new_zeros(len(TV)), torch.zeros(len(TV), dtype=torch.int64, device=TV.device)
+            TV += piece.TV
+            of_columns.append(piece.TtW)
             if len(piece.largest):
                 better = piece.largest > largest  # among equals the lowest column wins
                 largest = torch.where(better, piece.largest, largest)
                 argmax = torch.where(better, piece.argmax + start, argmax)
-        TtW = ranks.sum(torch.cat([piece.TtW for piece in pieces.values()]))
+        TtW = ranks.sum(torch.cat(of_columns))
         TV, largest, argmax = (ranks.joined(part, n, UNIT) for part in (TV, largest, argmax))
         return PlanProducts(TV, TtW, largest, argmax)
 

@@ -71,10 +71,12 @@ def inner_product(F: Tensor, G: Tensor, mass: Tensor | None = None, ranks: Ranks
     at a time, so that no wider copy of the factors is made. F and G are the ranks' shares, masses are all."""
     dtype, found = torch.float64 if mass is None else mass.dtype, []
     mass = mass if mass is None else ranks.own(mass)
-    for start in range(0, max(len(F), 1), BLOCK_POINTS):
-        where = slice(start, start + BLOCK_POINTS)
-        right = G[where].to(dtype)
-        found.append(F[where].to(dtype).T @ (right if mass is None else right * mass[where, None]))
+    size = max(BLOCK_POINTS // ranks.count, 1)
+    for start in range(0, max(len(F), 1), size):
+        where = slice(start, start + size)
+        left = F[where].to(dtype)
+        right = left if G is F else G[where].to(dtype)
+        found.append(left.T @ (right if mass is None else right * mass[where, None]))
     return ranks.sum(found[0] if len(found) == 1 else torch.stack(found).sum(0))
 
 

@@ -29,7 +29,7 @@ from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Array, DistanceProvider
 
-N_BINS = 2**14
+N_BINS, AT_ONCE = 2**14, 2**17
 MOST_PAIRS = 2.5e7
 
 
@@ -155,12 +155,14 @@ def _wasserstein_squared(x: Tensor, y: Tensor, p: Tensor, q: Tensor) -> Tensor:
     for number, mass in ((x, p), (y, q)):
         level = running(mass, 0)
         sides.append((number, level / level[-1]))
-    cuts = torch.cat([level for _, level in sides]).sort().values
-    before = torch.nn.functional.pad(cuts[:-1], (1, 0))
-    middle = (before + cuts) / 2
-    one, other = (number[torch.searchsorted(level, middle).clamp_max(len(level) - 1)] for number, level in sides)
-    found: Tensor = (cuts - before) @ (one - other).square()
-    return found
+    cuts, found = torch.cat([level for _, level in sides]).sort().values, list[Tensor]()
+    for where in blocks(len(cuts), AT_ONCE):
+        after = cuts[where]
+        before = torch.cat((cuts[where.start - 1 : where.start] if where.start else cuts.new_zeros(1), after[:-1]))
+        middle = (before + after) / 2
+        one, other = (number[torch.searchsorted(level, middle).clamp_max(len(level) - 1)] for number, level in sides)
+        found.append((after - before) @ (one - other).square())
+    return found[0] if len(found) == 1 else torch.stack(found).sum()
 
 
 def monotone_coupling(p: Array, q: Array) -> tuple[Array, Array, Array]:

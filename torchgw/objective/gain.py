@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import spread_over
+from torchgw.kernels.sums import inner_product
 from torchgw.losses import SQUARE, Function
 from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import factored_mean_square, mean_squares, product
@@ -66,8 +67,8 @@ def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | Non
     space = space.to(mass.device, getattr(torch, storage(space.size)))
     mass, factors = mass / mass.sum(), space.factors()
     if factors is not None and transformed is None:
-        (F, signs), ranks = (part.to(mass) for part in factors), ranks_of(space)
-        mean = signs @ ranks.sum(F.T @ ranks.own(mass)).square()
+        (F, signs), ranks = factors, ranks_of(space)
+        mean = signs.to(mass) @ inner_product(F, ranks.own(mass)[:, None], ranks=ranks)[:, 0].to(mass).square()
         square = factored_mean_square(F, signs, mass, ranks)
     elif multiplies(space) and transformed is None:
         mean, square = mass @ product(space, mass[:, None])[:, 0], mean_squares(space, mass) @ mass

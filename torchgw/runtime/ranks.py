@@ -72,7 +72,7 @@ class Ranks:
         return share[index]
 
     def moved(self, share: Tensor, order: Tensor, unit: int = 1) -> Tensor:
-        """This rank's share of ``values[order]``, an order (N,) that all ranks know of N rows that are shared."""
+        """This rank's share of ``values[order]`` (N, r), an order (N,) that all know of rows that are shared."""
         return share[order]
 
     def passed(

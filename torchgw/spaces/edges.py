@@ -73,8 +73,7 @@ def restricted(graph: Any, kept: Array) -> Any:
     """The graph of the entries marked ``kept`` (nnz,) alone."""
     from scipy.sparse import csr_matrix
 
-    before = np.concatenate(([0], np.cumsum(kept, dtype=graph.indptr.dtype)))
-    pointer = before[graph.indptr].astype(graph.indptr.dtype)
+    pointer = graph.indptr - np.searchsorted(np.flatnonzero(~kept), graph.indptr).astype(graph.indptr.dtype)
     return csr_matrix((graph.data[kept], graph.indices[kept], pointer), shape=graph.shape)
 
 

@@ -38,7 +38,7 @@ def read(
     TV, TtW = f.new_zeros(n, V.shape[1]), f.new_zeros(k, W.shape[1])
     largest, argmax = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
     V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
-    W = W.masked_fill(f.isneginf()[:, None], 0.0).to(A.dtype)
+    absent, W = f.isneginf(), W.to(A.dtype)
     a, b, wide = centres(A, size).to(A.dtype), centres(B, size).to(A.dtype), B.to(g.dtype)
     near_B, first = _with_ones(B - b.repeat_interleave(size, 0)[:k]), tiles.first.tolist()
     for tile, spans in enumerate(tiles.spans):
@@ -56,7 +56,8 @@ def read(
             sums = torch.bmm(weighted.mT, _by_tile(_taken(V, spans), size)).flatten(1)
             TV[rows] = ((left @ sums).reshape(len(left), terms, -1) * near_A[..., None]).sum(1).to(f.dtype)
         if W.shape[1]:
-            products = (near_A[..., None] * W[rows][:, None]).flatten(1)
+            own = W[rows].masked_fill(absent[rows, None], 0.0)
+            products = (near_A[..., None] * own[:, None]).flatten(1)
             sums = (left.T @ products).reshape(len(kept), terms, -1)
             _add(TtW, torch.bmm(weighted, sums).flatten(0, 1), spans)
         if find:
@@ -64,7 +65,6 @@ def read(
             value, home = (left * best).max(1)
             largest[rows] = value.to(f.dtype)
             argmax[rows] = _position(local, B, right, home, size, spans)
-    absent = f.isneginf()
     TV.masked_fill_(absent[:, None], 0.0)
     TtW.masked_fill_(g.isneginf()[:, None], 0.0)
     return PlanProducts(TV, TtW, largest.masked_fill_(absent, 0.0), argmax)
