@@ -44,6 +44,9 @@ from torchgw.distributed import processes
 from torchgw.distributed.align import DEFAULTS, aligned_by
 from torchgw.distributed.groups import ranks_in
 from torchgw.solvers import factored_transport
+from torchgw.spaces.graph import build_graph
+from torchgw.spaces.prepare import Space
+from torchgw.spaces.shared_graph import graphs_of_shares
 from torchgw.strategies import vertex_levels
 
 HOME = Path(__file__).parent.parent
@@ -66,12 +69,25 @@ def factored(n: int) -> FactoredDistances:
     return FactoredDistances(F, np.array([1.0, 1, 1, -1]), 3.0)
 
 
+def lifted(points: Any) -> Any:
+    """The same points in a plane, or a space, of R^20, off it by a little and far from the origin."""
+    draws = np.random.default_rng(len(points))
+    there = points @ np.linalg.qr(draws.normal(size=(20, 20)))[0][: points.shape[1]]
+    return there + 1e-3 * draws.normal(size=there.shape) + 1000.0
+
+
+def parted(points: Any) -> Any:
+    """The same points with two thirds of them elsewhere, a third twice as far."""
+    return points + 50.0 * (np.arange(len(points)) % 3)[:, None]
+
+
 def problems(n: int, k: int) -> dict[str, dict[str, Any]]:
     """Every marginal model, fused costs, rules, masses and kinds of spaces, between n and k points."""
     X, Y = clouds(n, k)
     masses = np.random.default_rng(1).random(n) * (np.arange(n) % 7 > 0)
     own: dict[str, Any] = {"X": X, "Y": Y, "distances": "landmark", "epsilon": 2e-3, "random_state": 0}
     own |= {"options": STREAMING}
+    neighbours = replace(STREAMING, spaces=SpaceOptions(k=12))
     return {
         "balanced": own,
         "left to the solve": own | {"epsilon": "auto"},
@@ -90,6 +106,9 @@ def problems(n: int, k: int) -> dict[str, dict[str, Any]]:
         "sharp": own | {"epsilon": 0},
         "sharp, masses": own | {"epsilon": 0, "p": masses / masses.sum()},
         "sharp, factors": own | {"X": factored(n), "Y": factored(k), "distances": "auto", "epsilon": 0},
+        "many dimensions": own | {"X": lifted(X), "Y": lifted(Y)},
+        "parts": own | {"X": parted(lifted(X)), "Y": parted(lifted(Y))},
+        "neighbours": own | {"X": lifted(X), "Y": parted(Y), "options": neighbours},
         "all points": own | {"options": replace(FINE, ladder=LadderOptions(n_cells=64, marginal_tol=1e-4))},
     }
 
@@ -201,8 +220,45 @@ def parts(folder: Path) -> dict[str, Any]:
     return {}
 
 
+def graphs() -> dict[str, Any]:
+    """Neighbour graphs of points that ranks share, each against that of all points, on the rank that has it."""
+    draws, found = np.random.default_rng(3), {}
+    X, Y = (lifted(points) for points in clouds(700, 800))
+    clusters = draws.normal(size=(500, 24)) + 8.0 * np.eye(24)[np.arange(500) % 7]
+    cases = {
+        "one piece": (X, Y, None),
+        "parts": (parted(X), parted(Y), None),
+        "clusters": (clusters, Y, None),
+        "duplicates": (np.repeat(X, 2, 0), np.repeat(clusters, 30, 0), None),
+        "few neighbours": (parted(X), clusters, 3),
+        "many neighbours": (X, parted(Y), 40),
+        "few points": (X[:4], Y[:6], None),
+    }
+    with ranks_in(None, "cpu") as ranks:
+        for name, (*points, k) in cases.items():
+            spaces = [Space(side, each, "landmark") for side, each in zip("XY", points, strict=True)]
+            shares = {number: each[ranks.share(len(each))] for number, each in enumerate(points)}
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for number, made in graphs_of_shares(shares, spaces, k, ranks).items():
+                    graph, report = made.finished(k, "XY"[number])
+                    said = [str(each.message) for each in caught]
+                    caught.clear()
+                    known, expected = build_graph(points[number], k, "XY"[number])
+                    found[f"{name} {number}"] = {
+                        "report": report == expected and np.array_equal(report.short_cuts, expected.short_cuts),
+                        "edges": np.array_equal(graph.indices, known.indices),
+                        "off": float(abs(graph - known).max() / known.max()),
+                        "told": said == [str(each.message) for each in caught],
+                        "parts": report.n_components,
+                    }
+                    caught.clear()
+    return found
+
+
 def files(folder: Path) -> dict[str, Any]:
-    """Points that stay in files: a memory map and an array of HDF5; and such points that cannot be used."""
+    """Points that stay in files: a memory map and arrays of HDF5, of few and of many dimensions; and such points that
+    cannot be used."""
     import h5py
 
     given = problems(300, 350)["balanced"]
@@ -211,13 +267,20 @@ def files(folder: Path) -> dict[str, Any]:
         with h5py.File(folder / "y.h5", "w") as made:
             made["Y"] = given["Y"]
             made["bad"] = np.where(np.arange(350)[:, None] == 100, np.nan, given["Y"])
+            made["many"] = lifted(given["Y"])
+            made["many bad"] = np.where(np.arange(350)[:, None] == 300, np.nan, lifted(given["Y"]))
     dist.barrier()
     with h5py.File(folder / "y.h5") as opened:
         X = np.load(folder / "x.npy", mmap_mode="r")
         found = summary(distributed.gw_align(**given | {"X": X, "Y": opened["Y"]}))
         with pytest.raises(ValueError, match="Y must be finite") as refusal:
             distributed.gw_align(**given | {"X": X, "Y": opened["bad"]})
-        return {"found": found, "said": str(refusal.value)}
+        many = summary(distributed.gw_align(**given | {"X": X, "Y": opened["many"]}))
+        with pytest.raises(ValueError, match="Y must be finite") as other:
+            distributed.gw_align(**given | {"X": X, "Y": opened["many bad"]})
+        with pytest.raises(ValueError, match="rank 1 has another Y"):
+            distributed.gw_align(**given | {"X": X, "Y": opened["Y" if dist.get_rank() == 1 else "many"]})
+        return {"found": found, "many": many, "said": [str(refusal.value), str(other.value)]}
 
 
 def stopped(folder: Path) -> dict[str, Any]:
@@ -261,6 +324,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "killed": cut_off,
     "resumed": lambda folder: summary(distributed.resume(folder / "kept")),
     "refused": lambda folder: refused(),
+    "graphs": lambda folder: graphs(),
     "parts": parts,
     "files": files,
     "stopped": stopped,

@@ -114,11 +114,25 @@ def test_parts_of_a_result_are_one_result(tmp_path: Path) -> None:
         GWResult.load(tmp_path / "result")
 
 
-def test_points_that_stay_in_files_are_read_by_one_rank(tmp_path: Path) -> None:
+def test_points_that_stay_in_files_are_read_by_one_rank_or_in_shares(tmp_path: Path) -> None:
     one, other = run_ranks("files", 2, tmp_path)
     assert one == other
-    agree(one["found"], alone(problems(300, 350)["balanced"]))
-    assert "row 100" in one["said"]
+    known = problems(300, 350)
+    agree(one["found"], alone(known["balanced"]))
+    agree(one["many"], alone(known["balanced"] | {"Y": known["many dimensions"]["Y"]}))
+    assert "row 100" in one["said"][0]
+    assert "row 300" in one["said"][1]
+
+
+def test_graphs_of_shares_are_those_of_all_points(tmp_path: Path) -> None:
+    every = run_ranks("graphs", 3, tmp_path)
+    assert [len(found) for found in every] == [7, 7, 0]  # the first two have one each
+    for name, found in (every[0] | every[1]).items():
+        assert found["off"] <= 1e-13, name
+        assert found["report"], name
+        assert found["told"], name
+        assert found["edges"] or name.startswith("duplicates"), name  # which are equally near
+    assert every[0]["parts 0"]["parts"] == 3
 
 
 def test_the_first_ranks_callback_ends_all(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from torchgw.runtime.caller import is_theirs
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.threads import threads_for
 from torchgw.spaces.prepare import Graphs, Pair, make_providers
-from torchgw.spaces.shared import make_shared
 from torchgw.strategies.within_memory import solve_within_memory
 from torchgw.types import Array, Callback, Epsilon, RandomState, is_provider
 
@@ -192,10 +191,18 @@ def watched(request: Request) -> AbstractContextManager[Watch]:
     return followed(asked.callback, asked.checkpoint, request.call, request.generator)
 
 
+def spaces_of(request: Request) -> tuple[Pair, Graphs]:
+    """The providers of both spaces of a request, and how their neighbour graphs were made."""
+    return make_providers(request.spaces, request.options.spaces, request.there)
+
+
 def aligned(
-    request: Request, ranks: Ranks = ALONE, follow: Callable[[Request], AbstractContextManager[Watch]] = watched
+    request: Request,
+    ranks: Ranks = ALONE,
+    follow: Callable[[Request], AbstractContextManager[Watch]] = watched,
+    prepare: Callable[[Request], tuple[Pair, Graphs]] = spaces_of,
 ) -> GWResult:
-    """The result of a request, solved by this process or by ranks that share it."""
+    """The result of a request, solved by this process or by ranks that share it and ``prepare`` its spaces."""
     asked, (n, k) = request.asked, request.shape
     for name, count in zip("XY", (n, k), strict=True):
         if count < ranks.count:
@@ -203,7 +210,9 @@ def aligned(
     threads = threads_for(n * k if request.there is None else 0)  # on a GPU one thread has nothing to share
     with follow(request) as watch, threads:
         began = time.perf_counter()
-        spaces, graphs = _prepared(request, watch, ranks)
+        # A stage unless files cannot hold it.
+        given, make = any(is_provider(space.data) for space in request.spaces), partial(prepare, request)
+        spaces, graphs = make() if given else watch.stage("prepare", make)
         request = request.resolved(spaces)
         expected = forecast(request.strategy, n, k, request.model.epsilon, request.options, request.device)
         logger.info("strategy %s%s", expected, "; in the end dense, without entropy" if request.sharpens else "")
@@ -222,15 +231,6 @@ def aligned(
     if ranks.rank == 0:
         warn(result, solution, request)
     return result
-
-
-def _prepared(request: Request, watch: Watch, ranks: Ranks) -> tuple[Pair, Graphs]:
-    """The providers of both spaces, and how their neighbour graphs were made; a stage unless files cannot hold them."""
-    prepare = partial(make_providers, request.spaces, request.options.spaces, request.there)
-    if ranks is not ALONE:
-        prepare = partial(make_shared, request.spaces, request.options.spaces, ranks)
-    given = any(is_provider(space.data) for space in request.spaces)
-    return prepare() if given else watch.stage("prepare", prepare)
 
 
 @contextmanager

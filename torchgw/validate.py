@@ -138,17 +138,21 @@ def count_bad(array: Array) -> str:
     return f"{int(np.isnan(array).sum())} NaN and {int(np.isinf(array).sum())} infinite entries"
 
 
-def points(name: str, value: object, least: int = 2) -> Array:
-    """Finite points (N, D) with N >= ``least``, as float64; float64 arrays as they are, not to be written to."""
+def points(name: str, value: object, least: int = 2, first: int = 0) -> Array:
+    """Finite points (N, D) with N >= ``least``, as float64; float64 arrays as they are, not to be written to. Messages
+    count rows from the ``first``, which arrays that are part of others begin with."""
     array = _numbers(name, value, 2, "(N, D)", copy=False)
     if array.shape[0] < least:
         raise ValueError(f"{name} must hold at least {least} points, got shape {array.shape}")
     if array.shape[1] < 1:
         raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
-    if not np.isfinite(array).all():
+    largest = max(float(array.max()), -float(array.min()))  # and no copy where all are
+    if not math.isfinite(largest):
         row, column = np.argwhere(~np.isfinite(array))[0]
-        raise ValueError(f"{name} must be finite, got {count_bad(array)}, the first in row {row}, column {column}")
-    ranges.sizes(name, max(float(array.max()), -float(array.min())))
+        raise ValueError(
+            f"{name} must be finite, got {count_bad(array)}, the first in row {first + row}, column {column}"
+        )
+    ranges.sizes(name, largest)
     return array
 
 

@@ -16,7 +16,7 @@ from torchgw.align import Arguments
 from torchgw.couplings.blocks import in_blocks
 from torchgw.couplings.reader import Readable
 from torchgw.distributed.groups import ranks_in
-from torchgw.distributed.inputs import different, in_file, read_by_one
+from torchgw.distributed.inputs import different, in_file, read
 from torchgw.distributed.journal import kept_by
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
@@ -26,7 +26,9 @@ from torchgw.persist.files import path_of
 from torchgw.request.request import Asked, Request
 from torchgw.results.parts import write_part
 from torchgw.results.result import GWResult, saved_members
-from torchgw.types import AUTO, Callback, RandomState, is_graph, is_provider
+from torchgw.spaces.prepare import Graphs, Pair
+from torchgw.spaces.shared import make_shared
+from torchgw.types import AUTO, Array, Callback, RandomState, is_graph, is_provider
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in `typing` from Python 3.11 on
@@ -90,13 +92,17 @@ def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
         told = ", ".join(other[1])
         raise ValueError(f"all ranks must be given the same arguments, but rank {other[0]} has another {told}")
     in_files = {name: given[name] for name in "XY" if in_file(given[name])}
-    checked = read_by_one(_checked(given, ranks), ranks)
-    return _ended(ranks, Request.of(Asked(**checked)), in_files)
+    checked, shares = read(_checked(given, ranks), ranks)
+    return _ended(ranks, Request.of(Asked(**checked)), in_files, shares)
 
 
-def _ended(ranks: Processes, request: Request, in_files: dict[str, Any]) -> GWResult:
+def _ended(ranks: Processes, request: Request, in_files: dict[str, Any], shares: dict[str, Array]) -> GWResult:
     """The result of a request, when all ranks have it."""
-    result = align.aligned(request, ranks, partial(kept_by, ranks, in_files))
+
+    def prepare(request: Request) -> tuple[Pair, Graphs]:
+        return make_shared(request.spaces, request.options.spaces, ranks, shares)
+
+    result = align.aligned(request, ranks, partial(kept_by, ranks, in_files), prepare)
     ranks.meet()
     return result
 
@@ -120,7 +126,7 @@ def resume(
     with ranks_in(group, None) as ranks:
         call, checkpoint = align.continued(path, X, Y, shared=True)
         more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
-        return _ended(ranks, Request.of(Asked(**DEFAULTS | call | more)), {})
+        return _ended(ranks, Request.of(Asked(**DEFAULTS | call | more)), {}, {})
 
 
 def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> None:

@@ -1,7 +1,7 @@
 """Arguments of ranks: points that stay in their file, and whether all ranks were given the same.
 
-Of points in a file, the rank that builds the neighbour graph of their space reads them, and no other: these take an
-array of their shape without memory in its place, which nothing reads.
+Of points in a file each rank reads its share, in many dimensions, or in few the one that makes their graph all of them.
+In the place of points that it does not have, a rank takes an array of their shape without memory, which nothing reads.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torchgw import validate
 from torchgw.couplings.reader import Readable
 from torchgw.runtime.ranks import Ranks
+from torchgw.spaces.shared_graph import many_dimensions
 from torchgw.types import Array, is_graph, is_provider
 
 OWN = ("callback", "checkpoint", "device", "random_state")  # which may differ from rank to rank
@@ -36,24 +37,36 @@ def in_file(space: Any) -> bool:
     return sliced and not ours and not hasattr(space, "iloc") and len(space.shape) == 2
 
 
-def read_by_one(given: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """The arguments, with points in files read, and validated, by the rank that needs them.
+def read(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The arguments, with points in files read, and validated, by the rank that needs them; and shares (n, D) of those
+    that ranks have shares of, by name.
 
     Raises
     ------
     ValueError
         On all ranks, for points that cannot be used.
     """
-    read = dict[str, Array]()
+    in_files = {name: given[name] for name in "XY" if in_file(given[name])}
+    divided = [name for name, space in in_files.items() if many_dimensions(space)]
+    whole, shares = dict[str, Array](), dict[str, Array]()
 
-    def checked(name: str) -> None:
-        space = given[name]
-        if in_file(space):
-            read[name] = validate.points(name, space if isinstance(space, np.memmap) else np.asarray(space[:]))
+    def of_all(name: str) -> None:  # by the rank that makes its graph
+        if name in in_files and name not in divided:
+            whole[name] = validate.points(name, _rows(in_files[name], slice(None)))
 
-    ranks.dealt([partial(checked, name) for name in "XY"])  # as their graphs are
-    standing = {name: np.broadcast_to(np.zeros(1), given[name].shape) for name in "XY" if in_file(given[name])}
-    return given | standing | read
+    def of_share() -> None:
+        for name in divided:
+            own = ranks.share(len(in_files[name]))
+            shares[name] = validate.points(name, _rows(in_files[name], own), least=1, first=own.start)
+
+    ranks.dealt([partial(of_all, name) for name in "XY"])
+    ranks.dealt([of_share] * ranks.count)
+    standing = {name: np.broadcast_to(np.zeros(1), space.shape) for name, space in in_files.items()}
+    return given | standing | whole, shares
+
+
+def _rows(space: Any, where: slice) -> Any:
+    return space[where] if isinstance(space, np.memmap) else np.asarray(space[where])
 
 
 def different(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | None:

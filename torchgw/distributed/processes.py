@@ -2,7 +2,7 @@
 
     sum, most, taken            all_reduce             2 (R - 1) b bytes by all R ranks together, for a result of b
     moved                       all_to_all             (R - 1) / R b
-    divided                     sends from one rank    (R - 1) / R b
+    divided, collected          from or to one rank    (R - 1) / R b
     joined, passed, dealt       broadcasts             (R - 1) b, for all that is passed
 
 NCCL carries tensors between GPUs, gloo those of the CPU. What is no tensor goes as its bytes.
@@ -159,6 +159,20 @@ class Processes(Ranks):
                         dist.send(values[self.cut(n, rank)].contiguous(), self._number(rank), self.group)
             else:
                 dist.recv(found, self._number(source), self.group)
+        return found
+
+    def collected(self, share: Tensor, n: int, target: int) -> Tensor | None:
+        found = share.new_empty(n, *share.shape[1:]) if self.rank == target else None
+        with self._exchange("collected", (self.count - 1) / self.count * n * share[:1].nbytes):
+            if found is None:
+                dist.send(share.contiguous(), self._number(target), self.group)
+            else:
+                for rank in range(self.count):
+                    rows = found[self.cut(n, rank)]
+                    if rank == target:
+                        rows.copy_(share)
+                    else:
+                        dist.recv(rows, self._number(rank), self.group)
         return found
 
     def _number(self, rank: int) -> int:

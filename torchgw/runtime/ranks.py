@@ -87,6 +87,10 @@ class Ranks:
         assert values is not None
         return values
 
+    def collected(self, share: Tensor, n: int, target: int) -> Tensor | None:
+        """The n rows of which each rank has its share, on the rank ``target`` alone."""
+        return share
+
     def dealt(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
         """The results of tasks that are divided among the ranks, on all of them."""
         return [task() for task in tasks]

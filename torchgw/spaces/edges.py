@@ -12,7 +12,8 @@ BLOCK_PAIRS = 50_000
 
 
 def union(neighbour: Array) -> Any:
-    """The undirected edges of neighbour lists (N, k), as int8 CSR: 2 where both ends list each other, else 1."""
+    """The undirected edges of neighbour lists (N, k), as int8 CSR: 2 where both ends list each other, else 1. The lists
+    are sorted in place."""
     from scipy.sparse import csr_matrix
 
     n, k = neighbour.shape

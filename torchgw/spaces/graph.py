@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components, entry_positions, from_edges, restricted, union, with_edges
-from torchgw.spaces.neighbours import closest, nearest
+from torchgw.spaces.neighbours import TREE_DIMENSIONS, closest, nearest
 from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts, shrinks
 from torchgw.types import Array, GraphWarning
 
@@ -89,6 +90,59 @@ def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -
     return build_graph(points, k, name)[0]
 
 
+class Unjoined(NamedTuple):
+    """A neighbour graph whose components are still apart.
+
+    k : neighbours of each point.
+    graph : SciPy CSR (N, N).
+    cut : (m, 2), the short cuts that were left out of it.
+    parts : its components.
+    """
+
+    k: int
+    graph: Any
+    cut: Array
+    parts: Parts
+
+
+class Cloud:
+    """Points (N, D), between which edges are straight lines."""
+
+    def __init__(self, points: Array) -> None:
+        self.points, self.size, self.local = points, len(points), points.shape[1] <= TREE_DIMENSIONS
+
+    def nearest(self, k: int) -> Array:
+        """The k nearest other points (N, k) of each, nearest first."""
+        return nearest(self.points, k)
+
+    def lengths(self, pattern: Any, k: int) -> Array:
+        """The lengths (nnz,) of edges between k nearest neighbours."""
+        return entry_lengths(self.points, pattern)
+
+    def elsewhere(self, label: Array) -> tuple[Array, Array]:
+        """Distance to, and index of, each point's nearest one with another label."""
+        return nearest_elsewhere(self.points, label)
+
+
+class Neighbours(Protocol):
+    """What a neighbour graph is made from: `Cloud` says what of.
+
+    size : N.
+    local : whether searches for ways are local, as in few dimensions; else they go over the whole graph.
+    points : that lead them, where they are.
+    """
+
+    size: int
+    local: bool
+
+    @property
+    def points(self) -> Array | None: ...
+
+    def nearest(self, k: int) -> Array: ...
+
+    def lengths(self, pattern: Any, k: int) -> Array: ...
+
+
 def build_graph(points: Array, k: int | None = None, name: str = "points") -> tuple[Any, GraphReport]:
     """`neighbour_graph` and what was done to make it."""
     points = validate.points(name, points)
@@ -96,10 +150,26 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
         validate.integer("k", k, least=1)
         validate.neighbours(name, k, len(points))
     points, size = unit_cloud(points)
-    chosen, pattern, parts = _chosen(points, k)
-    graph, cut = _assemble(points, pattern, prune=k is None)
-    del pattern
-    graph, n_stitched = _joined(graph, points, parts)
+    cloud = Cloud(points)
+    made = unjoined(cloud, k)
+    return reported(made, [stitch(each.graph, each.parts, cloud.elsewhere) for each in made], size, k, name)
+
+
+def unjoined(cloud: Neighbours, k: int | None) -> list[Unjoined]:
+    """The graph before its components are joined, and where a larger k was asked for the one that would be chosen."""
+    return [_unjoined(cloud, given) for given in ([k] if k is None or k <= FEWEST else [k, None])]
+
+
+def _unjoined(cloud: Neighbours, given: int | None) -> Unjoined:
+    k, pattern, parts = _chosen(cloud, given)
+    return Unjoined(k, *_assemble(cloud, pattern, k, prune=given is None), parts)
+
+
+def reported(
+    made: list[Unjoined], joined: list[tuple[Any, int]], size: float, k: int | None, name: str
+) -> tuple[Any, GraphReport]:
+    """The graph in the units of points that were divided by ``size``, and its report; warns of what was found."""
+    (chosen, _, cut, parts), (graph, n_stitched) = made[0], joined[0]
     if n_stitched:
         if k is None:
             advice = (
@@ -113,8 +183,14 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
             f"{n_stitched} edges between closest pairs; {advice}",
             GraphWarning,
         )
-    if k is not None and k > FEWEST:
-        _warn_of_bridges(graph, points, k, name)
+    for reference, _ in joined[1:]:
+        shrunk = shrinks(graph, reference)
+        if shrunk > SHRUNK_SHARE:
+            warn_caller(
+                f"k = {k} joins parts of {name} that are far apart: {shrunk:.0%} of the distances are less than half "
+                f"as long as with fewer neighbours; use k=None, which leaves such edges out",
+                GraphWarning,
+            )
     log_short_cuts(name, len(cut), chosen)
     graph.data *= size
     return graph, GraphReport(chosen, parts[0], n_stitched, cut)
@@ -132,14 +208,14 @@ def candidates(n: int) -> list[int]:
     return [fewest + step for step in STEPS]
 
 
-def _chosen(points: Array, given: int | None = None) -> tuple[int, Any, Parts]:
+def _chosen(cloud: Neighbours, given: int | None = None) -> tuple[int, Any, Parts]:
     """The first candidate k whose graph is in one piece, or the largest, or the one that was given; the edges of its
     graph (see `union`) and their components."""
-    steps = sorted({min(k, len(points) - 1) for k in candidates(len(points))}) if given is None else [given]
-    neighbour = nearest(points, steps[0])
+    steps = sorted({min(k, cloud.size - 1) for k in candidates(cloud.size)}) if given is None else [given]
+    neighbour = cloud.nearest(steps[0])
     for k in steps:
         if k > neighbour.shape[1]:
-            neighbour = nearest(points, steps[-1])
+            neighbour = cloud.nearest(steps[-1])
         pattern = union(neighbour[:, :k])
         parts = components(pattern)
         if parts[0] == 1:
@@ -147,38 +223,19 @@ def _chosen(points: Array, given: int | None = None) -> tuple[int, Any, Parts]:
     return k, pattern, parts
 
 
-def _assemble(points: Array, pattern: Any, prune: bool) -> tuple[Any, Array]:
+def _assemble(cloud: Neighbours, pattern: Any, k: int, prune: bool) -> tuple[Any, Array]:
     """The symmetric graph of the edges in ``pattern``, and the short cuts that were left out of it (m, 2)."""
     from scipy.sparse import csr_matrix
 
-    length = entry_lengths(points, pattern)
-    graph = csr_matrix((length, pattern.indices, pattern.indptr), shape=pattern.shape)
+    graph = csr_matrix((cloud.lengths(pattern, k), pattern.indices, pattern.indptr), shape=pattern.shape)
     if not prune:
         return graph, np.empty((0, 2), dtype=np.int64)
-    cut = short_cuts(graph, pattern.data == 2, points)
+    cut = short_cuts(graph, pattern.data == 2, cloud.points, cloud.local)
     if len(cut):
         kept = np.ones(graph.nnz, dtype=bool)
         kept[entry_positions(graph, cut.ravel(), cut[:, ::-1].ravel())] = False
         graph = restricted(graph, kept)
     return graph, cut
-
-
-def _joined(graph: Any, points: Array, parts: Parts) -> tuple[Any, int]:
-    """The graph in one piece and how many edges joined its components. Leaving short cuts out makes no new ones."""
-    return (graph, 0) if parts[0] == 1 else stitch(graph, points, parts[1])
-
-
-def _warn_of_bridges(graph: Any, points: Array, k: int, name: str) -> None:
-    """Compare the graph that was asked for with the one that would have been chosen."""
-    _, pattern, parts = _chosen(points)
-    reference = _joined(_assemble(points, pattern, prune=True)[0], points, parts)[0]
-    shrunk = shrinks(graph, reference)
-    if shrunk > SHRUNK_SHARE:
-        warn_caller(
-            f"k = {k} joins parts of {name} that are far apart: {shrunk:.0%} of the distances are less than half as "
-            f"long as with fewer neighbours; use k=None, which leaves such edges out",
-            GraphWarning,
-        )
 
 
 def unit_cloud(points: Array) -> tuple[Array, float]:
@@ -210,32 +267,49 @@ def entry_lengths(points: Array, pattern: Any) -> Array:
     return found
 
 
-def stitch(graph: Any, points: Array, label: Array) -> tuple[Any, int]:
-    """Join the components ``label`` (N,) of ``graph`` through closest pairs; the graph and the number of edges added.
+def stitch(graph: Any, parts: Parts, elsewhere: Callable[[Array], tuple[Array, Array]]) -> tuple[Any, int]:
+    """Join components of ``graph`` through closest pairs; the graph and the number of edges added.
 
-    O(N log N log^2 C) for C components in low dimension.
+    ``elsewhere`` finds each point's nearest one with another label, see `nearest_elsewhere`.
+    O(N log N log^2 C) for C components in low dimension. Leaving short cuts out makes no new ones.
     """
-    n_edges, n_components = 0, int(label.max()) + 1
-    while n_components > 1:
-        distance, partner = nearest_elsewhere(points, label)
-        order = np.lexsort((distance, label))
-        near = order[np.searchsorted(label[order], np.arange(n_components))]
-        ends = np.unique(np.sort(np.stack((near, partner[near]), 1), axis=1), axis=0)
-        added = from_edges(len(points), ends[:, 0], ends[:, 1], lengths(points, ends[:, 0], ends[:, 1]))
-        graph, n_edges = with_edges(graph, added), n_edges + len(ends)
-        n_components, label = components(graph)
-        logger.info("stitching: %d edges added, %d components left", n_edges, n_components)
+    n_edges = 0
+    while parts[0] > 1:
+        graph, parts, added = stitched(graph, parts, *elsewhere(parts[1]))
+        n_edges += added
     return graph, n_edges
 
 
-def nearest_elsewhere(points: Array, label: Array) -> tuple[Array, Array]:
-    """Distance to, and index of, each point's nearest point with another label."""
+def stitched(graph: Any, parts: Parts, distance: Array, partner: Array) -> tuple[Any, Parts, int]:
+    """The graph with the shortest edge from each component to another one, its components, and how many edges that
+    are; from each point's nearest one with another label, and the distance (N,) to it."""
+    n_components, label = parts
+    order = np.lexsort((distance, label))
+    near = order[np.searchsorted(label[order], np.arange(n_components))]
+    ends, first = np.unique(np.sort(np.stack((near, partner[near]), 1), axis=1), axis=0, return_index=True)
+    added = from_edges(len(label), ends[:, 0], ends[:, 1], distance[near[first]])
+    graph = with_edges(graph, added)
+    parts = components(graph)
+    logger.info("stitching: %d edges added, %d components left", len(ends), parts[0])
+    return graph, parts, len(ends)
+
+
+def nearest_elsewhere(
+    points: Array, label: Array, others: Array | None = None, other_label: Array | None = None
+) -> tuple[Array, Array]:
+    """Distance to, and index of, each point's nearest point with another label, among others (by default the same)
+    with their labels; infinite and -1 where there is none."""
+    if others is None or other_label is None:
+        others, other_label = points, label
     distance, partner = np.full(len(points), np.inf), np.full(len(points), -1)
-    for bit in range(int(label.max()).bit_length()):
-        side = (label >> bit) & 1 == 1
-        for near, far in ((np.flatnonzero(side), np.flatnonzero(~side)), (np.flatnonzero(~side), np.flatnonzero(side))):
-            other = far[closest(points[far], points[near])]
-            found = lengths(points, near, other)
+    for bit in range(int(max(label.max(), other_label.max())).bit_length()):
+        side, across = ((each >> bit) & 1 == 1 for each in (label, other_label))
+        for near, far in ((side, ~across), (~side, across)):
+            near, far = np.flatnonzero(near), np.flatnonzero(far)
+            if len(near) == 0 or len(far) == 0:
+                continue
+            other = far[closest(others[far], points[near])]
+            found = np.linalg.norm(points[near] - others[other], axis=1)
             better = found < distance[near]
             distance[near[better]], partner[near[better]] = found[better], other[better]
     return distance, partner

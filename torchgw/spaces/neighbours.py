@@ -17,6 +17,7 @@ from torchgw.types import Array
 TREE_DIMENSIONS = 15
 ROWS = 100_000
 FEW = 2000
+COORDINATES = 2**18  # of pairs whose distances are found together
 RESOLVED, PAIRS = 1e-11, 2**24  # of the largest square, up to which differences tell what products leave open
 
 
@@ -31,7 +32,7 @@ def nearest(points: Array, k: int) -> Array:
     order: Array = _tree(points).indices if points.shape[1] <= TREE_DIMENSIONS else np.arange(n)
     order, points = order.astype(np.int32), points[order]
     found = np.empty((n, k), dtype=np.int32)
-    search = _Search(points)
+    search = Search(points)
     for first in range(0, n, ROWS):
         own = np.arange(first, min(first + ROWS, n), dtype=np.int32)
         around = search(points[own], k + 1)
@@ -44,27 +45,26 @@ def nearest(points: Array, k: int) -> Array:
 
 def closest(points: Array, queries: Array) -> Array:
     """Index of the point closest to each query (M,)."""
-    found: Array = _Search(points)(queries, 1)[:, 0]
+    found: Array = Search(points)(queries, 1)[:, 0]
     return found
 
 
 def nearest_to(points: Array, queries: Array, k: int) -> tuple[Array, Array]:
     """Distances (M, k) and indices (M, k) of the k points nearest to each query, nearest first."""
-    index = _Search(points)(queries, min(k, len(points)))
-    lengths: Array = np.linalg.norm(queries[:, None] - points[index], axis=2)
-    return lengths, index.astype(np.int64)
+    return Search(points).with_lengths(queries, min(k, len(points)))
 
 
-class _Search:
+class Search:
     """The neighbours of any points among ``points`` (N, D)."""
 
     def __init__(self, points: Array) -> None:
+        self.points = points
         if points.shape[1] <= TREE_DIMENSIONS:
             self.tree = _tree(points)
         else:
             from sklearn.neighbors import NearestNeighbors
 
-            self.tree, self.products, self.points = None, NearestNeighbors(algorithm="brute").fit(points), points
+            self.tree, self.products = None, NearestNeighbors(algorithm="brute").fit(points)
             self.resolved = float(np.square(points).sum(1).max()) * RESOLVED
 
     def __call__(self, queries: Array, k: int) -> Array:
@@ -78,6 +78,15 @@ class _Search:
             workers = -1 if len(queries) > FEW else 1  # what threads take to start
             found = self.tree.query(queries, k=np.arange(1, k + 1), workers=workers)[1]
         return cast(Array, found.astype(np.int32))
+
+    def with_lengths(self, queries: Array, k: int) -> tuple[Array, Array]:
+        """Distances (M, k) and indices (M, k), nearest first."""
+        index = self(queries, k)
+        lengths, rows = np.empty(index.shape), max(1, COORDINATES // (k * self.points.shape[1]))
+        for first in range(0, len(queries), rows):
+            where = slice(first, first + rows)
+            lengths[where] = np.linalg.norm(queries[where, None] - self.points[index[where]], axis=2)
+        return lengths, index.astype(np.int64)
 
     def _by_differences(self, queries: Array, k: int) -> Array:
         """The same where products of coordinates do not tell distances apart."""

@@ -1,7 +1,8 @@
 """Spaces that ranks share: of the factors of its distances each rank has those of its share of the points.
 
-A neighbour graph is built and searched by one rank, that of the other space by the next; each row of landmark distances
-is divided among all as it is found, so that nobody holds the distances of all points.
+A graph is searched by one rank, that of the other space by the next, which make it of points, too, see
+`torchgw.spaces.shared_graph`; each row of landmark distances is divided among all as it is found, so that nobody holds
+the distances of all points.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from torchgw.spaces.farthest import landmark_count, searches
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import landmark_factors, storage
 from torchgw.spaces.prepare import Graphs, Pair, Space, neighbour_graph_of, rescaled
+from torchgw.spaces.shared_graph import by_shares, graphs_of_shares
+from torchgw.types import Array
 
 AT_ONCE = 8  # rows of distances that are divided together
 
@@ -85,8 +88,12 @@ class SharedDistances(FactoredDistances):
         return self.ranks.joined(self._F @ signed.T, self.n).T
 
 
-def make_shared(spaces: Sequence[Space], options: SpaceOptions, ranks: Ranks) -> tuple[Pair, Graphs]:
+def make_shared(
+    spaces: Sequence[Space], options: SpaceOptions, ranks: Ranks, shares: dict[str, Array]
+) -> tuple[Pair, Graphs]:
     """A provider for each of two spaces, scaled as asked, and how their neighbour graphs were made.
+
+    ``shares`` are this rank's points of spaces, by their names, of which it has no others; they are taken out.
 
     Raises
     ------
@@ -100,7 +107,7 @@ def make_shared(spaces: Sequence[Space], options: SpaceOptions, ranks: Ranks) ->
                 f"'landmark' distances of points or a graph, or a provider with factors, or solve in one process"
             )
     searched = {i: space for i, space in enumerate(spaces) if space.kind != "provider"}
-    found = dict(zip(searched, _searched(list(searched.values()), options, ranks), strict=True))
+    found = dict(zip(searched, _searched(list(searched.values()), options, ranks, shares), strict=True))
     made, reports = [], []
     for i, space in enumerate(spaces):
         provider, report = found[i] if i in found else (_divided(space, ranks), None)
@@ -121,8 +128,8 @@ def _divided(space: Space, ranks: Ranks) -> SharedDistances:
 class _Search:
     """The landmark search of one space, on the rank that has its graph; the others know how many rows it has."""
 
-    def __init__(self, space: Space, options: SpaceOptions) -> None:
-        graph, self.report = neighbour_graph_of(space, options)
+    def __init__(self, graph: Any, report: GraphReport | None, options: SpaceOptions) -> None:
+        self.report = report
         self.count = landmark_count(graph, options.n_landmarks)
         self.index: list[int] = []
         self.found = searches(graph, self.count)
@@ -137,15 +144,23 @@ class _Search:
 
 
 def _searched(
-    spaces: list[Space], options: SpaceOptions, ranks: Ranks
+    spaces: list[Space], options: SpaceOptions, ranks: Ranks, shares: dict[str, Array]
 ) -> list[tuple[SharedDistances, GraphReport | None]]:
     """Landmark distances of spaces, each searched by a rank of its own as far as there are ranks."""
-    own: dict[int, _Search] = {}
+    points = {
+        number: shares.pop(space.name) if space.name in shares else space.data[ranks.share(space.size)]
+        for number, space in enumerate(spaces)
+        if by_shares(space)
+    }
+    graphs, own = graphs_of_shares(points, spaces, options.k, ranks), dict[int, _Search]()
+    points.clear()
 
     def begin(number: int) -> tuple[int, GraphReport | None, list[tuple[str, type[Warning]]]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            own[number] = _Search(spaces[number], options)
+            made, space = graphs.pop(number, None), spaces[number]
+            found = neighbour_graph_of(space, options) if made is None else made.finished(options.k, space.name)
+            own[number] = _Search(*found, options)
         return own[number].count, own[number].report, [(str(each.message), each.category) for each in caught]
 
     numbers = range(len(spaces))

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from torchgw.spaces.edges import components, entry_positions, restricted, two_edges
-from torchgw.spaces.neighbours import TREE_DIMENSIONS
 from torchgw.types import Array
 
 DETOUR = 5.0
@@ -32,7 +31,7 @@ MOST_ROUNDS = 32
 HUBS_PAY = 100
 
 
-def short_cuts(graph: Any, mutual: Array, points: Array | None = None) -> Array:
+def short_cuts(graph: Any, mutual: Array, points: Array | None = None, local: bool = True) -> Array:
     """The short cuts among the edges of a neighbour graph, as undirected pairs (m, 2), shortest first.
 
     Parameters
@@ -40,6 +39,7 @@ def short_cuts(graph: Any, mutual: Array, points: Array | None = None) -> Array:
     graph : SciPy CSR (N, N), symmetric, indices sorted, entries are edge lengths.
     mutual : bool, one for each entry of ``graph``: whether both ends count each other among their neighbours.
     points : (N, D), between which the edges are straight lines. They only make the searches shorter.
+    local : whether searches end near where they begin, as in few dimensions; else they go over the whole graph at once.
 
     Notes
     -----
@@ -57,10 +57,10 @@ def short_cuts(graph: Any, mutual: Array, points: Array | None = None) -> Array:
         return np.empty((0, 2), dtype=np.int64)
     order = np.argsort(graph.data[entry], kind="stable")
     entry, low, high = entry[order], low[doubtful][order], high[doubtful][order]
-    return _tried(graph, np.stack((entry, entry_positions(graph, high, low)), 1), low, high, points)
+    return _tried(graph, np.stack((entry, entry_positions(graph, high, low)), 1), low, high, points, local)
 
 
-def _tried(graph: Any, entries: Array, low: Array, high: Array, points: Array | None) -> Array:
+def _tried(graph: Any, entries: Array, low: Array, high: Array, points: Array | None, local: bool) -> Array:
     """Those of the edges low - high (m,), shortest first, that neither join parts nor have a short way round.
 
     ``entries`` (m, 2) are their positions in the graph, whose other edges are trusted.
@@ -76,7 +76,7 @@ def _tried(graph: Any, entries: Array, low: Array, high: Array, points: Array | 
     stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _joining(trusted, low, high)
     del trusted
     lengths = np.where(known, graph.data, np.inf)
-    ways = _Ways(csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape), points)
+    ways = _Ways(csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape), points, local)
     n = graph.shape[0]
     rounds = min(MOST_ROUNDS, int(HUBS_PAY * np.count_nonzero(~stays) / (n * math.log2(n))))
     found = []
@@ -115,10 +115,8 @@ class _Ways:
     Where ``points`` are given, no edge is shorter than the straight line between its ends.
     """
 
-    def __init__(self, graph: Any, points: Array | None) -> None:
-        self.graph, self.points = graph, points
-        # Straight lines to a goal are all nearly as long in many dimensions, where they lead no search.
-        self.everywhere = points is not None and points.shape[1] > TREE_DIMENSIONS
+    def __init__(self, graph: Any, points: Array | None, local: bool) -> None:
+        self.graph, self.points, self.local = graph, points, local
 
     def of(self, node: int) -> Iterator[tuple[int, float]]:
         """The neighbours of a node, with the lengths of the edges."""
@@ -145,7 +143,7 @@ class _Ways:
         taken up again, which makes the answer right in whatever order they come. Without points this is Dijkstra's
         algorithm, stopped early.
         """
-        if self.everywhere:
+        if not self.local:  # straight lines to a goal are all nearly as long in many dimensions
             from scipy.sparse.csgraph import dijkstra
 
             return bool(np.isfinite(dijkstra(self.graph, indices=source, limit=limit)[target]))

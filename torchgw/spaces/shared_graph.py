@@ -1,0 +1,190 @@
+"""Neighbour graphs of points in many dimensions, of which each rank has the coordinates of its share and no others.
+
+    each rank's points against all shares, one after the other -> neighbours and distances, on the rank that makes the
+    graph -> the graph without coordinates; where it is in parts, each rank's nearest points elsewhere likewise
+
+In many dimensions coordinates are more than the graph, and all pairs of points are looked at, which ranks divide. In
+few they are a fraction of it, and a tree has the neighbours of all points soon: one rank has them all then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw.runtime.ranks import Ranks
+from torchgw.spaces.edges import entry_positions
+from torchgw.spaces.graph import (
+    FEWEST,
+    GraphReport,
+    Parts,
+    Unjoined,
+    candidates,
+    nearest_elsewhere,
+    reported,
+    stitched,
+    unjoined,
+)
+from torchgw.spaces.neighbours import TREE_DIMENSIONS, Search
+from torchgw.spaces.prepare import Space
+from torchgw.types import Array
+
+PASSED, AT_ONCE = 2**15, 4096  # points of a share that are passed, and own ones that are looked at together
+
+
+def by_shares(space: Space) -> bool:
+    """Whether ranks have shares of the points of a space."""
+    return space.points and many_dimensions(space.data)
+
+
+def many_dimensions(points: Any) -> bool:
+    """Whether points (N, D) have so many dimensions."""
+    return len(points.shape) == 2 and points.shape[1] > TREE_DIMENSIONS
+
+
+def graphs_of_shares(
+    shares: Mapping[int, Array], spaces: Sequence[Space], k: int | None, ranks: Ranks
+) -> dict[int, JoinedGraph]:
+    """The neighbour graphs of some of the spaces, by their numbers, each on the rank that `Ranks.dealt` deals it to;
+    ``shares`` are this rank's points (n, D) of theirs."""
+    own, clouds, numbers = dict[int, JoinedGraph](), dict[int, Array](), range(len(spaces))
+    lists = dict[int, Lists]()
+    for number, share in shares.items():
+        n, owner = spaces[number].size, number % ranks.count
+        clouds[number], size = _unit_share(share, n, ranks)
+        found = [ranks.collected(_there(part, ranks), n, owner) for part in _neighbours(clouds[number], n, k, ranks)]
+        if found[0] is not None and found[1] is not None:
+            lists[number] = Lists(found[0].cpu().numpy(), found[1].cpu().numpy())
+            own[number] = JoinedGraph(size)
+        del found
+
+    def assemble(number: int) -> None:
+        if number in own:
+            own[number].begin(unjoined(lists.pop(number), k))
+
+    def apart(number: int) -> Array | None:
+        return own[number].apart if number in own else None
+
+    ranks.dealt([partial(assemble, number) for number in numbers])
+    while True:
+        labels = ranks.dealt([partial(apart, number) for number in numbers])
+        if all(label is None for label in labels):
+            return own
+        for number, label in enumerate(labels):
+            if label is not None:
+                nearest = _elsewhere(clouds[number], label, ranks)
+                n, owner = len(label), number % ranks.count
+                distance, partner = (ranks.collected(_there(part, ranks), n, owner) for part in nearest)
+                if distance is not None and partner is not None:
+                    own[number].join(distance.cpu().numpy(), partner.cpu().numpy())
+
+
+class Lists:
+    """The nearest points of each, and their distances: `torchgw.spaces.graph.Neighbours` without coordinates.
+
+    index, length : (N, k), nearest first.
+    """
+
+    local, points = False, None
+
+    def __init__(self, index: Array, length: Array) -> None:
+        self.index, self.length, self.size = index, length, len(index)
+
+    def nearest(self, k: int) -> Array:
+        return self.index[:, :k].copy()  # what is made of it is sorted in place
+
+    def lengths(self, pattern: Any, k: int) -> Array:
+        found = np.empty(pattern.nnz)
+        for first in range(0, self.size, PASSED):
+            where = slice(first, first + PASSED)
+            column, length = self.index[where, :k].ravel(), self.length[where, :k].ravel()
+            row = np.arange(first, min(first + PASSED, self.size), dtype=column.dtype).repeat(k)
+            for ends in ((row, column), (column, row)):
+                found[entry_positions(pattern, *ends)] = length
+        return found
+
+
+class JoinedGraph:
+    """A neighbour graph, and one that it is compared with where there is one, whose components are joined step by step.
+
+    size : what the points were divided by.
+    """
+
+    def __init__(self, size: float) -> None:
+        self.size = size
+
+    def begin(self, made: list[Unjoined]) -> None:
+        """From graphs that are in parts."""
+        self.made = made
+        self.graphs: list[tuple[Any, Parts, int]] = [(each.graph, each.parts, 0) for each in made]
+
+    @property
+    def apart(self) -> Array | None:
+        """The component (N,) of each point in the first of these that has several; None where none has."""
+        return next((label for _, (count, label), _ in self.graphs if count > 1), None)
+
+    def join(self, distance: Array, partner: Array) -> None:
+        """Add the shortest edges between these components, from each point's nearest one elsewhere."""
+        number = next(number for number, (_, parts, _) in enumerate(self.graphs) if parts[0] > 1)
+        graph, parts, before = self.graphs[number]
+        graph, parts, added = stitched(graph, parts, distance, partner)
+        self.graphs[number] = graph, parts, before + added
+
+    def finished(self, k: int | None, name: str) -> tuple[Any, GraphReport]:
+        """The graph and its report, as of `torchgw.spaces.graph.build_graph`."""
+        return reported(self.made, [(graph, added) for graph, _, added in self.graphs], self.size, k, name)
+
+
+def _unit_share(share: Array, n: int, ranks: Ranks) -> tuple[Array, float]:
+    """This rank's points of a cloud that is centred and divided by its largest coordinate, and that divisor."""
+    mean = ranks.sum(_there(share.sum(0), ranks)).cpu().numpy() / n
+    centred = share - mean
+    size = float(ranks.most(_there(np.abs(centred).max(keepdims=True), ranks))) or 1.0
+    centred /= size
+    return centred, size
+
+
+def _neighbours(share: Array, n: int, k: int | None, ranks: Ranks) -> tuple[Array, Array]:
+    """Of each of this rank's points as many nearest others as a graph may need, nearest first: their indices int32, and
+    the distances."""
+    tried = candidates(n)[-1:] if k is None or k > FEWEST else []
+    most = min(max(tried + ([] if k is None else [k])), n - 1)
+    index, length = np.full((len(share), most), -1, dtype=np.int32), np.full((len(share), most), np.inf)
+    every = np.arange(n, dtype=np.int32)[ranks.share(n)]
+    for start, block in _passed(share, n, ranks):
+        search, few = Search(block), min(most + 1, len(block))
+        for first in range(0, len(share), AT_ONCE):
+            where = slice(first, first + AT_ONCE)
+            apart, near = search.with_lengths(share[where], few)
+            near = near.astype(np.int32) + start
+            apart[near == every[where, None]] = np.inf  # a point is no neighbour of its own
+            apart, near = np.hstack((length[where], apart)), np.hstack((index[where], near))
+            order = apart.argsort(1, kind="stable")[:, :most]
+            index[where], length[where] = (np.take_along_axis(side, order, 1) for side in (near, apart))
+    return index, length
+
+
+def _elsewhere(share: Array, label: Array, ranks: Ranks) -> tuple[Array, Array]:
+    """Distance to, and index of, the nearest point with another label (N,) of each of this rank's points."""
+    n, own = len(label), label[ranks.share(len(label))]
+    distance, partner = np.full(len(share), np.inf), np.full(len(share), -1)
+    for start, block in _passed(share, n, ranks):
+        found, other = nearest_elsewhere(share, own, block, label[start : start + len(block)])
+        better = found < distance
+        distance[better], partner[better] = found[better], other[better] + start
+    return distance, partner
+
+
+def _passed(share: Array, n: int, ranks: Ranks) -> Iterator[tuple[int, Array]]:
+    """All points in runs, each with where it begins."""
+    for where, (rows,) in ranks.passed((_there(share, ranks),), n, 1, PASSED):
+        yield where.start, rows.cpu().numpy()
+
+
+def _there(values: Array, ranks: Ranks) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(ranks.device)
