@@ -44,7 +44,7 @@ GROUPS = {
     "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
     "peers": "sizes such as 400x500, and ours, to keep the peers' rows",
-    "ranks": "same bytes weak memory",
+    "ranks": "same sharp dimensions bytes weak memory",
     "gpu": "kernels machine jobs million variants dense stream tiles preparation rows sharp large phases",
 }
 QUICK = ("phases", "peers", "overhead")

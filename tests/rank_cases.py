@@ -229,7 +229,7 @@ def graphs() -> dict[str, Any]:
         "one piece": (X, Y, None),
         "parts": (parted(X), parted(Y), None),
         "clusters": (clusters, Y, None),
-        "duplicates": (np.repeat(X, 2, 0), np.repeat(clusters, 30, 0), None),
+        "duplicates": (np.repeat(X, 2, 0), np.repeat(clusters[:30], 30, 0), None),
         "few neighbours": (parted(X), clusters, 3),
         "many neighbours": (X, parted(Y), 40),
         "few points": (X[:4], Y[:6], None),

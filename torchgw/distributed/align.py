@@ -44,14 +44,16 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 
     The streaming strategy of `torchgw.gw_align`, with its points divided among the ranks: factors of distances and of
     costs are kept in shares, passes over all pairs are divided, the search and what is between cells is done by the
-    first rank. Neighbour graphs and landmark searches of the two spaces are by the first two ranks, which need all
-    points of theirs for it. With one rank it is `torchgw.gw_align`.
+    first rank. Landmark searches of the two spaces are by the first two ranks, which have their graphs. Of points in
+    more than 15 dimensions each rank has its share alone; of others these two need all. With one rank it is
+    `torchgw.gw_align`.
 
     Parameters
     ----------
     X, Y : as in `torchgw.gw_align`: points, graphs, or providers that have factors. Points in a file (a memory map,
-        ``numpy.load(..., mmap_mode="r")``, or an array of zarr or h5py) are read by the rank that builds their graph
-        alone; of these, sizes and the first and last row are compared between ranks.
+        ``numpy.load(..., mmap_mode="r")``, or an array of zarr or h5py) are read in shares, or in up to 15 dimensions
+        by the rank that builds their graph alone; of these, sizes and the first and last row are compared between
+        ranks.
     group : a process group of `torch.distributed`, or a `DeviceMesh` of one dimension; by default all processes, which
         are to have been started by ``torchrun``, or by `started`.
     arguments : all others of `torchgw.gw_align` by name, the same on all ranks. ``callback`` and ``checkpoint`` are

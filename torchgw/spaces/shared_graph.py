@@ -142,11 +142,21 @@ class JoinedGraph:
 
 def _unit_share(share: Array, n: int, ranks: Ranks) -> tuple[Array, float]:
     """This rank's points of a cloud that is centred and divided by its largest coordinate, and that divisor."""
-    mean = ranks.sum(_there(share.sum(0), ranks)).cpu().numpy() / n
-    centred = share - mean
+    total = np.zeros(share.shape[1])
+    for rank in range(ranks.count):  # one after the other, so that the sum is that of all points, to the bit
+        own = partial(_added, total, share if rank == ranks.rank else share[:0])
+        total = ranks.dealt([own] * ranks.count)[rank]
+    centred = share - total / n
     size = float(ranks.most(_there(np.abs(centred).max(keepdims=True), ranks))) or 1.0
     centred /= size
     return centred, size
+
+
+def _added(total: Array, rows: Array) -> Array:
+    """The sum (D,) of a ``total`` and of rows (n, D), in this order."""
+    for first in range(0, len(rows), PASSED):
+        total = np.vstack((total, rows[first : first + PASSED])).sum(0)
+    return total
 
 
 def _neighbours(share: Array, n: int, k: int | None, ranks: Ranks) -> tuple[Array, Array]:
