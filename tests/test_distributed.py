@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rank_cases import HOME, LEVELS, alone, problems, run_ranks, with_levels
+from tests.rank_cases import DAILY, HOME, LEVELS, alone, problems, run_ranks, with_levels
 from torchgw import GWResult, curvature, distributed, gw_align, resume
 from torchgw.solvers import factored_transport
 
@@ -32,11 +32,14 @@ def agree(found: dict[str, Any], known: GWResult, value: float = 1e-6, matched: 
         assert found["stationarity"] == pytest.approx(known.certificate.stationarity, rel=1e-4)
 
 
-def test_ranks_solve_every_model_as_one_process_does(tmp_path: Path) -> None:
-    every = run_ranks("models", 2, tmp_path)
+@pytest.mark.parametrize("case", ["models", pytest.param("more models", marks=pytest.mark.slow)])
+def test_ranks_solve_every_model_as_one_process_does(case: str, tmp_path: Path) -> None:
+    every = run_ranks(case, 2, tmp_path)
     assert every[0] == every[1]  # bit by bit
-    for name, given in problems(300, 350).items():
-        agree(every[0][name], alone(given))
+    known = problems(300, 350)
+    assert every[0].keys() == {name for name in known if (name in DAILY) == (case == "models")}
+    for name, found in every[0].items():
+        agree(found, alone(known[name]))
 
 
 @pytest.mark.skipif(not factored_transport.available(), reason="OR-tools is not installed")

@@ -78,7 +78,7 @@ def test_an_adjacency_ends_no_higher_than_any_solver_of_pot_from_the_product_pla
     assert result.value <= 1.01 * min(energy(A, B, plan) for plan in feasible)
 
 
-@pytest.mark.parametrize("kind", ["blocks", "Watts-Strogatz"])
+@pytest.mark.parametrize("kind", ["blocks", pytest.param("Watts-Strogatz", marks=pytest.mark.slow)])
 def test_entropy_and_relaxed_marginals_find_the_same_matching(kind: str) -> None:
     A = nx.to_numpy_array(GRAPHS[kind](5), weight=None)
     B, match = shuffled(A, 0.05, 6)

@@ -76,7 +76,7 @@ def test_short_cuts_are_those_of_the_definition(cloud: Callable[[int], Array]) -
         row = np.repeat(np.arange(len(points)), np.diff(pattern.indptr))
         graph.data = np.linalg.norm(points[row] - points[pattern.indices], axis=1)
         expected = short_cuts_by_definition(points, k)
-        for led in ((points,), (None,), (None, False)):
+        for led in ((points,), (None,), (None, False))[seed % 2 :: 2]:
             cut = short_cuts(graph, pattern.data == 2, *led)
             assert {(i, j) for i, j in cut.tolist()} == expected
         total += len(expected)
