@@ -201,6 +201,16 @@ def cut_off(folder: Path) -> dict[str, Any]:
     return {}
 
 
+class InFile:
+    """Points that are read when they are sliced."""
+
+    def __init__(self, points: Any) -> None:
+        self.points, self.shape, self.dtype = points, points.shape, points.dtype
+
+    def __getitem__(self, where: Any) -> Any:
+        return self.points[where]
+
+
 def refused() -> dict[str, Any]:
     """Messages of what the ranks refuse."""
     X, Y = clouds(40, 50)
@@ -212,6 +222,8 @@ def refused() -> dict[str, Any]:
         "sharp and partial": {"X": X, "Y": Y, "epsilon": 0, "marginals": Partial(0.8)},
         "straight": {"X": X, "Y": Y, "distances": "euclidean"},
         "few": {"X": X, "Y": Y[:2].tolist()},
+        "square": {"X": X, "Y": InFile(np.eye(20))},
+        "few in a file": {"X": X, "Y": InFile(np.eye(2, 20))},
         "result": {"X": X, "Y": Y, "init": alone(problems(40, 50)["balanced"])},
         "other": {"X": X, "Y": Y, "epsilon": 0.0 if rank else 1e-3},
         "seed": {"X": X, "Y": Y, "random_state": np.int64(rank)},
@@ -298,6 +310,9 @@ def files(folder: Path) -> dict[str, Any]:
             distributed.gw_align(**given | {"X": X, "Y": opened["many bad"]})
         with pytest.raises(ValueError, match="rank 1 has another Y"):
             distributed.gw_align(**given | {"X": X, "Y": opened["Y" if dist.get_rank() == 1 else "many"]})
+        own = given | {"X": factored(300), "distances": ("auto", "landmark")}
+        beside = [distributed.gw_align(**own | {"Y": Y}).value for Y in (opened["Y"], given["Y"])]
+        assert beside[0] == beside[1]  # whoever reads it
         return {"found": found, "many": many, "said": [str(refusal.value), str(other.value)]}
 
 

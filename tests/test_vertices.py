@@ -366,6 +366,15 @@ def test_a_solve_that_is_stopped_at_any_level_goes_on(
     assert quietly(resume, tmp_path / "solve").value == pytest.approx(whole.value, rel=1e-9)
 
 
+def test_points_in_one_place_are_matched_with_anything() -> None:
+    X, one = SPIRALS[0], np.ones((150, 2))
+    known = quietly(gw_align, X, one, distances="landmark", epsilon=1e-2, random_state=0).value  # of every plan
+    for spaces, value in (((X, one), known), ((one, X), known), ((one, one[:140]), 0.0)):
+        found = quietly(gw_align, *spaces, distances="landmark", epsilon=0, options=STREAMING, random_state=0)
+        assert found.value == pytest.approx(value, rel=1e-6, abs=1e-12)
+        assert found.marginal_error < 1e-12
+
+
 def test_distances_without_factors_do_not_stream_without_entropy() -> None:
     D = np.random.default_rng(4).uniform(0.5, 1.0, size=(30, 30))
     np.fill_diagonal(D, 0.0)

@@ -381,7 +381,8 @@ def continued(
     if not isinstance(call, dict) or not isinstance(again := call.pop("again", None), dict):
         raise ValueError(f"{path} holds no call of gw_align")
     if call.pop("shared", False) is not shared:
-        own = "torchgw.resume" if shared else "torchgw.distributed.resume, in one process or several"
+        alone = "torchgw.resume, the command without --nproc"
+        own = alone if shared else "torchgw.distributed.resume, in one process or several"
         raise ValueError(f"{path} was begun by {'one process' if shared else 'ranks'}; go on with {own}")
     for name, space in (("X", X), ("Y", Y)):
         if space is None and name in again:

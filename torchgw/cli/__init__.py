@@ -38,4 +38,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         return launched(sys.argv[1:] if arguments is None else arguments, options.nproc)
     from torchgw.cli.run import run  # late: with it comes torch, which takes a second
 
-    return run(options)
+    code = run(options)
+    if code and among_ranks():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # threads of a group that an error has left aborted one exit in six
+    return code

@@ -70,15 +70,23 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         return _align_cells(arguments, keywords)
     limit = keywords["options"].max_memory
     source, target = (space_of(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
+    drawn = (source, target) if among_ranks() else (None, None)  # whose results have no points
+    if arguments.report and not all(side is None or isinstance(side, np.ndarray) for side in drawn):
+        raise ValueError("--report by several processes is for points, got a graph; leave out --report or --nproc")
     with _solvers(arguments) as (solve, _):
         result = _followed("align", files, partial(solve, source, target, **keywords))
-    return write_result(result, arguments.output, arguments.report) if is_first() else {}
+    return write_result(result, arguments.output, arguments.report, drawn) if is_first() else {}
 
 
 def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go on with a checkpoint, write."""
     check_output(arguments.output, ".npz", ".csv")
     check_report(arguments.report)
+    if arguments.report and begun_by_ranks(arguments.checkpoint):
+        raise ValueError(
+            f"--report needs the points, which results of several processes do not keep: leave it out, and draw it in "
+            f"Python, GWResult.load({str(arguments.output)!r}).report(page, X, Y)"
+        )
     with _solvers(arguments) as (_, go_on):
         result = _followed("resume", None, partial(go_on, arguments.checkpoint))
     return write_result(result, arguments.output, arguments.report) if is_first() else {}
@@ -173,20 +181,25 @@ def check_report(page: Path | None) -> None:
         report.plotly_script()
 
 
-def write_result(result: GWResult, path: Path, page: Path | None) -> dict[str, Any]:
-    """Write the result in the format of the path, and describe it; raises where the solve was interrupted."""
+def write_result(
+    result: GWResult, path: Path, page: Path | None, drawn: tuple[Any, Any] = (None, None)
+) -> dict[str, Any]:
+    """Write the result in the format of the path, and describe it; raises where the solve was interrupted. Points to be
+    ``drawn`` are for results that have none."""
     if path.suffix == ".npz":
         result.save(path)
     else:
         write_whole(lambda aside: write_matching(result, aside), path)
-    return ended(result, path, page)
+    return ended(result, path, page, drawn=drawn)
 
 
-def ended(result: GWResult, path: Path, page: Path | None, labels: Any = None) -> dict[str, Any]:
+def ended(
+    result: GWResult, path: Path, page: Path | None, labels: Any = None, drawn: tuple[Any, Any] = (None, None)
+) -> dict[str, Any]:
     """Describe a result that was written, on a page too if asked; raises where the solve was interrupted."""
     found = described(result, path)
     if page is not None:
-        result.report(page, labels=labels)
+        result.report(page, *drawn, labels=labels)
         found["report"] = str(page)
     if result.status is Status.CANCELLED:
         raise Interrupted(f"the best so far is in {path}", found)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 FLAG = "--nproc"
 TOLD = (1, 2, 130)  # exit codes of a command, which has said why
-RESUMED = "torchgw resume FOLDER -o OUTPUT goes on with a --checkpoint"
+RESUMED = "torchgw resume FOLDER -o OUTPUT goes on with a --checkpoint, where there is one"
 
 
 def among_ranks() -> bool:
@@ -20,6 +20,11 @@ def among_ranks() -> bool:
 def is_first() -> bool:
     """Whether this process is the one that writes and prints."""
     return not among_ranks() or os.environ.get("RANK") == "0"
+
+
+def speaks_of_errors() -> bool:
+    """Whether this process says why it ends: one of each machine, whose files may be others."""
+    return not among_ranks() or os.environ.get("LOCAL_RANK") == "0"
 
 
 def launched(arguments: Sequence[str], nproc: int) -> int:

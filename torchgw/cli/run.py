@@ -15,7 +15,7 @@ from torchgw.cli.demo import run_demo
 from torchgw.cli.info import run_estimate, run_info
 from torchgw.cli.pairwise import run_pairwise
 from torchgw.cli.parser import run_completion
-from torchgw.cli.ranks import is_first
+from torchgw.cli.ranks import is_first, speaks_of_errors
 from torchgw.runtime.caller import allocating
 from torchgw.runtime.ranks import LOST, RankError
 from torchgw.types import AmbiguityWarning, TorchGWWarning
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         warnings.showwarning = lambda message, *_, **__: said.append(_in_words(message, options.command))
         code, found, last = _outcome(options)
     if not is_first():
-        if LOST in last:  # all else the first one says
+        if LOST in last or (last and speaks_of_errors()):  # all else the first one says
             print(f"torchgw: {last}", file=sys.stderr)
         return code
     for warning in said:

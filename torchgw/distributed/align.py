@@ -21,6 +21,7 @@ from torchgw.distributed.journal import kept_by
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
 from torchgw.kernels.sampling import make_generator
+from torchgw.marginals import Balanced
 from torchgw.persist.checkpoint import is_taken
 from torchgw.persist.files import path_of
 from torchgw.request.request import Asked, Request
@@ -70,7 +71,8 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 
     ValueError
         When the ranks were given other arguments, naming them; for distances without factors, strategies other than
-        streaming, gradient modes, and a start that is a plan; for fewer points than ranks; before any work.
+        streaming, gradient modes, and a start that is a plan; for square arrays in files; for fewer points than ranks;
+        before any search.
     RankError
         When another rank has ended, or does not answer within the timeout of the group.
 
@@ -78,6 +80,7 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
     -----
     The matching is that of landmark distances and ``GWOptions(strategy="streaming")`` in one process with as many
     threads; values agree to 1e-6 up to some ten thousand points, beyond to the rounding of float32 passes, some 1e-5.
+    Of points in more than 15 dimensions whose distances tie, other neighbours may be taken, and the graph is another.
     Ranks should be of one kind of machine. See the page "From a laptop to a cluster" for time, memory and bytes.
     """
     with ranks_in(group, arguments.get("device")) as ranks:
@@ -126,6 +129,8 @@ def resume(
     As `torchgw.resume`, and `RankError`.
     """
     with ranks_in(group, None) as ranks:
+        if ranks.count == 1 and not align.begun_by_ranks(path):
+            return align.resume(path, X=X, Y=Y, callback=callback)
         call, checkpoint = align.continued(path, X, Y, shared=True)
         more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
         return _ended(ranks, Request.of(Asked(**DEFAULTS | call | more)), {}, {})
@@ -147,6 +152,9 @@ def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> N
     """
     folder = path_of("path", path, "a folder to be made")
     with ranks_in(group, None) as ranks:
+        every = ranks.dealt([lambda: str(folder)] * ranks.count)
+        if len(set(every)) > 1:
+            raise ValueError(f"path must be the same on all ranks, got {', '.join(sorted(set(every)))}")
 
         def make() -> None:
             if is_taken(folder):
@@ -174,6 +182,12 @@ def _checked(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
         )
     if np.ndim(given["init"]) == 2 and np.asarray(given["init"]).dtype.kind == "f":
         raise ValueError("init must be pairs or a matching where ranks share a solve, got a plan (N, K)")
+    plain = given["marginals"] == Balanced() and given["cost"] is None and given["supervision"] is None
+    if given["epsilon"] == 0 and not plain:
+        raise ValueError(
+            "epsilon must be above 0 beside costs, supervision and marginals that are not balanced where ranks share a "
+            "solve, got 0; take a small one, or solve in one process"
+        )
     if given["device"] is not None and torch.device(given["device"]).type != ranks.device.type:
         raise ValueError(f"device must be that of the group, {str(ranks.device)!r}, got {str(given['device'])!r}")
     seed = ranks.first(partial(_seed, given["random_state"], given["callback"]))

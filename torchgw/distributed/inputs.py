@@ -59,10 +59,24 @@ def read(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dict[str,
             own = ranks.share(len(in_files[name]))
             shares[name] = validate.points(name, _rows(in_files[name], own), least=1, first=own.start)
 
-    ranks.dealt([partial(of_all, name) for name in "XY"])
+    for name, space in in_files.items():
+        _check_shape(name, space.shape, ranks.count)
+    searched = [name for name in "XY" if not is_provider(given[name])]
+    ranks.dealt([partial(of_all, name) for name in searched])  # as `torchgw.spaces.shared` deals them
     ranks.dealt([of_share] * ranks.count)
     standing = {name: np.broadcast_to(np.zeros(1), space.shape) for name, space in in_files.items()}
     return given | standing | whole, shares
+
+
+def _check_shape(name: str, shape: tuple[int, ...], count: int) -> None:
+    """Refuse, by what all ranks know, files whose contents would have to tell what they are."""
+    if len(shape) == 2 and shape[0] == shape[1]:
+        raise ValueError(
+            f"{name} in a file must not be square, got shape {shape}, which may be points or distances: give it in "
+            f"memory, {name}[:]"
+        )
+    if len(shape) == 2 and shape[0] < max(count, 2):
+        raise ValueError(f"{name} must have a point for each rank, and two at least, got {shape[0]} for {count}")
 
 
 def _rows(space: Any, where: slice) -> Any:

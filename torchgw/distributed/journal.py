@@ -32,7 +32,7 @@ from torchgw.spaces.shared import SharedDistances
 from torchgw.strategies.ladder import Climb
 from torchgw.types import Callback, CheckpointWarning
 
-SHARE = ".share"
+SHARE, PREPARE = ".share", "prepare"
 
 Result = TypeVar("Result")
 Map = Callable[[Tensor, int], Tensor]
@@ -143,7 +143,8 @@ class SharedFolder:
                 return result
             began = time.monotonic()
             result = compute()
-            if self.ranks.first(lambda: keep() and self.own[0].worth(began)):
+            # Graphs of shares are of their number of ranks where points are as far away, so all keep theirs.
+            if self.ranks.first(lambda: keep() and (name == PREPARE or self.own[0].worth(began))):
                 self._keep(result, lambda value: self.own[0].finish(value))
             return result
 

@@ -178,12 +178,15 @@ class Processes(Ranks):
     def _number(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank)
 
-    def dealt(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
-        own = {number: self._done(task) for number, task in enumerate(tasks) if number % self.count == self.rank}
+    def dealt(self, tasks: Sequence[Callable[[], Result]], first: int = 0) -> list[Result]:
+        numbered = enumerate(tasks, first)
+        own = {number - first: self._done(task) for number, task in numbered if number % self.count == self.rank}
         found = []
         for number in range(len(tasks)):
             done = own.get(number)
-            result, error = self._told(None if done is None else (done[0], _sendable(done[1])), number % self.count)
+            result, error = self._told(
+                None if done is None else (done[0], _sendable(done[1])), (number + first) % self.count
+            )
             if error is not None:
                 self.meet()
                 raise error if done is None or done[1] is None else done[1]

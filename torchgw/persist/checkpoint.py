@@ -249,8 +249,8 @@ def is_taken(folder: Path) -> bool:
 
 def _taken(folder: Path) -> str:
     return (
-        f"checkpoint must name a folder that is not there yet, got {folder}; torchgw.resume({str(folder)!r}) goes on "
-        f"with what it holds, or remove it"
+        f"checkpoint must name a folder that is not there yet, got {folder}; torchgw.resume({str(folder)!r}), or "
+        f"torchgw.distributed.resume where ranks began it, goes on with what it holds; or remove it"
     )
 
 

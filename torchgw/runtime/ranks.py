@@ -91,8 +91,8 @@ class Ranks:
         """The n rows of which each rank has its share, on the rank ``target`` alone."""
         return share
 
-    def dealt(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
-        """The results of tasks that are divided among the ranks, on all of them."""
+    def dealt(self, tasks: Sequence[Callable[[], Result]], first: int = 0) -> list[Result]:
+        """The results of tasks that are divided among the ranks, from the ``first`` on, on all of them."""
         return [task() for task in tasks]
 
     def first(self, task: Callable[[], Result]) -> Result:

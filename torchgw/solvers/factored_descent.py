@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,7 +124,11 @@ def descend_between_factors(
 
     def found(plan: SparseCoupling, **more: Any) -> FactoredDescent:
         cost = gradient(plan, p)
-        return FactoredDescent(plan=plan, cost=cost, value=_mean(cost, plan), **more)
+        return FactoredDescent(plan=plan, cost=cost, value=agreed(_mean, cost, plan), **more)
+
+    def agreed(number: Callable[..., float], *of: Any) -> float:
+        """A number that decides what is done: the first rank's, for others may round it otherwise."""
+        return ranks.first(partial(number, *of))
 
     def vertex_of(
         cost: FactoredCost, duals: tuple[Tensor, Tensor], entries: Array, basis: Array | None, all_priced: bool
@@ -142,7 +148,7 @@ def descend_between_factors(
     def ended(state: FactoredDescent, duals: tuple[Tensor, Tensor]) -> tuple[FactoredDescent, Status]:
         """A state with the gap that potentials near its own prove, and what it is to end with."""
         duals = consistent(state.cost, duals)
-        gap = float(gap_of(state.value, dual_bound(*duals, p, q)))
+        gap = agreed(lambda: float(gap_of(state.value, dual_bound(*duals, p, q))))
         status = Status.STATIONARY if gap <= tol * state.value else Status.SETTLED
         return replace(state, duals=duals, gap=gap), status
 
@@ -168,8 +174,8 @@ def descend_between_factors(
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
         corner = SparseCoupling.of(vertex.plan, p.device)
         ahead = gradient(corner, p)
-        slope = _mean(state.cost, corner) - value
-        curvature = _mean(ahead, corner) - _mean(ahead, plan) - slope
+        slope = agreed(_mean, state.cost, corner) - value
+        curvature = agreed(lambda: _mean(ahead, corner) - _mean(ahead, plan)) - slope
         length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:

@@ -38,6 +38,7 @@ from torchgw.types import Array
 
 TILE = 64
 ROW_TILES, COLUMN_TILES = 32, 64  # in a run of rows, and at most in one of columns
+RUNS = 4  # of rows for each rank, where there are so many tiles
 AT_ONCE = 2**24  # pairs of a run and a point
 ROUNDING = 1e-14  # of the largest numbers that bounds are sums of
 FEW, MOST_TIED = 6, 3  # entries for each point, and times as many where several are as cheap
@@ -175,8 +176,9 @@ class PricedCost:
         columns = _Columns.of(self.V, beta, self.run)
         alpha = _filled((self.cost.a - row_dual)[self.order.rows], TILE).view(-1, TILE)
         limit += ROUNDING * self._largest(alpha, beta)
-        shift = columns.shift(self.U, ROW_TILES * TILE)
-        every = enumerate(blocks(len(alpha), ROW_TILES))
+        size = ROW_TILES if self.ranks.count == 1 else max(min(ROW_TILES, len(alpha) // (RUNS * self.ranks.count)), 1)
+        shift = columns.shift(self.U, size * TILE)
+        every = enumerate(blocks(len(alpha), size))
         for number, tiles in islice(every, self.ranks.rank, None, self.ranks.count):
             U = self.U[tiles.start * TILE : tiles.stop * TILE]
             stored = (None if part is None else part[tiles] for part in (self.extra, self.least))
@@ -305,7 +307,7 @@ class _RowRun(NamedTuple):
 
 def _whole(U: Tensor, alpha: Tensor | None = None) -> Tensor:
     """(-2 u, 1, alpha) of rows (n, r); with zeros for ``alpha`` (n,) by default."""
-    one = torch.ones_like(U[:, :1])
+    one = U.new_ones(len(U), 1)  # of factors that may have no column
     return torch.cat((U * -2.0, one, torch.zeros_like(one) if alpha is None else alpha[:, None]), 1)
 
 

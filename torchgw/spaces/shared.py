@@ -153,7 +153,6 @@ def _searched(
         if by_shares(space)
     }
     graphs, own = graphs_of_shares(points, spaces, options.k, ranks), dict[int, _Search]()
-    points.clear()
 
     def begin(number: int) -> tuple[int, GraphReport | None, list[tuple[str, type[Warning]]]]:
         with warnings.catch_warnings(record=True) as caught:

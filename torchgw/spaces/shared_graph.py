@@ -3,13 +3,14 @@
     each rank's points against all shares, one after the other -> neighbours and distances, on the rank that makes the
     graph -> the graph without coordinates; where it is in parts, each rank's nearest points elsewhere likewise
 
-In many dimensions coordinates are more than the graph, and all pairs of points are looked at, which ranks divide. In
-few they are a fraction of it, and a tree has the neighbours of all points soon: one rank has them all then.
+In many dimensions all pairs of points are looked at, which ranks divide, and from some forty on coordinates are more
+than the graph. In few they are a fraction of it, and a tree has the neighbours of all points soon: one rank has them
+all then. Of points that are as far from another one, which are its neighbours depends on the shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,8 @@ from torchgw.spaces.neighbours import TREE_DIMENSIONS, Search
 from torchgw.spaces.prepare import Space
 from torchgw.types import Array
 
-PASSED, AT_ONCE = 2**15, 4096  # points of a share that are passed, and own ones that are looked at together
+COORDINATES, LISTED = 2**21, 2**17  # of points that are passed together; neighbours of own ones that are sought so
+ROWS = 2**15  # whose edges get their lengths together
 
 
 def by_shares(space: Space) -> bool:
@@ -48,15 +50,15 @@ def many_dimensions(points: Any) -> bool:
 
 
 def graphs_of_shares(
-    shares: Mapping[int, Array], spaces: Sequence[Space], k: int | None, ranks: Ranks
+    shares: dict[int, Array], spaces: Sequence[Space], k: int | None, ranks: Ranks
 ) -> dict[int, JoinedGraph]:
     """The neighbour graphs of some of the spaces, by their numbers, each on the rank that `Ranks.dealt` deals it to;
-    ``shares`` are this rank's points (n, D) of theirs."""
+    ``shares`` are this rank's points (n, D) of theirs, which are taken out."""
     own, clouds, numbers = dict[int, JoinedGraph](), dict[int, Array](), range(len(spaces))
     lists = dict[int, Lists]()
-    for number, share in shares.items():
+    for number in list(shares):
         n, owner = spaces[number].size, number % ranks.count
-        clouds[number], size = _unit_share(share, n, ranks)
+        clouds[number], size = _unit_share(shares.pop(number), n, ranks)
         found = [ranks.collected(_there(part, ranks), n, owner) for part in _neighbours(clouds[number], n, k, ranks)]
         if found[0] is not None and found[1] is not None:
             lists[number] = Lists(found[0].cpu().numpy(), found[1].cpu().numpy())
@@ -100,10 +102,10 @@ class Lists:
 
     def lengths(self, pattern: Any, k: int) -> Array:
         found = np.empty(pattern.nnz)
-        for first in range(0, self.size, PASSED):
-            where = slice(first, first + PASSED)
+        for first in range(0, self.size, ROWS):
+            where = slice(first, first + ROWS)
             column, length = self.index[where, :k].ravel(), self.length[where, :k].ravel()
-            row = np.arange(first, min(first + PASSED, self.size), dtype=column.dtype).repeat(k)
+            row = np.arange(first, min(first + ROWS, self.size), dtype=column.dtype).repeat(k)
             for ends in ((row, column), (column, row)):
                 found[entry_positions(pattern, *ends)] = length
         return found
@@ -143,19 +145,20 @@ class JoinedGraph:
 def _unit_share(share: Array, n: int, ranks: Ranks) -> tuple[Array, float]:
     """This rank's points of a cloud that is centred and divided by its largest coordinate, and that divisor."""
     total = np.zeros(share.shape[1])
-    for rank in range(ranks.count):  # one after the other, so that the sum is that of all points, to the bit
-        own = partial(_added, total, share if rank == ranks.rank else share[:0])
-        total = ranks.dealt([own] * ranks.count)[rank]
+    for rank in range(ranks.count):  # one after the other, so that the sum is that of all points in a row, to the bit
+        total = ranks.dealt([partial(_added, total, share)], rank)[0]
     centred = share - total / n
-    size = float(ranks.most(_there(np.abs(centred).max(keepdims=True), ranks))) or 1.0
+    largest = np.array(max(centred.max(), -centred.min()))
+    size = float(ranks.most(_there(largest, ranks))) or 1.0
     centred /= size
     return centred, size
 
 
 def _added(total: Array, rows: Array) -> Array:
     """The sum (D,) of a ``total`` and of rows (n, D), in this order."""
-    for first in range(0, len(rows), PASSED):
-        total = np.vstack((total, rows[first : first + PASSED])).sum(0)
+    step = _passed_rows(rows.shape[1])
+    for first in range(0, len(rows), step):
+        total = np.vstack((total, rows[first : first + step])).sum(0)
     return total
 
 
@@ -165,11 +168,11 @@ def _neighbours(share: Array, n: int, k: int | None, ranks: Ranks) -> tuple[Arra
     tried = candidates(n)[-1:] if k is None or k > FEWEST else []
     most = min(max(tried + ([] if k is None else [k])), n - 1)
     index, length = np.full((len(share), most), -1, dtype=np.int32), np.full((len(share), most), np.inf)
-    every = np.arange(n, dtype=np.int32)[ranks.share(n)]
+    every, rows = np.arange(n, dtype=np.int32)[ranks.share(n)], max(LISTED // (most + 1), 1)
     for start, block in _passed(share, n, ranks):
         search, few = Search(block), min(most + 1, len(block))
-        for first in range(0, len(share), AT_ONCE):
-            where = slice(first, first + AT_ONCE)
+        for first in range(0, len(share), rows):
+            where = slice(first, first + rows)
             apart, near = search.with_lengths(share[where], few)
             near = near.astype(np.int32) + start
             apart[near == every[where, None]] = np.inf  # a point is no neighbour of its own
@@ -192,8 +195,13 @@ def _elsewhere(share: Array, label: Array, ranks: Ranks) -> tuple[Array, Array]:
 
 def _passed(share: Array, n: int, ranks: Ranks) -> Iterator[tuple[int, Array]]:
     """All points in runs, each with where it begins."""
-    for where, (rows,) in ranks.passed((_there(share, ranks),), n, 1, PASSED):
+    for where, (rows,) in ranks.passed((_there(share, ranks),), n, 1, _passed_rows(share.shape[1])):
         yield where.start, rows.cpu().numpy()
+
+
+def _passed_rows(dimensions: int) -> int:
+    """How many points are passed together."""
+    return max(COORDINATES // dimensions, 1)
 
 
 def _there(values: Array, ranks: Ranks) -> Tensor:

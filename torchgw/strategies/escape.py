@@ -80,8 +80,9 @@ def escaped(
     quadratic = ExactGradient(*spaces, *model.masses, model.loss)
     while True:
         hessian = hessian_of(DenseCoupling(solution.plan.double()), model, spaces, not model.fixed)
-        ends = lanczos(hessian, 1, tol=TOLERANCE, max_steps=STEPS, enough=_is_firm)
-        if len(ends.values) == 0:
+        empty = hessian.size == 0  # of a space whose distances are all zero
+        ends = None if empty else lanczos(hessian, 1, tol=TOLERANCE, max_steps=STEPS, enough=_is_firm)
+        if ends is None or len(ends.values) == 0:
             return SecondOrder(solution, math.inf, 0.0, escapes)
         curvature = float(ends.values[0])
         found = SecondOrder(solution, curvature, float(ends.errors[0]), escapes)

@@ -65,7 +65,7 @@ class VertexLevel(NamedTuple):
         """With the cost of a plan between cells of its points, and potentials that its own lead to."""
         core = factors_of(cells.x)[0].T @ found.plan.apply(factors_of(cells.y)[0], 1)
         cost, coarse = ExactGradient(self.x, self.y, self.p, self.q).of_core(core, self.p, self.q), found.cost
-        fine, few, (f, g) = Order.of(cost), Order.of(coarse), found.duals
+        (fine, few), (f, g) = (_order(each, self.ranks) for each in (cost, coarse)), found.duals
         row = _transformed(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g, self.ranks)
         column = _transformed(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f, self.ranks)
         return self._replace(cost=cost, duals=(row, column))
@@ -77,6 +77,11 @@ def _transformed(
     """The c-transform (N,) of potentials (k,) of column cells, between points and cells, near ``row_dual`` (N,)."""
     between = FactoredCost(cost.a, coarse.b, cost.U, coarse.V)
     return PricedCost.of(between, order, ranks=ranks).transform(row_dual, dual)[0]
+
+
+def _order(cost: FactoredCost, ranks: Ranks) -> Order:
+    """The first rank's, for others may round what it is found from otherwise."""
+    return ranks.first(partial(Order.of, cost))
 
 
 def factors_of(space: DistanceProvider) -> tuple[Tensor, Tensor]:
@@ -99,15 +104,15 @@ def descend_by_levels(
     within = np.empty(0, dtype=np.int64)
     if level.many:
         (x, p, a, f, U, rows), (y, q, b, g, V, columns) = (
-            _cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U),
-            _cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V),
+            _cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U, level.ranks),
+            _cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V, level.ranks),
         )
         cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g), level.ranks)
         coarse = partial(descend_by_levels, cells, history, least, max_iter, watch)
         found, status, history = watch.stage("cells", coarse)  # of its own, as its loop is another
         level, within = level.after(cells, found, rows, columns), matched_pairs(found.plan, rows, columns)
     p, q, cost, duals, ranks = level[2:]
-    order = Order.of(cost)
+    order = _order(cost, ranks)
     _, nearest = PricedCost.of(cost.T, order.turned, ranks=ranks).transform(duals[1], duals[0])
     if len(within) > MOST_WITHIN:
         reduced = PricedCost.of(cost, order).at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
@@ -120,12 +125,13 @@ def descend_by_levels(
 
 
 def _cells(
-    space: DistanceProvider, mass: Tensor, term: Tensor, dual: Tensor, side: Tensor
+    space: DistanceProvider, mass: Tensor, term: Tensor, dual: Tensor, side: Tensor, ranks: Ranks
 ) -> tuple[FactoredDistances, Tensor, Tensor, Tensor, Tensor, Cells]:
     """Cells of a space, with their masses, the means of a cost's term, of potentials and of a cost's factors, and which
     points are in which."""
     (F, signs), n = factors_of(space), len(mass)
-    halves = bisect(F, 2 ** int(math.log2(min(max(n / CELL, MOST_MASSES / 2), n))))
+    count = 2 ** int(math.log2(min(max(n / CELL, MOST_MASSES / 2), n)))
+    halves = ranks.first(partial(bisect, F, count))
     cells = halves.cells(len(halves.levels) - 1)
     means = cells.means(torch.cat((term[:, None], dual[:, None], side, F), 1), mass)
     ends = 2, 2 + side.shape[1]
