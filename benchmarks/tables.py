@@ -17,7 +17,7 @@ from benchmarks import headline, published
 from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md", "docs/pairwise.md")
+DOCUMENTS = ("README.md", "OPTIMIZATION_LOG.md", "docs/performance.md", "docs/pairwise.md", "docs/cluster.md")
 MADE = {"published": published.rows, "headline": headline.beside_peers, "large": headline.large}
 MARKED = re.compile(r"(<!-- table (\S+)(?: \| (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
