@@ -196,7 +196,8 @@ def test_the_command_starts_processes_and_goes_on_with_any_number(tmp_path: Path
         )
 
     first = command(
-        "align", "X.npy", "Y.npy", "-o", "a.npz", "--epsilon", "2e-3", "--nproc", "2", "--checkpoint", "kept"
+        *("align", "X.npy", "Y.npy", "-o", "a.npz", "--epsilon", "2e-3", "--nproc", "2", "--checkpoint", "kept"),
+        *("--report", "page.html"),
     )
     assert (first.returncode, first.stderr) == (0, "")
     for number, words in enumerate((["--nproc", "2"], ["--nproc=1"], [])):
@@ -207,6 +208,8 @@ def test_the_command_starts_processes_and_goes_on_with_any_number(tmp_path: Path
     assert (
         "must be a number of processes >= 1, got 0" in command("resume", "kept", "-o", "b.npz", "--nproc", "0").stderr
     )
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    assert "needs the points" in command("resume", "kept", "-o", "b.npz", "--report", "b.html", "--nproc", "2").stderr
     words = "--distances", "euclidean", "--nproc", "2"
     refused = command("align", "X.npy", "Y.npy", "-o", "a.npz", *words)
     assert refused.returncode == 2

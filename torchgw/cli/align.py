@@ -84,8 +84,8 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     check_report(arguments.report)
     if arguments.report and begun_by_ranks(arguments.checkpoint):
         raise ValueError(
-            f"--report needs the points, which results of several processes do not keep: leave it out, and draw it in "
-            f"Python, GWResult.load({str(arguments.output)!r}).report(page, X, Y)"
+            "--report needs the points, which results of several processes do not keep: leave it out, write an .npz, "
+            "and draw it in Python, GWResult.load(FILE).report(page, X, Y)"
         )
     with _solvers(arguments) as (_, go_on):
         result = _followed("resume", None, partial(go_on, arguments.checkpoint))
