@@ -249,7 +249,11 @@ CLAIMING = [
 ]
 
 
-@pytest.mark.parametrize("page", CLAIMING)
+# The page on marginals takes as long as three others.
+PAGES = [pytest.param(page, marks=pytest.mark.slow if page == "marginals" else ()) for page in CLAIMING]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_numbers_in_comments_are_those_that_are_printed(page: str) -> None:
     if page not in PRINTED:
         run_page(page)
