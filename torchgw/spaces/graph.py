@@ -157,7 +157,17 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
 
 def unjoined(cloud: Neighbours, k: int | None) -> list[Unjoined]:
     """The graph before its components are joined, and where a larger k was asked for the one that would be chosen."""
-    return [_unjoined(cloud, given) for given in ([k] if k is None or k <= FEWEST else [k, None])]
+    return [_unjoined(cloud, given) for given in _compared(k)]
+
+
+def most_neighbours(n: int, k: int | None) -> int:
+    """How many neighbours of each of n points the graphs of `unjoined` may need."""
+    return min(max(candidates(n)[-1] if given is None else given for given in _compared(k)), n - 1)
+
+
+def _compared(k: int | None) -> list[int | None]:
+    """The k that was asked for, and None for the one that would be chosen where that may be less."""
+    return [k] if k is None or k <= FEWEST else [k, None]
 
 
 def _unjoined(cloud: Neighbours, given: int | None) -> Unjoined:

@@ -21,11 +21,10 @@ from torch import Tensor
 from torchgw.runtime.ranks import Ranks
 from torchgw.spaces.edges import entry_positions
 from torchgw.spaces.graph import (
-    FEWEST,
     GraphReport,
     Parts,
     Unjoined,
-    candidates,
+    most_neighbours,
     nearest_elsewhere,
     reported,
     stitched,
@@ -165,8 +164,7 @@ def _added(total: Array, rows: Array) -> Array:
 def _neighbours(share: Array, n: int, k: int | None, ranks: Ranks) -> tuple[Array, Array]:
     """Of each of this rank's points as many nearest others as a graph may need, nearest first: their indices int32, and
     the distances."""
-    tried = candidates(n)[-1:] if k is None or k > FEWEST else []
-    most = min(max(tried + ([] if k is None else [k])), n - 1)
+    most = most_neighbours(n, k)
     index, length = np.full((len(share), most), -1, dtype=np.int32), np.full((len(share), most), np.inf)
     every, rows = np.arange(n, dtype=np.int32)[ranks.share(n)], max(LISTED // (most + 1), 1)
     for start, block in _passed(share, n, ranks):
