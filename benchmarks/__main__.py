@@ -43,7 +43,7 @@ GROUPS = {
     "sizes": "default hops meshes matrices curve",
     "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
-    "peers": "sizes such as 400x500, and ours, to keep the peers' rows",
+    "peers": "sizes such as 400x500, which are shown and not stored",
     "ranks": "same sharp dimensions bytes weak memory",
     "gpu": "kernels machine jobs million variants dense stream tiles preparation rows sharp large phases",
 }

@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 QUICK = HERE / "quick"
 _REHEARSED: ContextVar[bool] = ContextVar("rehearsed", default=False)
+MACHINE = ("cpu", "cores", "gpu")  # of an environment; rows of one table have these in common
 PACKAGES = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
 
 
@@ -156,8 +157,8 @@ def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, partial
     """Store a suite's rows with the environment they were measured in.
 
     Only where the tests have passed on this very code. What a ``quick`` run finds goes to a folder of its own, which no
-    document reads and nothing commits. A ``partial`` run keeps rows of the last one, whose environment stays beside its
-    own.
+    document reads and nothing commits. A ``partial`` run keeps rows of an earlier one on the same machine, whose
+    environment stays beside its own.
     """
     folder = QUICK if quick else RESULTS
     path = folder / f"{name}.json"
@@ -170,9 +171,36 @@ def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, partial
     folder.mkdir(exist_ok=True)
     if partial and path.exists():
         before = json.loads(path.read_text())
+        if why := other_machine(before):
+            raise ValueError(f"{path.name} {why}: rows of two machines are no table")
         content["environment_of_kept_rows"] = before.get("environment_of_kept_rows", before["environment"])
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+def kept(path: Path, groups: Sequence[str] | None) -> dict[str, Any]:
+    """The stored results whose rows may stay beside new ones, of named ``groups`` or of the whole suite; {} for none.
+
+    One table is of one machine. On another one a whole run begins anew, and a run of named groups ends with the reason.
+    """
+    if not path.exists():
+        return {}
+    stored: dict[str, Any] = json.loads(path.read_text())
+    if not (why := other_machine(stored)):
+        return stored
+    if groups is None:
+        return {}
+    raise SystemExit(f"{path.name} {why}: run the whole suite, without naming groups")
+
+
+def other_machine(stored: Mapping[str, Any]) -> str:
+    """How the machine of some stored rows differs from this one; empty where it does not."""
+    here = environment()
+    for made in (stored["environment"], stored.get("environment_of_kept_rows", {})):
+        for name in MACHINE:
+            if made.get(name) != here.get(name) and name in made:
+                return f"has rows that were measured with {name} = {made[name]}, and here it is {here.get(name)}"
+    return ""
 
 
 def run_groups(
@@ -189,8 +217,8 @@ def run_groups(
     """
     warnings.simplefilter("ignore")
     path = RESULTS / f"{name}.json"
-    keep = groups is not None and not quick and path.exists()
-    found: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["groups"] if keep else {}
+    before = kept(path, groups) if groups is not None and not quick else {}
+    found: dict[str, list[dict[str, Any]]] = before.get("groups", {})
     rows: list[dict[str, Any]] = []
     for key in groups or made:
         began = time.perf_counter()
@@ -198,7 +226,7 @@ def run_groups(
         print(f"# {key}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         show([without_detail(line) for line in found[key]])
         rows = [without_detail(line) for each in made for line in found.get(each, [])]
-        write(name, rows, quick=quick, partial=keep, groups=found)
+        write(name, rows, quick=quick, partial=bool(before), groups=found)
     print()
     show(rows)
 

@@ -20,7 +20,7 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks import jobs, kernels, phases
-from benchmarks.common import RESULTS, fastest, rehearsal, rehearsed, show, write
+from benchmarks.common import RESULTS, fastest, kept, rehearsal, rehearsed, show, write
 from torchgw import GWOptions, LadderOptions, SinkhornOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import neighbour_graphs, shortest_paths, softmin_dense, softmin_stream, softmin_tiles
@@ -380,15 +380,15 @@ def run(groups: list[str] | None = None, cpu_check: bool = False) -> None:
 
 def _run(groups: list[str] | None, scope: Scope) -> None:
     path = RESULTS / "gpu.json"
-    kept = groups and path.exists() and not rehearsed()
-    held: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if kept else {}
+    before = kept(path, groups) if groups and not rehearsed() else {}
+    held: dict[str, list[Row]] = before.get("groups", {})
     if groups is None or "kernels" in groups:
         kernels.run(scope.device)
     for name in groups or GROUPS:
         if name in GROUPS:
             held[name] = GROUPS[name](scope)
             show(held[name])
-            write("gpu", summary(held), partial=groups is not None, groups=held)
+            write("gpu", summary(held), partial=bool(before), groups=held)
     if held:
         print()
         show(summary(held))

@@ -10,6 +10,7 @@ from benchmarks.common import RESULTS
 Row = dict[str, Any]
 SOLVERS = {  # as they are stored, and as they are shown
     "torchgw, from points": "**torchgw**",
+    "torchgw epsilon=0, from points": "**torchgw**, `epsilon=0`, from points",
     "torchgw epsilon=1e-3": "**torchgw**, `epsilon=1e-3`",
     "torchgw epsilon=0": "**torchgw**, `epsilon=0`",
     "POT conditional gradient": "POT, conditional gradient",
@@ -28,21 +29,22 @@ def beside_peers() -> list[Row]:
     stored = json.loads((RESULTS / "peers.json").read_text())
     sizes = [(row["N"], row["K"]) for row in stored["preparation"]]
     made = {f"{n} x {k}": _seconds(row["seconds"]) for (n, k), row in zip(sizes, stored["preparation"], strict=True)}
-    found = []
+    preparation = {"solver": "*all pairs of distances, which the solvers below begin from*"} | made
+    found: list[Row] = []
     for solver, shown in SOLVERS.items():
         runs = {(row["N"], row["K"]): row for row in stored["rows"] if row["solver"] == solver}
         if not runs:
             continue
         judged = runs[JUDGED]
+        if judged["from"] == "distances" and preparation not in found:
+            found.append(preparation)
         cells = {f"{n} x {k}": _seconds(runs[n, k]["seconds"]) for n, k in sizes}
         quality = {
-            "value": f"{judged['value']:.5f}",
-            "marginal error": f"{judged['marginal_error']:.1e}",
-            "rho": f"{judged['rho']:.4f}",
+            "value": _shown(judged["value"], ".5f"),
+            "marginal error": _shown(judged["marginal_error"], ".1e"),
+            "rho": _shown(judged["rho"], ".4f"),
         }
         found.append({"solver": shown} | cells | quality)
-        if solver == FROM_POINTS:
-            found.append({"solver": "*all pairs of distances, which the solvers below begin from*"} | made)
     return found
 
 
@@ -68,3 +70,8 @@ def _seconds(seconds: float | str) -> str:
         return "over the limit"
     digits = ".2g" if seconds < 1 else ".1f" if seconds < 10 else ".0f"
     return f"{seconds:{digits}} s"
+
+
+def _shown(value: float | str, form: str) -> str:
+    """A number, or the text that stands for one that is not known."""
+    return value if isinstance(value, str) else f"{value:{form}}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RESULTS, show, write
+from benchmarks.common import RESULTS, kept, show, write
 
 Row = dict[str, Any]
 RHO, MARGINALS = 0.999, 1e-6
@@ -262,17 +262,19 @@ GROUPS = {
 def run(groups: list[str] | None = None) -> None:
     """Run the groups, keep the stored rows of the others, and write ``results/scale.json``."""
     path = RESULTS / "scale.json"
-    stored = json.loads(path.read_text())["details"] if path.exists() else []
     unknown = set(groups or ()) - set(GROUPS)
     if unknown:
         raise SystemExit(f"groups must be among {', '.join(GROUPS)}, got {', '.join(sorted(unknown))}")
-    held = {name: [old for old in stored if old["group"] == name] for name in GROUPS}
-    rows = stored
+    before = kept(path, groups)
+    rows = before.get("details", [])
+    held = {name: [old for old in rows if old["group"] == name] for name in GROUPS}
+    left = set(GROUPS)
     for name in GROUPS if groups is None else groups:
-        held[name] = [{"group": name} | found for found in GROUPS[name]()] or held[name]
+        if measured := [{"group": name} | found for found in GROUPS[name]()]:
+            held[name] = measured
+            left.discard(name)
         rows = [entry for group in GROUPS for entry in held[group]]
         rows += [{"group": "growth"} | found for found in growth(rows)]
-        write(
-            "scale", table(rows), partial=groups is not None, details=rows
-        )  # after every group, so that nothing is lost
+        # After every group, so that nothing is lost.
+        write("scale", table(rows), partial=bool(before) and bool(left), details=rows)
     show(table(rows))

@@ -89,6 +89,31 @@ def test_rows_that_are_kept_keep_their_environment(tmp_path, monkeypatch):
     assert stored["environment_of_kept_rows"] == {"commit": 0}
 
 
+def test_rows_of_two_machines_never_make_one_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "require_green", lambda: None)
+    here = {"cpu": "first", "cores": 2, "gpu": None}
+    monkeypatch.setattr(common, "environment", lambda: dict(here))
+    made, path = {name: lambda: [{"case": 1}] for name in ("one", "two")}, tmp_path / "x.json"
+    assert common.kept(path, ["one"]) == {}
+    common.run_groups("x", made)
+    common.run_groups("x", made, ["one"])
+    for name, other in {"cpu": "second", "cores": 4, "gpu": "H100"}.items():
+        before, kept = path.read_text(), here[name]
+        here[name] = other
+        never = {"one": lambda: pytest.fail("it has measured before it refused")}
+        with pytest.raises(SystemExit, match=rf"x.json has rows .* {name} = {kept}, and here it is {other}: run the"):
+            common.run_groups("x", never, ["one"])
+        with pytest.raises(ValueError, match="rows of two machines are no table"):
+            common.write("x", [{"case": 1}], partial=True)
+        assert path.read_text() == before
+        here[name] = kept
+    here["cpu"] = "second"
+    assert common.kept(path, None) == {}
+    common.run_groups("x", made)
+    assert json.loads(path.read_text())["environment"]["cpu"] == "second"
+
+
 def test_published_figures_stand_beside_those_of_the_same_size_and_tolerance(tmp_path, monkeypatch):
     def detail(n, tol, seconds):
         return {"detail": {"n": n, "k": n, "tol": tol, "seconds": seconds, "gib": 1.0}}

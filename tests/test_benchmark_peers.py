@@ -227,9 +227,8 @@ def test_sizes_are_named_like_400x500():
         suite.chosen(["large"], quick=False)
 
 
-def follow(monkeypatch, folder, measure, stored):
+def follow(monkeypatch, measure, stored):
     """Let a run of the suite measure by this function, and put what it would write into a list."""
-    monkeypatch.setattr(suite, "QUICK", folder)
     monkeypatch.setattr(suite, "show", lambda rows: None)
     monkeypatch.setattr(suite, "write", lambda name, rows, **more: stored.append({"rows": rows, **more}))
     monkeypatch.setattr(
@@ -238,51 +237,26 @@ def follow(monkeypatch, folder, measure, stored):
     monkeypatch.setattr(suite, "measure", measure)
 
 
-def test_named_sizes_keep_the_rows_of_others(problem, monkeypatch, tmp_path):
+def test_rows_are_stored_where_all_sizes_and_all_solvers_ran_in_one_run(monkeypatch):
     stored, given = [], []
 
-    def measure(solvers, p, *more):
-        given.append({solver.name for solver in solvers})
+    def measure(solvers, p, rounds, limit, smaller):
+        given.append(({solver.name for solver in solvers}, len(smaller), limit))
         return [suite.row(SOLVERS[0], p, [took(p.x.size)], None, [1.0])]
 
-    follow(monkeypatch, tmp_path, measure, stored)
-    monkeypatch.setattr(suite, "RESULTS", tmp_path / "whole")
-    suite.run(["10x20", "30x40"], quick=True)
-    (tmp_path / "peers.json").write_text(json.dumps(stored[-1]))
-    suite.run(["10x20"], quick=True)
-    assert [(found["N"], found["K"]) for found in stored[-1]["rows"]] == [(10, 20), (30, 40)]
-    assert [found["N"] for found in stored[-1]["preparation"]] == [10, 30]
-    suite.run(["10x20"])
-    assert given[-1] - given[0] == {solver.name for solver in SOLVERS if solver.long} != set()
-
-
-def test_a_run_of_ours_alone_keeps_the_peers_beside_it(problem, monkeypatch, tmp_path):
-    stored = []
-
-    def measure(solvers, p, *more):
-        seconds = 2.0 if stored else 1.0
-        return [
-            suite.row(solver, p, [took(seconds if is_ours(solver.name) else 6.0)], suite.Quality(1.0, 0.0, 1.0), [1.0])
-            for solver in solvers
-        ]
-
-    follow(monkeypatch, tmp_path, measure, stored)
-    suite.run(["10x20", "30x40"], quick=True)
-    for line in stored[-1]["rows"]:
-        line["against"] = BASES["distances"]
-    (tmp_path / "peers.json").write_text(json.dumps(stored[-1]))
-    suite.run(["ours", "30x40"], quick=True)
-    before, after = ({(r["N"], r["solver"]): r for r in run["rows"]} for run in stored[-2:])
-    assert list(before) == list(after)
-    assert all(after[10, name] == before[10, name] for _, name in before)
-    assert stored[-1]["partial"]
-    for solver in (solver for solver in SOLVERS if not solver.long):
-        line = after[30, solver.name]
-        assert line["against"] == solver.base
-        assert line["seconds"] == (2.0 if is_ours(solver.name) else 6.0)
-        assert is_ours(solver.name) or line["ratio"] == 3.0
-    unsolved = before[30, "fugw"] | {"seconds": "-"}
-    assert suite.beside(unsolved, list(after.values()))["ratio"] == "-"
+    follow(monkeypatch, measure, stored)
+    suite.run(["10x20", "30x40"])
+    assert stored == []
+    suite.run()
+    everybody = {solver.name for solver in SOLVERS}
+    assert given[2:] == [(everybody, i, suite.LIMIT) for i in range(len(suite.SIZES))]
+    (whole,) = stored
+    assert [(found["N"], found["K"]) for found in whole["rows"]] == list(suite.SIZES)
+    assert [found["N"] for found in whole["preparation"]] == [n for n, _ in suite.SIZES]
+    assert "partial" not in whole
+    suite.run(quick=True)
+    assert stored[-1]["quick"]
+    assert everybody - given[-1][0] == {solver.name for solver in SOLVERS if solver.long} != set()
 
 
 def test_peers_stand_beside_the_row_of_their_entropy():
@@ -292,24 +266,6 @@ def test_peers_stand_beside_the_row_of_their_entropy():
     for solver in SOLVERS:
         if not is_ours(solver.name) and "entropic" in solver.name:
             assert solver.base == ENTROPIC[solver.source]
-
-
-def test_a_whole_run_keeps_the_rows_of_sizes_that_are_still_to_come(monkeypatch, tmp_path):
-    stored = []
-    monkeypatch.setattr(suite, "RESULTS", tmp_path)
-    monkeypatch.setattr(suite, "SIZES", ((10, 20), (30, 40)))
-    monkeypatch.setattr(suite, "show", lambda rows: None)
-    monkeypatch.setattr(suite, "write", lambda name, rows, **more: stored.append({"rows": rows, **more}))
-    monkeypatch.setattr(
-        suite.Problem, "make", lambda folder, n, k: (suite.Problem(folder, np.zeros(n), np.zeros(k)), 1.0)
-    )
-    monkeypatch.setattr(suite, "measure", lambda _, p, *more: [suite.row(SOLVERS[0], p, [took(p.x.size)], None, [1.0])])
-    suite.run()
-    assert [more["partial"] for more in stored] == [False, False]
-    (tmp_path / "peers.json").write_text(json.dumps(stored[-1]))
-    suite.run()
-    assert [len(more["rows"]) for more in stored[2:]] == [2, 2]
-    assert [more["partial"] for more in stored[2:]] == [True, False]
 
 
 def test_solvers_have_names_of_their_own_and_runners_that_are_there():

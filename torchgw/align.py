@@ -66,8 +66,9 @@ def gw_align(
 ) -> GWResult:
     """Align two metric-measure spaces by Gromov-Wasserstein transport.
 
-    A search on landmarks finds the basin of the global optimum, a descent with the exact gradient (or a sampled one
-    where that is out of reach) ends in it, and the result says how good it is: see `GWResult.certificate`.
+    A search from many starts on landmarks chooses the lowest local optimum that it finds; a descent with the exact
+    gradient (or a sampled one where that is out of reach) refines it. No search of a non-convex problem can promise
+    the global optimum: `GWResult.certificate` and `GWResult.basins` say what is known about the result.
 
     Minimises alpha sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j' + (1 - alpha) <M, T> with entropy over the plans T with
     marginals p and q, or near them, each space's distances divided by its own largest one. See

@@ -117,8 +117,8 @@ class Unbalanced(Marginals):
     That of "tv" is the partial problem of Bai et al. (2025). With "kl" the objective is that of Sejourne, Vialard and
     Peyre (2021), whose divergences and entropy are those of the squared measures; POT's
     ``fused_unbalanced_gromov_wasserstein`` with ``divergence="kl"`` and fugw have it too, with two plans that may
-    differ where this has one. ott-jax relaxes the marginals of each linearised problem instead, so what it ends in
-    depends on how that problem is scaled, and is not the minimiser of a stated objective.
+    differ where this has one. ott-jax has these divergences by default, with ``rho = epsilon tau / (1 - tau)``; its
+    plans differ, because its entropy is relative to the counting measure and it scales the divergences by the mass.
     """
 
     rho_x: float

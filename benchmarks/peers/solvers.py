@@ -67,6 +67,7 @@ SOLVERS = (
     _ours(name="torchgw, from points", method="align", source="points"),
     _ours(name="torchgw, from distances", method="align"),
     *(_ours(name=name, method="align", source=source, settings={"epsilon": 1e-3}) for source, name in ENTROPIC.items()),
+    _ours(name=f"{SHARP}, from points", method="align", source="points", settings={"epsilon": 0}),
     _ours(name=SHARP, method="align", settings={"epsilon": 0}),
     _ours(
         name="torchgw sampled",

@@ -6,7 +6,6 @@ others those that were quick, so a ratio compares runs of one round, and slow on
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -17,21 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import QUICK, RESULTS, paired, show, write
+from benchmarks.common import paired, show, write
 from benchmarks.peers.evaluate import Quality, evaluate
 from benchmarks.peers.launch import Run, installed, launch
-from benchmarks.peers.solvers import BASES, SOLVERS, Solver, named
+from benchmarks.peers.solvers import BASES, SOLVERS, Solver
 from benchmarks.quality import geodesics, timed
-from benchmarks.report.peers import is_ours
 from torchgw.datasets import make_spiral, make_swiss_roll
 
 __all__ = ["BASES", "run"]
 
 SIZES = ((400, 500), (1000, 1200), (2000, 2500), (4000, 5000))
-LIMITS = {(4000, 5000): 60.0}  # seconds, where two minutes for each would be an hour; ten times what ours takes
+LIMIT, QUICK_LIMIT = 60.0, 20.0  # seconds of a run; with two minutes for each, all sizes would take an hour
 QUICK_SIZES = ((400, 500),)
-OWN = "ours"  # among the groups: our solvers alone run
-BRIEF = 5.0
+ROUNDS, BRIEF = 3, 2.5  # a run that took longer than so many seconds is not repeated
 FILES = {"points": ("X", "Y"), "distances": ("DX", "DY")}
 Row = dict[str, Any]
 
@@ -145,14 +142,6 @@ def row(solver: Solver, problem: Problem, runs: Sequence[Run], quality: Quality 
     }
 
 
-def beside(row: Row, ours: Sequence[Row]) -> Row:
-    """A peer's stored row beside our new ones: the ratio of the seconds shown, as no round has had both."""
-    base = named(row["solver"]).base
-    seconds = next(own["seconds"] for own in ours if own["solver"] == base)
-    known = "-" not in (row["seconds"], seconds)
-    return row | {"against": base, "ratio": row["seconds"] / seconds if known else "-"}
-
-
 def _median(values: Sequence[float]) -> float | str:
     return statistics.median(values) if values else "-"
 
@@ -182,38 +171,24 @@ def cell(row: Row) -> str:
 
 def chosen(groups: Sequence[str] | None, quick: bool) -> list[tuple[int, int]]:
     """The sizes to run: all of them, or those named like "400x500"."""
-    sizes = [group for group in groups or () if group != OWN]
-    if not sizes:
+    if not groups:
         return list(QUICK_SIZES if quick else SIZES)
     try:
-        return [(int(n), int(k)) for n, k in (size.split("x") for size in sizes)]
+        return [(int(n), int(k)) for n, k in (size.split("x") for size in groups)]
     except ValueError:
-        raise SystemExit(f"groups are sizes like 400x500, and {OWN}, got {' '.join(sizes)}") from None
+        raise SystemExit(f"groups are sizes like 400x500, got {' '.join(groups)}") from None
 
 
 def run(groups: list[str] | None = None, quick: bool = False) -> None:
-    """Measure the named sizes (all by default), storing after each; rows of other sizes are kept until theirs come.
-
-    With `OWN` among the groups the peers do not run, and their rows are kept beside our new ones.
-    """
-    sizes = chosen(groups, quick)
-    alone = OWN in (groups or ())
-    solvers = [solver for solver in SOLVERS if not (quick and solver.long) and (is_ours(solver.name) or not alone)]
-    path = (QUICK if quick else RESULTS) / "peers.json"
-    keep = path.exists() and (bool(groups) or not quick)
-    stored = json.loads(path.read_text()) if keep else {"rows": [], "preparation": []}
-    for i, (n, k) in enumerate(sizes, 1):
-        kept = {key: [r for r in stored[key] if (r["N"], r["K"]) != (n, k)] for key in ("rows", "preparation")}
-        theirs = [r for r in stored["rows"] if alone and (r["N"], r["K"]) == (n, k) and not is_ours(r["solver"])]
+    """Measure the named sizes (all by default), and store the rows where all have run: one table is one run."""
+    solvers = [solver for solver in SOLVERS if not (quick and solver.long)]
+    rows: list[Row] = []
+    preparation: list[Row] = []
+    for n, k in chosen(groups, quick):
         with tempfile.TemporaryDirectory() as folder:
             problem, seconds = Problem.make(Path(folder), n, k)
-            limit = 20.0 if quick else LIMITS.get((n, k), 120.0)
-            rows = measure(solvers, problem, 1 if quick else 3, limit, kept["rows"])
-            rows += [beside(each, rows) for each in theirs]
-        stored = {
-            "rows": sorted(kept["rows"] + rows, key=lambda r: r["N"]),
-            "preparation": sorted([*kept["preparation"], {"N": n, "K": k, "seconds": seconds}], key=lambda r: r["N"]),
-        }
-        partial = bool(groups) or (keep and i < len(sizes))
-        write("peers", quick=quick, partial=partial, **stored, summary=summarise(stored["rows"]))
-    show([{key: value for key, value in r.items() if key != "settings"} for r in stored["rows"]])
+            rows += measure(solvers, problem, 1 if quick else ROUNDS, QUICK_LIMIT if quick else LIMIT, rows)
+        preparation.append({"N": n, "K": k, "seconds": seconds})
+    if not groups:
+        write("peers", rows, quick=quick, preparation=preparation, summary=summarise(rows))
+    show([{key: value for key, value in r.items() if key != "settings"} for r in rows])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-from benchmarks.common import RESULTS, show, write
+from benchmarks.common import RESULTS, kept, show, write
 from benchmarks.phases.bench import Bench
 from benchmarks.phases.comparison import Row
 from benchmarks.phases.cumulative import cumulative
@@ -58,8 +57,8 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
         bench = replace(bench, max_iter=40, budget=0.5)
     name = "phases_gpu" if on_gpu else "phases"
     path = RESULTS / f"{name}.json"
-    keep = not quick and path.exists()
-    held: dict[str, list[Row]] = json.loads(path.read_text())["groups"] if keep else {}
+    before = {} if quick else kept(path, groups)
+    held: dict[str, list[Row]] = before.get("groups", {})
     warnings.simplefilter("ignore")
     left, rows = set(GROUPS), []
     for group in groups or GROUPS:
@@ -70,5 +69,5 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
         rows = [entry for key in GROUPS if key != "cumulative" for entry in held.get(key, [])]
         short = [line(entry) for entry in rows]
         more = {"summary": short, "cumulative": held.get("cumulative", []), "groups": held}
-        write(name, rows, quick=quick, partial=keep and bool(left), **more)
+        write(name, rows, quick=quick, partial=bool(before) and bool(left), **more)
     return rows
