@@ -10,7 +10,7 @@ DONE := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 SITE := docs/_build/html
 
-.PHONY: demo docs docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-quality bench-kinds bench-small bench-sizes bench-scale bench-gpu report clean
+.PHONY: demo docs docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-peers bench-quality bench-kinds bench-small bench-sizes bench-scale bench-gpu report clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -65,6 +65,12 @@ published_needs := torchgw==0.4.2
 fugw_needs      := fugw==0.1.1
 
 bench-env: $(PEERS:%=.venv-%/.installed)
+
+# All packages on one problem, in one run on one machine, and the documents from it.
+bench-peers: $(DONE) bench-env
+	$(BIN)/python -m benchmarks verify
+	$(BIN)/python -m benchmarks peers
+	$(BIN)/python -m benchmarks tables
 
 bench-quality: $(DONE) bench-env
 	$(BIN)/python -m pip install -q -e '.[peers]'

@@ -27,7 +27,6 @@ class Solver:
 
     ``source`` says whether it is given "points" or "distances", ``note`` what its settings do not, ``against`` which of
     our rows solves the same problem, if it is not the one without arguments from the same input.
-    Quick runs leave ``long`` ones out.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Solver:
     settings: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     against: str = ""
-    long: bool = False
 
     @property
     def base(self) -> str:
@@ -138,14 +136,6 @@ SOLVERS = (
         source="points",
         settings={"distance_mode": "landmark", "k": 5, "M": 80, "epsilon": 5e-3, "max_iter": 50},
         against=ENTROPIC["points"],
-    ),
-    _published(
-        name="torchgw 0.4.2, 300 iterations",
-        method="from_points",
-        source="points",
-        settings={"distance_mode": "landmark", "k": 5, "M": 80, "epsilon": 5e-3, "max_iter": 300},
-        against=ENTROPIC["points"],
-        long=True,
     ),
     _published(
         name="torchgw 0.4.2, from distances",

@@ -181,13 +181,12 @@ def chosen(groups: Sequence[str] | None, quick: bool) -> list[tuple[int, int]]:
 
 def run(groups: list[str] | None = None, quick: bool = False) -> None:
     """Measure the named sizes (all by default), and store the rows where all have run: one table is one run."""
-    solvers = [solver for solver in SOLVERS if not (quick and solver.long)]
     rows: list[Row] = []
     preparation: list[Row] = []
     for n, k in chosen(groups, quick):
         with tempfile.TemporaryDirectory() as folder:
             problem, seconds = Problem.make(Path(folder), n, k)
-            rows += measure(solvers, problem, 1 if quick else ROUNDS, QUICK_LIMIT if quick else LIMIT, rows)
+            rows += measure(SOLVERS, problem, 1 if quick else ROUNDS, QUICK_LIMIT if quick else LIMIT, rows)
         preparation.append({"N": n, "K": k, "seconds": seconds})
     if not groups:
         write("peers", rows, quick=quick, preparation=preparation, summary=summarise(rows))
