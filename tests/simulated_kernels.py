@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tests.simulated_device import Simulation
+from torchgw.kernels import gpu
 from torchgw.kernels.kernel import rescaled
 from torchgw.kernels.neighbour_graphs import reference as graphs
 from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges
@@ -34,6 +36,11 @@ from torchgw.kernels.tiles import Tiles
 Grid = tuple[int, ...]
 
 
+def number(bits: int) -> float:
+    """The number that kernels are given the bits of, see `torchgw.kernels.gpu.bits`."""
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
 def dense_softmin(
     grid: Grid, S: Tensor, bias: Tensor, out: Tensor, n: int, k: int, by_row: int, by_column: int, part: int, **_: Any
 ) -> None:
@@ -46,7 +53,7 @@ def dense_softmin(
 def dense_sweep(
     grid: Grid, S: Tensor, g: Tensor, log_p: Tensor, f: Tensor, new_f: Tensor, sums: Tensor, *given: Any, **_: Any
 ) -> None:
-    found, softmin = dense.sweep(S, g, log_p, f, given[-1])
+    found, softmin = dense.sweep(S, g, log_p, f, number(given[-1]))
     new_f.copy_(found)
     sums.zero_()
     sums[0] = (softmin + g).exp2()
@@ -57,9 +64,9 @@ def dense_absorb(grid: Grid, S: Tensor, f: Tensor, g: Tensor, out: Tensor, *_: A
 
 
 def dense_rescale(
-    grid: Grid, mass: Tensor, sums: Tensor, old: Tensor, out: Tensor, n: int, weight: float, **_: Any
+    grid: Grid, mass: Tensor, sums: Tensor, old: Tensor, out: Tensor, n: int, weight: int, **_: Any
 ) -> None:
-    out.copy_(rescaled(mass, sums, old, weight))
+    out.copy_(rescaled(mass, sums, old, number(weight)))
 
 
 def stream_softmin(
@@ -209,7 +216,7 @@ def joined(
 
 
 def tries(grid: Grid, points: Tensor, pointer: Tensor, target: Tensor, length: Tensor, *given: Any, **_: Any) -> None:
-    n, factor = len(points), given[-1]
+    n, factor = len(points), number(given[-1])
     row = torch.repeat_interleave(torch.arange(n, device=pointer.device), pointer.diff()).int()
     padded = torch.nn.functional.pad(row, (0, len(target) - len(row)))
     graphs.tried(points, Edges(pointer, padded, target, length, target), Doubtful(*given[:5]), factor)
@@ -217,10 +224,10 @@ def tries(grid: Grid, points: Tensor, pointer: Tensor, target: Tensor, length: T
 
 def closed(
     grid: Grid, waiting: Tensor, rank: Tensor, row: Tensor, target: Tensor, length: Tensor, low: Tensor, high: Tensor,
-    state: Tensor, told: Tensor, size: float, *_: Any, **__: Any,
+    state: Tensor, told: Tensor, size: int, *_: Any, **__: Any,
 ) -> None:  # fmt: skip
     doubtful = Doubtful(rank, waiting, low, high, state)
-    told.copy_(graphs.closed(Edges(row, row, target, length, row), doubtful, size))
+    told.copy_(graphs.closed(Edges(row, row, target, length, row), doubtful, number(size)))
 
 
 def farthest(grid: Grid, rows: Tensor, nearest: Tensor, chosen: Tensor, n: int, most: int, **_: Any) -> None:
@@ -272,6 +279,8 @@ class _Kernel:
     def _launch(self, grid: Grid, *given: Any, num_warps: int = 4, num_stages: int = 2, **constants: Any) -> None:
         if self._name.startswith(WITHOUT_STRIDES):
             assert all(each.is_contiguous() for each in given if isinstance(each, Tensor)), self._name
+        # Triton before 3.4 takes every float for a float32, whatever is annotated.
+        assert not any(isinstance(each, float) for each in given), f"{self._name}: a number that is rounded on its way"
         with self._simulation.one_launch(self._name):
             self._body(grid, *given, **constants)
 
@@ -281,6 +290,7 @@ def triton_stands_in(simulation: Simulation) -> Iterator[None]:
     """Within it ``backend="triton"`` launches the kernels above."""
     families = [importlib.import_module(f"torchgw.kernels.{name}.triton") for name in KERNELS]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "failure", lambda _: None)
         for name, bodies in KERNELS.items():
             made = SimpleNamespace(
                 **{kernel: _Kernel(simulation, f"{name} {kernel}", bodies[kernel]) for kernel in bodies}

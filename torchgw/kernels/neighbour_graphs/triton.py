@@ -86,14 +86,14 @@ def build() -> Graphs:
             for _ in range(ROUNDS):
                 kernels.tries_kernel[(programs,)](
                     points, edges.pointer, edges.target, edges.length, *doubtful, distance, queued, queue, touched,
-                    n, d, len(edges.row), factor, SWEEPS=SWEEPS, **STEP,
+                    n, d, len(edges.row), gpu.bits(factor), SWEEPS=SWEEPS, **STEP,
                 )  # fmt: skip
 
     def closed(edges: Edges, doubtful: Doubtful, size: float) -> Tensor:
         told = edges.pointer.new_zeros(2 + 3 * TOLD)
         with gpu.active(told):
             kernels.closed_kernel[(gpu.divided(len(edges.row), BLOCK),)](
-                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:], told, size, len(edges.row),
+                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:], told, gpu.bits(size), len(edges.row),
                 MOST=TOLD, BLOCK=BLOCK,
             )  # fmt: skip
         return told
