@@ -399,6 +399,7 @@ def simulated_gpu() -> Iterator[Simulation]:
         "memory_allocated": lambda device=None: 0,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
+        "get_allocator_backend": lambda: "native",
         "device": lambda device: nullcontext(),
         "Event": _Event,
         "Stream": _Stream,
