@@ -68,7 +68,7 @@ class Rates:
 
 
 def copied_bytes(device: torch.device) -> int:
-    """Of what is copied: so much that neither a cache holds it nor the launch of its copy shows, where there is room."""
+    """The bytes of a copy: more than a cache holds, and so many that its launch does not show, if there is room."""
     if rehearsed():
         return 2**20
     return min(2**31, torch.cuda.mem_get_info(device)[0] // 4) if device.type == "cuda" else 2**26
