@@ -18,8 +18,8 @@ graph is one.
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import thread
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -136,7 +136,7 @@ class Simulation(TorchDispatchMode):
     ``reads``, events that it waits for behind other work, ``launches``, all that compute, ``captured``, what goes into
     graphs instead, ``uploads``, copies to the device. A copy is waited for unless it is asked not to block, and on the
     way to the device comes from pinned memory or is small. ``crossings`` are the most entries of a copy between
-    devices."""
+    devices, ``variants`` the kinds of arguments that each Triton kernel is compiled for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,6 +146,7 @@ class Simulation(TorchDispatchMode):
         self.captured: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
         self.crossings: Counter[str] = Counter()
+        self.variants: defaultdict[str, set[Hashable]] = defaultdict(set)
         self.capturing: Graph | None = None
         self._within_launch = False
 

@@ -6,13 +6,16 @@ padding, merging parts, is what it does on a GPU and is counted with them.
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import operator
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -267,11 +270,38 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
 WITHOUT_STRIDES = ("neighbour_graphs", "shortest_paths")  # which take it that tensors lie in rows
 
 
+@cache
+def by_value(family: str) -> dict[str, tuple[bool, ...]]:
+    """For each Triton kernel of a family, whether it is compiled anew for kinds of values, or of alignment, of each
+    argument, by its source, as Triton need not be there."""
+    package = importlib.import_module(f"torchgw.kernels.{family}")
+    tree, found = ast.parse((Path(inspect.getfile(package)).parent / "triton_kernels.py").read_text()), {}
+    for node in (each for each in tree.body if isinstance(each, ast.FunctionDef)):
+        given = [more for call in node.decorator_list if isinstance(call, ast.Call) for more in call.keywords]
+        exempt = {name for more in given for name in ast.literal_eval(more.value)}
+        found[node.name] = tuple(argument.arg not in exempt for argument in node.args.args)
+    return found
+
+
+def variant(values: Iterable[Any], by_value: Iterable[bool], constants: dict[str, Any]) -> Hashable:
+    """What Triton tells compiled kernels apart by: dtypes of tensors, the width of integers, constants, and where it
+    asks, whether a tensor is aligned and an integer is 1 or a multiple of 16."""
+    key: list[Hashable] = []
+    for value, asked in zip(values, by_value, strict=False):
+        if isinstance(value, Tensor):
+            key.append((value.dtype, asked and getattr(value, "held", value).data_ptr() % 16 == 0))
+        elif isinstance(value, int):
+            key.append((abs(value) >= 2**31, asked and (value == 1, value % 16 == 0)))
+    return *key, *sorted(constants.items())
+
+
 class _Kernel:
     """A kernel that is launched on a grid."""
 
     def __init__(self, simulation: Simulation, name: str, body: Callable[..., None]) -> None:
         self._simulation, self._name, self._body = simulation, name, body
+        family, kernel = name.split()
+        self._by_value = by_value(family)[kernel]
 
     def __getitem__(self, grid: Grid) -> Callable[..., None]:
         return partial(self._launch, grid)
@@ -281,6 +311,8 @@ class _Kernel:
             assert all(each.is_contiguous() for each in given if isinstance(each, Tensor)), self._name
         # Triton before 3.4 takes every float for a float32, whatever is annotated.
         assert not any(isinstance(each, float) for each in given), f"{self._name}: a number that is rounded on its way"
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        self._simulation.variants[self._name].add(variant(given, self._by_value, constants | options))
         with self._simulation.one_launch(self._name):
             self._body(grid, *given, **constants)
 
