@@ -60,11 +60,9 @@ def sweep_kernel(
     dtype: tl.constexpr = new_f.dtype.element_ty
     columns = tl.zeros((WIDTH,), dtype)
     weight = weight.to(tl.float64, bitcast=True).to(dtype)
-    here = S + program.to(tl.int64) * stride
-    step = tl.num_programs(0).to(tl.int64) * stride
     for row in range(program, n, tl.num_programs(0)):
-        exponent = tl.load(here + column, mask=inside, other=0.0).to(dtype)
-        here += step
+        here = S + tl.cast(row, tl.int64) * stride + column  # a pointer kept from row to row would not fit sm_120
+        exponent = tl.load(here, mask=inside, other=0.0).to(dtype)
         exponent += tl.load(g + column, mask=inside, other=float("-inf"))
         highest = tl.maximum(tl.max(exponent, 0), FLOOR)
         factor = tl.exp2(exponent - highest)

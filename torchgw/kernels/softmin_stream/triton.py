@@ -42,7 +42,7 @@ def tile(width: int, dtype: torch.dtype, dot: str) -> Tile:
     product = dot_precision(dot, dtype, gpu.amd())
     if dtype == torch.float32 and product in ("ieee", "tf32x3"):
         return Tile(64, 64, 16, 8, 2)
-    return Tile(64, 64, 16, 8, 2) if width <= 16 else Tile(64, 64, 32, 4, 2)
+    return Tile(64, 64, 16 if width <= 16 else 32, 4, 2)
 
 
 def blocks(workload: Workload) -> dict[str, int]:
