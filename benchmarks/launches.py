@@ -2,7 +2,8 @@
 
 The solve runs on `tests.simulated_device` with its Triton kernels standing in, so its course is that of a CPU. Every
 operation that computes is one launch, and so are the replay of a graph and a Triton kernel. What goes into a graph is
-launched never again, but takes the host as long once. Numbers that are read while other work is queued are no waits.
+launched never again, but takes the host as long once. Copies in either direction are waits, but for numbers that are
+read, and tensors that are sent, behind other work.
 The last column is a forecast, not a measurement: the host's time for launches and waits alone, at the microseconds
 below, which a GPU's work can only add to.
 """

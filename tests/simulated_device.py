@@ -18,8 +18,8 @@ graph is one.
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import thread
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -32,6 +32,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+ASIDE = 2**16  # bytes of the host that CUDA copies aside at once when they are sent
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 aten = torch.ops.aten
@@ -132,7 +134,9 @@ def _leaves(value: Any) -> Iterator[Any]:
 class Simulation(TorchDispatchMode):
     """Runs operations on what the tensors hold, and counts by place: ``waits``, operations that the host waits for,
     ``reads``, events that it waits for behind other work, ``launches``, all that compute, ``captured``, what goes into
-    graphs instead, ``uploads``, copies to the device. ``crossings`` are the most entries of a copy between devices."""
+    graphs instead, ``uploads``, copies to the device. A copy is waited for unless it is asked not to block, and on the
+    way to the device comes from pinned memory or is small. ``crossings`` are the most entries of a copy between
+    devices, ``variants`` the kinds of arguments that each Triton kernel is compiled for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,6 +146,7 @@ class Simulation(TorchDispatchMode):
         self.captured: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
         self.crossings: Counter[str] = Counter()
+        self.variants: defaultdict[str, set[Hashable]] = defaultdict(set)
         self.capturing: Graph | None = None
         self._within_launch = False
 
@@ -228,12 +233,19 @@ class Simulation(TorchDispatchMode):
         elif (there or lands) and _computes(func):
             self._counter[f"{caller()} {name}"] += 1
         if copies:
+            queued = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
             if isinstance(source, OnDevice) and not target:
-                if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):
+                if not queued:
                     self.waits[f"{caller()} copy to the host"] += 1
             elif target and not isinstance(source, OnDevice):
                 self.uploads[caller()] += 1
+                if not (queued and (source.nbytes <= ASIDE or hasattr(source, "pinned"))):
+                    self.waits[f"{caller()} copy to the device"] += 1
             return
+        if func in INDEXING and isinstance(args[0], OnDevice):
+            for place in args[1]:
+                if isinstance(place, Tensor) and place.ndim and not isinstance(place, OnDevice):
+                    self.waits[f"{caller()} places from the host"] += 1
         masks = func in INDEXING and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
         if masks and func is not aten.index.Tensor and args[2].numel() == 1:
             masks = False  # filled without looking where
@@ -351,6 +363,10 @@ class _Translated(TorchFunctionMode):
         indexed = func in (Tensor.__getitem__, Tensor.__setitem__) and not isinstance(args[0], OnDevice)
         if indexed and any(isinstance(x, OnDevice) for x in _leaves(args[1:])):
             raise RuntimeError(f"{func.__name__} of a tensor on the CPU with one of cuda:0")
+        if func is Tensor.pin_memory:
+            pinned = args[0].clone()
+            pinned.pinned = True
+            return pinned
         if func is Tensor.to:
             args = (args[0], *map(_translated, args[1:]))
         elif func is Tensor.cuda:
@@ -364,11 +380,11 @@ def _translated(value: Any) -> Any:
 
 
 def caller() -> str:
-    """The innermost line of the package that is being run."""
+    """The innermost line of the package that is being run, but for those that only carry tensors."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/torchgw/" in name:
+        if "/torchgw/" in name and not name.endswith("/runtime/transfer.py"):
             return f"{name.rpartition('/torchgw/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
     return "the test"
@@ -399,6 +415,7 @@ def simulated_gpu() -> Iterator[Simulation]:
         "memory_allocated": lambda device=None: 0,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
+        "get_allocator_backend": lambda: "native",
         "device": lambda device: nullcontext(),
         "Event": _Event,
         "Stream": _Stream,

@@ -6,12 +6,16 @@ padding, merging parts, is what it does on a GPU and is counted with them.
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import operator
+import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tests.simulated_device import Simulation
+from torchgw.kernels import gpu
 from torchgw.kernels.kernel import rescaled
 from torchgw.kernels.neighbour_graphs import reference as graphs
 from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges
@@ -34,6 +39,11 @@ from torchgw.kernels.tiles import Tiles
 Grid = tuple[int, ...]
 
 
+def number(bits: int) -> float:
+    """The number that kernels are given the bits of, see `torchgw.kernels.gpu.bits`."""
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
 def dense_softmin(
     grid: Grid, S: Tensor, bias: Tensor, out: Tensor, n: int, k: int, by_row: int, by_column: int, part: int, **_: Any
 ) -> None:
@@ -46,7 +56,7 @@ def dense_softmin(
 def dense_sweep(
     grid: Grid, S: Tensor, g: Tensor, log_p: Tensor, f: Tensor, new_f: Tensor, sums: Tensor, *given: Any, **_: Any
 ) -> None:
-    found, softmin = dense.sweep(S, g, log_p, f, given[-1])
+    found, softmin = dense.sweep(S, g, log_p, f, number(given[-1]))
     new_f.copy_(found)
     sums.zero_()
     sums[0] = (softmin + g).exp2()
@@ -57,9 +67,9 @@ def dense_absorb(grid: Grid, S: Tensor, f: Tensor, g: Tensor, out: Tensor, *_: A
 
 
 def dense_rescale(
-    grid: Grid, mass: Tensor, sums: Tensor, old: Tensor, out: Tensor, n: int, weight: float, **_: Any
+    grid: Grid, mass: Tensor, sums: Tensor, old: Tensor, out: Tensor, n: int, weight: int, **_: Any
 ) -> None:
-    out.copy_(rescaled(mass, sums, old, weight))
+    out.copy_(rescaled(mass, sums, old, number(weight)))
 
 
 def stream_softmin(
@@ -209,7 +219,7 @@ def joined(
 
 
 def tries(grid: Grid, points: Tensor, pointer: Tensor, target: Tensor, length: Tensor, *given: Any, **_: Any) -> None:
-    n, factor = len(points), given[-1]
+    n, factor = len(points), number(given[-1])
     row = torch.repeat_interleave(torch.arange(n, device=pointer.device), pointer.diff()).int()
     padded = torch.nn.functional.pad(row, (0, len(target) - len(row)))
     graphs.tried(points, Edges(pointer, padded, target, length, target), Doubtful(*given[:5]), factor)
@@ -217,10 +227,10 @@ def tries(grid: Grid, points: Tensor, pointer: Tensor, target: Tensor, length: T
 
 def closed(
     grid: Grid, waiting: Tensor, rank: Tensor, row: Tensor, target: Tensor, length: Tensor, low: Tensor, high: Tensor,
-    state: Tensor, told: Tensor, size: float, *_: Any, **__: Any,
+    state: Tensor, told: Tensor, size: int, *_: Any, **__: Any,
 ) -> None:  # fmt: skip
     doubtful = Doubtful(rank, waiting, low, high, state)
-    told.copy_(graphs.closed(Edges(row, row, target, length, row), doubtful, size))
+    told.copy_(graphs.closed(Edges(row, row, target, length, row), doubtful, number(size)))
 
 
 def farthest(grid: Grid, rows: Tensor, nearest: Tensor, chosen: Tensor, n: int, most: int, **_: Any) -> None:
@@ -260,11 +270,38 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
 WITHOUT_STRIDES = ("neighbour_graphs", "shortest_paths")  # which take it that tensors lie in rows
 
 
+@cache
+def by_value(family: str) -> dict[str, tuple[bool, ...]]:
+    """For each Triton kernel of a family, whether it is compiled anew for kinds of values, or of alignment, of each
+    argument, by its source, as Triton need not be there."""
+    package = importlib.import_module(f"torchgw.kernels.{family}")
+    tree, found = ast.parse((Path(inspect.getfile(package)).parent / "triton_kernels.py").read_text()), {}
+    for node in (each for each in tree.body if isinstance(each, ast.FunctionDef)):
+        given = [more for call in node.decorator_list if isinstance(call, ast.Call) for more in call.keywords]
+        exempt = {name for more in given for name in ast.literal_eval(more.value)}
+        found[node.name] = tuple(argument.arg not in exempt for argument in node.args.args)
+    return found
+
+
+def variant(values: Iterable[Any], by_value: Iterable[bool], constants: dict[str, Any]) -> Hashable:
+    """What Triton tells compiled kernels apart by: dtypes of tensors, the width of integers, constants, and where it
+    asks, whether a tensor is aligned and an integer is 1 or a multiple of 16."""
+    key: list[Hashable] = []
+    for value, asked in zip(values, by_value, strict=False):
+        if isinstance(value, Tensor):
+            key.append((value.dtype, asked and getattr(value, "held", value).data_ptr() % 16 == 0))
+        elif isinstance(value, int):
+            key.append((abs(value) >= 2**31, asked and (value == 1, value % 16 == 0)))
+    return *key, *sorted(constants.items())
+
+
 class _Kernel:
     """A kernel that is launched on a grid."""
 
     def __init__(self, simulation: Simulation, name: str, body: Callable[..., None]) -> None:
         self._simulation, self._name, self._body = simulation, name, body
+        family, kernel = name.split()
+        self._by_value = by_value(family)[kernel]
 
     def __getitem__(self, grid: Grid) -> Callable[..., None]:
         return partial(self._launch, grid)
@@ -272,6 +309,10 @@ class _Kernel:
     def _launch(self, grid: Grid, *given: Any, num_warps: int = 4, num_stages: int = 2, **constants: Any) -> None:
         if self._name.startswith(WITHOUT_STRIDES):
             assert all(each.is_contiguous() for each in given if isinstance(each, Tensor)), self._name
+        # Triton before 3.4 takes every float for a float32, whatever is annotated.
+        assert not any(isinstance(each, float) for each in given), f"{self._name}: a number that is rounded on its way"
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        self._simulation.variants[self._name].add(variant(given, self._by_value, constants | options))
         with self._simulation.one_launch(self._name):
             self._body(grid, *given, **constants)
 
@@ -281,6 +322,7 @@ def triton_stands_in(simulation: Simulation) -> Iterator[None]:
     """Within it ``backend="triton"`` launches the kernels above."""
     families = [importlib.import_module(f"torchgw.kernels.{name}.triton") for name in KERNELS]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "failure", lambda _: None)
         for name, bodies in KERNELS.items():
             made = SimpleNamespace(
                 **{kernel: _Kernel(simulation, f"{name} {kernel}", bodies[kernel]) for kernel in bodies}

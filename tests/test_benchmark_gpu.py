@@ -109,6 +109,12 @@ def test_kernels_are_timed_in_every_way_that_is_stored(monkeypatch: pytest.Monke
     assert all(kernels.summary(row)["size"] == "40 x 50" for row in rows)
 
 
+def test_what_is_copied_fits_no_cache_but_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, most in ((2**36, 2**31), (2**30, 2**28)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 2**37))
+        assert kernels.copied_bytes(torch.device("cuda")) == most
+
+
 def test_the_dispatchers_table_keeps_the_rows_of_other_devices() -> None:
     row = {"what": "iteration, log domain", "dtype": "float32", "family": "softmin_dense", "n": 4, "k": 5, "rank": 0}
     row |= dict.fromkeys(kernels.BACKENDS, 1.0)

@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.problems import quietly
+from tests.simulated_device import simulated_gpu
 from torchgw import gw_align
-from torchgw.kernels import compiler, dispatch, gpu, softmin_dense, softmin_stream
+from torchgw.kernels import compiler, dispatch, gpu, softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Implementation, Workload
 from torchgw.kernels.kernel import Kernel
 
@@ -61,7 +64,59 @@ def test_an_old_gpu_is_told_what_triton_needs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert "capability 8.0" in str(gpu.unable(workload))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(gpu, "failure", lambda _: None)
     assert gpu.unable(workload) is None
+
+
+NO_COMPILER = "no C compiler: install gcc or set CC"
+# What keeps Triton from its first launch: the error of that, whether there is a C compiler, and the reason given.
+LAUNCHES: dict[str, tuple[Exception, bool, str]] = {
+    "no compiler": (RuntimeError("Failed to find C compiler. Please specify via CC"), False, NO_COMPILER),
+    "no headers": (subprocess.CalledProcessError(1, ["gcc"]), True, "failed on a trial: CalledProcessError: Command"),
+    "no driver": (AssertionError("libcuda.so cannot found!"), True, "failed on a trial: AssertionError: libcuda.so"),
+}
+
+
+@pytest.mark.skipif(not gpu.installed("triton"), reason="triton is not installed (it is for Linux only)")
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_where_triton_cannot_launch_the_next_backend_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchgw.kernels import triton_kernels
+
+    error, there, reason = LAUNCHES[name]
+
+    class Failing:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            launches.append(grid)
+            raise error
+
+    launches: list[tuple[int, ...]] = []
+    monkeypatch.setattr(triton_kernels, "one_kernel", Failing())
+    monkeypatch.setattr(compiler.shutil, "which", lambda _: "/bin/cc" if there else None)
+    monkeypatch.setattr(compiler, "failure", lambda *_: "not here")
+    gpu.failure.cache_clear()
+    X = np.random.default_rng(0).normal(size=(9, 2))
+    with simulated_gpu():
+        for family in (softmin_dense, softmin_stream, softmin_tiles):
+            chosen = family.choose("auto", Workload(torch.device("cuda", 0), torch.float32, (9, 9), 8))
+            assert chosen.name == "eager"
+            assert reason in chosen.passed_over["triton"]
+        with pytest.raises(ValueError, match=rf"backend 'triton' cannot run here \(triton: .*{reason}"):
+            gw_align(X, X, backend="triton", device="cuda")
+        assert launches == [(1,)]  # it is tried once
+        if not there:
+            found = quietly(gw_align, X, X, cost=np.eye(9), alpha=0.0, device="cuda")
+            assert (found.backend, found.backends_passed_over["triton"]) == ("eager", reason)
+    gpu.failure.cache_clear()
+
+
+@pytest.mark.skipif(not gpu.installed("triton"), reason="triton is not installed (it is for Linux only)")
+def test_the_trial_is_a_launch_of_triton_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.failure.cache_clear()
+    assert "Triton failed on a trial: RuntimeError: 0 active drivers" in str(gpu.failure(CPU))
+    monkeypatch.setattr(compiler.shutil, "which", lambda _: None)
+    gpu.failure.cache_clear()
+    assert gpu.failure(CPU) == NO_COMPILER
+    gpu.failure.cache_clear()
 
 
 def test_the_table_of_measurements_decides_by_the_nearest_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +159,7 @@ def test_the_dispatcher_asks_whether_it_is_wise_before_whether_it_is_able() -> N
 def test_without_a_compiler_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler.shutil, "which", lambda _: None)
     compiler.failure.cache_clear()
-    with pytest.raises(ValueError, match=r"needs a C\+\+ compiler"):
+    with pytest.raises(ValueError, match=r"no C\+\+ compiler: install g\+\+ or set CXX"):
         softmin_dense.choose("compile", Workload(CPU, torch.float32, (9, 9)))
     compiler.failure.cache_clear()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
 import networkx as nx
@@ -12,7 +14,8 @@ from benchmarks.launches import CASES, Case, counted, largest_crossing
 from tests.problems import quietly
 from tests.simulated_device import simulated_gpu
 from tests.simulated_kernels import triton_stands_in
-from torchgw import gw_align, gw_pairwise
+from torchgw import GWOptions, StoppingOptions, gw_align, gw_pairwise
+from torchgw.datasets import make_spiral, make_swiss_roll
 
 SMALL, DENSE, STREAMED = CASES
 BINS = (2 * (2**14 + 1) + 3) * 8  # bytes of what lower bounds are made of: histograms of distances and three numbers
@@ -62,6 +65,32 @@ def test_the_host_waits_no_more_often_than_is_said(name: str) -> None:
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         quietly(gw_align, X, Y, device="cuda", backend="triton", random_state=0, **given)
     assert 0 < simulation.n_waits <= most, simulation.table()
+
+
+def variants(n: int, k: int, **given: Any) -> set[tuple[str, Hashable]]:
+    """What a solve compiles."""
+    X, Y = make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
+    with simulated_gpu() as simulation, triton_stands_in(simulation):
+        quietly(gw_align, X, Y, epsilon=1e-3, device="cuda", backend="triton", random_state=0, **given)
+    return {(name, kind) for name, kinds in simulation.variants.items() for kind in kinds}
+
+
+def test_a_size_compiles_kernels_anew_for_one_reason_only() -> None:
+    """Rows of the score begin at multiples of 16 entries, or they do not."""
+    given = {"init": [[0, 0], [20, 26]], "options": GWOptions(stopping=StoppingOptions(max_iter=2, min_iter=1))}
+    known = variants(21, 27, **given) | variants(32, 48, **given)
+    assert 0 < len(known) <= 24
+    assert variants(23, 29, **given) <= known
+    counts = Counter(name for name, _ in known)
+    assert {count for name, count in counts.items() if not name.startswith("softmin_dense")} == {1}
+
+
+@pytest.mark.slow
+def test_a_size_of_a_streamed_problem_compiles_few_kernels_anew() -> None:
+    given = {"options": GWOptions(strategy="streaming")}
+    known = variants(497, 513, **given) | variants(544, 560, **given) | variants(501, 527, **given)
+    assert len(known) <= 34
+    assert len(variants(530, 601, **given) - known) <= 1  # columns that a plan is read by, a power of two
 
 
 def test_pairs_of_spaces_wait_for_their_chunks_alone() -> None:

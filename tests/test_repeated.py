@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.problems import quietly
-from tests.simulated_device import simulated_gpu
+from tests.simulated_device import Graph, simulated_gpu
 from torchgw import gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.runtime import repeated
@@ -52,6 +54,76 @@ def test_replays_do_what_the_step_does() -> None:
     for one, other in zip(found, course(kernel, WEIGHTS), strict=True):
         assert torch.equal(one, other)
     assert sum(count for place, count in simulation.launches.items() if place.endswith("graph")) == len(WEIGHTS) - 2
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise RuntimeError("does not yet support beginAllocateToPool\nException raised from")
+
+
+# Where graphs cannot be captured, or are not to be: the reason.
+SURROUNDINGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+    "an allocator of another library": (
+        lambda patch: patch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable"),
+        "the CUDA allocator in use, 'pluggable', keeps no memory for them",
+    ),
+    "memory that is not kept": (
+        lambda patch: patch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+        "PYTORCH_NO_CUDA_MEMORY_CACHING leaves no memory for them",
+    ),
+    "a capture that fails": (
+        lambda patch: patch.setattr(Graph, "capture_begin", no_memory),
+        "a trial failed: does not yet support beginAllocateToPool",
+    ),
+    "the switch": (lambda patch: patch.setenv("TORCHGW_CUDA_GRAPHS", "0"), "TORCHGW_CUDA_GRAPHS=0 turns them off"),
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_where_graphs_cannot_be_captured_steps_are_launched(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrange, reason = SURROUNDINGS[name]
+    kernel = torch.rand(5, 6, dtype=torch.float64) + 0.1
+    monkeypatch.setattr(repeated, "_HERE", threading.local())
+    repeated._failure.cache_clear()
+    with simulated_gpu() as simulation, caplog.at_level("INFO", "torchgw"):
+        arrange(monkeypatch)
+        found = course(kernel.cuda(), WEIGHTS)
+        course(kernel.cuda(), WEIGHTS)
+        assert repeated.ungraphed(torch.device("cuda", 0)) == reason
+    repeated._failure.cache_clear()
+    for one, other in zip(found, course(kernel, WEIGHTS), strict=True):
+        assert torch.equal(one, other)
+    assert not any(place.endswith("graph") for place in simulation.launches)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (name != "the switch")  # which its user knows of
+    assert all(f"no CUDA graphs on cuda:0: {reason}; every step" in line for line in said)
+
+
+def test_a_full_device_is_no_reason_against_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(repeated, "_HERE", threading.local())
+    repeated._failure.cache_clear()
+    with simulated_gpu():
+        monkeypatch.setattr(Graph, "capture_begin", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            repeated.ungraphed(torch.device("cuda", 0))
+        monkeypatch.undo()
+    with simulated_gpu():
+        assert repeated.ungraphed(torch.device("cuda", 0)) is None
+
+
+def test_no_garbage_is_collected_while_any_thread_captures() -> None:
+    with simulated_gpu():
+        one, other = (repeated._capturing(torch.cuda.CUDAGraph(), None) for _ in range(2))
+        one.__enter__()
+        other.__enter__()
+        one.__exit__(None, None, None)
+        assert not gc.isenabled()
+        other.__exit__(None, None, None)
+        assert gc.isenabled()
 
 
 def test_a_state_that_was_before_stays_while_the_next_step_is_on_its_way() -> None:
@@ -143,7 +215,7 @@ def test_a_solve_leaves_no_tensors_to_the_collector() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False])
 def test_graphs_of_the_gpu_do_what_the_step_does(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated, "GRAPHS", graphs)
+    monkeypatch.setenv(repeated.SWITCH, str(int(graphs)))
     kernel = torch.rand(500, 600, dtype=torch.float64) + 0.1
     for one, other in zip(course(kernel.cuda(), WEIGHTS), course(kernel, WEIGHTS), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=0)

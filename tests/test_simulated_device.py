@@ -42,6 +42,7 @@ from torchgw import (
     resume,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.runtime.transfer import sent
 
 N, K = 20, 24
 X, Y = make_spiral(N)[0], make_swiss_roll(K, random_state=1)[0]
@@ -319,6 +320,7 @@ def test_the_simulation_does_what_a_gpu_does() -> None:
         assert leaf.grad.tolist() == [0, 2, 5]
 
 
+MUCH = torch.zeros(2**15)
 WAITS: dict[str, tuple[Callable[[Tensor], object], int]] = {
     "arithmetic": (lambda x: (x * 2 + 1).sum().sqrt(), 0),
     "places": (lambda x: x[torch.zeros(2, dtype=torch.int64, device="cuda")], 0),
@@ -332,6 +334,15 @@ WAITS: dict[str, tuple[Callable[[Tensor], object], int]] = {
     "nonzero": (lambda x: x.nonzero(), 1),
     "a mask": (lambda x: x[x > 0], 1),
     "equal": (lambda x: torch.equal(x, x), 1),
+    "places of the host": (lambda x: x[torch.tensor([1, 2])], 1),
+    "a copy to the device": (lambda _: torch.zeros(3).to("cuda"), 1),
+    "a list": (lambda _: torch.tensor([1, 2], device="cuda"), 1),
+    "a copy that is queued": (lambda _: torch.zeros(3).to("cuda", non_blocking=True), 0),
+    "a large copy that is queued": (lambda _: MUCH.to("cuda", non_blocking=True), 1),
+    "a large copy of pinned memory": (lambda _: MUCH.pin_memory().to("cuda"), 1),
+    "a large copy of pinned memory that is queued": (lambda _: MUCH.pin_memory().to("cuda", non_blocking=True), 0),
+    "sent": (lambda _: sent(torch.zeros(3), torch.device("cuda")), 0),
+    "much that is sent": (lambda _: sent(MUCH, torch.device("cuda")), 0),
 }
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: their numbers in the interpreter, their code compiled for four GPUs.
+"""The Triton kernels without a GPU: their numbers in the interpreter, their code compiled for GPUs.
 
 Each in a process of its own: what is decorated under the interpreter cannot be compiled later.
 """
@@ -38,9 +38,8 @@ def test_the_kernels_compute_it_at_larger_sizes_too() -> None:
     run("interpret.py", "slow", TRITON_INTERPRET="1")
 
 
-@pytest.mark.parametrize("keyword", ["gfx", "not gfx"])
-def test_the_kernels_compile_for_every_target(keyword: str) -> None:
-    run("ahead_of_time.py", "not slow", keyword)
+def test_the_kernels_compile_for_a_gpu_of_either_maker() -> None:
+    run("ahead_of_time.py", "not slow")
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from tests.problems import daily, in_turn
 from torchgw import CoarseOptions, GWOptions, StoppingOptions, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels import (
+    gpu,
     neighbour_graphs,
     principal_directions,
     shortest_paths,
@@ -38,7 +39,7 @@ from torchgw.strategies import streaming
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before triton is imported"
 
-_patch_tensor = interpreter._patch_lang_tensor
+_patch_tensor, _given = interpreter._patch_lang_tensor, interpreter._implicit_cvt
 
 
 def _patched(tensor: Any, *scope: Any) -> None:
@@ -47,7 +48,13 @@ def _patched(tensor: Any, *scope: Any) -> None:
     tensor.__index__ = lambda self: int(self.handle.data.squeeze())
 
 
-interpreter._patch_lang_tensor = _patched
+def _exact(argument: Any) -> Any:
+    # The interpreter keeps the digits of a float that Triton before 3.4 rounds to float32.
+    assert not isinstance(argument, float), "a kernel is given a float: give it `gpu.bits` of it"
+    return _given(argument)
+
+
+interpreter._patch_lang_tensor, interpreter._implicit_cvt = _patched, _exact
 
 CPU = torch.device("cpu")
 WORKLOAD = Workload(CPU, torch.float32, (64, 64), 16, dot="ieee")
@@ -64,6 +71,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.fixture(autouse=True)
 def _poisoned() -> Iterator[None]:
     yield from cases.poisoned()
+
+
+def test_a_device_is_tried_by_a_kernel() -> None:
+    assert gpu.failure(CPU) is None
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,21 @@ from triton.runtime.jit import JITFunction
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
-MATRIX_INSTRUCTION = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "v_mfma"}
+KIBIBYTES = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx942": 64}  # of shared memory
+MATRIX_INSTRUCTION = {
+    "sm_80": "mma.sync",
+    "sm_89": "mma.sync",
+    "sm_90": "wgmma",
+    "sm_100": "tcgen05",
+    "sm_120": "mma.sync",
+    "gfx942": "v_mfma",
+}
 
 
 class _Device:

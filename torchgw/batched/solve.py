@@ -28,7 +28,7 @@ from torchgw.batched.polish import PairPlan, polish_batch, product_plan
 from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
 from torchgw.kernels.small_transport.reference import Effort
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
 from torchgw.sinkhorn.loop import cooled
 from torchgw.sinkhorn.scaling import scaled
@@ -132,8 +132,8 @@ def _chunks(
 
 def _together(levels: Sequence[tuple[Level, Level]], device: torch.device) -> Pairs:
     """The problems of several pairs as one."""
-    DX, DY = (torch.stack([pair[side].distances for pair in levels]).to(device) for side in (0, 1))
-    p, q = (torch.stack([pair[side].mass for pair in levels])[:, None].to(device) for side in (0, 1))
+    DX, DY = (sent(torch.stack([pair[side].distances for pair in levels]), device) for side in (0, 1))
+    p, q = (sent(torch.stack([pair[side].mass for pair in levels])[:, None], device) for side in (0, 1))
     return Pairs(DX, DY, p, q)
 
 
@@ -147,8 +147,8 @@ def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tens
     scores = []
     product = pairs.p.mT * pairs.q
     for kind in range(len(sides[0][0].features)):
-        x, y = (torch.stack([pair[side].features[kind] for pair in sides]).to(device) for side in (0, 1))
-        signed = [x * torch.tensor(signs, device=device) for signs in SIGNS] if kind == MODES else [x]
+        x, y = (sent(torch.stack([pair[side].features[kind] for pair in sides]), device) for side in (0, 1))
+        signed = [x * sent(torch.tensor(signs), device) for signs in SIGNS] if kind == MODES else [x]
         scores += [relative_cost(each, y, product).mul_(-SHARPNESS * LOG2E) for each in signed]
     kernel = torch.cat(scores).clamp_min_(LOWEST_EXPONENT).exp2_()
     p, q = (part.repeat(len(scores), 1, 1) for part in (pairs.p, pairs.q))
@@ -196,7 +196,7 @@ def _falling(first: Sequence[float], last: Sequence[float], steps: int, device: 
     One by one: torch's powers depend on the place in a tensor, see `torchgw.batched.annealing`.
     """
     rows = [[cooled(a, b, step / (steps - 1)) for a, b in zip(first, last, strict=True)] for step in range(steps)]
-    return torch.tensor(rows, dtype=torch.float32, device=device)
+    return sent(torch.tensor(rows, dtype=torch.float32), device)
 
 
 def _end(basin: PairBasin, sides: Sides, number: int) -> tuple[float, int]:
@@ -239,15 +239,16 @@ def _descend(
 
 def _lifted(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], device: torch.device) -> Plans:
     """Plans and potentials of cells, spread over the cells within them."""
-    rows, columns = (torch.stack([pair[side].parent for pair in levels]).to(device) for side in (0, 1))
-    shares = [torch.stack([pair[side].share for pair in levels]).to(device) for side in (0, 1)]
+    rows, columns = (sent(torch.stack([pair[side].parent for pair in levels]), device) for side in (0, 1))
+    shares = [sent(torch.stack([pair[side].share for pair in levels]), device) for side in (0, 1)]
     coarse = _stacked([basin.plan for basin in basins])
     plan = coarse.gather(1, rows[:, :, None].expand(-1, -1, coarse.shape[2]))
     plan = plan.gather(2, columns[:, None].expand(-1, plan.shape[1], -1))
     plan = plan.mul_(shares[0][:, :, None]).mul_(shares[1][:, None])
     f = _stacked([basin.f for basin in basins]).gather(1, rows)[:, None]
     g = _stacked([basin.g for basin in basins]).gather(1, columns)[:, None]
-    return Plans(plan, f, g, torch.tensor([basin.epsilon for basin in basins], device=device)[:, None, None])
+    epsilon = sent(torch.tensor([basin.epsilon for basin in basins]), device)
+    return Plans(plan, f, g, epsilon[:, None, None])
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:

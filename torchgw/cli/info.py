@@ -20,6 +20,7 @@ from torchgw.kernels.dispatch import Workload
 from torchgw.options import GWOptions, LowRankOptions
 from torchgw.planner import estimate
 from torchgw.report.contents import finite
+from torchgw.runtime.repeated import ungraphed
 
 NEEDED = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
 OPTIONAL = {
@@ -67,7 +68,8 @@ def devices() -> dict[str, str]:
 
 
 def backends(device: torch.device) -> dict[str, dict[str, str]]:
-    """For each family of kernels and each implementation: "taken", "available", or why it is not.
+    """For each family of kernels and each implementation: "taken", "available", or why it is not. On a GPU, whether
+    steps are captured in graphs.
 
     Whether something compiles is tried, in seconds, and only where it would be taken if it did.
     """
@@ -79,6 +81,8 @@ def backends(device: torch.device) -> dict[str, dict[str, str]]:
             one.name: "taken" if one.name == chosen else one.unwise(workload) or one.unable(workload) or "available"
             for one in family.FAMILY
         }
+    if device.type == "cuda":
+        found["steps"] = {"graphs": ungraphed(device) or "taken"}
     return found
 
 

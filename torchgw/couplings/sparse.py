@@ -12,6 +12,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
+from torchgw.runtime.transfer import sent
 from torchgw.types import Array
 
 
@@ -32,8 +33,8 @@ class SparseCoupling(BlockCoupling):
         """Of a SciPy CSR array (N, K)."""
         plan.sort_indices()
         parts = (torch.from_numpy(np.array(part, dtype=np.int64)) for part in (plan.indices, plan.indptr))
-        column, first = (part.to(device) for part in parts)
-        return cls(torch.from_numpy(plan.data).to(device), column, first, torch.tensor(plan.shape[1]))
+        column, first = (sent(part, device) for part in parts)
+        return cls(sent(torch.from_numpy(plan.data), device), column, first, torch.tensor(plan.shape[1]))
 
     @property
     def matrix(self) -> Any:

@@ -21,6 +21,8 @@ from torchgw.kernels.dispatch import Workload
 
 logger = logging.getLogger("torchgw")
 
+COMPILERS = {"CC": ("C", "gcc", "clang"), "CXX": ("C++", "g++", "clang++")}
+
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function through torch.compile for any sizes, equal ones too: one compilation serves them all."""
@@ -50,16 +52,25 @@ def unable(trial: Callable[[str], Any], workload: Workload) -> str | None:
 @cache
 def failure(device_type: str, trial: Callable[[str], Any]) -> str | None:
     """Run ``trial`` on the device; the reason if that fails. Once per process, device type and trial."""
-    if device_type == "cpu" and not any(shutil.which(c) for c in (os.environ.get("CXX", "g++"), "g++", "clang++")):
-        return "torch.compile needs a C++ compiler on the path (g++ or clang++), none found"
+    if device_type == "cpu" and missing("CXX"):
+        return missing("CXX")
     try:
         # Only this trial is guarded: a kernel that compiled and then fails in a solve raises there.
         trial(device_type)
     except Exception as error:
-        return f"torch.compile failed on a trial: {type(error).__name__}: {_first_lines(error)}"
+        return f"torch.compile failed on a trial: {said(error)}"
     return None
 
 
-def _first_lines(error: Exception) -> str:
-    """What the error says: torch's own begins with the compiler's name, the reason stands in its second line."""
-    return " ".join(line.strip() for line in str(error).splitlines()[:2])
+def missing(variable: str) -> str | None:
+    """What to do where no compiler is on the path, neither the one that the variable names nor a usual one; or None."""
+    language, *usual = COMPILERS[variable]
+    if any(map(shutil.which, (os.environ.get(variable, usual[0]), *usual))):
+        return None
+    return f"no {language} compiler: install {usual[0]} or set {variable}"
+
+
+def said(error: Exception) -> str:
+    """The error in a line: torch's own begins with the compiler's name, the reason stands in its second line."""
+    lines = " ".join(line.strip() for line in str(error).splitlines()[:2])
+    return f"{type(error).__name__}: {lines}"

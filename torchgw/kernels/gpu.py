@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -10,7 +11,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from torchgw.kernels.compiler import missing, said
 from torchgw.kernels.dispatch import Workload, slower_than_eager
+from torchgw.runtime.caller import out_of_memory
 
 OLDEST = (8, 0)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -28,6 +31,26 @@ def unable(workload: Workload) -> str | None:
         return f"no Triton kernel for {workload.dtype}"
     if torch.version.hip is None and torch.cuda.get_device_capability(workload.device) < OLDEST:
         return f"Triton kernels need compute capability {OLDEST[0]}.{OLDEST[1]} or newer"
+    return failure(workload.device)
+
+
+@cache
+def failure(device: torch.device) -> str | None:
+    """Launch the smallest kernel on the device; the reason if that fails. Once per process and device.
+
+    Triton builds its launchers with a C compiler at the first launch. A machine may have Triton and a GPU, but no
+    compiler, no headers of Python, or a driver that is too old.
+    """
+    from torchgw.kernels import triton_kernels
+
+    out = torch.zeros(1, device=device)
+    try:
+        with active(out):
+            triton_kernels.one_kernel[(1,)](out)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return missing("CC") or f"Triton failed on a trial: {said(error)}"
     return None
 
 
@@ -63,6 +86,12 @@ def processors(device: torch.device) -> int:
 def amd() -> bool:
     """Whether this torch drives AMD devices, whose wavefronts have 64 lanes and which have no tf32x3."""
     return torch.version.hip is not None
+
+
+def bits(number: float) -> int:
+    """A float64 number as the integer that has its bits, which is how kernels take one: on some versions of Triton a
+    number arrives as float32, an integer on all as it is."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
 def power_of_two(n: int) -> int:

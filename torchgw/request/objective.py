@@ -20,6 +20,7 @@ from torchgw.objective.features import FeatureCost
 from torchgw.objective.model import Model, largest_entry, largest_loss
 from torchgw.objective.supervision import Rules
 from torchgw.options import GWOptions
+from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.prepare import Space
 from torchgw.spaces.scale import largest_of
@@ -84,7 +85,7 @@ def make_model(
     ranges.shares(sums, scale)
     if alpha > 0:
         ranges.loss(loss.name, largest_loss(loss))
-    p, q = ((side / end).to(device) for side, end in zip(masses, ends, strict=True))
+    p, q = (sent(side / end, device) for side, end in zip(masses, ends, strict=True))
     beta = (1 - alpha) / scale
     model = Model(
         p,

@@ -38,6 +38,7 @@ from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.parts import is_divided, is_part, read_parts
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.ranks import ranks_of
+from torchgw.runtime.transfer import sent
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
@@ -166,7 +167,7 @@ class GWResult(Readable):
         """
         mass, model, values, asked = request.mass, request.model, solution.values, request.asked
         rows, columns = (side * mass for side in solution.marginals)
-        p, q = (side.to(rows.device) for side in request.masses)
+        p, q = (sent(side, rows.device) for side in request.masses)
         unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
         sampled = solution.gradient == "sampled"
         return cls(

@@ -5,7 +5,7 @@ of a step and what memory they use, and starts them as one. What a step may do i
 function of its tensors, reads no number on the host, and what else it uses stays where it is and was made before. The
 first call for each kind of step and shape of its tensors is taken as it is, so that all its kernels are compiled and
 loaded; later ones are captured, of other steps that run the same kernels the first as well. On a CPU every call is
-taken as it is.
+taken as it is, and so it is on a GPU where graphs cannot be captured, see `ungraphed`.
 
 All captures of a thread on a device use one stream and one pool of memory, which a graph that is never destroyed keeps:
 workspaces of matrix products belong to a stream, and must not go with the first graph that used them. Nothing in the
@@ -19,22 +19,34 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import logging
+import os
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-GRAPHS = True  # False takes every step as it is
+from torchgw.runtime.caller import out_of_memory
+from torchgw.runtime.threads import lock_across_forks
+
+logger = logging.getLogger("torchgw")
+
+SWITCH = "TORCHGW_CUDA_GRAPHS"  # the environment variable that turns graphs off where it is 0
+ALLOCATORS = ("native", "cudaMallocAsync")  # those of torch, which keep memory for graphs
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 PAYS = 2  # calls that are taken as they are before a step that nothing has warmed is captured: few come to more
 
 Look: TypeAlias = "tuple[torch.Size, torch.dtype]"
 
 _WARM: dict[Hashable, Look] = {}  # what has run in this process, and what its steps show
 _HERE = threading.local()
+_LOCK = lock_across_forks()
+_CAPTURING: list[bool] = []  # for each capture that is under way, whether garbage was collected before the first
 
 State: TypeAlias = tuple[Tensor, ...]
 Step: TypeAlias = Callable[..., tuple[State, Tensor]]
@@ -98,7 +110,7 @@ class Repeated:
     def __call__(self, kind: Hashable, *state: Tensor) -> Taken:
         step = self._step()
         assert step is not None
-        if not (GRAPHS and state[0].is_cuda):
+        if not state[0].is_cuda or ungraphed(state[0].device):
             return Taken(state, *step(kind, *state))
         shapes = tuple((each.shape, each.dtype) for each in state)
         warm = self._kernels, threading.get_ident(), state[0].device, self._same(kind), shapes
@@ -120,6 +132,34 @@ class Repeated:
         graph, seen = self._graphs[kind, shapes]
         graph.replay()
         return Taken(memory.before, memory.state, seen)
+
+
+def ungraphed(device: torch.device) -> str | None:
+    """Why steps on this GPU are taken as they are, or None where they are captured."""
+    return f"{SWITCH}=0 turns them off" if os.environ.get(SWITCH) == "0" else _failure(device)
+
+
+@cache
+def _failure(device: torch.device) -> str | None:
+    """Capture the smallest graph on the device; the reason if that fails. Once per process and device.
+
+    What is known to fail is not tried, as a capture that fails may leave torch's allocator unusable.
+    """
+    allocator, reason = torch.cuda.get_allocator_backend(), None
+    if allocator not in ALLOCATORS:
+        reason = f"the CUDA allocator in use, {allocator!r}, keeps no memory for them"
+    elif UNCACHED in os.environ:
+        reason = f"{UNCACHED} leaves no memory for them"
+    else:
+        try:
+            _place(device)
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            reason = f"a trial failed: {str(error).strip().partition(chr(10))[0]}"
+    if reason:
+        logger.info("no CUDA graphs on %s: %s; every step is launched anew, which takes longer", device, reason)
+    return reason
 
 
 def _copy(into: State, given: State) -> None:
@@ -175,8 +215,9 @@ def _place(device: torch.device) -> _Place:
 def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """What is launched within goes into the graph. Not torch.cuda.graph, which collects garbage and empties the cache
     first: that takes longer than a solve."""
-    collects = gc.isenabled()
-    gc.disable()  # what a collection frees must not come into the graph
+    with _LOCK:
+        _CAPTURING.append(_CAPTURING[0] if _CAPTURING else gc.isenabled())
+        gc.disable()  # what a collection frees must not come into the graph
     try:
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
@@ -187,5 +228,7 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
             raise
         graph.capture_end()
     finally:
-        if collects:
-            gc.enable()
+        with _LOCK:
+            collects = _CAPTURING.pop()
+            if collects and not _CAPTURING:
+                gc.enable()

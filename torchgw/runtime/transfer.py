@@ -1,10 +1,17 @@
-"""Tensors brought to the host together, and numbers behind other work: each transfer from a GPU waits until all that is
-queued there is done."""
+"""Tensors brought to the host together, numbers behind other work, and tensors sent behind other work.
+
+A transfer from or to a GPU waits until all that is queued there is done, unless it is asked not to block and its memory
+on the host is pinned; or, on the way to the GPU, so small that CUDA copies it aside at once.
+
+Source: NVIDIA, "API synchronization behavior", in the manual of the CUDA runtime.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+ASIDE, PINNED = 2**16, 2**26  # bytes that CUDA copies aside at once, and that at most are pinned to be sent
 
 
 def fetched(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -17,6 +24,15 @@ def fetched(*tensors: Tensor) -> tuple[Tensor, ...]:
     parts = torch.split(torch.cat(flat).cpu(), [len(each) for each in flat])
     # Each part in memory of its own, which any dtype can be read from.
     return tuple(part.clone().view(each.dtype).view(each.shape) for part, each in zip(parts, tensors, strict=True))
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device; on a GPU behind what is queued there, for which the host waits only if it is large."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    if ASIDE < tensor.nbytes <= PINNED and not tensor.requires_grad:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 class AsyncNumbers:

@@ -27,7 +27,7 @@ from torchgw.options import CoarseOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.repeated import Repeated, State, own
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.search.initial_guesses import SHARPNESS, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled, rescale
@@ -280,7 +280,7 @@ def basins_of_problems(
         if batch.plan.is_cuda:  # as many of every problem, whose kernels are warm then
             missing = n_kept - len(kept)
             kept, counts = kept + kept[:1] * missing, counts + [0] * missing
-        batch = batch[torch.tensor(kept, device=batch.plan.device)]
+        batch = batch[sent(torch.tensor(kept), batch.plan.device)]
         begun.append((problem, batch, counts, max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)))
     return cooled_basins(begun, n_kept)
 
@@ -288,8 +288,8 @@ def basins_of_problems(
 def _searched(problem: LandmarkProblem, epsilon: float, count: int, generator: torch.Generator) -> Batch:
     """The product plan and ``count`` guesses, annealed to the last of the temperatures."""
     batch, dtype = first_guesses(problem, count, generator), problem.x.mass.dtype
-    shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(len(batch.plan)) % 2].T.to(batch.plan.device)
-    for step in (problem.height * shares).to(dtype).clamp_min_(epsilon):
+    shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(len(batch.plan)) % 2].T.contiguous()
+    for step in (problem.height * sent(shares, batch.plan.device)).to(dtype).clamp_min_(epsilon):
         batch = annealed_batch(problem, batch, step, *SEARCH_STEPS)
     return batch
 

@@ -36,7 +36,7 @@ from torchgw.kernels.logsumexp import flushed
 from torchgw.kernels.sampling import draw
 from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.crossing import CROSSED, Entrant, energy_of, improved
@@ -258,9 +258,9 @@ class _Field:
         exchanged = set[Entrant]()
 
         def born(fresh: list[tuple[Entrant, Entrant]], lowest: list[Entrant]) -> list[Entrant]:
-            means = [((one.plan + other.plan) / 2).to(self.product) for one, other in fresh]
+            means = [self._there((one.plan + other.plan) / 2) for one, other in fresh]
             blurred = [
-                self.blurred(lowest[each // 2 % len(lowest)].plan.to(self.product)) for each in range(effort.blurred)
+                self.blurred(self._there(lowest[each // 2 % len(lowest)].plan)) for each in range(effort.blurred)
             ]
             if self.problem.watch.cut():
                 return []
@@ -316,9 +316,13 @@ class _Field:
             if int(grown.sum()) > MOST_BLURRED * len(p):
                 break
             free = grown
-        at, free = free.nonzero()[:, 0].to(p.device), free.to(p.device)
+        at, free = sent(free.nonzero()[:, 0], p.device), sent(free, p.device)
         row = torch.where(free, p, 0.0)
         return torch.where(free[:, None], (row / row.sum())[:, None] * plan[at].sum(0), plan)
+
+    def _there(self, plan: Tensor) -> Tensor:
+        """A plan of the host (N, K) where the problem is, in its precision."""
+        return sent(plan.to(self.product.dtype), self.product.device)
 
 
 def _assignment(problem: StoredProblem, x: Graph, y: Graph) -> AssignmentProblem | None:
@@ -367,7 +371,7 @@ def _origin(group: list[Entrant]) -> str:
 
 def _passed(problem: StoredProblem, group: list[Entrant], level: str) -> Basin:
     """Ends that are not gone on from, without their difference from the best."""
-    matching = group[0].plan.argmax(1).to(problem.p.device)
+    matching = sent(group[0].plan.argmax(1), problem.p.device)
     return Basin(
         energy=group[0].energy,
         count=_starts(group),
@@ -382,7 +386,7 @@ def _passed(problem: StoredProblem, group: list[Entrant], level: str) -> Basin:
 def _candidate(problem: StoredProblem, group: list[Entrant], ended: bool) -> Candidate:
     """The lowest plan of a group as a place to begin."""
     (p, q), count, origin = problem.masses, _starts(group), _origin(group)
-    plan = group[0].plan.to(p)
+    plan = sent(group[0].plan.to(p.dtype), p.device)
     start = Start(problem.gradient(DenseCoupling(plan), p / p.sum()), p.log2(), q.log2(), problem.epsilon)
     start = replace(start, plan=plan) if problem.sharp else start
     energy = group[0].energy if problem.sharp else math.inf

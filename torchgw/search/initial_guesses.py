@@ -29,7 +29,7 @@ from torch import Tensor
 from torchgw.kernels.sampling import picked
 from torchgw.linalg.centring import centred_modes, largest_modes
 from torchgw.objective.distributions import quantiles
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 
 SHARPNESS = 8.0  # of a guess: mean cost over the temperature of its plan
 N_QUANTILES = 16
@@ -58,7 +58,7 @@ def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, genera
         parts = torch.split(numbers, [size for size in sizes for _ in range(2)])
         i, j = (torch.split(picked(mass, torch.cat(parts[side::2])), sizes) for side, mass in ((0, p), (1, q)))
         costs += relative_costs([(DX[:, a], DY[:, b]) for a, b in zip(i, j, strict=True)], product)
-    return torch.stack(costs[:count]).to(device)
+    return sent(torch.stack(costs[:count]), device)
 
 
 def _sizes(first: int, count: int) -> list[int]:

@@ -24,7 +24,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.sinkhorn.costs import FactoredCost
 
 BLOCK_POINTS = 2**16
@@ -71,7 +71,7 @@ def factored_score(
     (near, far), device = fetched(*grams), u0.device
     (L, L_inverse), (M, M_inverse) = _roots(near), _roots(far)
     P, sigma, Q = torch.linalg.svd(unit * (L.T @ M), full_matrices=False)
-    to_A, to_B = (L_inverse @ P * sigma.sqrt()).to(device), (M_inverse @ Q.T * sigma.sqrt()).to(device)
+    to_A, to_B = (sent(side * sigma.sqrt(), device) for side in (L_inverse @ P, M_inverse @ Q.T))
     if len(sigma) == 0:  # all points of a space see the same distances
         to_A, to_B = torch.zeros_like(u0)[:, None], torch.zeros_like(v0)[:, None]
     (rest,) = fetched(ranks.most(_rest(cost.U, u0, to_A)) * ranks.most(_rest(cost.V, v0, to_B)))

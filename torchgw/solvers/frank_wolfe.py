@@ -31,7 +31,7 @@ from torchgw.objective.bounds import c_transform, consistent_bound, dual_bound, 
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.solvers.iterate import Check, State, iterate
 from torchgw.solvers.transport_lp import TransportError, blurred_duals, equal_masses, transport
 
@@ -198,7 +198,7 @@ class TransportPlans:
         self.p, self.q, self.exact, self.rough = p, q, exact, rough
         masses = [mass.numpy() for mass in fetched(p, q)]
         self.places = [np.flatnonzero(mass > 0) for mass in masses]
-        self.rows, self.columns = (torch.from_numpy(place).to(p.device) for place in self.places)
+        self.rows, self.columns = (sent(torch.from_numpy(place), p.device) for place in self.places)
         self.masses = masses[0][self.places[0]], masses[1][self.places[1]]
 
     def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> Found:
@@ -214,7 +214,7 @@ class TransportPlans:
             entries = plan.tocoo()
             at = self.places[0][entries.row], self.places[1][entries.col]
             plan = csr_array((entries.data, at), shape=tuple(cost.shape))
-        dual[self.columns] = torch.from_numpy(found.dual).to(self.q)
+        dual[self.columns] = sent(torch.from_numpy(found.dual).to(self.q.dtype), self.q.device)
         own = None if found.basis is None else torch.from_numpy(found.basis)
         return SparseCoupling.of(plan, cost.device), dual, own
 

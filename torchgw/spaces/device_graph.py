@@ -24,6 +24,7 @@ from torch import Tensor
 
 from torchgw.kernels.neighbour_graphs.graphs import Graphs
 from torchgw.kernels.shortest_paths.searches import Searches
+from torchgw.runtime.transfer import sent
 from torchgw.spaces.device_neighbours import Built, built
 from torchgw.spaces.edges import components
 from torchgw.types import Array
@@ -70,7 +71,7 @@ class DeviceGraph(NamedTuple):
         """A SciPy CSR graph of fewer than 2^31 entries there; the component of each point (N,) may be known."""
         label = components(graph)[1] if label is None else label
         rows = graph.indptr.astype(np.int32), graph.indices.astype(np.int32), graph.data.astype(np.float64)
-        pointer, target, length = (torch.from_numpy(part).to(device) for part in rows)
+        pointer, target, length = (sent(torch.from_numpy(part), device) for part in rows)
         parts = np.unique(label, return_index=True)[1]
         return cls(pointer, target, length, parts, searches, len(target) / max(len(label), 1))
 
@@ -102,7 +103,7 @@ class DeviceGraph(NamedTuple):
         n = self.size
         count = min(max(count, len(self.parts)), n)
         drawn = np.random.default_rng(0).permutation(n)[: centres_for(count)]
-        centres = torch.from_numpy(np.union1d(drawn, self.parts)).to(self.pointer.device)
+        centres = sent(torch.from_numpy(np.union1d(drawn, self.parts)), self.pointer.device)
         if len(centres) == n:
             return self.searches.farthest(self.distances(centres), count)
         centres, distance, label = self._cells(centres)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, CUT, SEARCH_BYTES, Doubtful, Edges, Graphs
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.graph import GraphReport, candidates, log_short_cuts, unit_cloud
 from torchgw.spaces.hierarchy import bisect
 from torchgw.spaces.neighbours import TREE_DIMENSIONS
@@ -79,7 +79,7 @@ def built(points: Array, graphs: Graphs, device: torch.device, backend: str) -> 
     """The graph of points (N, D), N at least 2, whose edges have their lengths, and how it was made."""
     points, size = unit_cloud(points)
     n = len(points)
-    there, k = torch.from_numpy(np.ascontiguousarray(points)).to(device), fewest(n)
+    there, k = sent(torch.from_numpy(np.ascontiguousarray(points)), device), fewest(n)
     edges, doubtful = graphs.neighbours(there, k, ordered(there, backend))
     parts = graphs.joined(edges, doubtful)
     lines = there if points.shape[1] <= TREE_DIMENSIONS else there[:, :0]  # they lead no search in many dimensions

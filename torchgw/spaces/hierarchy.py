@@ -22,6 +22,7 @@ from torchgw.kernels.sums import add_by_label, narrowed
 from torchgw.kernels.tiles import inverse_permutation
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.transfer import sent
 
 BLOCK_POINTS = 2**16
 
@@ -130,18 +131,26 @@ def bisect(
     """
     n, device = len(features) if n is None else n, features.device
     order = torch.arange(n, device=device)
-    ends = torch.tensor([0, n])  # where cells end depends on their numbers alone, so the host knows
-    levels = [ends.to(device)]
+    levels = _levels(n, n_cells, unit)  # where cells end depends on their numbers alone, so the host knows
+    parts = (*levels, *(ends.diff() for ends in levels))
+    held = torch.split(sent(torch.cat(parts), device), [len(part) for part in parts])
+    levels, sizes = list(held[: len(levels)]), held[len(levels) :]
     node, numbers = torch.zeros_like(order), torch.arange(n, device=device)
     workload = Workload(device, features.dtype, (n, n_cells), features.shape[1])
     directions = principal_directions.choose(backend, workload).function
-    while len(ends) - 1 < min(n_cells, n):
-        direction = directions(*_standing_for(features, order, levels[-1], ranks))
+    for ends, halves in zip(levels[:-1], sizes[1:], strict=True):
+        direction = directions(*_standing_for(features, order, ends, ranks))
         order = torch.argsort(_keys(ranks.joined(_along(features, direction, ranks.own(node)), n), node), stable=True)
-        ends = torch.unique(torch.cat((ends, _cuts(ends, unit))))
-        levels.append(ends.to(device))
-        node[order] = _labels(ends.diff().to(device), numbers[: len(ends) - 1], n)
+        node[order] = _labels(halves, numbers[: len(halves)], n)
     return Hierarchy(order, tuple(levels))
+
+
+def _levels(n: int, n_cells: int, unit: int) -> list[Tensor]:
+    """Where the cells of each level begin and end, from one cell to ``n_cells`` at least, or to one for each point."""
+    levels = [torch.tensor([0, n])]
+    while len(levels[-1]) - 1 < min(n_cells, n):
+        levels.append(torch.unique(torch.cat((levels[-1], _cuts(levels[-1], unit)))))
+    return levels
 
 
 def _labels(sizes: Tensor, numbers: Tensor, n: int) -> Tensor:

@@ -32,6 +32,7 @@ from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.transfer import sent
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
@@ -133,7 +134,8 @@ def signed_factors(columns: Tensor, W: Array) -> tuple[Tensor, Tensor]:
     eigenvalues, V = np.linalg.eigh((W + W.T) / 2)
     keep = np.abs(eigenvalues) > SMALLEST_EIGENVALUE * np.abs(eigenvalues).max()
     back = V[:, keep] / np.sqrt(np.abs(eigenvalues[keep]))
-    return columns @ torch.from_numpy(back).to(columns), torch.from_numpy(np.sign(eigenvalues[keep])).to(columns)
+    back, signs = (torch.from_numpy(part).to(columns.dtype) for part in (back, np.sign(eigenvalues[keep])))
+    return columns @ sent(back, columns.device), sent(signs, columns.device)
 
 
 def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import LandmarkDistances
@@ -44,7 +44,7 @@ class Begun:
             self.sources = graph.target.new_empty(0, dtype=torch.int64)
             return
         n_ends = min(ENDS, n_landmarks // ENDS) if n_landmarks < graph.size else 0
-        checked = checked_points(graph.size).to(graph.pointer.device) if kind == "checked" else None
+        checked = sent(checked_points(graph.size), graph.pointer.device) if kind == "checked" else None
         points = graph.landmarks(n_landmarks - n_ends)
         first = points if checked is None else torch.cat((points, checked))
         self.rows, self.sources, self.n_landmarks = graph.distances(first), first, len(points)
@@ -77,7 +77,7 @@ class Begun:
         kept = ~(among == 0).triu(1).any(0)
         if not bool(kept.all()):
             which = kept.nonzero()[:, 0]
-            among, which = among[which][:, which], which.to(points.device)
+            among, which = among[which][:, which], sent(which, points.device)
             points, rows = points[which], rows[which]
         return LandmarkDistances.from_device(points, rows, among, largest, self.name)
 

@@ -18,6 +18,7 @@ EDGES = 32  # of a point, at a time
 TOGETHER = {"NODES": 64, "EDGES": 32, "LISTED": 1024, "num_warps": 16}  # of the one program that joins parts
 STEP = {"NODES": 16, "EDGES": 32, "num_warps": 8}  # of a search: no thread holds what another does
 SEARCHES = 4  # that a multiprocessor runs at once
+ALIGNED = 4  # numbers of 32 bits in 16 bytes
 ROUNDS, SWEEPS = 4, 4  # of tries: launches, and turns of each program in one
 
 
@@ -51,7 +52,9 @@ def build() -> Graphs:
             )  # fmt: skip
         keys = keys.sort().values
         place = (keys[1:] != keys[:-1]).cumsum(0, dtype=torch.int32)
-        entries, ints = len(keys), place.new_empty(6, len(keys))
+        entries = len(keys)
+        # Rows begin at multiples of 16 bytes whatever their length is: kernels are compiled anew for others.
+        ints = place.new_empty(6, gpu.divided(entries, ALIGNED) * ALIGNED)[:, :entries]
         mutual = torch.empty(entries, dtype=torch.int8, device=device)
         made = Edges(place.new_empty(n + 1), ints[0], ints[1], points.new_empty(entries), mutual)
         waiting = torch.empty_like(made.length)
@@ -86,14 +89,14 @@ def build() -> Graphs:
             for _ in range(ROUNDS):
                 kernels.tries_kernel[(programs,)](
                     points, edges.pointer, edges.target, edges.length, *doubtful, distance, queued, queue, touched,
-                    n, d, len(edges.row), factor, SWEEPS=SWEEPS, **STEP,
+                    n, d, len(edges.row), gpu.bits(factor), SWEEPS=SWEEPS, **STEP,
                 )  # fmt: skip
 
     def closed(edges: Edges, doubtful: Doubtful, size: float) -> Tensor:
         told = edges.pointer.new_zeros(2 + 3 * TOLD)
         with gpu.active(told):
             kernels.closed_kernel[(gpu.divided(len(edges.row), BLOCK),)](
-                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:], told, size, len(edges.row),
+                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:], told, gpu.bits(size), len(edges.row),
                 MOST=TOLD, BLOCK=BLOCK,
             )  # fmt: skip
         return told

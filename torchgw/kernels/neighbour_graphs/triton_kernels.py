@@ -1,4 +1,5 @@
-"""Triton kernels for graphs of nearest neighbours and their short cuts."""
+"""Triton kernels for graphs of nearest neighbours and their short cuts. Numbers come as the bits of float64 ones, see
+`torchgw.kernels.gpu.bits`."""
 
 import triton
 import triton.language as tl
@@ -294,10 +295,10 @@ def _reached(
     return there
 
 
-@triton.jit(do_not_specialize=["n", "d", "entries"])
+@triton.jit(do_not_specialize=["n", "d", "entries", "factor"])
 def tries_kernel(
     points, pointer, target, length, rank, waiting, low, high, state, distance, queued, queue, touched, n, d, entries,
-    factor: "fp64", SWEEPS: tl.constexpr, NODES: tl.constexpr, EDGES: tl.constexpr,
+    factor, SWEEPS: tl.constexpr, NODES: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
     """Decides of edges that wait, each program of every so many of them and so many times in turn, whether each stays
     or is cut, as far as those before it are decided.
@@ -306,6 +307,7 @@ def tries_kernel(
     """
     program = tl.program_id(0)
     row = program.to(tl.int64) * n
+    factor = factor.to(tl.float64, bitcast=True)
     sweep = 0
     while sweep < SWEEPS:
         sweep += 1
@@ -330,9 +332,9 @@ def tries_kernel(
         sweep = tl.where(left == 0, SWEEPS, sweep)
 
 
-@triton.jit(do_not_specialize=["entries"])
+@triton.jit(do_not_specialize=["size", "entries"])
 def closed_kernel(
-    waiting, rank, row, target, length, low, high, state, told, size: "fp64", entries,
+    waiting, rank, row, target, length, low, high, state, told, size, entries,
     MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The graph without the edges that were cut, which become loops of infinite length, in units of ``size``. Of those
@@ -351,5 +353,5 @@ def closed_kernel(
     place = tl.load(rank + at, mask=inside, other=-1)
     cut = tl.load(state + tl.maximum(place, 0), mask=inside & (place >= 0), other=STAYS) == CUT
     own = tl.load(length + at, mask=inside, other=0.0)
-    tl.store(length + at, tl.where(cut, float("inf"), own * size), mask=inside)
+    tl.store(length + at, tl.where(cut, float("inf"), own * size.to(tl.float64, bitcast=True)), mask=inside)
     tl.store(target + at, tl.load(row + at, mask=inside, other=0), mask=inside & cut)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["d"])
+@triton.jit(do_not_specialize=["d"], do_not_specialize_on_alignment=["ends"])
 def directions_kernel(
     features, order, ends, out, d,
     SMALLEST: tl.constexpr, POINTS: tl.constexpr, ITERATIONS: tl.constexpr, WIDTH: tl.constexpr,

@@ -82,7 +82,18 @@ def build() -> Kernel:
         new_f, partial = torch.empty_like(f), g.new_empty(programs, k)
         with gpu.active(score):
             kernels.sweep_kernel[(programs,)](
-                score, g, log_p, f, new_f, partial, n, k, score.stride(0), weight, WIDTH=width, num_warps=warps
+                score,
+                g,
+                log_p,
+                f,
+                new_f,
+                partial,
+                n,
+                k,
+                score.stride(0),
+                gpu.bits(weight),
+                WIDTH=width,
+                num_warps=warps,
             )
         return new_f, logarithms(partial.sum(0)).sub_(g)
 
@@ -102,7 +113,7 @@ def build() -> Kernel:
         out = torch.empty_like(sums)
         with gpu.active(sums):
             kernels.rescale_kernel[(gpu.divided(len(sums), RESCALED),)](
-                mass, sums, old, out, len(sums), weight,
+                mass, sums, old, out, len(sums), gpu.bits(weight),
                 OVER=weight != 1.0, TINY=torch.finfo(sums.dtype).tiny, SIZE=RESCALED,
             )  # fmt: skip
         return out

@@ -1,4 +1,5 @@
-"""Triton kernels over a stored score in base-2 logarithms; sums and maxima in the dtype of the bias."""
+"""Triton kernels over a stored score in base-2 logarithms; sums and maxima in the dtype of the bias. A weight comes as
+the bits of a float64 number, see `torchgw.kernels.gpu.bits`."""
 
 import triton
 import triton.language as tl
@@ -44,9 +45,9 @@ def softmin_kernel(
     tl.store(out + split.to(tl.int64) * n_kept + kept, highest + tl.log2(total), mask=kept < n_kept)
 
 
-@triton.jit(do_not_specialize=["n", "k"])
+@triton.jit(do_not_specialize=["n", "k", "weight"])
 def sweep_kernel(
-    S, g, log_p, f, new_f, partial, n, k, stride, weight: "fp64",
+    S, g, log_p, f, new_f, partial, n, k, stride, weight,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Rows pid, pid + P, ... of a score whose rows fit the registers of a program: their f, then their plan's columns.
@@ -58,12 +59,10 @@ def sweep_kernel(
     inside = column < k
     dtype: tl.constexpr = new_f.dtype.element_ty
     columns = tl.zeros((WIDTH,), dtype)
-    weight = tl.full((), weight, dtype)
-    here = S + program.to(tl.int64) * stride + column
-    step = tl.num_programs(0).to(tl.int64) * stride
+    weight = weight.to(tl.float64, bitcast=True).to(dtype)
     for row in range(program, n, tl.num_programs(0)):
+        here = S + tl.cast(row, tl.int64) * stride + column  # a pointer kept from row to row would not fit sm_120
         exponent = tl.load(here, mask=inside, other=0.0).to(dtype)
-        here += step
         exponent += tl.load(g + column, mask=inside, other=float("-inf"))
         highest = tl.maximum(tl.max(exponent, 0), FLOOR)
         factor = tl.exp2(exponent - highest)
@@ -105,9 +104,9 @@ def absorb_kernel(
     store_plan(score, f, g, out, row, column, n, k, out_n, out_k)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "weight"])
 def rescale_kernel(
-    mass, sums, old, out, n, weight: "fp64", OVER: tl.constexpr, TINY: tl.constexpr, SIZE: tl.constexpr
+    mass, sums, old, out, n, weight, OVER: tl.constexpr, TINY: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
     """out = old (mass / sums / old)^weight; with OVER false mass / sums."""
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
@@ -116,5 +115,5 @@ def rescale_kernel(
     new = tl.load(mass + place, mask=inside, other=1.0) / tl.maximum(reached, TINY)
     if OVER:
         before = tl.load(old + place, mask=inside, other=1.0)
-        new = before * tl.exp2(tl.full((), weight, new.dtype) * tl.log2(new / before))
+        new = before * tl.exp2(weight.to(tl.float64, bitcast=True).to(new.dtype) * tl.log2(new / before))
     tl.store(out + place, new, mask=inside)

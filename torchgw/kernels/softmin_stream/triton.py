@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 def tile(width: int, dtype: torch.dtype, dot: str) -> Tile:
     """The tile for factors of ``width`` columns.
 
-    Chosen by compiling for sm_80, sm_90, sm_100 and gfx942: the largest without spills and within shared memory.
+    Chosen by compiling for sm_80 to sm_120 and gfx942: the largest without spills and within shared memory.
     Products on ordinary units ("ieee") hold their operands in registers, and tf32x3 holds more than one copy of them on
     sm_80, so these take thin chunks and more warps.
     """
@@ -42,7 +42,7 @@ def tile(width: int, dtype: torch.dtype, dot: str) -> Tile:
     product = dot_precision(dot, dtype, gpu.amd())
     if dtype == torch.float32 and product in ("ieee", "tf32x3"):
         return Tile(64, 64, 16, 8, 2)
-    return Tile(64, 64, 16, 8, 2) if width <= 16 else Tile(64, 64, 32, 4, 2)
+    return Tile(64, 64, 16 if width <= 16 else 32, 4, 2)
 
 
 def blocks(workload: Workload) -> dict[str, int]:
