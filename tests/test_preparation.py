@@ -20,7 +20,7 @@ from torchgw import LandmarkDistances, gw_pairwise, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.options import SpaceOptions
 from torchgw.request.spaces import check_space
-from torchgw.spaces import edges, farthest, landmark, neighbours, prepare, shortest_paths
+from torchgw.spaces import edges, farthest, landmark, neighbours, prepare, shortcuts, shortest_paths
 from torchgw.spaces.graph import build_graph, neighbour_graph
 from torchgw.spaces.shortcuts import DETOUR, short_cuts
 from torchgw.types import Array, GraphWarning
@@ -339,3 +339,31 @@ def test_all_pairs_that_are_completed_from_a_third_of_the_rows_are_those_of_sear
     for name, found in zip(graphs, shortest_paths.all_pairs(list(graphs.values())), strict=True):
         np.testing.assert_allclose(found, dijkstra(graphs[name]), rtol=1e-14, err_msg=name)
     assert np.isinf(found).any()
+
+
+@pytest.mark.parametrize("dimension", [2, 20])
+@pytest.mark.parametrize("copies", [2, 5, 40])
+@pytest.mark.parametrize("k", [None, 6])
+def test_points_that_are_there_several_times_change_no_distance(dimension: int, copies: int, k: int | None) -> None:
+    """A draw with replacement, rounded coordinates, counts: neighbours at the same place are no way to another one."""
+    rng = np.random.default_rng(dimension)
+    points = rng.normal(size=(60, dimension)) * np.linspace(3, 1, dimension)
+    which = rng.permutation(np.concatenate((np.arange(60), rng.integers(0, 60, size=60 * (copies - 1)))))
+    once, report = build_graph(points, k)
+    often, again = build_graph(points[which], k)
+    np.testing.assert_allclose(dijkstra(often), dijkstra(once)[np.ix_(which, which)], rtol=1e-12, atol=1e-14)
+    assert (again.k, again.n_components, again.n_stitched) == (report.k, report.n_components, report.n_stitched)
+    there = {tuple(sorted(pair)) for pair in which[again.short_cuts].tolist()}
+    assert there == {tuple(sorted(pair)) for pair in report.short_cuts.tolist()}
+
+
+def test_edges_of_length_zero_are_no_short_cuts_and_searched_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = np.repeat(np.random.default_rng(0).normal(size=(6, 3)), 60, axis=0)
+    pattern = edges.union(neighbours.nearest(points, 9))
+    row = np.repeat(np.arange(len(points)), np.diff(pattern.indptr))
+    gap = np.linalg.norm(points[row] - points[pattern.indices], axis=1)
+    graph = csr_matrix((gap, pattern.indices, pattern.indptr), shape=pattern.shape)
+    assert not gap.any()
+    assert (pattern.data == 1).sum() > 1000
+    monkeypatch.setattr(shortcuts, "_tried", None)
+    assert len(short_cuts(graph, pattern.data == 2, points)) == 0

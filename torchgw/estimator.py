@@ -138,7 +138,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         if y is None:
             name = type(self).__name__
             raise ValueError(f"{name} requires y to be passed, but the target y is None; give its points (K, E) as y")
-        source = validate_data(self, X, copy=True, ensure_min_samples=2, **NUMBERS)
+        source = validate_data(self, _read("X", X), copy=True, ensure_min_samples=2, **NUMBERS)
         target = _target_points("y", y, copy=True, ensure_min_samples=2)
         for name, space, kind in zip("Xy", (source, target), check_distances(self.distances), strict=True):
             if kind == "precomputed" and space.shape[0] != space.shape[1]:
@@ -213,7 +213,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """
         check_is_fitted(self)
         origin = SIDES.index(validate.choice("side", side, SIDES))
-        given = np.asarray(labels)
+        given = validate.read("labels", labels)
         if given.shape != (size := len(self._points[origin]),):
             raise ValueError(f"labels must have shape ({size},), one for each {side} point, got {given.shape}")
         try:
@@ -274,7 +274,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """Points (m, .) like those of ``side`` in `fit`."""
         check_is_fitted(self)
         if side == 0:
-            return cast(Array, validate_data(self, X, reset=False, **NUMBERS))
+            return cast(Array, validate_data(self, _read("X", X), reset=False, **NUMBERS))
         found, names = _target_points(name, X), _names(X)
         wanted = self._n_features_out
         if found.shape[1] != wanted:
@@ -306,8 +306,13 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
 def _target_points(name: str, y: Any, **how: Any) -> Array:
     """Points (m, E); numbers (m,) are points on a line."""
-    found: Array = check_array(y, ensure_2d=False, input_name=name, **NUMBERS, **how)
+    found: Array = check_array(_read(name, y), ensure_2d=False, input_name=name, **NUMBERS, **how)
     return found.reshape(-1, 1) if found.ndim == 1 else found
+
+
+def _read(name: str, given: Any) -> Any:
+    """What scikit-learn cannot read, or would read wrongly: the numbers of tensors, and masked arrays."""
+    return validate.read(name, given) if isinstance(given, torch.Tensor | np.ma.MaskedArray) else given
 
 
 def _names(y: Any) -> Array | None:

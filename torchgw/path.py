@@ -140,7 +140,7 @@ def epsilon_path(
         raise TypeError("checkpoint is of one solve: epsilon_path has none; take one gw_align for each epsilon")
     solver, points = _Solver(X, Y, kwargs), list[_Point]()
     if perplexities is not None:
-        size = Y.size if is_provider(Y) else (*np.shape(Y), math.inf)[0]
+        size = Y.size if is_provider(Y) else (*validate.shape_of(Y), math.inf)[0]
         for target in _falling("perplexities", perplexities, apart=2 * TOLERANCE, least=1.0, most=size):
             points += _at_perplexity(solver, target, points[-1] if points else None)
             if _cancelled(points):

@@ -14,12 +14,15 @@ from scipy.sparse import coo_array, issparse
 from torch import Tensor
 
 from torchgw import ranges
-from torchgw.types import AUTO, Array
+from torchgw.runtime.caller import warn_caller
+from torchgw.types import AUTO, Array, PrecisionWarning
 
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
 ROUNDINGS = 16
 DOUBLE = float(np.finfo(np.float64).eps)
+EXACT = 2**53
+COARSE, SAMPLE = 0.03, 1024  # of the spread of points, from so many of them
 BLOCK = 256  # of a matrix, which stays in the cache with its mirror image
 
 
@@ -94,29 +97,64 @@ def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
 
 def as_numpy(tensor: Tensor) -> Array:
     """The tensor as a NumPy array; floating ones as float64, since NumPy lacks some of their types."""
-    found = tensor.detach().cpu()  # before it is widened: not every device has float64
+    found = tensor.detach().cpu().resolve_conj().resolve_neg()  # before it is widened: not every device has float64
     array: Array = (found.double() if found.is_floating_point() else found).numpy()
     return array
+
+
+def as_tensor(array: Array) -> Tensor:
+    """The array as a tensor: a copy where torch cannot share its memory, because it is read-only or runs backwards."""
+    shared = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if shared else array.copy())
+
+
+def dense(name: str, tensor: Tensor) -> None:
+    """A tensor whose entries can be read one by one."""
+    if tensor.is_meta:
+        raise ValueError(f"{name} must be an array of numbers, got a tensor on the meta device, which holds no data")
+    if tensor.is_quantized:
+        raise TypeError(f"{name} must be a tensor of plain numbers, got a quantised one; take {name}.dequantize()")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got a sparse or nested one; to_dense() makes one of sparse")
+
+
+def read(name: str, value: object, expected: str = "an array") -> Array:
+    """What any array-like holds, in the machine's byte order: the one place where arguments are read.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For what cannot be read, and for masked entries, below which NumPy would read on.
+    """
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must have a number everywhere, got masked entries; fill or remove them")
+    try:
+        if isinstance(value, Tensor):
+            dense(name, value)
+            return as_numpy(value)
+        array = np.asarray(value)
+    except RuntimeError as error:  # of tensors in a list
+        raise ValueError(
+            f"{name} must be {expected}, got an unreadable one ({error}); torch.stack makes one tensor of several"
+        ) from None
+    except (TypeError, ValueError) as error:
+        if isinstance(value, Tensor):
+            raise
+        raise ValueError(f"{name} must be {expected}, got an unreadable one ({error})") from None
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def shape_of(space: Any) -> tuple[int, ...]:
     """The shape of an array-like; () for what has none, which validation then names."""
     try:
         return tuple(space.shape if hasattr(space, "shape") else np.shape(space))
-    except ValueError:
+    except (TypeError, ValueError, RuntimeError):
         return ()
 
 
 def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True) -> Array:
     """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
-    if np.ma.is_masked(value):
-        raise ValueError(f"{name} must have a number everywhere, got masked entries; fill or remove them")
-    try:
-        if isinstance(value, Tensor):
-            value = as_numpy(value)
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name} must be an array of shape {shape}, got an unreadable one ({error})") from None
+    array = read(name, value, f"an array of shape {shape}")
     if array.dtype.kind not in "fiub":
         what = f"{type(value).__name__} of dtype {array.dtype}"
         what += f"; if all of them are numbers, take {name}.to_numpy(float)" if hasattr(value, "to_numpy") else ""
@@ -124,7 +162,13 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
     if array.ndim != n_dim:
         hint = "; one number for each row goes as a column, x[:, None]" if (array.ndim, n_dim) == (1, 2) else ""
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}{hint}")
-    return array.astype(np.float64, copy=copy)
+    found = array.astype(np.float64, copy=copy)
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8 and (largest := np.abs(found).max(initial=0.0)) > EXACT:
+        raise ValueError(
+            f"{name} must have integers of at most {EXACT:g}, up to which float64 holds each, got {largest:g}; "
+            f"take their smallest off, or floats if rounding does no harm"
+        )
+    return found
 
 
 def is_condensed(length: int) -> bool:
@@ -153,7 +197,27 @@ def points(name: str, value: object, least: int = 2, first: int = 0) -> Array:
             f"{name} must be finite, got {count_bad(array)}, the first in row {first + row}, column {column}"
         )
     ranges.sizes(name, largest)
+    if largest > 0:
+        _warn_of_steps(
+            name, value, array / largest if len(array) <= SAMPLE else array[:: len(array) // SAMPLE] / largest
+        )
     return array
+
+
+def _warn_of_steps(name: str, value: object, some: Array) -> None:
+    """Warn where coordinates, as they were given, are rounded to steps that are not small beside their spread: far from
+    the origin, or in few bits."""
+    apart = some - some[0]  # exact where it matters: the mean of far points is rounded by more than they are
+    spread = float(np.linalg.norm(apart - apart.mean(0)))
+    exact = hasattr(value, "dtype") and _resolution(value) == 0  # integers
+    share = max(_resolution(value), DOUBLE) * float(np.linalg.norm(some)) / (spread or math.inf)
+    if share > COARSE and not exact:
+        kind = str(getattr(value, "dtype", "float64")).removeprefix("torch.")
+        warn_caller(
+            f"{name} has coordinates that {kind} rounds by about {share:.1g} of their spread, so that smaller "
+            f"distances are noise; take off their mean before they become {kind}, or keep more digits",
+            PrecisionWarning,
+        )
 
 
 def distance_matrix(name: str, value: object) -> Array:

@@ -66,7 +66,7 @@ def points_of(side: str, cells: Any, rep: str, limit: int) -> Array:
         raise ValueError(f"{side} has no X; name a key of {side}.obsm as use_rep, got keys {_listed(cells.obsm)}")
     if rep == "X" and cells.isbacked:
         found = found.to_memory() if hasattr(found, "to_memory") else found[()]
-    return validate.points(what, found.toarray() if hasattr(found, "toarray") else np.asarray(found))
+    return validate.points(what, found.toarray() if hasattr(found, "toarray") else found)
 
 
 def encoded(name: str, b: Any, limit: int) -> tuple[Array, Any]:

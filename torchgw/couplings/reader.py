@@ -31,7 +31,7 @@ PIECE = 2**24  # elements of a product that are held at once
 
 def point_indices(name: str, value: Any, n: int) -> Tensor:
     """Indices (m,) of some of n points, as int64."""
-    given = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    given = validate.read(name, value)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise ValueError(f"{name} must be integer indices (m,), got shape {given.shape} of dtype {given.dtype}")
     if len(given) and not 0 <= given.min() <= given.max() < n:
@@ -123,13 +123,16 @@ class Readable:
         return self._carry(V, axis=1)
 
     def _carry(self, V: Array | Tensor, axis: int) -> Array | Tensor:
-        if not isinstance(V, Tensor) and np.asarray(V).dtype.kind not in "fiubc":
-            raise TypeError(
-                f"V must hold real numbers, got dtype {np.asarray(V).dtype}; for labels push their one-hot rows"
-            )
-        given = V if isinstance(V, Tensor) else torch.from_numpy(np.array(V))
-        if given.is_complex():
-            raise TypeError(f"V must hold real numbers, got dtype {given.dtype}")
+        if isinstance(V, Tensor):
+            validate.dense("V", V)
+            given = V
+            if V.is_complex():
+                raise TypeError(f"V must hold real numbers, got dtype {V.dtype}")
+        else:
+            held = validate.read("V", V)
+            if held.dtype.kind not in "fiub":
+                raise TypeError(f"V must hold real numbers, got dtype {held.dtype}; for labels push their one-hot rows")
+            given = torch.from_numpy(held.astype(np.float64))
         size = self.shape[axis]
         if given.ndim not in (1, 2) or given.shape[0] != size:
             raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")

@@ -52,7 +52,7 @@ class FeatureCost:
             For features of other sizes, and for zero features under "cosine".
         """
         x, y = (
-            torch.from_numpy(validate.points(f"cost features of {side}", given, least=1))
+            validate.as_tensor(validate.points(f"cost features of {side}", given, least=1))
             for side, given in (("X", self.X), ("Y", self.Y))
         )
         for side, features, size in (("X", x, n), ("Y", y, k)):

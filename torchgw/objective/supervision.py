@@ -71,11 +71,11 @@ class Supervision:
         parts: list[FactoredCost] = []
         known: list[Array] = []
         if self.pairs is not None:
-            pairs = np.unique(validate.pairs("supervision.pairs", _on_host(self.pairs), n, k).numpy(), axis=0)
+            pairs = np.unique(validate.pairs("supervision.pairs", self.pairs, n, k).numpy(), axis=0)
             known.append(pairs)
             parts.append(_known(pairs, p, q, _room("pairs", len(pairs), stored)))
         if self.forbidden is not None:
-            given = validate.pairs("supervision.forbidden", _on_host(self.forbidden), n, k).numpy()
+            given = validate.pairs("supervision.forbidden", self.forbidden, n, k).numpy()
             pairs = np.unique(given, axis=0)
             both = [tuple(pair.tolist()) for pair in pairs if known and (known[0] == pair).all(1).any()]
             if both:
@@ -124,14 +124,9 @@ class Rules(NamedTuple):
     groups: tuple[Tensor, Tensor]
 
 
-def _on_host(value: Any) -> Array:
-    """An array, tensor or list as an array."""
-    return np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
-
-
 def _integers(name: str, value: Any, n: int) -> Array:
     """Integer labels (n,), at least -1."""
-    array = _on_host(value)
+    array = validate.read(name, value)
     if array.shape != (n,) or array.dtype.kind not in "iu":
         inverse = "np.unique(np.concatenate(labels), return_inverse=True)[1]"
         remedy = f"; {inverse} numbers those of both sides" if array.dtype.kind in "OSU" else ""
@@ -203,8 +198,7 @@ def _labels(x: Array, y: Array, values: Array) -> FactoredCost:
 
 def _allowed(mask: Any, n: int, k: int) -> Array:
     """1.0 where a pair may be matched, 0.0 elsewhere."""
-    given = mask.toarray() if hasattr(mask, "toarray") else mask.detach().cpu() if isinstance(mask, Tensor) else mask
-    array = np.asarray(given)
+    array = validate.read("supervision.mask", mask.toarray() if hasattr(mask, "toarray") else mask)
     if array.shape != (n, k):
         raise ValueError(f"supervision.mask must have shape (N, K) = ({n}, {k}), got {array.shape}")
     allowed = array != 0

@@ -173,8 +173,8 @@ def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | N
         return None
     if isinstance(init, Readable):
         init = init.plan
-    shape = validate.shape_of(init.detach() if isinstance(init, Tensor) else init)
-    values = np.asarray(init.detach().cpu() if isinstance(init, Tensor) else init if shape else 0)
+    values = validate.read("init", init)
+    shape = values.shape
     if shape == (n,) and values.dtype.kind in "iu":
         values = np.stack((np.arange(n), values), 1)
         shape = values.shape

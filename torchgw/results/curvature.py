@@ -90,7 +90,7 @@ class PlanMode:
         """sum_j W_ij V_j / p_i (N, d) for values V (K, d) on the target, with W as `rows` scales it: how fast what the
         plan carries to a source point changes along the mode."""
         respond, k = self.hessian.respond, self.hessian.respond.plan.shape[1]
-        given = np.asarray(V, dtype=float)
+        given = validate.read("V", V).astype(float)
         if given.ndim not in (1, 2) or len(given) != k:
             raise ValueError(f"V must be values of the {k} target points, (K,) or (K, d), got shape {given.shape}")
         values = torch.from_numpy(given.reshape(k, -1)).to(self.vector.device)

@@ -41,8 +41,8 @@ class FactoredDistances(ScaledDistances):
     _signed: Tensor | None = None  # F diag(signs), where a launch is worth its memory
 
     def __init__(self, F: Array | Tensor, signs: Array | Tensor, scale: float = 1.0, *, name: str = "F") -> None:
-        factors = torch.from_numpy(validate.points(name, F))
-        given = torch.as_tensor(signs).detach().cpu().to(torch.float64)
+        factors = validate.as_tensor(validate.points(name, F))
+        given = torch.from_numpy(validate.read("signs", signs)).to(torch.float64)
         if given.shape != (factors.shape[1],) or not bool((given.abs() == 1).all()):
             raise ValueError(
                 f"signs must be {factors.shape[1]} numbers, each 1 or -1, got {tuple(given.shape)}: {given}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -66,7 +66,8 @@ def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -
     points : (N, D), finite.
     k : neighbours of each point, below N. A number is taken as it is. None chooses 1.5 times the natural logarithm of
         N, at least 5, or up to 7 more where that joins all points, and leaves out the edges that are short cuts (see
-        `torchgw.spaces.shortcuts`). Duplicated points are joined by edges of length zero.
+        `torchgw.spaces.shortcuts`). Of points that coincide the first has neighbours elsewhere, and edges of length
+        zero to the others, so that distances are those between places.
     name : what messages call these points.
 
     Returns
@@ -152,7 +153,35 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
     points, size = unit_cloud(points)
     cloud = Cloud(points)
     made = unjoined(cloud, k)
+    if not (made[0].graph.data == 0).any():
+        return _joined(cloud, made, size, k, name)
+    first, place = places(points)
+    if len(first) > 1:  # neighbours at the same place are no way to any other
+        cloud = Cloud(points[first])
+        k = None if k is None else min(k, cloud.size - 1)
+        graph, report = _joined(cloud, unjoined(cloud, k), size, k, name)
+        return with_copies(graph, first, place), replace(report, short_cuts=first[report.short_cuts])
+    return _joined(cloud, made, size, k, name)
+
+
+def _joined(cloud: Cloud, made: list[Unjoined], size: float, k: int | None, name: str) -> tuple[Any, GraphReport]:
     return reported(made, [stitch(each.graph, each.parts, cloud.elsewhere) for each in made], size, k, name)
+
+
+def places(points: Array) -> tuple[Array, Array]:
+    """The first point (M,) at each place, in their order, and the place (N,) of each point."""
+    _, first, place = np.unique(points, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order], np.argsort(order)[place.ravel()]
+
+
+def with_copies(graph: Any, first: Array, place: Array) -> Any:
+    """The graph of the first points at each place with all others (N,) at theirs, by edges of length zero."""
+    edges, others = graph.tocoo(), np.setdiff1d(np.arange(len(place)), first)
+    once = edges.row < edges.col
+    source = np.concatenate((first[edges.row[once]], others))
+    target = np.concatenate((first[edges.col[once]], first[place[others]]))
+    return from_edges(len(place), source, target, np.concatenate((edges.data[once], np.zeros(len(others)))))
 
 
 def unjoined(cloud: Neighbours, k: int | None) -> list[Unjoined]:

@@ -64,13 +64,13 @@ class KnownPoints:
                     f"points must be rows of distances to all {self.space.size} points, because the space was not made "
                     f"from points; got shape {given.shape}"
                 )
-            return torch.from_numpy(given)[:, index.cpu()] / self.space.scale
+            return validate.as_tensor(given)[:, index.cpu()] / self.space.scale
         points = validate.points("points", new, least=1)
         if points.shape[1] != self.points.shape[1]:
             raise ValueError(f"points must have {self.points.shape[1]} coordinates, got shape {points.shape}")
         if isinstance(self.space, EuclideanDistances):
             near = torch.from_numpy(self.points[index.cpu().numpy()])
-            found = distances(torch.from_numpy(points), near)
+            found = distances(validate.as_tensor(points), near)
             return (found.square() if self.space.squared else found) / self.space.scale
         return self._along(self.points, points, index)
 
