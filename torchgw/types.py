@@ -29,7 +29,7 @@ class GraphWarning(TorchGWWarning):
 
 
 class PrecisionWarning(TorchGWWarning):
-    """The numbers of a solve reach further than the chosen precision carries."""
+    """The numbers of a space or a solve reach further than their precision carries."""
 
 
 class OutOfMemoryWarning(TorchGWWarning):

@@ -163,7 +163,7 @@ def distance_matrix(name: str, value: object) -> Array:
     as small as the input's dtype rounds are mended; a float64 array with none comes back as it is, not to be
     written to.
     """
-    tolerance = max(SYMMETRY_TOLERANCE, _resolution(value) ** 0.5)
+    tolerance = max(SYMMETRY_TOLERANCE, resolution_of(value) ** 0.5)
     array = _numbers(name, value, 2, "(N, N)", copy=False)
     if array.shape[0] != array.shape[1]:
         raise ValueError(f"{name} must be a square distance matrix (N, N), got shape {array.shape}")
@@ -174,7 +174,7 @@ def distance_matrix(name: str, value: object) -> Array:
         row, column = np.argwhere(np.isnan(array))[0]
         raise ValueError(f"{name} must not contain NaN, got {count_bad(array)}, the first NaN at ({row}, {column})")
     largest = largest_finite(array)
-    if least < -ROUNDINGS * max(_resolution(value), DOUBLE) * largest:
+    if least < -ROUNDINGS * max(resolution_of(value), DOUBLE) * largest:
         raise ValueError(
             f"{name} is square, so it must be a non-negative distance matrix, got a smallest entry of {least:g}; "
             f"np.maximum({name}, 0) mends rounding, and 1 - {name} makes distances of correlations; {_otherwise(name)}"
@@ -281,7 +281,7 @@ def adjacency(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must have an entry that is not zero, got a graph without edges: all plans are alike")
     ranges.sizes(name, largest)
     gap = float(abs(found - found.T).max())
-    return (found / 2 + found.T / 2) if 0 < gap <= ROUNDINGS * _resolution(value) * largest else found
+    return (found / 2 + found.T / 2) if 0 < gap <= ROUNDINGS * resolution_of(value) * largest else found
 
 
 def is_networkx(value: Any) -> bool:
@@ -342,7 +342,7 @@ def looks_like_distances(array: Array) -> bool:
     return square and not array.diagonal().any() and bool((array >= 0).all()) and bool((array == array.T).all())
 
 
-def _resolution(value: object) -> float:
+def resolution_of(value: object) -> float:
     """Rounding unit of an array's own dtype, float64's for what has none."""
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, torch.dtype):

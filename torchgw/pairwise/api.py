@@ -104,6 +104,8 @@ def gw_pairwise(
     -----
     ConvergenceWarning
         When pairs are not settled, failed, or were not solved because the call was ended.
+    PrecisionWarning
+        When one point of a space lies so far from the others that float64 does not tell these apart.
     GraphWarning
         When a graph had to be stitched, or infinite distances were replaced.
 
