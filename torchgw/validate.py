@@ -14,7 +14,7 @@ from scipy.sparse import coo_array, issparse
 from torch import Tensor
 
 from torchgw import ranges
-from torchgw.types import AUTO, Array
+from torchgw.types import AUTO, Array, is_provider, is_table
 
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
@@ -255,7 +255,7 @@ def graph(name: str, value: Any) -> Any:
         what = "edge lengths that differ between the two directions" if mutual else "edges without their reverse"
         raise ValueError(
             f"{name} must be a symmetric graph, got {what}; {name}.maximum({name}.T) makes edges mutual, and "
-            f"distances='adjacency' (in gw_align) compares them as they are"
+            f"distances='adjacency' compares them as they are"
         )
     return csr
 
@@ -267,7 +267,7 @@ def adjacency(name: str, value: Any) -> Any:
     Differences between the two directions that are as small as the input's dtype rounds are mended.
     """
     if is_networkx(value):
-        value = _of_networkx(name, value)
+        value = adjacency_of(name, value)
     found = _csr(name, value, "numbers") if issparse(value) else _numbers(name, value, 2, "(N, N)", copy=False)
     if found.shape[0] != found.shape[1]:
         raise ValueError(f"{name} must be a square adjacency matrix (N, N), got shape {tuple(found.shape)}")
@@ -284,12 +284,52 @@ def adjacency(name: str, value: Any) -> Any:
     return (found / 2 + found.T / 2) if 0 < gap <= ROUNDINGS * resolution_of(value) * largest else found
 
 
+# What objects of other packages are, by members that they all have, and what of them to pass; the first that fits.
+_EDGES = "; for distances along a surface, a sparse graph of the lengths of the edges of its faces"
+_OBJECTS = (
+    (("obsm",), "cells", "torchgw.anndata.align(a, b) aligns cells, or take {name}.obsm['X_pca']"),
+    (
+        ("edges", "is_directed", "is_multigraph"),
+        "a graph of networkx",
+        "give it with distances='adjacency', which compares edges, or as networkx.to_scipy_sparse_array({name}), whose "
+        "shortest paths count",
+    ),
+    (
+        ("get_adjacency_sparse",),
+        "a graph of igraph",
+        "give {name}.get_adjacency_sparse(), with distances='adjacency' to compare edges, without for shortest paths",
+    ),
+    (
+        ("edge_index",),
+        "a graph of torch_geometric",
+        "give torch_geometric.utils.to_scipy_sparse_matrix({name}.edge_index, num_nodes={name}.num_nodes), with "
+        "distances='adjacency' to compare edges, without for shortest paths",
+    ),
+    (("vertices", "faces"), "a mesh", "{name}.vertices are its points" + _EDGES),
+    (("vertices", "triangles"), "a mesh", "numpy.asarray({name}.vertices) are its points" + _EDGES),
+    (("coordinates", "faces"), "a mesh", "{name}.coordinates are its points" + _EDGES),
+    (("points", "faces"), "a mesh", "numpy.asarray({name}.points) are its points" + _EDGES),
+    (("points",), "a cloud of points", "give numpy.asarray({name}.points)"),
+    (("vertices",), "a cloud of points", "give numpy.asarray({name}.vertices)"),
+)
+
+
+def own_kind(name: str, value: Any, distances: str) -> None:
+    """Refuse an object of another package that is no array, with what of it to pass."""
+    if is_provider(value) or is_table(value) or (distances == "adjacency" and is_networkx(value)):
+        return
+    for members, what, advice in _OBJECTS:
+        if all(hasattr(value, member) for member in members):
+            kinds = "an array, a sparse graph or a provider"
+            raise TypeError(f"{name} must be {kinds}, got {what}, {type(value).__name__}; {advice.format(name=name)}")
+
+
 def is_networkx(value: Any) -> bool:
     """Whether this object is a graph of networkx, which is not imported for it."""
     return all(hasattr(value, member) for member in ("edges", "is_directed", "is_multigraph"))
 
 
-def _of_networkx(name: str, graph: Any) -> Any:
+def adjacency_of(name: str, graph: Any) -> Any:
     """The adjacency of a networkx graph as SciPy CSR: nodes in their order, the attribute ``weight`` of edges where
     they have it, 1 elsewhere, parallel edges added up."""
     place = {node: i for i, node in enumerate(graph)}

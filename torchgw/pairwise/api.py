@@ -63,7 +63,8 @@ def gw_pairwise(
     distances : how they come from points and graphs. "auto": straight lines between points, shortest paths in graphs; a
         square symmetric array is taken for distances. Others as in `torchgw.gw_align`: "dijkstra" and "landmark" join
         points to k-nearest-neighbour graphs, which wants some hundred points on a curved shape; "euclidean",
-        "precomputed".
+        "precomputed", "adjacency" (of arrays, SciPy sparse matrices and networkx graphs that are the same in both
+        directions).
     scale : "common": distances in the units of the data, so that sizes count. "own": each space's distances are divided
         by its largest one, so that shapes alone count.
     tol : a pair is settled when to first order no plan nearby lowers its value by more than this share. 1e-2 is within

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 
 from torchgw import validate
 from torchgw.options import GWOptions
 from torchgw.request.combinations import excluded, facts_of
-from torchgw.request.spaces import METRIC_DISTANCES, check_space, warn_of_adjacencies
+from torchgw.request.spaces import DISTANCES, check_space, warn_of_adjacencies
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
@@ -35,12 +36,14 @@ class Inputs:
     masses : (N_i,) of each.
     scales : divisor of the raw distances of each.
     unit : factor of distances between spaces: the divisor that they share, or 1.
+    metric : whether small distances of each say what is near; entries of adjacencies do not.
     """
 
     distances: list[Array]
     masses: list[Array]
     scales: list[float]
     unit: float
+    metric: list[bool]
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -57,6 +60,8 @@ class Inputs:
         for D, mass, scale in zip(self.distances, self.masses, self.scales, strict=True):
             for part in (np.array([len(mass), scale]), D, mass):
                 found.update(np.ascontiguousarray(part, dtype=np.float64).tobytes())
+        if not all(self.metric):
+            found.update(bytes(self.metric))
         return found.hexdigest()
 
 
@@ -73,7 +78,7 @@ def read_spaces(
         When all distance matrices together exceed ``options.max_memory``.
     """
     entries = as_list(name, spaces, least)
-    validate.choice("distances", distances, METRIC_DISTANCES)
+    validate.choice("distances", distances, DISTANCES)
     validate.choice("scale", scale, SCALES)
     if options.spaces.scale is not None:
         raise ValueError(f"options.spaces.scale must be None here, got {options.spaces.scale!r}; use scale=")
@@ -86,15 +91,15 @@ def read_spaces(
     needed = COPIES * sum(8 * n**2 for n in sizes)
     validate.memory("distances within all spaces", needed, options.max_memory, "use fewer or smaller spaces")
     raw = _matrices(checked, mass, options)
-    largest = [float(D.max()) or 1.0 for D in raw]
-    scales = [max(D.max() for D in raw) or 1.0] * len(raw) if scale == "common" else largest
-    scales = [float(divisor) for divisor in scales]
+    largest = [float(np.abs(D).max()) or 1.0 for D in raw]
+    scales = [max(float(np.abs(D).max()) for D in raw) or 1.0] * len(raw) if scale == "common" else largest
     for name, own, divisor in zip(names, largest, scales, strict=True):
         if not SMALLEST <= divisor <= 1 / SMALLEST or own < SMALLEST * divisor:
             hint = "use scale='own'" if SMALLEST <= own <= 1 / SMALLEST else "use other units"
             raise ValueError(f"{name} has distances up to {own:g}, out of range beside {divisor:g}; {hint}")
     scaled = [D / divisor for D, divisor in zip(raw, scales, strict=True)]
-    return Inputs(scaled, [m / m.sum() for m in mass], scales, scales[0] if scale == "common" else 1.0)
+    unit, metric = scales[0] if scale == "common" else 1.0, [space.metric for space in checked]
+    return Inputs(scaled, [m / m.sum() for m in mass], scales, unit, metric)
 
 
 def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None:
@@ -131,21 +136,23 @@ def as_list(name: str, value: object, least: int, exactly: int | None = None) ->
 
 def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space:
     """The validated space and the kind of its distances; "point" where there is only one."""
-    shape = validate.shape_of(space)
+    if validate.is_networkx(space) and len(space) == 1 and distances == "adjacency":
+        space = csr_array((1, 1)) if not space.edges else validate.adjacency_of(name, space)
+    shape = () if validate.is_networkx(space) else validate.shape_of(space)
     if getattr(space, "size", None) == 1 and is_provider(space):
         return Space(name, np.zeros((1, 1)), "point")
     if shape[:1] == (1,) and not is_provider(space):
-        if is_graph(space) or distances == "precomputed":
+        if is_graph(space) or distances in ("precomputed", "adjacency"):
             if shape != (1, 1) or space[0, 0] != 0:
                 raise ValueError(f"{name} must be (1, 1) and zero for the distances of one point, got shape {shape}")
             return Space(name, np.zeros((1, 1)), "point")
         return Space(name, validate.points(name, space, least=1), "point")
     checked = check_space(name, space, distances, options.spaces)
     warn_of_adjacencies(checked, asked=(distances,))
-    if not checked.metric:
+    if not checked.symmetric:
         raise ValueError(
-            f"{name} must have symmetric distances that say what is near, got {type(space).__name__}: pairs begin from "
-            f"coarse copies of both spaces; align such pairs by gw_align"
+            f"{name} must have the same distances in both directions, got {type(space).__name__} with others: give "
+            f"(A + A.T) / 2, or align such pairs by gw_align"
         )
     # Few points seldom carry a neighbour graph: one short cut, or one gap, makes another shape of them.
     straight = distances == "auto" and checked.kind not in ("provider", "matrix") and not is_graph(space)
@@ -174,9 +181,11 @@ def _named(space: Space, made: DistanceProvider) -> Array:
 
 
 def _raw(space: DistanceProvider) -> Array:
-    """All distances in the units of the data, symmetric, with a zero diagonal."""
+    """All distances in the units of the data, symmetric, with a zero diagonal; entries of adjacencies as they are."""
     everything = PrecomputedDistances.of(space.to(torch.device("cpu"), torch.float64), torch.device("cpu"))
     D: Array = everything.matrix.numpy() * float(space.scale)
+    if not everything.metric:
+        return D
     D = np.maximum((D + D.T) / 2, 0.0)  # factored distances may be slightly negative
     np.fill_diagonal(D, 0.0)
     return D

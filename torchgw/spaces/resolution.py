@@ -11,13 +11,14 @@ the median of Delta over that of S is the resolution that a space needs.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.runtime.transfer import fetched
 from torchgw.spaces.scale import largest_of
 from torchgw.types import DistanceProvider, is_graph, is_provider
 
@@ -30,14 +31,12 @@ SPACINGS = 4  # of floats, which coordinates of neighbours must differ by
 def needed(rows: Tensor, weight: Tensor) -> float:
     """The median of the least positive Delta over that of S, of rows (m, d) with weights (d,); 1 where all coincide."""
     x = rows.double() * weight.double().sqrt()
-    apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
-    least = apart.masked_fill(apart == 0, math.inf).amin(1)
-    least = least[least < math.inf]
-    sums = x.square().sum(1)
-    if not len(least):
-        return 1.0
-    lower, size = (float(each.sort().values[(len(each) - 1) // 2]) for each in (least, sums))
-    return lower / size if size > 0 else 1.0
+    squares = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
+    apart, sums = (each.numpy() for each in fetched(squares, x.square().sum(1)))
+    least = np.where(apart > 0, apart, np.inf).min(1)
+    least = np.sort(least[least < np.inf])
+    size = float(np.sort(sums)[(len(sums) - 1) // 2])
+    return float(least[(len(least) - 1) // 2]) / size if len(least) and size > 0 else 1.0
 
 
 def sample(mass: Tensor) -> Tensor:
