@@ -32,6 +32,8 @@ from torchgw import (
     Unrolled,
     cli,
     gw_align,
+    gw_neighbours,
+    gw_pairwise,
     resume,
 )
 from torchgw.couplings.blocks import DenseCoupling
@@ -519,3 +521,51 @@ def test_a_lone_basin_has_the_energy_of_its_end(monkeypatch: pytest.MonkeyPatch)
     result = quietly(gw_align, A, B, distances="adjacency", epsilon=0, random_state=0)
     (basin,) = result.basins
     assert basin.energy == pytest.approx(result.value, rel=1e-9)
+
+
+GRAPHS = (nx.path_graph(6), nx.gnm_random_graph(9, 15, seed=1), nx.gnm_random_graph(50, 120, seed=2))
+
+
+@pytest.mark.parametrize(
+    "of", [lambda g: g, nx.to_numpy_array, nx.to_scipy_sparse_array], ids=["nx", "array", "sparse"]
+)
+def test_all_pairs_of_adjacencies_have_the_values_of_one_pair(of: Callable[[Any], Any], tmp_path: Path) -> None:
+    spaces = [of(graph) for graph in (GRAPHS[0], *GRAPHS)]
+    keywords: dict[str, Any] = {"distances": "adjacency", "random_state": 0, "store": tmp_path / "pairs"}
+    found = quietly(gw_pairwise, spaces, scale="own", **keywords)
+    again = quietly(gw_pairwise, spaces, scale="own", **keywords)
+    assert (again.n_solved, again.n_stored) == (0, 6)
+    assert np.array_equal(again.values, found.values)
+    assert found.values[0] == 0
+    one = quietly(gw_align, spaces[1], spaces[2], distances="adjacency", epsilon=0, random_state=0).value
+    assert one <= found.values[3] * (1 + 1e-9)
+    assert found.values[3] <= 1.1 * one
+    matrices = [nx.to_numpy_array(g) for g in (GRAPHS[0], *GRAPHS)]
+    with pytest.raises(ValueError, match="spaces, masses or scale"):  # of distances it is another problem
+        quietly(gw_pairwise, matrices, **keywords | {"distances": "precomputed"})
+
+
+def test_all_pairs_keep_signs_diagonals_and_units_of_adjacencies() -> None:
+    A, B = graph(8, 1, directed=False), graph(9, 2, directed=False)
+    own, common = (
+        quietly(gw_pairwise, [A, B], distances="adjacency", scale=scale, random_state=0, keep="matchings")
+        for scale in ("own", "common")
+    )
+    small, large = sorted((A, B), key=len)
+    for found, (x, y) in ((own, (small / np.abs(small).max(), large / np.abs(large).max())), (common, (small, large))):
+        least = second_bound_of(x, y)
+        assert least <= found.values[0] * (1 + 1e-9) <= four_index(x, y, *2 * [np.full((8, 9), 1 / 72)]) * (1 + 1e-6)
+    assert quietly(gw_neighbours, [A, B, A], 1, distances="adjacency", random_state=0).indices.tolist() == [
+        [2],
+        [0],
+        [0],
+    ]
+    one_node = quietly(gw_pairwise, [nx.empty_graph(1), GRAPHS[0]], distances="adjacency", random_state=0)
+    assert one_node.values[0] == pytest.approx(np.square(nx.to_numpy_array(GRAPHS[0])).mean())
+
+
+def second_bound_of(A: np.ndarray, B: np.ndarray) -> float:
+    """The squared Wasserstein distance between the distributions of all entries."""
+    cuts = np.linspace(0, 1, 64 * 81 + 1)[:-1] + 0.5 / (64 * 81)
+    one, other = (np.sort(side.ravel())[(cuts * side.size).astype(int)] for side in (A, B))
+    return float(np.square(one - other).mean())

@@ -58,7 +58,7 @@ class Lists(Own):
 
 
 def networkx_like() -> Any:
-    return type("Graph", (), {"edges": [], "nodes": []})()
+    return type("Graph", (), {"edges": [], "is_directed": None, "is_multigraph": None})()
 
 
 ONE_WAY = csr_matrix((np.array([1e-9, 1.0, 1.0]), (np.array([0, 1, 2]), np.array([1, 2, 1]))), shape=(3, 3))
@@ -136,7 +136,7 @@ BAD: list[tuple[str, Any, str]] = [
     (
         "networkx graph",
         align(networkx_like(), Y),
-        "X must be given with distances='adjacency', .*to_scipy_sparse_array",
+        "X must be .*, got a graph of networkx, Graph; give it with distances='adjacency', .*to_scipy_sparse_array",
     ),
     ("asymmetric matrix", align(np.triu(D), Y), "X must be a symmetric distance matrix, .*distances='adjacency'"),
     ("negative matrix", align(-D, Y), "X is square, so it must be a non-negative .*distances='adjacency'"),
@@ -189,10 +189,14 @@ BAD: list[tuple[str, Any, str]] = [
         "options.strategy must be 'auto' or 'dense'",
     ),
     ("other loss of a negative adjacency", adjacency(-D, options=GWOptions(loss="kl")), "X must .* loss='kl'"),
-    ("many adjacencies", lambda: torchgw.gw_pairwise([D, D], distances="adjacency"), "distances must be one of"),
     (
-        "many providers of adjacencies",
-        lambda: torchgw.gw_pairwise([D, AdjacencyDistances(D)]),
+        "many adjacencies, one of them one way",
+        lambda: torchgw.gw_pairwise([D, np.triu(D)], distances="adjacency"),
+        r"spaces\[1\] must have the same distances in both directions, got ndarray with others",
+    ),
+    (
+        "many providers, one of them one way",
+        lambda: torchgw.gw_pairwise([D, AdjacencyDistances(np.triu(D))]),
         r"spaces\[1\] must have",
     ),
     (
@@ -505,3 +509,35 @@ def test_a_graph_without_edges_has_no_paths() -> None:
 def test_cosine_distances_are_told_how_to_be_given() -> None:
     with pytest.raises(ValueError, match="normalised rows and distances='euclidean'"):
         torchgw.gw_align(np.eye(4)[:, :3], np.eye(4)[:, :3], distances="cosine")
+
+
+OBJECTS: dict[str, tuple[dict[str, Any], str]] = {
+    "Trimesh": (
+        {"vertices": X, "faces": [], "edges": []},
+        "a mesh, Trimesh; X.vertices are its points; .*edges of its",
+    ),
+    "TriangleMesh": ({"vertices": X, "triangles": []}, "a mesh, .*numpy.asarray\\(X.vertices\\)"),
+    "PolyData": ({"points": X, "faces": []}, "a mesh, .*numpy.asarray\\(X.points\\)"),
+    "InMemoryMesh": ({"coordinates": X, "faces": []}, "a mesh, .*X.coordinates"),
+    "PointCloud": ({"points": X}, "a cloud of points, .*numpy.asarray\\(X.points\\)"),
+    "AnnData": ({"obsm": {}}, "cells, AnnData; torchgw.anndata.align"),
+    "Graph": ({"get_adjacency_sparse": None, "vs": []}, "a graph of igraph, .*X.get_adjacency_sparse\\(\\)"),
+    "Data": ({"edge_index": [], "x": X}, "a graph of torch_geometric, .*to_scipy_sparse_matrix\\(X.edge_index"),
+}
+
+
+@pytest.mark.parametrize("distances", ["auto", "adjacency", "euclidean"])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_of_other_packages_are_called_what_they_are(name: str, distances: str) -> None:
+    members, message = OBJECTS[name]
+    space = type(name, (), members)()
+    with pytest.raises(TypeError, match=f"X must be .*, got {message}"):
+        gw_align(space, Y, distances=distances)
+    with pytest.raises(TypeError, match=r"spaces\[0\] must be .*, got "):
+        torchgw.gw_pairwise([space, Y], distances=distances)
+
+
+def test_tables_are_arrays_whatever_their_columns_are_called() -> None:
+    pandas = pytest.importorskip("pandas")
+    tables = [pandas.DataFrame(X[:6, :2], columns=names) for names in (["rows", "edges"], ["obsm", "vertices"])]
+    assert gw_align(*tables, distances="euclidean", epsilon=0, random_state=0).value == pytest.approx(0, abs=1e-12)

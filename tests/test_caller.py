@@ -57,7 +57,7 @@ CASES = {
     "two of them": (GraphWarning, "X and Y taken", straight(RING, RING, distances="auto")),
     "a sparse matrix of similarities": (
         GraphWarning,
-        r"distances='adjacency' \(in gw_align\) compares similarities",
+        r"distances='adjacency' compares similarities",
         straight(csr_matrix(np.exp(-np.abs(LINE - LINE.T))), distances=("auto", "euclidean")),
     ),
     "zeros and ones among many": (

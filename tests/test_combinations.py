@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -177,6 +178,56 @@ def test_rows_name_kinds_that_there_are() -> None:
     for settled in SETTLED:
         assert hasattr(GWOptions(), settled.option)
         assert all(set(kinds) <= set(KINDS[name]) for name, kinds in settled.given.items())
+
+
+# What an advice says to change, in kinds of arguments.
+ADVICE = {
+    "strategy='dense'": {"options.strategy": "dense"},
+    "strategy='auto'": {"options.strategy": "auto"},
+    "strategy='streaming'": {"options.strategy": "streaming"},
+    "another strategy": {"options.strategy": "auto"},
+    "gradient='auto'": {"options.gradient": "auto"},
+    "loss='square'": {"options.loss": "square"},
+    "a small epsilon > 0": {"epsilon": "positive"},
+    "epsilon=0": {"epsilon": "zero"},
+    "Implicit()": {"gradient_mode": "Implicit"},
+    "take 1e-6": {"alpha": "between", "cost": "matrix"},
+    "give a matrix or features": {"cost": "matrix"},
+    "a pair of feature arrays": {"cost": "features"},
+    "distances='landmark'": {"X": "factored", "Y": "factored"},
+    "EuclideanDistances(points, squared=True)": {"X": "factored", "Y": "factored"},
+    "(A + A.T) / 2": {"X": "others", "Y": "others"},
+    "labels, known and forbidden pairs stream": {"supervision": "rules"},
+    "leave one of them out": {"checkpoint": "none"},
+}
+ADVISED = [
+    (row, each) for row in EXCLUDED for each in ADVICE if re.search(rf"{re.escape(each)}(?![\\w.])", row.instead)
+]
+USUAL = {name: kinds[0] for name, kinds in AXES.items()} | FACTORED
+
+
+@pytest.mark.parametrize(("row", "advice"), ADVISED)
+def test_who_follows_an_advice_is_not_led_in_a_circle(row: Excluded, advice: str) -> None:
+    """Of the arguments that a row is about, beside defaults: each advice mends its row, and where arguments contradict
+    each other more than once, advices followed one after the other end in a call that is taken."""
+    names = [row.argument, *row.beside]
+    for kinds in itertools.product(row.kinds, *row.beside.values()):
+        given = USUAL | dict(zip(names, kinds, strict=True))
+        if given["alpha"] != "one" and "cost" not in names:
+            given["cost"] = "features"
+        left: Excluded | None = row
+        met, following = set[int](), advice
+        while left is not None:
+            assert id(left) not in met, (given, left)
+            met.add(id(left))
+            given = given | ADVICE[following]
+            assert not left.holds(given), (given, left)
+            left = row_of(given)
+            following = next((each for other, each in ADVISED if other is left), "")
+
+
+def test_every_row_has_an_advice_that_is_followed() -> None:
+    assert {id(row) for row, _ in ADVISED} == set(map(id, EXCLUDED))
 
 
 @pytest.fixture

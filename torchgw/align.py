@@ -142,7 +142,9 @@ def gw_align(
         When a graph had to be stitched, a given k joins parts that are far apart, or infinite distances were
         replaced.
     PrecisionWarning
-        When the scores reach further than float32 carries them; a dense solve ends in float64 all the same.
+        When the scores reach further than float32 carries them; a dense solve ends in float64 all the same. When one
+        point lies so far from the others that float64, or landmarks, do not tell these apart; when coordinates are too
+        far from the origin for their dtype.
     OutOfMemoryWarning
         When the device ran out of memory and the streaming strategy ran instead.
     CheckpointWarning

@@ -114,6 +114,10 @@ class Unbalanced(Marginals):
 
     Notes
     -----
+    By "kl" the sums of p and q matter: the entropy compares the plan with ``p q^T``, whose mass is the product of both
+    sums, so an epsilon that is not small beside rho_x and rho_y draws the mass of the plan towards it. Masses of sum 1
+    avoid that.
+
     That of "tv" is the partial problem of Bai et al. (2025). With "kl" the objective is that of Sejourne, Vialard and
     Peyre (2021), whose divergences and entropy are those of the squared measures; POT's
     ``fused_unbalanced_gromov_wasserstein`` with ``divergence="kl"`` and fugw have it too, with two plans that may

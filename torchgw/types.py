@@ -29,7 +29,7 @@ class GraphWarning(TorchGWWarning):
 
 
 class PrecisionWarning(TorchGWWarning):
-    """The numbers of a solve reach further than the chosen precision carries."""
+    """The numbers of a space or a solve reach further than their precision carries."""
 
 
 class OutOfMemoryWarning(TorchGWWarning):
@@ -170,8 +170,13 @@ class Coupling(Carrier, Protocol):
 
 
 def is_provider(space: Any) -> bool:
-    """Whether a space brings its own distances; SciPy's matrices of lists have ``rows`` too."""
-    return hasattr(space, "rows") and not hasattr(space, "nnz")
+    """Whether a space brings its own distances; SciPy's matrices of lists and tables can have ``rows`` too."""
+    return hasattr(space, "rows") and not (hasattr(space, "nnz") or is_table(space))
+
+
+def is_table(space: Any) -> bool:
+    """Whether this is a table of pandas or polars, whose columns are attributes too, and whose values are an array."""
+    return hasattr(space, "columns") and hasattr(space, "to_numpy")
 
 
 def is_symmetric(space: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchgw import ranges
 from torchgw.runtime.caller import warn_caller
-from torchgw.types import AUTO, Array, PrecisionWarning
+from torchgw.types import AUTO, Array, PrecisionWarning, is_provider, is_table
 
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
@@ -209,8 +209,8 @@ def _warn_of_steps(name: str, value: object, some: Array) -> None:
     the origin, or in few bits."""
     apart = some - some[0]  # exact where it matters: the mean of far points is rounded by more than they are
     spread = float(np.linalg.norm(apart - apart.mean(0)))
-    exact = hasattr(value, "dtype") and _resolution(value) == 0  # integers
-    share = max(_resolution(value), DOUBLE) * float(np.linalg.norm(some)) / (spread or math.inf)
+    exact = hasattr(value, "dtype") and resolution_of(value) == 0  # integers
+    share = max(resolution_of(value), DOUBLE) * float(np.linalg.norm(some)) / (spread or math.inf)
     if share > COARSE and not exact:
         kind = str(getattr(value, "dtype", "float64")).removeprefix("torch.")
         warn_caller(
@@ -227,7 +227,7 @@ def distance_matrix(name: str, value: object) -> Array:
     as small as the input's dtype rounds are mended; a float64 array with none comes back as it is, not to be
     written to.
     """
-    tolerance = max(SYMMETRY_TOLERANCE, _resolution(value) ** 0.5)
+    tolerance = max(SYMMETRY_TOLERANCE, resolution_of(value) ** 0.5)
     array = _numbers(name, value, 2, "(N, N)", copy=False)
     if array.shape[0] != array.shape[1]:
         raise ValueError(f"{name} must be a square distance matrix (N, N), got shape {array.shape}")
@@ -238,7 +238,7 @@ def distance_matrix(name: str, value: object) -> Array:
         row, column = np.argwhere(np.isnan(array))[0]
         raise ValueError(f"{name} must not contain NaN, got {count_bad(array)}, the first NaN at ({row}, {column})")
     largest = largest_finite(array)
-    if least < -ROUNDINGS * max(_resolution(value), DOUBLE) * largest:
+    if least < -ROUNDINGS * max(resolution_of(value), DOUBLE) * largest:
         raise ValueError(
             f"{name} is square, so it must be a non-negative distance matrix, got a smallest entry of {least:g}; "
             f"np.maximum({name}, 0) mends rounding, and 1 - {name} makes distances of correlations; {_otherwise(name)}"
@@ -319,7 +319,7 @@ def graph(name: str, value: Any) -> Any:
         what = "edge lengths that differ between the two directions" if mutual else "edges without their reverse"
         raise ValueError(
             f"{name} must be a symmetric graph, got {what}; {name}.maximum({name}.T) makes edges mutual, and "
-            f"distances='adjacency' (in gw_align) compares them as they are"
+            f"distances='adjacency' compares them as they are"
         )
     return csr
 
@@ -331,7 +331,7 @@ def adjacency(name: str, value: Any) -> Any:
     Differences between the two directions that are as small as the input's dtype rounds are mended.
     """
     if is_networkx(value):
-        value = _of_networkx(name, value)
+        value = adjacency_of(name, value)
     found = _csr(name, value, "numbers") if issparse(value) else _numbers(name, value, 2, "(N, N)", copy=False)
     if found.shape[0] != found.shape[1]:
         raise ValueError(f"{name} must be a square adjacency matrix (N, N), got shape {tuple(found.shape)}")
@@ -345,7 +345,47 @@ def adjacency(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must have an entry that is not zero, got a graph without edges: all plans are alike")
     ranges.sizes(name, largest)
     gap = float(abs(found - found.T).max())
-    return (found / 2 + found.T / 2) if 0 < gap <= ROUNDINGS * _resolution(value) * largest else found
+    return (found / 2 + found.T / 2) if 0 < gap <= ROUNDINGS * resolution_of(value) * largest else found
+
+
+# What objects of other packages are, by members that they all have, and what of them to pass; the first that fits.
+_EDGES = "; for distances along a surface, a sparse graph of the lengths of the edges of its faces"
+_OBJECTS = (
+    (("obsm",), "cells", "torchgw.anndata.align(a, b) aligns cells, or take {name}.obsm['X_pca']"),
+    (
+        ("edges", "is_directed", "is_multigraph"),
+        "a graph of networkx",
+        "give it with distances='adjacency', which compares edges, or as networkx.to_scipy_sparse_array({name}), whose "
+        "shortest paths count",
+    ),
+    (
+        ("get_adjacency_sparse",),
+        "a graph of igraph",
+        "give {name}.get_adjacency_sparse(), with distances='adjacency' to compare edges, without for shortest paths",
+    ),
+    (
+        ("edge_index",),
+        "a graph of torch_geometric",
+        "give torch_geometric.utils.to_scipy_sparse_matrix({name}.edge_index, num_nodes={name}.num_nodes), with "
+        "distances='adjacency' to compare edges, without for shortest paths",
+    ),
+    (("vertices", "faces"), "a mesh", "{name}.vertices are its points" + _EDGES),
+    (("vertices", "triangles"), "a mesh", "numpy.asarray({name}.vertices) are its points" + _EDGES),
+    (("coordinates", "faces"), "a mesh", "{name}.coordinates are its points" + _EDGES),
+    (("points", "faces"), "a mesh", "numpy.asarray({name}.points) are its points" + _EDGES),
+    (("points",), "a cloud of points", "give numpy.asarray({name}.points)"),
+    (("vertices",), "a cloud of points", "give numpy.asarray({name}.vertices)"),
+)
+
+
+def own_kind(name: str, value: Any, distances: str) -> None:
+    """Refuse an object of another package that is no array, with what of it to pass."""
+    if is_provider(value) or is_table(value) or (distances == "adjacency" and is_networkx(value)):
+        return
+    for members, what, advice in _OBJECTS:
+        if all(hasattr(value, member) for member in members):
+            kinds = "an array, a sparse graph or a provider"
+            raise TypeError(f"{name} must be {kinds}, got {what}, {type(value).__name__}; {advice.format(name=name)}")
 
 
 def is_networkx(value: Any) -> bool:
@@ -353,7 +393,7 @@ def is_networkx(value: Any) -> bool:
     return all(hasattr(value, member) for member in ("edges", "is_directed", "is_multigraph"))
 
 
-def _of_networkx(name: str, graph: Any) -> Any:
+def adjacency_of(name: str, graph: Any) -> Any:
     """The adjacency of a networkx graph as SciPy CSR: nodes in their order, the attribute ``weight`` of edges where
     they have it, 1 elsewhere, parallel edges added up."""
     place = {node: i for i, node in enumerate(graph)}
@@ -406,7 +446,7 @@ def looks_like_distances(array: Array) -> bool:
     return square and not array.diagonal().any() and bool((array >= 0).all()) and bool((array == array.T).all())
 
 
-def _resolution(value: object) -> float:
+def resolution_of(value: object) -> float:
     """Rounding unit of an array's own dtype, float64's for what has none."""
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, torch.dtype):

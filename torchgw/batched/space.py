@@ -75,6 +75,7 @@ class PreparedSpace:
     squared : mean squared distance.
     rounding : values of a pair up to the sum of both spaces' ones are nothing but rounding of distances and masses.
     digest : a hash of distances and masses.
+    metric : whether small distances say what is near; entries of adjacencies do not.
     critical : the largest eigenvalue of the centred distances. At an epsilon of twice the product of both spaces' ones
         the product plan stops being stable.
     """
@@ -89,6 +90,7 @@ class PreparedSpace:
     rounding: float
     critical: float
     digest: bytes
+    metric: bool
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # In memory of its own: what other processes share may not be written to, and begins anywhere, which moves bits.
@@ -106,8 +108,10 @@ class PreparedSpace:
         return len(self.mass)
 
 
-def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> PreparedSpace:
-    """A space of scaled distances (N, N) and masses (N,) of any sum; a ``large`` one has no resolutions. O(N^2 log N).
+def prepare(distances: Array, mass: Array, seed: int, large: bool = False, metric: bool = True) -> PreparedSpace:
+    """A space of scaled distances (N, N) and masses (N,) of any sum. O(N^2 log N).
+
+    A ``large`` one has no resolutions, and one without a ``metric`` no cells: all points are its only resolution.
 
     The same space gives the same result wherever it stands in a list: ``seed`` draws anchors from its own masses.
     """
@@ -116,11 +120,11 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Pr
     p = mass[support] / mass[support].sum()
     weights = torch.from_numpy(p)
     squared = float((torch.from_numpy(D).square() @ weights) @ weights)
-    rounding = max(NO_VALUE * squared, float(np.finfo(float).eps * D.max() ** 2))
+    rounding = max(NO_VALUE * squared, float(np.finfo(float).eps * np.abs(D).max() ** 2))
     digest = hashlib.sha256(D.tobytes() + p.tobytes()).digest()
     if large:
-        return PreparedSpace(D, p, support, len(mass), (), (), squared, rounding, 0.0, digest)
-    cells = _ladder(D, p)
+        return PreparedSpace(D, p, support, len(mass), (), (), squared, rounding, 0.0, digest, metric)
+    cells = _ladder(D, p, metric)
     coarse_D, coarse_p = torch.from_numpy(cells[0].distances), torch.from_numpy(cells[0].mass)
     values, modes = leading_modes(coarse_D, coarse_p)
     critical = float(values[0].abs()) if len(p) > 1 else 0.0
@@ -139,6 +143,7 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False) -> Pr
         rounding=rounding,
         critical=critical,
         digest=digest,
+        metric=metric,
     )
 
 
@@ -158,10 +163,10 @@ class Resolution(NamedTuple):
     spread: float
 
 
-def _ladder(D: Array, p: Array) -> list[Resolution]:
+def _ladder(D: Array, p: Array, metric: bool) -> list[Resolution]:
     """All resolutions, each nested in the one before."""
     n = len(p)
-    tree = linkage(squareform(D, checks=False), "ward") if n > WORTHWHILE * CELLS[0] else None
+    tree = linkage(squareform(D, checks=False), "ward") if metric and n > WORTHWHILE * CELLS[0] else None
     found, before = [], np.zeros(n, dtype=np.int64)
     for cells in (*CELLS, n):
         whole = tree is None or n <= WORTHWHILE * cells

@@ -16,7 +16,7 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
-from torchgw.request.spaces import DISTANCES, METRIC_DISTANCES
+from torchgw.request.spaces import DISTANCES
 from torchgw.types import AUTO, Epsilon
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -87,7 +87,7 @@ def pairwise(command: ArgumentParser) -> None:
     """Of ``torchgw pairwise``."""
     command.add_argument("spaces", type=Path, nargs="+", help=f"two files or more ({KINDS})")
     command.add_argument("-o", "--output", type=Path, required=True, help="distances to write: .npz, or .csv")
-    _distances(command, METRIC_DISTANCES)
+    _distances(command, DISTANCES)
     command.add_argument("--store", type=Path, help="a file for finished pairs, from which a later call goes on")
     command.add_argument(
         "--scale", choices=("common", "own"), default="common", help="common (default): sizes count; own: shapes"

@@ -63,7 +63,8 @@ def gw_pairwise(
     distances : how they come from points and graphs. "auto": straight lines between points, shortest paths in graphs; a
         square symmetric array is taken for distances. Others as in `torchgw.gw_align`: "dijkstra" and "landmark" join
         points to k-nearest-neighbour graphs, which wants some hundred points on a curved shape; "euclidean",
-        "precomputed".
+        "precomputed", "adjacency" (of arrays, SciPy sparse matrices and networkx graphs that are the same in both
+        directions).
     scale : "common": distances in the units of the data, so that sizes count. "own": each space's distances are divided
         by its largest one, so that shapes alone count.
     tol : a pair is settled when to first order no plan nearby lowers its value by more than this share. 1e-2 is within
@@ -104,6 +105,8 @@ def gw_pairwise(
     -----
     ConvergenceWarning
         When pairs are not settled, failed, or were not solved because the call was ended.
+    PrecisionWarning
+        When one point of a space lies so far from the others that float64 does not tell these apart.
     GraphWarning
         When a graph had to be stitched, or infinite distances were replaced.
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 
 from torchgw import validate
 from torchgw.options import GWOptions
 from torchgw.request.combinations import excluded, facts_of
-from torchgw.request.spaces import METRIC_DISTANCES, check_space, warn_of_adjacencies
+from torchgw.request.spaces import DISTANCES, check_space, warn_of_adjacencies
+from torchgw.runtime.caller import warn_caller
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
-from torchgw.types import Array, DistanceProvider, is_graph, is_provider
+from torchgw.spaces.resolution import unresolved
+from torchgw.types import Array, DistanceProvider, PrecisionWarning, is_graph, is_provider
 
 LARGEST = 1000  # points of a space whose pairs are solved in batches
 SMALLEST = 1e-70  # of distances, whose squares are still numbers
@@ -33,12 +36,14 @@ class Inputs:
     masses : (N_i,) of each.
     scales : divisor of the raw distances of each.
     unit : factor of distances between spaces: the divisor that they share, or 1.
+    metric : whether small distances of each say what is near; entries of adjacencies do not.
     """
 
     distances: list[Array]
     masses: list[Array]
     scales: list[float]
     unit: float
+    metric: list[bool]
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -55,6 +60,8 @@ class Inputs:
         for D, mass, scale in zip(self.distances, self.masses, self.scales, strict=True):
             for part in (np.array([len(mass), scale]), D, mass):
                 found.update(np.ascontiguousarray(part, dtype=np.float64).tobytes())
+        if not all(self.metric):
+            found.update(bytes(self.metric))
         return found.hexdigest()
 
 
@@ -71,7 +78,7 @@ def read_spaces(
         When all distance matrices together exceed ``options.max_memory``.
     """
     entries = as_list(name, spaces, least)
-    validate.choice("distances", distances, METRIC_DISTANCES)
+    validate.choice("distances", distances, DISTANCES)
     validate.choice("scale", scale, SCALES)
     if options.spaces.scale is not None:
         raise ValueError(f"options.spaces.scale must be None here, got {options.spaces.scale!r}; use scale=")
@@ -83,16 +90,16 @@ def read_spaces(
     mass = [validate.masses(f"masses[{i}]", m, n, "N") for i, (m, n) in enumerate(zip(given, sizes, strict=True))]
     needed = COPIES * sum(8 * n**2 for n in sizes)
     validate.memory("distances within all spaces", needed, options.max_memory, "use fewer or smaller spaces")
-    raw = _matrices(checked, options)
-    largest = [float(D.max()) or 1.0 for D in raw]
-    scales = [max(D.max() for D in raw) or 1.0] * len(raw) if scale == "common" else largest
-    scales = [float(divisor) for divisor in scales]
+    raw = _matrices(checked, mass, options)
+    largest = [float(np.abs(D).max()) or 1.0 for D in raw]
+    scales = [max(float(np.abs(D).max()) for D in raw) or 1.0] * len(raw) if scale == "common" else largest
     for name, own, divisor in zip(names, largest, scales, strict=True):
         if not SMALLEST <= divisor <= 1 / SMALLEST or own < SMALLEST * divisor:
             hint = "use scale='own'" if SMALLEST <= own <= 1 / SMALLEST else "use other units"
             raise ValueError(f"{name} has distances up to {own:g}, out of range beside {divisor:g}; {hint}")
     scaled = [D / divisor for D, divisor in zip(raw, scales, strict=True)]
-    return Inputs(scaled, [m / m.sum() for m in mass], scales, scales[0] if scale == "common" else 1.0)
+    unit, metric = scales[0] if scale == "common" else 1.0, [space.metric for space in checked]
+    return Inputs(scaled, [m / m.sum() for m in mass], scales, unit, metric)
 
 
 def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None:
@@ -129,21 +136,23 @@ def as_list(name: str, value: object, least: int, exactly: int | None = None) ->
 
 def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space:
     """The validated space and the kind of its distances; "point" where there is only one."""
-    shape = validate.shape_of(space)
+    if validate.is_networkx(space) and len(space) == 1 and distances == "adjacency":
+        space = csr_array((1, 1)) if not space.edges else validate.adjacency_of(name, space)
+    shape = () if validate.is_networkx(space) else validate.shape_of(space)
     if getattr(space, "size", None) == 1 and is_provider(space):
         return Space(name, np.zeros((1, 1)), "point")
     if shape[:1] == (1,) and not is_provider(space):
-        if is_graph(space) or distances == "precomputed":
+        if is_graph(space) or distances in ("precomputed", "adjacency"):
             if shape != (1, 1) or space[0, 0] != 0:
                 raise ValueError(f"{name} must be (1, 1) and zero for the distances of one point, got shape {shape}")
             return Space(name, np.zeros((1, 1)), "point")
         return Space(name, validate.points(name, space, least=1), "point")
     checked = check_space(name, space, distances, options.spaces)
     warn_of_adjacencies(checked, asked=(distances,))
-    if not checked.metric:
+    if not checked.symmetric:
         raise ValueError(
-            f"{name} must have symmetric distances that say what is near, got {type(space).__name__}: pairs begin from "
-            f"coarse copies of both spaces; align such pairs by gw_align"
+            f"{name} must have the same distances in both directions, got {type(space).__name__} with others: give "
+            f"(A + A.T) / 2, or align such pairs by gw_align"
         )
     # Few points seldom carry a neighbour graph: one short cut, or one gap, makes another shape of them.
     straight = distances == "auto" and checked.kind not in ("provider", "matrix") and not is_graph(space)
@@ -152,11 +161,15 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space
     return checked._replace(kind="precomputed") if checked.kind in ("checked", "dijkstra") else checked
 
 
-def _matrices(checked: list[Space], options: GWOptions) -> list[Array]:
-    """Raw distances (N, N) of each space."""
-    many = [space for space in checked if space.kind != "point"]
-    made = iter(own_scales(many, options.spaces)[0])
-    return [np.zeros((1, 1)) if space.kind == "point" else _named(space, next(made)) for space in checked]
+def _matrices(checked: list[Space], masses: list[Array], options: GWOptions) -> list[Array]:
+    """Raw distances (N, N) of each space; warns where rounding does not tell points apart."""
+    many = [i for i, space in enumerate(checked) if space.kind != "point"]
+    made = dict(zip(many, own_scales([checked[i] for i in many], options.spaces)[0], strict=True))
+    lost = [text for i in many if (text := unresolved(checked[i].name, made[i], torch.from_numpy(masses[i])))]
+    if lost:
+        more = f" (and so {len(lost) - 1} other spaces)" if len(lost) > 1 else ""
+        warn_caller(lost[0] + more, PrecisionWarning)
+    return [_named(space, made[i]) if i in made else np.zeros((1, 1)) for i, space in enumerate(checked)]
 
 
 def _named(space: Space, made: DistanceProvider) -> Array:
@@ -168,9 +181,11 @@ def _named(space: Space, made: DistanceProvider) -> Array:
 
 
 def _raw(space: DistanceProvider) -> Array:
-    """All distances in the units of the data, symmetric, with a zero diagonal."""
+    """All distances in the units of the data, symmetric, with a zero diagonal; entries of adjacencies as they are."""
     everything = PrecomputedDistances.of(space.to(torch.device("cpu"), torch.float64), torch.device("cpu"))
     D: Array = everything.matrix.numpy() * float(space.scale)
+    if not everything.metric:
+        return D
     D = np.maximum((D + D.T) / 2, 0.0)  # factored distances may be slightly negative
     np.fill_diagonal(D, 0.0)
     return D

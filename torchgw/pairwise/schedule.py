@@ -91,7 +91,8 @@ class Tasks:
 
     def _space(self, i: int) -> PreparedSpace:
         seed = self.seed % 2**32
-        return prepare(self.inputs.distances[i], self.inputs.masses[i], seed, self.inputs.large(i))
+        inputs = self.inputs
+        return prepare(inputs.distances[i], inputs.masses[i], seed, inputs.large(i), inputs.metric[i])
 
 
 def one_thread_each(workers: int) -> ThreadPoolExecutor:

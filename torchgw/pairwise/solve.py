@@ -18,8 +18,8 @@ from torchgw.batched.space import PreparedSpace
 from torchgw.diagnostics.status import Status
 from torchgw.options import GWOptions
 from torchgw.pairwise.result import Pair, PairStatus, SolvedPair
-from torchgw.spaces import PrecomputedDistances
-from torchgw.types import Array
+from torchgw.spaces import AdjacencyDistances, PrecomputedDistances
+from torchgw.types import Array, DistanceProvider
 
 ONE_AT_A_TIME = threading.Lock()  # filters of warnings belong to the process
 
@@ -88,8 +88,13 @@ def _strongest(plan: Tensor, x: PreparedSpace, y: PreparedSpace) -> Array:
 
 def _aligned(x: PreparedSpace, y: PreparedSpace, task: Task, stopped: Callable[[], bool]) -> PairPlan:
     """Two large spaces by `gw_align` without entropy, in their own units."""
-    unit = max(x.distances.max(), y.distances.max()) or 1.0
-    providers = [PrecomputedDistances.stored_matrix(torch.from_numpy(side.distances / unit), 1.0) for side in (x, y)]
+    unit = float(max(np.abs(side.distances).max() for side in (x, y))) or 1.0
+    providers: list[DistanceProvider] = [
+        PrecomputedDistances.stored_matrix(torch.from_numpy(side.distances / unit), 1.0)
+        if side.metric
+        else AdjacencyDistances(side.distances).with_scale(unit)
+        for side in (x, y)
+    ]
     with ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the status is told instead
         found = gw_align(

@@ -166,7 +166,7 @@ EXCLUDED = (
     Excluded("marginals", ("tv",), {"epsilon": ("positive", "auto")}, "be Unbalanced(divergence='kl')",
              "total variation is held at vertices, which have no entropy", "use epsilon=0"),
     *(Excluded("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
-               "vertices stream for squared distances alone", "use strategy='dense', or a small epsilon > 0")
+               "vertices stream for squared distances alone", "use strategy='dense'")
       for name, kinds, _ in PLAIN if name != "options.loss"),
     *(Excluded(name, kinds, {"options.strategy": ("low-rank", "sparse")}, must, BY_SQUARES, "use another strategy")
       for name, kinds, must in PLAIN),
@@ -183,7 +183,7 @@ EXCLUDED = (
     Excluded("options.gradient", ("sampled",), {"gradient_mode": MODES}, "be 'auto' or 'exact'",
              "a plan of sampled costs is no fixed point", "use gradient='auto'"),
     Excluded("options.strategy", ("low-rank", "sparse"), {"gradient_mode": MODES}, "be 'auto', 'dense' or 'streaming'",
-             "it ends at no fixed point of the linearised problem", "use strategy='streaming'"),
+             "it ends at no fixed point of the linearised problem", "use strategy='auto'"),
     Excluded("options.strategy", ("streaming",), {"gradient_mode": ("Unrolled",)}, "be 'auto' or 'dense'",
              "it records stored plans", "use Implicit()"),
     Excluded("checkpoint", ("folder",), {"gradient_mode": MODES}, "be None",

@@ -23,6 +23,7 @@ from torchgw.options import GWOptions
 from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.prepare import Space
+from torchgw.spaces.resolution import RESOLUTION, needed, sample
 from torchgw.spaces.scale import largest_of
 
 LEAST_PART = 1e-9
@@ -163,6 +164,26 @@ def _cheapest(cost: FactoredCost, masses: tuple[Tensor, Tensor]) -> float:
         a = c_transform(side, b, q).cpu()  # where sums have one order
         found = max(found, float(dual_bound(a, b.cpu(), p.cpu(), q.cpu(), total=1.0)))
     return found
+
+
+def unresolved_features(cost: Any) -> str:
+    """Why squared distances between features do not tell most points apart, and what to do; nothing where they do."""
+    if isinstance(cost, tuple):
+        cost = FeatureCost(*cost)
+    if not isinstance(cost, FeatureCost) or cost.metric != "sqeuclidean":
+        return ""
+    x, y = (torch.from_numpy(validate.points("cost", side, least=1)) for side in (cost.X, cost.Y))
+    centre = (x.sum(0) + y.sum(0)) / (len(x) + len(y))
+    for side, features in (("X", x - centre), ("Y", y - centre)):
+        sums = features.square().sum(1)
+        wanted = needed(features[sample(torch.ones(len(features)))], features.new_ones(features.shape[1]))
+        if wanted < RESOLUTION:
+            return (
+                f"float64 does not tell most of the cost features of {side} apart: squares of their differences are "
+                f"{wanted:.1g} of squares; the features of point {int(sums.argmax())} are farthest from the others: "
+                f"leave out such points, or clip the features"
+            )
+    return ""
 
 
 def tensors_of(cost: Any) -> tuple[Any, ...]:

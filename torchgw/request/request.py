@@ -59,6 +59,7 @@ from torchgw.request.objective import (
     least_resolved,
     make_model,
     tensors_of,
+    unresolved_features,
 )
 from torchgw.request.spaces import (
     check_distances,
@@ -76,6 +77,7 @@ from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import OnDevice, Space
 from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curves, coverage, few_landmarks
+from torchgw.spaces.resolution import coarse, unresolved
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
@@ -160,6 +162,7 @@ class Request:
         given epsilon but for models without entropy.
     curves : whether what was given as points lies on curves, as far as that decides anything.
     sharpens : whether an epsilon that is left to the solve ends at zero, from a plan that is solved with one.
+    lost : which points rounding does not tell apart, and what to do; nothing where it does.
     """
 
     asked: Asked
@@ -181,6 +184,7 @@ class Request:
     gain: float = math.nan
     curves: bool = False
     sharpens: bool = False
+    lost: str = ""
 
     @classmethod
     def of(cls, asked: Asked) -> Request:
@@ -311,7 +315,15 @@ class Request:
                 own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
-        return own
+        return replace(own, lost=self._lost(spaces))
+
+    def _lost(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> str:
+        """Which points of spaces and features rounding does not tell apart."""
+        asked = (self.asked.X, self.asked.Y)
+        sides = zip(self.spaces, spaces, self.model.masses, strict=True)
+        found = [unresolved(side.name, space, mass) for side, space, mass in sides]
+        found += [coarse(side.name, given, side.data) for side, given in zip(self.spaces, asked, strict=True)]
+        return "; ".join(filter(None, [*found, unresolved_features(self.cost)]))
 
     def _looked_at(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[float, bool]:
         """How well a few landmarks cover the space that they cover worst, and whether what is given as points lies on

@@ -20,8 +20,7 @@ from torchgw.spaces import AdjacencyDistances, FactoredDistances
 from torchgw.spaces.prepare import Space
 from torchgw.types import Array, GraphWarning, is_graph, is_provider
 
-METRIC_DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean")
-DISTANCES = (*METRIC_DISTANCES, "adjacency")
+DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean", "adjacency")
 AUTO_ALL_PAIRS = 500
 MOST_CHECKED = 8000
 
@@ -72,11 +71,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         raise TypeError(
             f"{name} must be an array, a sparse graph or a provider, got a {type(space).__name__}; load it first"
         )
-    if hasattr(space, "obsm"):
-        raise TypeError(
-            f"{name} must be an array, a sparse graph or a provider, got {type(space).__name__}; "
-            f"torchgw.anndata.align(a, b) aligns cells, or take {name}.obsm['X_pca']"
-        )
+    validate.own_kind(name, space, distances)
     if isinstance(space, Tensor) and str(space.layout).startswith("torch.sparse"):
         raise TypeError(
             f"{name} must be a SciPy sparse graph of edge lengths, got a sparse tensor; with c = "
@@ -85,12 +80,6 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         )
     if distances == "adjacency" and not is_provider(space):
         return Space(name, AdjacencyDistances(space, name=name), "adjacency")
-    if hasattr(space, "edges"):
-        raise TypeError(
-            f"{name} must be given with distances='adjacency', which compares edges, or as "
-            f"networkx.to_scipy_sparse_array({name}), whose shortest paths count, got a graph of networkx, "
-            f"{type(space).__name__}"
-        )
     if is_provider(space):
         validate.provider(name, space)
         if distances != "auto":
@@ -111,7 +100,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         if graph.diagonal().any():
             warn_caller(
                 f"{name} has a diagonal, as similarities have, but was taken for edge lengths, which are larger the "
-                f"further; distances='adjacency' (in gw_align) compares similarities, and after {name}.setdiag(0) "
+                f"further; distances='adjacency' compares similarities, and after {name}.setdiag(0) "
                 f"lengths are meant",
                 GraphWarning,
             )
@@ -145,7 +134,7 @@ def warn_of_adjacencies(*spaces: Space, asked: Sequence[str]) -> None:
     if found:
         warn_caller(
             f"{' and '.join(found)} taken for distances, but like an adjacency matrix: most pairs would be at "
-            f"distance 0, or all at 0 or 1. distances='adjacency' (in gw_align) compares edges, scipy.sparse."
+            f"distance 0, or all at 0 or 1. distances='adjacency' compares edges, scipy.sparse."
             f"csr_matrix({found[0]}) gives shortest paths, distances='precomputed' says that distances are meant",
             GraphWarning,
         )

@@ -44,9 +44,10 @@ def warn(result: GWResult, solution: CertifiedSolution, request: Request) -> Non
 
 
 def imprecise(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
-    """Why float32 did not carry the scores, where it did not."""
+    """Why float32 did not carry the scores, or rounding does not tell points apart, where that is so."""
     text = solution.precision_warning or ""
-    return f"{text}; or {SHARP}" if text and request.sharp else text
+    text = f"{text}; or {SHARP}" if text and request.sharp else text
+    return "; ".join(filter(None, (request.lost, text)))
 
 
 def unfinished(result: GWResult, solution: CertifiedSolution, request: Request) -> str:

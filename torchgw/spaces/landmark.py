@@ -72,6 +72,8 @@ class LandmarkDistances(FactoredDistances):
     200 000 points on, landmark distances and factors are stored in float32, which adds 1e-6 to the error.
     """
 
+    resolution = SMALLEST_EIGENVALUE**2  # what is left out, squared as in the costs; see `torchgw.spaces.resolution`
+
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
         checked = validate.graph(name, graph)
         n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)

@@ -14,6 +14,7 @@ from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
+from torchgw.spaces.resolution import needed
 from torchgw.spaces.scale import fill_unreachable
 from torchgw.types import DistanceProvider
 
@@ -115,11 +116,13 @@ def checked_points(n: int) -> Tensor:
 
 
 def relative_error(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> Tensor:
-    """Relative Frobenius error () of factored distances on some rows (M, N) of the graph's, all finite."""
+    """Relative Frobenius error () of factored distances on some rows (M, N) of the graph's, all finite; infinite where
+    those tell points apart only below what landmarks resolve, since far points then are all that the error sees."""
     true = rows / factored.scale
     found = torch.linalg.norm(factored.rows(sources) - true)
     error: Tensor = found / torch.linalg.norm(true).clamp_min(torch.finfo(true.dtype).tiny)
-    return error
+    lost = needed(true, true.new_full(true.shape[1:], 1 / factored.size)) < factored.resolution
+    return error.new_full((), torch.inf) if lost else error
 
 
 def serves(factored: LandmarkDistances, name: str, error: float) -> bool:
