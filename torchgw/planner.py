@@ -141,7 +141,7 @@ def estimate(
     refuse(facts := facts_of(options, epsilon))
     asked = epsilon
     if epsilon == AUTO:
-        alike = torch.ones(n), torch.ones(k)
+        alike = torch.ones(n, dtype=torch.float64), torch.ones(k, dtype=torch.float64)
         epsilon = 0.0 if ends_sharp(facts, alike, None, options) else UNRESOLVED
         facts = facts_of(options, epsilon)
     check_rank(options, min(n, k))

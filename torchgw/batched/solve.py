@@ -100,7 +100,10 @@ def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> lis
             plans = torch.stack([basin.plan for basin in done]).to("cpu", torch.float64)
             both = [sides[basin.pair] for basin in done]
             units = [basin.epsilon / LOG2E * x.critical * y.critical for basin, (x, y) in zip(done, both, strict=True)]
-            duals = torch.stack([basin.g for basin in done]).to("cpu", torch.float64) * torch.tensor(units)[:, None]
+            duals = (
+                torch.stack([basin.g for basin in done]).to("cpu", torch.float64)
+                * torch.tensor(units, dtype=torch.float64)[:, None]
+            )
             polished = polish_batch(both, plans, duals, tol)
             found.update(zip([basin.pair for basin in done], polished, strict=True))
         # Nothing to anneal, or masses of a range that is beyond float32.

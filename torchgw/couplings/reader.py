@@ -135,7 +135,7 @@ class Readable:
             raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
         coupling = in_blocks(self.coupling, "this operation")
         values = given.to(coupling.device, coupling.dtype)
-        columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
+        columns = torch.cat((values.new_ones(size, 1), values.reshape(size, -1)), dim=1)
         products = self._product(columns, axis)
         empty = products[:, :1] == 0  # divided by one first: the derivative of 0 / 0 would spread
         averaged = torch.where(empty, torch.nan, products[:, 1:] / torch.where(empty, 1.0, products[:, :1]))

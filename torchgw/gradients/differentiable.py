@@ -15,9 +15,9 @@ from torchgw.gradients.parameters import REFUSED, Given, parameters
 from torchgw.gradients.plan_moments import Carried, PlanMoments, applied
 from torchgw.gradients.solution import StationaryPlan, solution_of
 from torchgw.gradients.unrolled import unrolled
-from torchgw.kernels.precision import exact_products
 from torchgw.objective.model import Model
 from torchgw.runtime.autograd import refuse_double_backward
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.types import DistanceProvider
@@ -46,7 +46,7 @@ class Differentiable:
         """Of the last backward pass through the plan; None before, and for other modes."""
         return None if self.adjoint is None else self.adjoint.report
 
-    @exact_products()
+    @undisturbed
     def loss(self) -> Tensor:
         """The entropic objective ()."""
         solution = self.solution
@@ -54,7 +54,7 @@ class Differentiable:
         half = half_lagrangian(self.theta, plan, solution.multipliers, solution.model)
         return 2 * self.theta.scale.square() * half
 
-    @exact_products()
+    @undisturbed
     def plan(self) -> Tensor:
         """T (N, K), dense."""
         if self._plan is not None:
@@ -63,7 +63,7 @@ class Differentiable:
             return self.theta.scale.detach() * self.solution.plan.to_dense()
         return self.theta.scale * applied(_Plan, self.adjoint, self.theta, *self.theta.tensors())
 
-    @exact_products()
+    @undisturbed
     def apply(self, V: Tensor, axis: int) -> Tensor:
         """T V for axis 1, T^T V for axis 0."""
         V = V.to(self.solution.plan.dtype)
