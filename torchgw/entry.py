@@ -12,7 +12,7 @@ from torchgw import validate
 from torchgw.options import GROUPS, GWOptions
 from torchgw.runtime.caller import allocating
 from torchgw.runtime.keywords import places, refusal
-from torchgw.runtime.surroundings import refuse_transforms, undisturbed
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.runtime.threads import own_threads
 
 P = ParamSpec("P")
@@ -79,7 +79,6 @@ def entry(
         given_here = {word: ours for word, ours in {**PLACES, **words}.items() if ours.partition("=")[0] in known}
         answers = given_here | {word: word for word in known}
 
-        @undisturbed
         @functools.wraps(function)
         def call(*arguments: P.args, **keywords: P.kwargs) -> R:
             for word in filter(lambda word: word not in known, keywords):
@@ -87,12 +86,11 @@ def entry(
             if len(arguments) > len(positional):
                 taken = f"{name} takes {', '.join(positional[bound:]) or 'nothing'} by position"
                 raise TypeError(f"{taken}, got {len(arguments) - bound} arguments; all others go by name{masses}")
-            refuse_transforms(name)
             own_threads()  # before another thread's solve sets the number of those that begin
             with allocating(name, advice):
                 return function(*arguments, **keywords)
 
-        return call
+        return undisturbed(call, refusing=name)
 
     return shared
 

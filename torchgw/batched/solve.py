@@ -151,7 +151,9 @@ def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tens
     product = pairs.p.mT * pairs.q
     for kind in range(len(sides[0][0].features)):
         x, y = (torch.stack([pair[side].features[kind] for pair in sides]).to(device) for side in (0, 1))
-        signed = [x * torch.tensor(signs, device=device) for signs in SIGNS] if kind == MODES else [x]
+        signed = (
+            [x * torch.tensor(signs, dtype=torch.float32, device=device) for signs in SIGNS] if kind == MODES else [x]
+        )
         scores += [relative_cost(each, y, product).mul_(-SHARPNESS * LOG2E) for each in signed]
     kernel = torch.cat(scores).clamp_min_(LOWEST_EXPONENT).exp2_()
     p, q = (part.repeat(len(scores), 1, 1) for part in (pairs.p, pairs.q))
@@ -250,7 +252,9 @@ def _lifted(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], devi
     plan = plan.mul_(shares[0][:, :, None]).mul_(shares[1][:, None])
     f = _stacked([basin.f for basin in basins]).gather(1, rows)[:, None]
     g = _stacked([basin.g for basin in basins]).gather(1, columns)[:, None]
-    return Plans(plan, f, g, torch.tensor([basin.epsilon for basin in basins], device=device)[:, None, None])
+    return Plans(
+        plan, f, g, torch.tensor([basin.epsilon for basin in basins], dtype=torch.float32, device=device)[:, None, None]
+    )
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:

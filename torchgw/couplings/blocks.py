@@ -15,15 +15,20 @@ from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
+from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.types import Array, Coupling
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
 
+@undisturbed_methods
 class BlockCoupling(ABC):
     """Everything a `Coupling` offers, derived from ``rows``."""
 
     shape: tuple[int, int]
+
+    def __init_subclass__(cls) -> None:
+        undisturbed_methods(cls)
 
     @property
     def potentials(self) -> tuple[Tensor, Tensor] | None:

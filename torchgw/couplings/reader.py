@@ -23,6 +23,7 @@ from torchgw.couplings.blocks import in_blocks
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.kernels.sampling import draw, make_generator
 from torchgw.runtime.caller import allocating
+from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.types import Array, Coupling, RandomState
 
 NEGLIGIBLE = 1e-12  # of the mass: entries that conditional gradients have left behind
@@ -39,6 +40,7 @@ def point_indices(name: str, value: Any, n: int) -> Tensor:
     return torch.from_numpy(given.astype(np.int64))
 
 
+@undisturbed_methods
 class Readable:
     """A coupling of N source with K target points. Numpy arrays come out where ``numpy_input`` says so."""
 

@@ -29,6 +29,7 @@ from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.exact import product
 from torchgw.options import SinkhornOptions
+from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.sinkhorn.loop import rescale
 from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side
@@ -42,6 +43,7 @@ COOLING, SOLVING = 6, 200  # halvings of epsilon, and iterations at each, for po
 RESOLVED = 1e-10  # relative singular value below which a direction is left out
 
 
+@undisturbed_methods
 class Unseen(Readable):
     """The plan between m new points of one side and all known points of the other; each new point has mass 1/m.
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
@@ -62,17 +63,25 @@ _PARENTS: tuple[tuple[Any, Any], ...] = (
 )
 _LOCK = lock_across_forks()
 _RUNNING: list[Callable[[], None]] = []
+_here = threading.local()  # ``within``: whether this thread is in surroundings of a solve
 
 
-def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: the surroundings of a call of this function do not reach it, as the head of this file has it."""
+def undisturbed(function: Callable[P, R], refusing: str = "") -> Callable[P, R]:
+    """A decorator: the surroundings of a call of this function do not reach it, as the head of this file has it.
+
+    ``refusing`` is the name under which it refuses transforms that hide numbers; without one it lets them pass.
+    """
 
     def apart(*arguments: P.args, **keywords: P.kwargs) -> R:
+        if refusing:
+            refuse_transforms(refusing)
         with own_surroundings():
             return function(*arguments, **keywords)
 
     @functools.wraps(function)
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+        if _undisturbed():
+            return function(*arguments, **keywords)
         if "torch._dynamo" not in sys.modules:  # torch's own decorator would import it, which takes seconds
             return apart(*arguments, **keywords)
         run: Callable[P, R] = torch.compiler.disable(apart, reason=UNCOMPILED)  # type: ignore[no-untyped-call]
@@ -86,7 +95,7 @@ def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
 def undisturbed_methods(kind: Kind) -> Kind:
     """A decorator: every public method and property of a class is `undisturbed`, but generators."""
     for name, member in list(vars(kind).items()):
-        if name.startswith("_"):
+        if name.startswith("_") or getattr(member, "__isabstractmethod__", False):
             continue
         if isinstance(member, functools.cached_property):
             member.func = undisturbed(member.func)
@@ -113,7 +122,21 @@ def own_surroundings() -> Iterator[None]:
             stack.enter_context(torch.set_grad_enabled(recorded))
         stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         stack.enter_context(exact_products())
-        yield
+        within, _here.within = _undisturbed(), True
+        try:
+            yield
+        finally:
+            _here.within = within
+
+
+def _undisturbed() -> bool:
+    """Whether this thread is in surroundings of a solve, and nothing has disturbed them since, as callbacks may."""
+    return getattr(_here, "within", False) and not (
+        torch._C._is_any_autocast_enabled()
+        or torch._C._len_torch_function_stack()
+        or torch.is_inference_mode_enabled()
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def refuse_transforms(name: str) -> None:
