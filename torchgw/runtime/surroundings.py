@@ -8,6 +8,7 @@ chooses the precision, the device and the kind of its tensors itself. So within 
 | `torch.autocast` | off |
 | `torch.set_default_device`, `with torch.device`, other `TorchFunctionMode`s | off |
 | `torch.inference_mode` | off: what is made can be differentiated later; whether gradients are recorded stays |
+| hooks on saved tensors, as `torch.utils.checkpoint` sets them | off: a graph keeps the solve that it belongs to |
 | `numpy.seterr` | as NumPy begins |
 | products that may round float32 to fewer bits | exact, see `exact_products` |
 | `torch.compile` | left: the call is no part of a graph |
@@ -120,13 +121,19 @@ def own_surroundings() -> Iterator[None]:
             recorded = torch.is_grad_enabled()
             stack.enter_context(torch.inference_mode(False))  # which would record
             stack.enter_context(torch.set_grad_enabled(recorded))
+        if torch._C._autograd._top_saved_tensors_default_hooks(True):
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
         stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         stack.enter_context(exact_products())
-        within, _here.within = _undisturbed(), True
+        within, _here.within = getattr(_here, "within", False), True
         try:
             yield
         finally:
             _here.within = within
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _undisturbed() -> bool:
