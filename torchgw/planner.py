@@ -25,6 +25,7 @@ from torchgw.request.limits import (
     dense_bytes,
     ends_sharp,
 )
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.types import AUTO, Epsilon
 
@@ -92,6 +93,7 @@ class Estimate:
         return "\n".join([f"on {self.device}, {would}:", *lines])
 
 
+@undisturbed
 def estimate(
     N: int,
     K: int,
