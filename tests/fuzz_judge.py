@@ -30,6 +30,7 @@ HOME = str(Path(torchgw.__file__).parent)
 REFUSALS = (ValueError, TypeError, MemoryError, FloatingPointError)
 REFUSED_WITHIN = 2.0  # seconds of processor time
 LONGEST = 120
+COMPARED_WITHIN = 2.0  # seconds of processor time in which a call is run again where nothing surrounds it
 EXACT, READ = 1e-9, 3e-5  # of stored plans, and of plans that are read in float32
 PARTS = {  # words of messages that mean a part of an argument
     "marginals": "marginals mass rho rho_x rho_y side",
@@ -73,7 +74,8 @@ def _run(call: Any) -> Verdict:
                 spaces, keywords = call.arguments()
                 made = len(given)
                 began = time.process_time()
-                result = gw_align(*spaces, **keywords)
+                with call.surroundings():
+                    result = gw_align(*spaces, **keywords)
                 took = time.process_time() - began
                 kinds += [f"status: {result.status.name}", f"gradient: {result.gradient}", f"ran: {result.strategy}"]
         except Exception as error:
@@ -87,6 +89,8 @@ def _run(call: Any) -> Verdict:
                 failures += untouched(fresh, (spaces, keywords))
                 failures += promises(result, *fresh, warned)
                 failures += gradients(result, spaces, keywords)
+                if call.around and took < COMPARED_WITHIN:
+                    failures += disturbed(result, gw_align(*fresh[0], **call.arguments()[1]))
             except Exception:
                 failures.append(traceback.format_exc())
     foreign = [w for w in given if not issubclass(w.category, TorchGWWarning)]
@@ -155,6 +159,14 @@ def resolved(call: Any) -> bool:
 
 
 # Accepted calls
+
+
+def disturbed(result: GWResult, alone: GWResult) -> list[str]:
+    """What surroundings changed of a result."""
+    plans = [each.coupling.to_dense() for each in (result, alone)]
+    if torch.equal(*plans) and (result.value == alone.value or np.isnan(alone.value)):
+        return []
+    return [f"the value is {result.value!r}, where nothing surrounds the call {alone.value!r}"]
 
 
 def untouched(fresh: Any, used: Any) -> list[str]:
