@@ -6,7 +6,7 @@ chooses the precision, the device and the kind of its tensors itself. So within 
 | surrounding | is |
 |---|---|
 | `torch.autocast` | off |
-| `torch.set_default_device`, `with torch.device`, other `TorchFunctionMode`s | off |
+| `torch.set_default_device`, `with torch.device` | off |
 | `torch.inference_mode` | off: what is made can be differentiated later; whether gradients are recorded stays |
 | hooks on saved tensors, as `torch.utils.checkpoint` sets them | off: a graph keeps the solve that it belongs to |
 | `numpy.seterr` | as NumPy begins |
@@ -35,6 +35,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchgw.runtime.threads import lock_across_forks
@@ -67,10 +69,11 @@ _RUNNING: list[Callable[[], None]] = []
 _here = threading.local()  # ``within``: whether this thread is in surroundings of a solve
 
 
-def undisturbed(function: Callable[P, R], refusing: str = "") -> Callable[P, R]:
+def undisturbed(function: Callable[P, R], refusing: str = "", traced: bool = False) -> Callable[P, R]:
     """A decorator: the surroundings of a call of this function do not reach it, as the head of this file has it.
 
-    ``refusing`` is the name under which it refuses transforms that hide numbers; without one it lets them pass.
+    ``refusing`` is the name under which it refuses transforms that hide numbers; without one it lets them pass. What
+    may be ``traced`` by `torch.compile` becomes a part of graphs.
     """
 
     def apart(*arguments: P.args, **keywords: P.kwargs) -> R:
@@ -81,31 +84,32 @@ def undisturbed(function: Callable[P, R], refusing: str = "") -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
-        if _undisturbed():
+        if (traced and torch.compiler.is_compiling()) or _undisturbed():
             return function(*arguments, **keywords)
         if "torch._dynamo" not in sys.modules:  # torch's own decorator would import it, which takes seconds
             return apart(*arguments, **keywords)
         run: Callable[P, R] = torch.compiler.disable(apart, reason=UNCOMPILED)  # type: ignore[no-untyped-call]
         return run(*arguments, **keywords)
 
-    # What torch's decorator leaves on a function: a graph ends where it is called.
-    vars(call).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=UNCOMPILED)
+    if not traced:  # what torch's decorator leaves on a function: a graph ends where it is called
+        vars(call).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=UNCOMPILED)
     return call
 
 
-def undisturbed_methods(kind: Kind) -> Kind:
+def undisturbed_methods(kind: Kind, traced: bool = False) -> Kind:
     """A decorator: every public method and property of a class is `undisturbed`, but generators."""
+    shield = functools.partial(undisturbed, traced=traced)
     for name, member in list(vars(kind).items()):
         if name.startswith("_") or getattr(member, "__isabstractmethod__", False):
             continue
         if isinstance(member, functools.cached_property):
-            member.func = undisturbed(member.func)
+            member.func = shield(member.func)
         elif isinstance(member, property):
-            setattr(kind, name, property(undisturbed(cast(Any, member.fget)), doc=member.__doc__))
+            setattr(kind, name, property(shield(cast(Any, member.fget)), doc=member.__doc__))
         elif isinstance(member, classmethod):
-            setattr(kind, name, classmethod(undisturbed(member.__func__)))
+            setattr(kind, name, classmethod(shield(member.__func__)))
         elif inspect.isfunction(member) and not inspect.isgeneratorfunction(member):
-            setattr(kind, name, undisturbed(member))
+            setattr(kind, name, shield(member))
     return kind
 
 
@@ -115,8 +119,8 @@ def own_surroundings() -> Iterator[None]:
     with ExitStack() as stack:
         if torch._C._is_any_autocast_enabled():
             stack.enter_context(torch._C._DisableAutocast())
-        if torch._C._len_torch_function_stack():
-            stack.enter_context(torch._C.DisableTorchFunction())
+        if _default_device():
+            stack.enter_context(_no_default_device())
         if torch.is_inference_mode_enabled():
             recorded = torch.is_grad_enabled()
             stack.enter_context(torch.inference_mode(False))  # which would record
@@ -132,6 +136,33 @@ def own_surroundings() -> Iterator[None]:
             _here.within = within
 
 
+def _default_device() -> bool:
+    """Whether tensors are made on another device than the CPU where none is named."""
+    return any(isinstance(mode, DeviceContext) for mode in _function_modes())
+
+
+def _function_modes() -> list[object]:
+    """The modes that see this thread's calls of torch."""
+    found: list[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return found
+
+
+@contextmanager
+def _no_default_device() -> Iterator[None]:
+    """Without the modes that set one; others stay."""
+    modes = [_pop_mode() for _ in _function_modes()]  # type: ignore[no-untyped-call]
+    kept = [mode for mode in modes if not isinstance(mode, DeviceContext)]
+    for mode in reversed(kept):
+        _push_mode(mode)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for _ in kept:
+            _pop_mode()  # type: ignore[no-untyped-call]
+        for mode in reversed(modes):
+            _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
@@ -140,7 +171,7 @@ def _undisturbed() -> bool:
     """Whether this thread is in surroundings of a solve, and nothing has disturbed them since, as callbacks may."""
     return getattr(_here, "within", False) and not (
         torch._C._is_any_autocast_enabled()
-        or torch._C._len_torch_function_stack()
+        or (torch._C._len_torch_function_stack() and _default_device())
         or torch.is_inference_mode_enabled()
         or torch._C._are_functorch_transforms_active()
     )
