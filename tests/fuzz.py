@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import collections
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +24,7 @@ from tests import fuzz_makers
 from tests.fuzz_judge import Verdict, judge
 
 SPOILED = 0.25  # share of calls with an argument that must be refused
+SURROUNDED = 0.15  # in surroundings that must not matter
 LEFT_OPEN = 0.25  # with the default epsilon, at least
 ARGUMENTS = ("X", "Y", "p", "q", "epsilon", "marginals", "cost", "alpha", "supervision", "init", "gradient_mode")
 SIZES = ((2, 6), (6, 16), (6, 16), (16, 36), (36, 61))
@@ -30,18 +32,24 @@ SIZES = ((2, 6), (6, 16), (6, 16), (16, 36), (36, 61))
 
 @dataclass(frozen=True)
 class Call:
-    """A call as text: spaces and keywords, the kinds that it was drawn from, and the argument that cannot be used."""
+    """A call as text: spaces and keywords, the kinds that it was drawn from, the argument that cannot be used, and what
+    surrounds it, if anything does."""
 
     spaces: tuple[str, str]
     keywords: dict[str, str]
     kinds: tuple[str, ...]
     spoiled: str | None
+    around: str = ""
 
     @property
     def snippet(self) -> str:
-        lines = [*self.spaces, *(f"{name}={text}" for name, text in self.keywords.items())]
+        named = {"X": self.spaces[0], "Y": self.spaces[1], **self.keywords} if self.around else self.keywords
+        lines = [*(() if self.around else self.spaces), *(f"{name}={text}" for name, text in named.items())]
         body = "".join(f"    {line},\n" for line in lines)
-        return f"from tests.fuzz_makers import *\n\ngw_align(\n{body})"
+        call = f"gw_align(\n{body})"
+        if self.around:  # what is given is made outside
+            call = f"given = dict(\n{body})\nwith {self.around}:\n    gw_align(**given)"
+        return f"from tests.fuzz_makers import *\n\n{call}"
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """The objects, made afresh."""
@@ -49,6 +57,11 @@ class Call:
             warnings.simplefilter("ignore", sparse.SparseEfficiencyWarning)
             spaces = [self._made(text) for text in self.spaces]
             return spaces, {name: self._made(text) for name, text in self.keywords.items()}
+
+    def surroundings(self) -> AbstractContextManager[Any]:
+        """What the call is to run in."""
+        found: AbstractContextManager[Any] = self._made(self.around or "nullcontext()")
+        return found
 
     def _made(self, text: str) -> Any:
         return eval(text, dict(vars(fuzz_makers)))
@@ -88,7 +101,8 @@ class Draw:
         for name, (good, bad) in kinds.OTHERS.items():
             if self.spoiled == name or self.some(0.2):
                 keywords[name] = self.entry(name, good, bad, usual=0.0)
-        return Call((spaces[0], spaces[1]), keywords, tuple(self.kinds), self.spoiled)
+        around = self.pick("surrounding", kinds.SURROUNDINGS) if self.some(SURROUNDED) else ""
+        return Call((spaces[0], spaces[1]), keywords, tuple(self.kinds), self.spoiled, around)
 
     def spaces(self) -> tuple[list[str], str]:
         """Both spaces and what is made of them."""

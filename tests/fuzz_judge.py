@@ -23,6 +23,7 @@ from torch import Tensor
 import torchgw
 from tests import oracle
 from torchgw import FeatureCost, GWResult, TorchGWWarning, gw_align
+from torchgw.objective.hessian import FLAT
 from torchgw.spaces.graph import build_graph
 from torchgw.types import is_provider
 
@@ -30,6 +31,7 @@ HOME = str(Path(torchgw.__file__).parent)
 REFUSALS = (ValueError, TypeError, MemoryError, FloatingPointError)
 REFUSED_WITHIN = 2.0  # seconds of processor time
 LONGEST = 120
+COMPARED_WITHIN = 2.0  # seconds of processor time in which a call is run again where nothing surrounds it
 EXACT, READ = 1e-9, 3e-5  # of stored plans, and of plans that are read in float32
 PARTS = {  # words of messages that mean a part of an argument
     "marginals": "marginals mass rho rho_x rho_y side",
@@ -73,7 +75,8 @@ def _run(call: Any) -> Verdict:
                 spaces, keywords = call.arguments()
                 made = len(given)
                 began = time.process_time()
-                result = gw_align(*spaces, **keywords)
+                with call.surroundings():
+                    result = gw_align(*spaces, **keywords)
                 took = time.process_time() - began
                 kinds += [f"status: {result.status.name}", f"gradient: {result.gradient}", f"ran: {result.strategy}"]
         except Exception as error:
@@ -87,6 +90,8 @@ def _run(call: Any) -> Verdict:
                 failures += untouched(fresh, (spaces, keywords))
                 failures += promises(result, *fresh, warned)
                 failures += gradients(result, spaces, keywords)
+                if call.around and took < COMPARED_WITHIN:
+                    failures += disturbed(result, gw_align(*fresh[0], **call.arguments()[1]))
             except Exception:
                 failures.append(traceback.format_exc())
     foreign = [w for w in given if not issubclass(w.category, TorchGWWarning)]
@@ -157,6 +162,14 @@ def resolved(call: Any) -> bool:
 # Accepted calls
 
 
+def disturbed(result: GWResult, alone: GWResult) -> list[str]:
+    """What surroundings changed of a result."""
+    plans = [each.coupling.to_dense() for each in (result, alone)]
+    if torch.equal(*plans) and (result.value == alone.value or np.isnan(alone.value)):
+        return []
+    return [f"the value is {result.value!r}, where nothing surrounds the call {alone.value!r}"]
+
+
 def untouched(fresh: Any, used: Any) -> list[str]:
     """Arguments that the call wrote to."""
     names = ["X", "Y", *fresh[1]]
@@ -199,7 +212,9 @@ def promises(result: GWResult, spaces: list[Any], keywords: dict[str, Any], warn
     inner = max(inner, 1e-9 if result.differentiated is not None else 1e-12)
     if result.converged and result.strategy != "low-rank" and not result.marginal_residual <= 2 * inner:
         failures.append(f"{result.status.name} with a residual of {result.marginal_residual:.1e}")
-    if result.converged == (torchgw.ConvergenceWarning in warned):
+    curvature = result.certificate.curvature
+    saddle = curvature is not None and curvature < -FLAT  # a fixed point, but none to stay at
+    if (result.converged and not saddle) == (torchgw.ConvergenceWarning in warned):
         failures.append(f"{result.status.name}, but the warnings were {[kind.__name__ for kind in warned]}")
     return failures + readings(result, T)
 

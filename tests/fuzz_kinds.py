@@ -448,6 +448,20 @@ STATES: Table = {
     "NumPy generator": "rng(1)",
     "torch generator": "torch.Generator().manual_seed(3)",
 }
+SURROUNDINGS: Table = {
+    "autocast, bfloat16": "torch.autocast('cpu', dtype=torch.bfloat16)",
+    "autocast, float16": "torch.autocast('cpu', dtype=torch.float16)",
+    "default dtype float64": "setting(torch.set_default_dtype, torch.float64, torch.float32)",
+    "default dtype bfloat16": "setting(torch.set_default_dtype, torch.bfloat16, torch.float32)",
+    "default device": "setting(torch.set_default_device, 'meta', None)",
+    "no_grad": "torch.no_grad()",
+    "inference_mode": "torch.inference_mode()",
+    "anomaly": "torch.autograd.set_detect_anomaly(True)",
+    "deterministic": "setting(torch.use_deterministic_algorithms, True, False)",
+    "products in bfloat16": "setting(torch.set_float32_matmul_precision, 'medium', 'highest')",
+    "numpy.errstate": "np.errstate(all='raise')",
+    "saved tensors on the host": "torch.autograd.graph.save_on_cpu()",
+}
 OTHERS: dict[str, tuple[Table, Table]] = {
     "random_state": (STATES, {"negative": "-1", "text": "'zero'", "too large": "2**64", "flag": "True"}),
     "callback": (CALLBACKS, {"number": "3"}),

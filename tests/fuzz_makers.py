@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext  # noqa: F401 - the expressions have it
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,16 @@ from torchgw import (  # noqa: F401 - the expressions have them
     Unrolled,
     gw_align,
 )
+
+
+@contextlib.contextmanager
+def setting(change: Callable[[Any], object], value: object, usual: object) -> Iterator[None]:
+    """Within it a setting of the process has this value."""
+    change(value)
+    try:
+        yield
+    finally:
+        change(usual)
 
 
 def rng(seed: int) -> np.random.Generator:

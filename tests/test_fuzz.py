@@ -69,4 +69,5 @@ TABLES = {
     **{f"{side} {kind}": table for side in "XY" for kind, table in fuzz_kinds.SPACES.items()},
     **dict.fromkeys("pq", fuzz_kinds.MASSES),
     **{name: good for name, (good, _) in fuzz_kinds.OTHERS.items()},
+    "surrounding": fuzz_kinds.SURROUNDINGS,
 }

@@ -27,7 +27,7 @@ from torchgw import (
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.gradients.adjoint import Adjoint
 from torchgw.gradients.modes import GradientMode
-from torchgw.kernels.precision import exact_products
+from torchgw.runtime.surroundings import exact_products
 
 CUDA, CPU, EVERYTHING = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends
 NEWER = hasattr(CUDA, "fp32_precision")

@@ -343,6 +343,7 @@ def gw_loss(
     return result.loss
 
 
+@entry()
 def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback: Callback | None = None) -> GWResult:
     """Go on with a `gw_align` that was given ``checkpoint=path``, to the result that it would have had.
 

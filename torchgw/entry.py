@@ -1,5 +1,5 @@
-"""What every public call shares: other packages' words for its arguments are refused with ours, products are exact, and
-memory that cannot be had is a `MemoryError` that says what to do."""
+"""What every public call shares: other packages' words for its arguments are refused with ours, its surroundings do not
+reach it, and memory that cannot be had is a `MemoryError` that says what to do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 from torchgw import validate
-from torchgw.kernels.precision import exact_products
 from torchgw.options import GROUPS, GWOptions
 from torchgw.runtime.caller import allocating
 from torchgw.runtime.keywords import places, refusal
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.runtime.threads import own_threads
 
 P = ParamSpec("P")
@@ -87,10 +87,10 @@ def entry(
                 taken = f"{name} takes {', '.join(positional[bound:]) or 'nothing'} by position"
                 raise TypeError(f"{taken}, got {len(arguments) - bound} arguments; all others go by name{masses}")
             own_threads()  # before another thread's solve sets the number of those that begin
-            with allocating(name, advice), exact_products():
+            with allocating(name, advice):
                 return function(*arguments, **keywords)
 
-        return call
+        return undisturbed(call, refusing=name)
 
     return shared
 

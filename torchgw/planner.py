@@ -25,6 +25,7 @@ from torchgw.request.limits import (
     dense_bytes,
     ends_sharp,
 )
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.types import AUTO, Epsilon
 
@@ -92,6 +93,7 @@ class Estimate:
         return "\n".join([f"on {self.device}, {would}:", *lines])
 
 
+@undisturbed
 def estimate(
     N: int,
     K: int,
@@ -141,7 +143,7 @@ def estimate(
     refuse(facts := facts_of(options, epsilon))
     asked = epsilon
     if epsilon == AUTO:
-        alike = torch.ones(n), torch.ones(k)
+        alike = torch.ones(n, dtype=torch.float64), torch.ones(k, dtype=torch.float64)
         epsilon = 0.0 if ends_sharp(facts, alike, None, options) else UNRESOLVED
         facts = facts_of(options, epsilon)
     check_rank(options, min(n, k))

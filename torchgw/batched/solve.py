@@ -100,7 +100,10 @@ def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> lis
             plans = torch.stack([basin.plan for basin in done]).to("cpu", torch.float64)
             both = [sides[basin.pair] for basin in done]
             units = [basin.epsilon / LOG2E * x.critical * y.critical for basin, (x, y) in zip(done, both, strict=True)]
-            duals = torch.stack([basin.g for basin in done]).to("cpu", torch.float64) * torch.tensor(units)[:, None]
+            duals = (
+                torch.stack([basin.g for basin in done]).to("cpu", torch.float64)
+                * torch.tensor(units, dtype=torch.float64)[:, None]
+            )
             polished = polish_batch(both, plans, duals, tol)
             found.update(zip([basin.pair for basin in done], polished, strict=True))
         # Nothing to anneal, or masses of a range that is beyond float32.
@@ -148,7 +151,9 @@ def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tens
     product = pairs.p.mT * pairs.q
     for kind in range(len(sides[0][0].features)):
         x, y = (sent(torch.stack([pair[side].features[kind] for pair in sides]), device) for side in (0, 1))
-        signed = [x * sent(torch.tensor(signs), device) for signs in SIGNS] if kind == MODES else [x]
+        signed = (
+            [x * sent(torch.tensor(signs, dtype=torch.float32), device) for signs in SIGNS] if kind == MODES else [x]
+        )
         scores += [relative_cost(each, y, product).mul_(-SHARPNESS * LOG2E) for each in signed]
     kernel = torch.cat(scores).clamp_min_(LOWEST_EXPONENT).exp2_()
     p, q = (part.repeat(len(scores), 1, 1) for part in (pairs.p, pairs.q))
@@ -247,7 +252,7 @@ def _lifted(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], devi
     plan = plan.mul_(shares[0][:, :, None]).mul_(shares[1][:, None])
     f = _stacked([basin.f for basin in basins]).gather(1, rows)[:, None]
     g = _stacked([basin.g for basin in basins]).gather(1, columns)[:, None]
-    epsilon = sent(torch.tensor([basin.epsilon for basin in basins]), device)
+    epsilon = sent(torch.tensor([basin.epsilon for basin in basins], dtype=torch.float32), device)
     return Plans(plan, f, g, epsilon[:, None, None])
 
 

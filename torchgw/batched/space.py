@@ -189,7 +189,7 @@ def _level(cells: Resolution, critical: float) -> Level:
     """In float32, filled up to a multiple of 16."""
     n = len(cells.mass)
     size = -(-n // MULTIPLE) * MULTIPLE
-    distances, mass = torch.zeros(size, size), torch.full((size,), NO_MASS)
+    distances, mass = torch.zeros(size, size, dtype=torch.float32), torch.full((size,), NO_MASS, dtype=torch.float32)
     distances[:n, :n] = torch.from_numpy(cells.distances / critical)
     mass[:n] = torch.from_numpy(cells.mass).clamp_min(LEAST_MASS)
     parent, share = (_filled(torch.from_numpy(part), size) for part in (cells.parent, cells.share))
@@ -198,6 +198,6 @@ def _level(cells: Resolution, critical: float) -> Level:
 
 def _filled(values: Tensor, size: int) -> Tensor:
     """In float32, with rows of zeros added up to ``size``."""
-    found = torch.zeros(size, *values.shape[1:])
+    found = torch.zeros(size, *values.shape[1:], dtype=torch.float32)
     found[: len(values)] = values
     return found

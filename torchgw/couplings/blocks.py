@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,20 @@ from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
+from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.types import Array, Coupling
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
 
+@partial(undisturbed_methods, traced=True)
 class BlockCoupling(ABC):
     """Everything a `Coupling` offers, derived from ``rows``."""
 
     shape: tuple[int, int]
+
+    def __init_subclass__(cls) -> None:
+        undisturbed_methods(cls, traced=True)
 
     @property
     def potentials(self) -> tuple[Tensor, Tensor] | None:

@@ -23,6 +23,7 @@ from torchgw.couplings.blocks import in_blocks
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.kernels.sampling import draw, make_generator
 from torchgw.runtime.caller import allocating
+from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.types import Array, Coupling, RandomState
 
 NEGLIGIBLE = 1e-12  # of the mass: entries that conditional gradients have left behind
@@ -39,6 +40,7 @@ def point_indices(name: str, value: Any, n: int) -> Tensor:
     return torch.from_numpy(given.astype(np.int64))
 
 
+@undisturbed_methods
 class Readable:
     """A coupling of N source with K target points. Numpy arrays come out where ``numpy_input`` says so."""
 
@@ -138,7 +140,7 @@ class Readable:
             raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
         coupling = in_blocks(self.coupling, "this operation")
         values = given.to(coupling.device, coupling.dtype)
-        columns = torch.cat((torch.ones(size, 1).to(values), values.reshape(size, -1)), dim=1)
+        columns = torch.cat((values.new_ones(size, 1), values.reshape(size, -1)), dim=1)
         products = self._product(columns, axis)
         empty = products[:, :1] == 0  # divided by one first: the derivative of 0 / 0 would spread
         averaged = torch.where(empty, torch.nan, products[:, 1:] / torch.where(empty, 1.0, products[:, :1]))

@@ -112,6 +112,7 @@ def _ended(ranks: Processes, request: Request, in_files: dict[str, Any], shares:
     return result
 
 
+@entry()
 def resume(
     path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback: Callback | None = None, group: Any = None
 ) -> GWResult:

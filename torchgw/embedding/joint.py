@@ -31,6 +31,7 @@ from torchgw.embedding.eigen import LEAST, Eigenpairs, smallest
 from torchgw.embedding.graph import JointGraph, Plan, affinities, check_data_sets, plan_between, space_graph
 from torchgw.kernels.sampling import make_generator
 from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.spaces.edges import components, undirected
 from torchgw.spaces.graph import GraphReport
 from torchgw.types import Array, ConvergenceWarning, Coupling, GraphWarning, RandomState
@@ -76,6 +77,7 @@ class JointEmbedding:
         return f"JointEmbedding({sizes} points, {len(self.eigenvalues)} components, {ended}, solver {self.solver})"
 
 
+@undisturbed
 def joint_embedding(
     spaces: Sequence[Any],
     results: Results,

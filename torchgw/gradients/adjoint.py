@@ -19,8 +19,8 @@ from torch import Tensor
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Implicit
 from torchgw.gradients.solution import StationaryPlan
-from torchgw.kernels.precision import exact_products
 from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import DIRECT_ONCE, DIRECT_SIZE, Answer, Response
@@ -92,7 +92,7 @@ class Adjoint:
         )
         return first._replace(a=a, b=b, c=-weight * first.c)
 
-    @exact_products()
+    @undisturbed
     def pulled(self, G: FactoredCost, theta: Parameters, needed: list[bool]) -> list[Tensor | None]:
         """dL/dtheta for those of its tensors that are needed, from dL/dT."""
         with threads_for(math.prod(self.solution.plan.shape)):

@@ -15,9 +15,9 @@ from torchgw.gradients.parameters import REFUSED, Given, parameters
 from torchgw.gradients.plan_moments import Carried, PlanMoments, applied
 from torchgw.gradients.solution import StationaryPlan, solution_of
 from torchgw.gradients.unrolled import unrolled
-from torchgw.kernels.precision import exact_products
 from torchgw.objective.model import Model
-from torchgw.runtime.autograd import refuse_double_backward
+from torchgw.runtime.autograd import apart, own_copies, refuse_double_backward
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.types import DistanceProvider
@@ -39,22 +39,31 @@ class Differentiable:
         if isinstance(mode, Unrolled):
             model = solution.model
             assert isinstance(solution.plan, DenseCoupling)
-            self._plan = unrolled(theta, model, solution.plan.plan, solution.g, mode)
+            own = theta.own()
+            plan = unrolled(own, model, solution.plan.plan, solution.g, mode)
+            (self._plan,) = apart([plan], own.tensors(), theta.tensors())
 
     @property
     def report(self) -> GradientReport | None:
         """Of the last backward pass through the plan; None before, and for other modes."""
         return None if self.adjoint is None else self.adjoint.report
 
-    @exact_products()
+    @undisturbed
     def loss(self) -> Tensor:
         """The entropic objective ()."""
         solution = self.solution
-        plan = solution.moments() if self._plan is None else PlanMoments(self._plan)
-        half = half_lagrangian(self.theta, plan, solution.multipliers, solution.model)
-        return 2 * self.theta.scale.square() * half
+        theta, inputs = self.theta.own(), self.theta.tensors()
+        own = theta.tensors()
+        if self._plan is None:
+            plan = solution.moments()
+        else:
+            (copy,) = own_copies([self._plan])
+            plan, own, inputs = PlanMoments(copy), [*own, copy], [*inputs, self._plan]
+        half = half_lagrangian(theta, plan, solution.multipliers, solution.model)
+        (loss,) = apart([2 * theta.scale.square() * half], own, inputs)
+        return loss
 
-    @exact_products()
+    @undisturbed
     def plan(self) -> Tensor:
         """T (N, K), dense."""
         if self._plan is not None:
@@ -63,12 +72,15 @@ class Differentiable:
             return self.theta.scale.detach() * self.solution.plan.to_dense()
         return self.theta.scale * applied(_Plan, self.adjoint, self.theta, *self.theta.tensors())
 
-    @exact_products()
+    @undisturbed
     def apply(self, V: Tensor, axis: int) -> Tensor:
         """T V for axis 1, T^T V for axis 0."""
         V = V.to(self.solution.plan.dtype)
         if self._plan is not None:
-            return self.theta.scale * ((self._plan if axis == 1 else self._plan.T) @ V)
+            inputs = [self._plan, V]
+            plan, values = own = own_copies(inputs)
+            (product,) = apart([(plan if axis == 1 else plan.T) @ values], own, inputs)
+            return self.theta.scale * product
         if self.adjoint is None:
             return self.theta.scale.detach() * applied(Carried, self.solution.plan, V, axis)
         return self.theta.scale * applied(_Product, self.adjoint, self.theta, V, axis, *self.theta.tensors())

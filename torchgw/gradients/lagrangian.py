@@ -27,6 +27,7 @@ from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.objective.divergence import relative_entropy, squared
 from torchgw.objective.exact import PairLoss, factored_cross, factored_mean_square, factored_quadratic, product
 from torchgw.objective.model import Model, divergences, mean_cost
+from torchgw.runtime.autograd import own_copies
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import Traced
 from torchgw.types import DistanceProvider
@@ -61,6 +62,10 @@ class Parameters:
         cost = [] if self.cost is None else [self.cost.a, self.cost.b, self.cost.U, self.cost.V]
         cost += [] if self.cost is None or self.cost.extra is None else [self.cost.extra]
         return [*_of(self.x), *_of(self.y), self.p, self.q, self.alpha, self.scale, *cost]
+
+    def own(self) -> Parameters:
+        """The same of copies that begin a graph of their own."""
+        return self.with_tensors(own_copies(self.tensors()))
 
     def with_tensors(self, given: list[Tensor]) -> Parameters:
         """The same with other tensors, in the order of `tensors`."""

@@ -1,7 +1,7 @@
 """The parameters of a problem as differentiable expressions of what the user gave.
 
-Everything that gradients flow to passes a gate first: they are first derivatives, and a second differentiation, which
-would take the plan for a constant, is refused.
+Gradients reach what was given by one node (`torchgw.runtime.autograd.apart`): they are first derivatives, and a second
+differentiation, which would take the plan for a constant, is refused there.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from torchgw.gradients.lagrangian import Parameters
-from torchgw.gradients.plan_moments import applied
 from torchgw.marginals import Marginals, mass_scales
 from torchgw.objective.features import FeatureCost
 from torchgw.options import SpaceOptions
-from torchgw.runtime.autograd import refuse_double_backward
+from torchgw.runtime.autograd import apart, own_copies
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import traced
 from torchgw.types import DistanceProvider, is_provider
@@ -74,45 +73,33 @@ def _leaf(space: Any) -> Any:
     return getattr(space, "leaf", None) if is_provider(space) else space
 
 
-class _Gate(torch.autograd.Function):
-    """The identity, whose derivative cannot be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, *leaves: Tensor) -> Tensor:
-        ctx.save_for_backward(*leaves)
-        return given.view_as(given)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        leaves = ctx.saved_tensors  # a path from every gradient to every leaf, so that no second derivative is missed
-        return *refuse_double_backward(REFUSED, gradients, leaves), *([None] * len(leaves))
-
-
-def gated(given: Any, leaves: list[Tensor]) -> Any:
-    """The argument, with tensors that require gradients behind a gate where ``leaves`` are differentiated once."""
+def copied(given: Any, taken: dict[int, Tensor]) -> Any:
+    """The argument, with the copies ``taken`` of tensors, by their ids, in their places."""
     if isinstance(given, FeatureCost):
-        return FeatureCost(gated(given.X, leaves), gated(given.Y, leaves), given.metric, given.scale)
+        return FeatureCost(copied(given.X, taken), copied(given.Y, taken), given.metric, given.scale)
     if isinstance(given, tuple):
-        return tuple(gated(side, leaves) for side in given)
-    tracked = isinstance(given, Tensor) and given.requires_grad and bool(leaves)
-    return applied(_Gate, given, *leaves) if tracked else given
+        return tuple(copied(side, taken) for side in given)
+    return taken.get(id(given), given)
 
 
 def parameters(
     given: Given, made: tuple[DistanceProvider, DistanceProvider], dtype: torch.dtype, device: torch.device, once: bool
 ) -> Parameters:
     """theta of a problem with these providers, as a user gave them; ``once`` refuses second derivatives."""
-    leaves = given.leaves() if once else []
-    points = gated(_leaf(given.X), leaves), gated(_leaf(given.Y), leaves)
+    leaves = given.leaves()
+    own = own_copies(leaves)
+    taken = {id(leaf): copy for leaf, copy in zip(leaves, own, strict=True)}
+    points = copied(_leaf(given.X), taken), copied(_leaf(given.Y), taken)
     x, y = traced(made, points, given.spaces, dtype, device)
     p, q = (
-        _masses(gated(own, leaves), checked, dtype, device)
-        for own, checked in zip((given.p, given.q), given.masses, strict=True)
+        _masses(copied(side, taken), checked, dtype, device)
+        for side, checked in zip((given.p, given.q), given.masses, strict=True)
     )
     scale, ends = mass_scales(given.marginals, p.sum(), q.sum())
-    alpha = torch.as_tensor(gated(given.alpha, leaves), dtype=dtype, device=device)
-    cost = None if given.cost is None else _cost(gated(given.cost, leaves), dtype, device)
-    return Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
+    alpha = torch.as_tensor(copied(given.alpha, taken), dtype=dtype, device=device)
+    cost = None if given.cost is None else _cost(copied(given.cost, taken), dtype, device)
+    theta = Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
+    return theta.with_tensors(apart(theta.tensors(), own, leaves, REFUSED if once else ""))
 
 
 def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

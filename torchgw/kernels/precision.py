@@ -1,4 +1,4 @@
-"""What float32 may lose, by a bound; which arithmetic products run in, whatever the process has allowed.
+"""What float32 may lose, by a bound.
 
 A product of rows a, b of length r in float32, each sum rounded to nearest, is off by
 
@@ -10,37 +10,21 @@ their marginals before they are used, and a gradient that is off costs iteration
 all that is reported, are float64. So float32 serves the steps before it up to `UNSAFE`, where the solve warns. Without
 mixed precision every step is float64.
 
-``torch.set_float32_matmul_precision("high")``, ``allow_tf32`` and ``fp32_precision`` let every product round its inputs
-to the 10 bits of tf32, on some CPUs to bfloat16. Scores reach a few hundred bits, so they would be off by up to half a
-bit without a word. The settings are the process's, so the first call that begins turns them off and the last one that
-ends restores them.
-
 Source: N. Higham, T. Mary, "A new approach to probabilistic rounding error analysis", 2019.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.threads import lock_across_forks
 
 UNSAFE = 1.0
 LARGEST_BITS = 1000.0
 LAST = "the last solve runs in float64, but the steps before it may have gone astray"
-
-_PARENTS: tuple[tuple[Any, Any], ...] = (
-    (torch.backends.cuda, torch.backends.cudnn),  # which sets all of CUDA
-    (torch.backends.mkldnn, torch.backends.mkldnn),
-)
-_LOCK = lock_across_forks()
-_RUNNING: list[Callable[[], None]] = []
 
 
 def loop_dtype(mixed_precision: bool) -> torch.dtype:
@@ -80,53 +64,3 @@ def unsafe(largest: float, rank: int) -> str | None:
         f"scores reach {largest:.1e} bits, where float32 may leave plan entries off by a factor of {1 + lost:.1g}; "
         f"{LAST}: use a larger epsilon, or GWOptions(mixed_precision=False)"
     )
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Within it products of float32 matrices round like float32."""
-    with _LOCK:
-        _RUNNING.append(_RUNNING[0] if _RUNNING else _insist())
-    try:
-        yield
-    finally:
-        with _LOCK:
-            restore = _RUNNING.pop()
-            if not _RUNNING:
-                restore()
-
-
-def _insist() -> Callable[[], None]:
-    """Ask for exact products; what to call to have the settings back.
-
-    Torch has two vocabularies for them and refuses to read the older one where the newer says something else; so the
-    older is used where it can be read, and the newer, which alone knows "as the parent", brings back what that hides.
-    """
-    old = _old_words()
-    if old == "highest":
-        return lambda: None
-    new = [pair for pair in _PARENTS if hasattr(pair[0].matmul, "fp32_precision")]
-    held = [(backend.matmul, backend.matmul.fp32_precision, parent.fp32_precision) for backend, parent in new]
-    if old is None:
-        for matmul, _, _ in held:
-            matmul.fp32_precision = "ieee"
-    else:
-        torch.set_float32_matmul_precision("highest")
-
-    def restore() -> None:
-        if old is not None:
-            torch.set_float32_matmul_precision(old)
-        for matmul, before, parent in held:
-            matmul.fp32_precision = "none" if before == parent else before
-
-    return restore
-
-
-def _old_words() -> str | None:
-    """The setting in the older words; None where it was made in the newer ones."""
-    try:
-        allowed = torch.backends.cuda.matmul.allow_tf32
-        found = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None
-    return found if allowed == (found != "highest") else None

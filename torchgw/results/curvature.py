@@ -27,6 +27,7 @@ from torchgw.linalg.quadrature import Quadrature, quadrature
 from torchgw.losses import SQUARE
 from torchgw.objective.hessian import FLAT, Hessian
 from torchgw.results.result import GWResult
+from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.implicit import pieces
 from torchgw.solvers.hessian import hessian_of
@@ -37,6 +38,7 @@ MOST_BYTES = 2**33  # of entries that are stored
 ASYMMETRY = 1e-9  # of the largest distance
 
 
+@undisturbed_methods
 @dataclass(frozen=True, kw_only=True)
 class PlanMode:
     """A change W of the plan that is an eigenvector of its curvature; either sign of it stands for the same mode.
@@ -116,6 +118,7 @@ class PlanMode:
         return moved.cpu().numpy(), loses.cpu().numpy(), gains.cpu().numpy(), size
 
 
+@undisturbed_methods
 @dataclass(frozen=True, kw_only=True)
 class PlanCurvature:
     """The ends of the spectrum of the objective's second derivative around a plan.

@@ -29,6 +29,7 @@ from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.exact import product
 from torchgw.options import SinkhornOptions
+from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.sinkhorn.loop import rescale
 from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side
@@ -42,6 +43,7 @@ COOLING, SOLVING = 6, 200  # halvings of epsilon, and iterations at each, for po
 RESOLVED = 1e-10  # relative singular value below which a direction is left out
 
 
+@undisturbed_methods
 class Unseen(Readable):
     """The plan between m new points of one side and all known points of the other; each new point has mass 1/m.
 
@@ -129,9 +131,9 @@ def with_potentials(coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoin
 def _factor(factor: Tensor, known: KnownPoints, points: Any, reach: float) -> Tensor:
     """The factor (m, r) of new points from that of the known ones (N, r); ``reach`` is the other side's usual norm."""
     n = len(factor)
-    index = getattr(known.space, "landmarks", torch.linspace(0, n - 1, min(n, LANDMARKS)).long())
+    index = getattr(known.space, "landmarks", torch.linspace(0, n - 1, min(n, LANDMARKS), dtype=torch.float64).long())
     new = known.distances(points, index).to(factor)
-    sample = torch.linspace(0, n - 1, min(n, FITTED_POINTS)).long()
+    sample = torch.linspace(0, n - 1, min(n, FITTED_POINTS), dtype=torch.float64).long()
     features = known.space.rows(index)[:, sample].T.to(factor)
     solved = torch.linalg.lstsq(_affine(features).cpu(), factor[sample].cpu(), rcond=RESOLVED, driver="gelsd").solution
     weights: Tensor = solved.to(factor)

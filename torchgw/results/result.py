@@ -38,6 +38,7 @@ from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.parts import is_divided, is_part, read_parts
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.ranks import ranks_of
+from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.runtime.transfer import sent
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
@@ -50,6 +51,7 @@ SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and 
 NOT_SAVED = ("known", "model", "differentiated")
 
 
+@undisturbed_methods
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GWResult(Readable):
     """The result of `torchgw.gw_align`.

@@ -45,7 +45,7 @@ class AsyncNumbers:
     def __init__(self, numbers: Tensor) -> None:
         self.overlaps = numbers.is_cuda
         if self.overlaps:
-            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
             self._host.copy_(numbers.detach(), non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(numbers.device))

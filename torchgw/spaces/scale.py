@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.types import Array, DistanceProvider, GraphWarning
 
 UNREACHABLE = 1.5
@@ -39,6 +40,10 @@ class ScaledDistances(ABC):
     leaf: Tensor | None = None
     scale: float
     largest: float
+
+    def __init_subclass__(cls) -> None:
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", undisturbed(vars(cls)["__init__"], refusing=cls.__name__))  # noqa: B010 - mypy
 
     def with_scale(self: ScaledT, scale: float) -> ScaledT:
         """The same distances divided by ``scale``, a constant."""

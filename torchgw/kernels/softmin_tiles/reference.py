@@ -18,10 +18,10 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, merged
-from torchgw.kernels.precision import exact_products
 from torchgw.kernels.softmin_tiles import separable
 from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts
 from torchgw.kernels.tiles import Tiles
+from torchgw.runtime.surroundings import undisturbed
 
 RUN = 32
 
@@ -86,7 +86,7 @@ def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tens
     return out.masked_fill_(out < FLOOR / 2, -torch.inf)
 
 
-@exact_products()  # results are read when the solve is over
+@undisturbed  # results are read when the solve is over
 def read(
     A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
 ) -> PlanProducts:
