@@ -523,14 +523,14 @@ def test_a_lone_basin_has_the_energy_of_its_end(monkeypatch: pytest.MonkeyPatch)
     assert basin.energy == pytest.approx(result.value, rel=1e-9)
 
 
-GRAPHS = (nx.path_graph(6), nx.gnm_random_graph(9, 15, seed=1), nx.gnm_random_graph(50, 120, seed=2))
+COMPARED = (nx.path_graph(6), nx.gnm_random_graph(9, 15, seed=1), nx.gnm_random_graph(50, 120, seed=2))
 
 
 @pytest.mark.parametrize(
     "of", [lambda g: g, nx.to_numpy_array, nx.to_scipy_sparse_array], ids=["nx", "array", "sparse"]
 )
 def test_all_pairs_of_adjacencies_have_the_values_of_one_pair(of: Callable[[Any], Any], tmp_path: Path) -> None:
-    spaces = [of(graph) for graph in (GRAPHS[0], *GRAPHS)]
+    spaces = [of(graph) for graph in (COMPARED[0], *COMPARED)]
     keywords: dict[str, Any] = {"distances": "adjacency", "random_state": 0, "store": tmp_path / "pairs"}
     found = quietly(gw_pairwise, spaces, scale="own", **keywords)
     again = quietly(gw_pairwise, spaces, scale="own", **keywords)
@@ -540,7 +540,7 @@ def test_all_pairs_of_adjacencies_have_the_values_of_one_pair(of: Callable[[Any]
     one = quietly(gw_align, spaces[1], spaces[2], distances="adjacency", epsilon=0, random_state=0).value
     assert one <= found.values[3] * (1 + 1e-9)
     assert found.values[3] <= 1.1 * one
-    matrices = [nx.to_numpy_array(g) for g in (GRAPHS[0], *GRAPHS)]
+    matrices = [nx.to_numpy_array(g) for g in (COMPARED[0], *COMPARED)]
     with pytest.raises(ValueError, match="spaces, masses or scale"):  # of distances it is another problem
         quietly(gw_pairwise, matrices, **keywords | {"distances": "precomputed"})
 
@@ -560,8 +560,8 @@ def test_all_pairs_keep_signs_diagonals_and_units_of_adjacencies() -> None:
         [0],
         [0],
     ]
-    one_node = quietly(gw_pairwise, [nx.empty_graph(1), GRAPHS[0]], distances="adjacency", random_state=0)
-    assert one_node.values[0] == pytest.approx(np.square(nx.to_numpy_array(GRAPHS[0])).mean())
+    one_node = quietly(gw_pairwise, [nx.empty_graph(1), COMPARED[0]], distances="adjacency", random_state=0)
+    assert one_node.values[0] == pytest.approx(np.square(nx.to_numpy_array(COMPARED[0])).mean())
 
 
 def second_bound_of(A: np.ndarray, B: np.ndarray) -> float:

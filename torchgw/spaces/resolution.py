@@ -65,8 +65,8 @@ def unresolved(name: str, space: DistanceProvider, mass: Tensor) -> str:
     return (
         f"{what} most points of {name} apart, so their matches may be wrong: the largest distance, "
         f"{largest_of(space):.3g}, is too large beside those of most points, and squares of differences are "
-        f"{wanted:.1g} of squares; point {far} is farthest from the others: {remedy}leave out such points, or align "
-        f"parts that lie far apart one by one"
+        f"{wanted:.1g} of squares; point {far} is farthest from the others: {remedy}leave out such points or give "
+        f"them no mass, or align parts that lie far apart one by one"
     )
 
 
