@@ -110,7 +110,7 @@ def as_tensor(array: Array) -> Tensor:
 
 def dense(name: str, tensor: Tensor) -> None:
     """A tensor whose entries can be read one by one."""
-    if tensor.is_meta:
+    if tensor.device.type == "meta":
         raise ValueError(f"{name} must be an array of numbers, got a tensor on the meta device, which holds no data")
     if tensor.is_quantized:
         raise TypeError(f"{name} must be a tensor of plain numbers, got a quantised one; take {name}.dequantize()")
