@@ -14,15 +14,13 @@ from scipy.sparse import coo_array, issparse
 from torch import Tensor
 
 from torchgw import ranges
-from torchgw.runtime.caller import warn_caller
-from torchgw.types import AUTO, Array, PrecisionWarning, is_provider, is_table
+from torchgw.types import AUTO, Array, is_provider, is_table
 
 SYMMETRY_TOLERANCE = 1e-5
 MASS_TOLERANCE = 5e-7
 ROUNDINGS = 16
 DOUBLE = float(np.finfo(np.float64).eps)
 EXACT = 2**53
-COARSE, SAMPLE = 0.03, 1024  # of the spread of points, from so many of them
 BLOCK = 256  # of a matrix, which stays in the cache with its mirror image
 
 
@@ -197,27 +195,7 @@ def points(name: str, value: object, least: int = 2, first: int = 0) -> Array:
             f"{name} must be finite, got {count_bad(array)}, the first in row {first + row}, column {column}"
         )
     ranges.sizes(name, largest)
-    if largest > 0:
-        _warn_of_steps(
-            name, value, array / largest if len(array) <= SAMPLE else array[:: len(array) // SAMPLE] / largest
-        )
     return array
-
-
-def _warn_of_steps(name: str, value: object, some: Array) -> None:
-    """Warn where coordinates, as they were given, are rounded to steps that are not small beside their spread: far from
-    the origin, or in few bits."""
-    apart = some - some[0]  # exact where it matters: the mean of far points is rounded by more than they are
-    spread = float(np.linalg.norm(apart - apart.mean(0)))
-    exact = hasattr(value, "dtype") and resolution_of(value) == 0  # integers
-    share = max(resolution_of(value), DOUBLE) * float(np.linalg.norm(some)) / (spread or math.inf)
-    if share > COARSE and not exact:
-        kind = str(getattr(value, "dtype", "float64")).removeprefix("torch.")
-        warn_caller(
-            f"{name} has coordinates that {kind} rounds by about {share:.1g} of their spread, so that smaller "
-            f"distances are noise; take off their mean before they become {kind}, or keep more digits",
-            PrecisionWarning,
-        )
 
 
 def distance_matrix(name: str, value: object) -> Array:

@@ -19,7 +19,7 @@ from torchgw.request.spaces import DISTANCES, check_space, warn_of_adjacencies
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
-from torchgw.spaces.resolution import unresolved
+from torchgw.spaces.resolution import coarse, unresolved
 from torchgw.types import Array, DistanceProvider, PrecisionWarning, is_graph, is_provider
 
 LARGEST = 1000  # points of a space whose pairs are solved in batches
@@ -90,7 +90,7 @@ def read_spaces(
     mass = [validate.masses(f"masses[{i}]", m, n, "N") for i, (m, n) in enumerate(zip(given, sizes, strict=True))]
     needed = COPIES * sum(8 * n**2 for n in sizes)
     validate.memory("distances within all spaces", needed, options.max_memory, "use fewer or smaller spaces")
-    raw = _matrices(checked, mass, options)
+    raw = _matrices(entries, checked, mass, options)
     largest = [float(np.abs(D).max()) or 1.0 for D in raw]
     scales = [max(float(np.abs(D).max()) for D in raw) or 1.0] * len(raw) if scale == "common" else largest
     for name, own, divisor in zip(names, largest, scales, strict=True):
@@ -161,13 +161,14 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space
     return checked._replace(kind="precomputed") if checked.kind in ("checked", "dijkstra") else checked
 
 
-def _matrices(checked: list[Space], masses: list[Array], options: GWOptions) -> list[Array]:
+def _matrices(entries: list[Any], checked: list[Space], masses: list[Array], options: GWOptions) -> list[Array]:
     """Raw distances (N, N) of each space; warns where rounding does not tell points apart."""
     many = [i for i, space in enumerate(checked) if space.kind != "point"]
     made = dict(zip(many, own_scales([checked[i] for i in many], options.spaces)[0], strict=True))
-    lost = [text for i in many if (text := unresolved(checked[i].name, made[i], torch.from_numpy(masses[i])))]
-    if lost:
-        more = f" (and so {len(lost) - 1} other spaces)" if len(lost) > 1 else ""
+    found = [unresolved(checked[i].name, made[i], torch.from_numpy(masses[i])) for i in many]
+    found += [coarse(checked[i].name, entries[i], checked[i].data) for i in many]
+    if lost := [text for text in found if text]:
+        more = f" (and so for {len(lost) - 1} other spaces)" if len(lost) > 1 else ""
         warn_caller(lost[0] + more, PrecisionWarning)
     return [_named(space, made[i]) if i in made else np.zeros((1, 1)) for i, space in enumerate(checked)]
 
