@@ -78,7 +78,7 @@ def coarse(name: str, given: Any, points: Any) -> str:
     unit = validate.resolution_of(given)
     if unit == 0 or is_provider(points) or is_graph(points):
         return ""
-    few = torch.from_numpy(points)[sample(torch.ones(len(points)))]
+    few = torch.from_numpy(points[sample(torch.ones(len(points))).numpy()])  # a copy, whatever strides points have
     if needed(few, few.new_ones(few.shape[1])) >= (SPACINGS * unit) ** 2:
         return ""
     return (
