@@ -472,7 +472,7 @@ def test_bad_input_is_refused_before_any_work(
 
 def test_sizes_are_counted_once() -> None:
     """They are asked for with every pair."""
-    found = inputs.Inputs([np.zeros((2, 2))], [np.array([1.0, 0.0])], [1.0], 1.0)
+    found = inputs.Inputs([np.zeros((2, 2))], [np.array([1.0, 0.0])], [1.0], 1.0, [True])
     assert found.sizes == [1]
     assert found.sizes is found.sizes
 

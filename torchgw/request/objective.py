@@ -172,7 +172,7 @@ def unresolved_features(cost: Any) -> str:
         cost = FeatureCost(*cost)
     if not isinstance(cost, FeatureCost) or cost.metric != "sqeuclidean":
         return ""
-    x, y = (torch.from_numpy(validate.points("cost", side, least=1)) for side in (cost.X, cost.Y))
+    x, y = (torch.from_numpy(validate.points("cost", side, least=1).copy()) for side in (cost.X, cost.Y))
     centre = (x.sum(0) + y.sum(0)) / (len(x) + len(y))
     for side, features in (("X", x - centre), ("Y", y - centre)):
         sums = features.square().sum(1)
