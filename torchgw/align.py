@@ -27,6 +27,7 @@ from torchgw.persist.checkpoint import Checkpoint, Continued, fingerprint, follo
 from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.planner import forecast
 from torchgw.request.request import Asked, Cost, Request
+from torchgw.results.all_points import of_all_points
 from torchgw.results.result import GWResult
 from torchgw.results.warnings import warn
 from torchgw.runtime.caller import is_theirs
@@ -230,7 +231,7 @@ def aligned(
     result = GWResult.of(solution, request, spaces, graphs, prepared, derived)
     if ranks.rank == 0:
         warn(result, solution, request)
-    return result
+    return result if request.support is None else of_all_points(result, request.support)
 
 
 @contextmanager

@@ -443,9 +443,7 @@ def passed_over(request: Request) -> str:
 def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tuple[KnownPoints, KnownPoints]:
     """What the result keeps to place points that it has not seen."""
     x, y = (
-        KnownPoints(
-            space, None if kind == "matrix" or is_provider(data) or is_graph(data) else data, report.k if report else 1
-        )
-        for (_, data, kind), space, report in zip(given, made, graphs, strict=True)
+        KnownPoints(space, None if not one.points else one.data, report.k if report else 1)
+        for one, space, report in zip(given, made, graphs, strict=True)
     )
     return x, y

@@ -143,10 +143,11 @@ class LandmarkProblem:
 
     @cached_property
     def height(self) -> Tensor:
-        """The product plan's energy (), float64, which temperatures are relative to."""
+        """The product plan's energy (), float64, which temperatures are relative to; 1 where that is zero, and no plan
+        is lower."""
         # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
         found = self.valued(False, self.product[None]).seen[0].double().abs() / max(float(self.model.weight(1.0)), 1.0)
-        return found.clamp_min(torch.finfo(self.x.mass.dtype).tiny)
+        return torch.where(found > torch.finfo(self.x.mass.dtype).tiny, found, 1.0)
 
     @property
     def unit(self) -> float:
