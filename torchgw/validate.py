@@ -338,7 +338,7 @@ def _fitting(value: Any) -> Any:
 
 def looks_like_distances(array: Array) -> bool:
     """Whether points (N, N) are in truth a distance matrix: symmetric, non-negative, zero on the diagonal."""
-    square = array.shape[0] == array.shape[1]
+    square = array.shape[0] == array.shape[1] > 1
     return square and not array.diagonal().any() and bool((array >= 0).all()) and bool((array == array.T).all())
 
 
