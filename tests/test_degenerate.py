@@ -121,29 +121,28 @@ def failures(x: Space, y: Space, marginals: Marginals, epsilon: Any, fused: bool
             *points, p=x.mass, q=y.mass, marginals=marginals, epsilon=epsilon, distances="euclidean",
             random_state=0, **given,
         )  # fmt: skip
-    problem, T = posed(x, y, marginals, result.epsilon, fused), result.plan.numpy()
+    problem, T = posed(x, y, marginals, result.epsilon, fused), np.asarray(result.plan)
     ours, least = oracle.objective(problem, T), brute(problem)
     if T[x.mass == 0].any() or T[:, y.mass == 0].any():
         yield "mass on points without any"
     if abs(ours.value - result.value) > EXACT:
         yield f"value {result.value} of a plan of value {ours.value}"
-    if not ours.total <= least + EXACT + 1e-3 * abs(least):
-        yield f"objective {ours.total} at epsilon {result.epsilon:.3g}, and {least} by brute force"
+    reached = ours.value if epsilon == "auto" else ours.total  # whose epsilon blurs between optima as low
+    if not reached <= least + EXACT + 1e-3 * abs(least):
+        yield f"objective {reached} at epsilon {result.epsilon:.3g}, and {least} by brute force"
     if result.certificate.lower_bound > ours.value + EXACT:
         yield f"bound {result.certificate.lower_bound} above the value {ours.value}"
     off = [np.abs(T.sum(1) - x.mass).sum(), np.abs(T.sum(0) - y.mass).sum()]
     weights = (np.inf, np.inf) if marginals.total is None and marginals.balanced else marginals.weights
-    if marginals.total is None and max((d for d, rho in zip(off, weights, strict=True) if rho == np.inf), default=0) > EXACT:
+    if (
+        marginals.total is None
+        and max((d for d, rho in zip(off, weights, strict=True) if rho == np.inf), default=0) > EXACT
+    ):
         yield f"marginals off by {off}"
 
 
 def check(chosen: list[tuple[Space, Space, Marginals, Any, bool]]) -> None:
-    found = []
-    for problem in chosen:
-        try:
-            found += [f"{problem}: {text}" for text in failures(*problem)]
-        except Exception as error:
-            found.append(f"{problem}: {type(error).__name__}: {error}")
+    found = [f"{problem}: {text}" for problem in chosen for text in failures(*problem)]
     assert not found, "\n".join(found)
 
 

@@ -42,10 +42,10 @@ class BlockCoupling(ABC):
     def times(self, mass: float) -> BlockCoupling:
         """The coupling with ``mass`` times the mass."""
 
-    @abstractmethod
     def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> BlockCoupling:
-        """The coupling (N, K) of ``shape`` that is this one (n, k) between its points ``rows`` (n,) and ``columns`` (k,),
-        in order; the others have no mass."""
+        """The coupling of ``shape`` (N, K) that is this one between the points ``rows`` (n,) and ``columns`` (k,), in
+        order; the others have no mass."""
+        return DenseCoupling(self.to_dense()).among(rows, columns, shape)
 
     def blocks(self, points: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Consecutive blocks of all rows, or of the rows ``points`` (m,), with their positions among these.

@@ -59,8 +59,7 @@ class Supervision:
             raise TypeError(f"labels must be a pair of arrays (N,), (K,), got {type(self.labels).__name__}")
 
     def between(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Supervision | None:
-        """The rules between some points, ``rows`` (n,) and ``columns`` (k,), of spaces of ``shape`` (N, K); None where no
-        rule names any.
+        """The rules between some points, ``rows`` (n,) and ``columns`` (k,), of all (N, K); None where none names any.
 
         Raises
         ------

@@ -123,7 +123,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         return Space(name, graph, distances if distances != "auto" else geodesic_kind(graph.shape[0]))
     matrix_asked = distances in ("auto", "precomputed")
     shape = validate.shape_of(space)
-    if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
+    if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and (shape[0] > 1 or distances == "precomputed"):
         matrix = validate.distance_matrix(name, space)
         return Space(name, matrix, "matrix")
     if matrix_asked and len(shape) == 1 and validate.is_condensed(shape[0]):

@@ -100,8 +100,8 @@ class Support:
 
 
 def restricted(space: Space, given: Any, index: Tensor, auto: bool = False) -> tuple[Space, Any]:
-    """The points ``index`` (n,) of a validated space, and of what was ``given`` as far as gradients flow to it. The kind
-    of shortest paths is chosen once more where the choice is left (``auto``)."""
+    """The points ``index`` (n,) of a validated space, and of what was ``given`` as far as gradients flow to it. The
+    kind of shortest paths is chosen once more where the choice is left (``auto``)."""
     if is_provider(space.data):
         made = subspace(space.data, index)
         space = space._replace(data=made)

@@ -43,7 +43,7 @@ from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.scale import unit_of
-from torchgw.types import Coupling, Differentiated, is_graph, is_provider
+from torchgw.types import Coupling, Differentiated
 
 SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
 NOT_SAVED = ("known", "model", "differentiated")
