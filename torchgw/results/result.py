@@ -43,6 +43,7 @@ from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.scale import unit_of
+from torchgw.spaces.subspace import name_of
 from torchgw.types import Coupling, Differentiated
 
 SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
@@ -198,7 +199,7 @@ class GWResult(Readable):
             blocks=request.backend.blocks,
             scales=(float(spaces[0].scale), float(spaces[1].scale)),
             cost_scale=request.cost_scale,
-            providers=(type(spaces[0]).__name__, type(spaces[1]).__name__),
+            providers=(name_of(spaces[0]), name_of(spaces[1])),
             graphs=graphs,
             timings={"prepare": prepared} | solution.seconds,
             epsilon=solution.path[-1].epsilon if solution.path else model.epsilon,

@@ -116,12 +116,13 @@ def own_scales(
     made, reports = dict[int, DistanceProvider](), dict[int, GraphReport | None]()
     all_pairs, begun = dict[int, Any](), dict[int, Begun]()
     for i, space in enumerate(spaces):
-        bring = there if there is not None and space.kind in SEARCHED_THERE else _nowhere
+        searched = space.kind in SEARCHED_THERE and space.kept is None and space.size > 1
+        bring = there if there is not None and searched else _nowhere
         brought = bring(space.data, space.kind) if space.points and options.k is None else None
         graph, reports[i] = None, None
         if brought is None and space.kind in ON_GRAPHS:
             graph, reports[i] = neighbour_graph_of(space, options)
-            brought = bring(graph, space.kind) if space.kept is None else None
+            brought = bring(graph, space.kind)
         if brought is not None:
             begun[i] = Begun(space.name, space.kind, brought, options.n_landmarks)
         elif (provider := _make(space, graph, options)) is None:

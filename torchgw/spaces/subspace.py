@@ -46,6 +46,11 @@ def points_of(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     return Subspace(space, index)
 
 
+def name_of(space: DistanceProvider) -> str:
+    """The class of a space, or of that which it is a part of."""
+    return type(space.whole if isinstance(space, Subspace) else space).__name__
+
+
 @storable
 class Subspace(ScaledDistances):
     """The points ``index`` (n,) of a ``whole`` space; see the head of this file.
