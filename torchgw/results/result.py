@@ -260,7 +260,7 @@ class GWResult(Readable):
         """The regularised objective () whose gradients are those of what was given; ``value`` and its entropy.
 
         Loss, plan and what it carries share the graph of the distances: differentiate their sum, or with
-        ``retain_graph=True`` all but the last. A point of zero mass has no gradient of its mass.
+        ``retain_graph=True`` all but the last. Points without mass have zero gradients, and so have their masses.
 
         Raises
         ------
