@@ -23,6 +23,7 @@ from torch import Tensor
 import torchgw
 from tests import oracle
 from torchgw import FeatureCost, GWResult, TorchGWWarning, gw_align
+from torchgw.objective.hessian import FLAT
 from torchgw.spaces.graph import build_graph
 from torchgw.types import is_provider
 
@@ -199,7 +200,9 @@ def promises(result: GWResult, spaces: list[Any], keywords: dict[str, Any], warn
     inner = max(inner, 1e-9 if result.differentiated is not None else 1e-12)
     if result.converged and result.strategy != "low-rank" and not result.marginal_residual <= 2 * inner:
         failures.append(f"{result.status.name} with a residual of {result.marginal_residual:.1e}")
-    if result.converged == (torchgw.ConvergenceWarning in warned):
+    curvature = result.certificate.curvature
+    ended = result.converged and not (curvature is not None and curvature < -FLAT)  # of a saddle it is warned
+    if ended == (torchgw.ConvergenceWarning in warned):
         failures.append(f"{result.status.name}, but the warnings were {[kind.__name__ for kind in warned]}")
     return failures + readings(result, T)
 
