@@ -257,8 +257,11 @@ def values(
     options, alpha, marginals = keywords["options"], result.alpha, result.marginals
     n, k = T.shape
     if alpha > 0:
-        D, E = (distances(space, side, result) for side, space in enumerate(spaces))
-        failures += scales(result, spaces, options)
+        given = masses(keywords, n, k)
+        D, E = (
+            distances(space, side, result, mass) for side, (space, mass) in enumerate(zip(spaces, given, strict=True))
+        )
+        failures += scales(result, spaces, options, given)
     else:
         D, E = np.zeros((n, n)), np.zeros((k, k))
     if marginals.total is None and max(marginals.weights) == np.inf:  # a relaxed side has the mass of the hard one
@@ -336,36 +339,48 @@ def certificate(result: GWResult, problem: oracle.Problem, costs: np.ndarray, sl
 # What the user gave, read once more
 
 
-def distances(space: Any, side: int, result: GWResult) -> np.ndarray:
-    """Scaled distances of a space; those that are approximations as their provider has them."""
+def with_mass(mass: np.ndarray) -> np.ndarray:
+    """The points that are part of a space."""
+    return np.flatnonzero(mass >= 2.0**-80 * mass.sum())
+
+
+def distances(space: Any, side: int, result: GWResult, mass: np.ndarray) -> np.ndarray:
+    """Scaled distances of a space, zero from points without mass; those that are approximations as their provider has
+    them."""
     kind, scale = result.providers[side], result.scales[side]
     if kind == "LandmarkDistances" or is_provider(space):
         assert result.known is not None
         provider = result.known[side].space
         return np.asarray(provider.rows(torch.arange(provider.size)).double().numpy())
-    raw, unit = raw_distances(space, kind, result, side)
+    kept = with_mass(mass)
+    raw, unit = raw_distances(space, kind, result, side, kept)
     reached = np.isfinite(raw)
     own = kind == "DijkstraDistances" and result.options.spaces.scale is None  # the largest that it has seen
     largest = scale / unit if own else raw[reached].max()
-    return np.where(reached, raw, 1.5 * (largest if largest > 0 else 1.0)) / (scale / unit)
+    found = np.zeros((len(mass), len(mass)))
+    found[np.ix_(kept, kept)] = np.where(reached, raw, 1.5 * (largest if largest > 0 else 1.0)) / (scale / unit)
+    return found
 
 
-def raw_distances(space: Any, kind: str, result: GWResult, side: int) -> tuple[np.ndarray, float]:
-    """Distances (N, N) in a unit of their own, infinite where there is no path, and that unit."""
+def raw_distances(space: Any, kind: str, result: GWResult, side: int, kept: np.ndarray) -> tuple[np.ndarray, float]:
+    """Distances between the points that are ``kept`` in a unit of their own, infinite where there is no path, and that
+    unit."""
     if sparse.issparse(space):
-        return paths(space), 1.0
+        return paths(space)[np.ix_(kept, kept)], 1.0
     array = as_array(space)
     if kind == "EuclideanDistances":
+        array = array[kept]
         centred = array - array.mean(0)
         unit = float(np.abs(centred).max()) or 1.0
         return np.linalg.norm((centred / unit)[:, None] - centred / unit, axis=-1), unit
     report = result.graphs[side]
     if report is None:
+        array = array[np.ix_(kept, kept)]
         finite = np.where(np.isfinite(array), array, np.inf)
         return finite / 2 + finite.T / 2, 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.GraphWarning)
-        return paths(build_graph(array, result.options.spaces.k)[0]), 1.0
+        return paths(build_graph(array[kept], result.options.spaces.k)[0]), 1.0
 
 
 def paths(graph: Any) -> np.ndarray:
@@ -379,13 +394,13 @@ def paths(graph: Any) -> np.ndarray:
     return D
 
 
-def scales(result: GWResult, spaces: list[Any], options: Any) -> list[str]:
+def scales(result: GWResult, spaces: list[Any], options: Any, given: tuple[np.ndarray, np.ndarray]) -> list[str]:
     """What distances were divided by, where that is known."""
     asked = options.spaces.scale
     if asked is not None and asked != "common":
         expected: list[float | None] = list(asked) if isinstance(asked, tuple) else [asked, asked]
     else:
-        expected = [_largest(space, side, result) for side, space in enumerate(spaces)]
+        expected = [_largest(space, side, result, with_mass(given[side])) for side, space in enumerate(spaces)]
         if asked == "common":
             expected = [None, None] if None in expected else [max(expected)] * 2  # type: ignore[type-var]
     found = zip("XY", result.scales, expected, strict=True)
@@ -396,11 +411,11 @@ def scales(result: GWResult, spaces: list[Any], options: Any) -> list[str]:
     ]
 
 
-def _largest(space: Any, side: int, result: GWResult) -> float | None:
+def _largest(space: Any, side: int, result: GWResult, kept: np.ndarray) -> float | None:
     kind = result.providers[side]
     if is_provider(space) or kind in ("LandmarkDistances", "DijkstraDistances"):
         return None
-    raw, unit = raw_distances(space, kind, result, side)
+    raw, unit = raw_distances(space, kind, result, side, kept)
     return float(raw[np.isfinite(raw)].max()) * unit or 1.0
 
 

@@ -40,7 +40,6 @@ BAD_POINTS: Table = {
     "None": "None",
     "a number": "3.0",
     "a path": "'points.npy'",
-    "one point": "np.ones((1, {d}))",
     "no points": "np.ones((0, {d}))",
     "no coordinates": "np.ones(({n}, 0))",
     "flat": "np.ones({n})",
@@ -130,7 +129,7 @@ BAD_GRAPHS: Table = {
     "inf": "walk({n}, {s}) * np.inf",
     "lengths near 1e308": "walk({n}, {s}) * 8e307",
     "complex": "walk({n}, {s}) * 1j",
-    "one point": "sparse.csr_matrix((1, 1))",
+    "no points": "sparse.csr_matrix((0, 0))",
     "object": "type('Graph', (), {{'edges': [], 'nodes': []}})()",
 }
 PROVIDERS: Table = {
@@ -169,6 +168,10 @@ MASSES: Table = {
     "some zero": "shares((np.arange({n}) % 3 != 1) * (rng({s}).random({n}) + 0.1))",
     "one point": "np.eye({n})[{n} // 2]",
     "two points": "shares(np.arange({n}) >= {n} - 2)",
+    "first three": "shares(np.arange({n}) < 3)",
+    "all but the last": "shares(np.arange({n}) < {n} - 1)",
+    "small integers": "shares(rng({s}).integers(0, 3, {n}) + (np.arange({n}) == 0))",
+    "every second 1e-30": "shares(np.where(np.arange({n}) % 2 == 0, 1e-30, 1.0))",
     "one of 1e-37": "shares(np.where(np.arange({n}) == 0, 1e-37, 1.0))",
     "one of 1e-46": "shares(np.where(np.arange({n}) == 0, 1e-46, 1.0))",
     "one of 1e-300": "shares(np.where(np.arange({n}) == 0, 1e-300, 1.0))",

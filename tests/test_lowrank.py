@@ -342,21 +342,6 @@ def test_clusters_are_matched_by_as_many_components(seed: int) -> None:
     assert best * (1 - 1e-9) <= done.energy <= 1.01 * best
 
 
-def test_points_without_mass_get_zero_rows_and_change_nothing_else() -> None:
-    x, y = clouds(30, 25, 6)
-    x = np.concatenate((x, x[:4] / 2))
-    p = torch.cat((uniform(30), torch.zeros(4, dtype=torch.float64)))
-    source, target = EuclideanDistances(x, squared=True), EuclideanDistances(y, squared=True)
-    without = EuclideanDistances(x[:30], squared=True)
-    options, q = LowRankOptions(rank=4), uniform(25)
-    start = spread_start((source, target), p, q, 4)
-    done = solve_low_rank(source, target, p, q, 0.0, options, generator(), start=start)
-    same = solve_low_rank(without, target, p[:30], q, 0.0, options, generator(), start=start._replace(Q=start.Q[:30]))
-    assert float(done.coupling.rows(torch.arange(30, 34)).abs().max()) == 0.0
-    torch.testing.assert_close(done.coupling.marginal(1), p, rtol=0.0, atol=1e-14)
-    torch.testing.assert_close(done.energy, same.energy, rtol=1e-6, atol=0.0)
-
-
 def test_all_mass_on_one_point_leaves_nothing_to_descend() -> None:
     rng = np.random.default_rng(74)
     points = (1e8 + rng.normal(size=(10, 2))).astype(np.float32)  # few distinct ones: rounding makes squares negative

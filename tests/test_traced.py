@@ -198,7 +198,9 @@ def test_the_pair_found_by_sweeps_carries_the_scale(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_largest_distance_short_of_the_diameter_carries_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchgw.spaces.dijkstra.sweep", lambda graph: shortest_paths.sweep(graph, n_sweeps=1))
+    monkeypatch.setattr(
+        "torchgw.spaces.dijkstra.sweep", lambda graph, nodes: shortest_paths.sweep(graph, nodes, n_sweeps=1)
+    )
     leaf, options = cloud(N, 2).requires_grad_(), SpaceOptions(k=4)
     made = providers((leaf, leaf), "dijkstra", options)
     assert float(all_rows(made[0]).max()) > 1.01

@@ -27,6 +27,7 @@ from torchgw.persist.checkpoint import Checkpoint, Continued, fingerprint, follo
 from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.planner import forecast
 from torchgw.request.request import Asked, Cost, Request
+from torchgw.results.all_points import of_all_points
 from torchgw.results.result import GWResult
 from torchgw.results.warnings import warn
 from torchgw.runtime.caller import is_theirs
@@ -87,7 +88,8 @@ def gw_align(
         a few rows, to 3 % up to 2500 points and to 10 % above. `HeatDistances` are given as providers.
     p, q : masses (N,), (K,), non-negative; uniform with sum 1 when None. What they ask of the plan's marginals is said
         by ``marginals``. Under `Balanced` their sums must agree, and scale plan and value and nothing else: epsilon
-        belongs to masses of sum 1. Masses below 2^-80 (1e-24) of their sum count as zero.
+        belongs to masses of sum 1. Masses below 2^-80 (1e-24) of their sum count as zero, and points without mass are
+        no part of a space: they change neither scale, value, bounds nor plan of the others, and have no gradient.
     cost : linear cost M (fused Gromov-Wasserstein): a non-negative matrix (N, K), taken as it is, which needs the dense
         strategy; or a pair of feature arrays (N, d), (K, d), or a `FeatureCost`, which never become a matrix. A pair
         costs the squared distance of its features over its largest possible value. Pairs are forbidden by
@@ -233,7 +235,7 @@ def aligned(
     result = GWResult.of(solution, request, spaces, graphs, prepared, derived)
     if ranks.rank == 0:
         warn(result, solution, request)
-    return result
+    return result if request.support is None else of_all_points(result, request.support)
 
 
 @contextmanager

@@ -8,22 +8,23 @@ import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw import validate
 from torchgw.align import gw_align
+from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.entry import entry
 from torchgw.options import GWOptions
 from torchgw.request.request import Asked, Request
+from torchgw.request.support import Support
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.solvers.branch_and_bound import CrossCovariance, globally_bounded
 from torchgw.solvers.third_bound import third_bound
-from torchgw.spaces import FactoredDistances, PrecomputedDistances
+from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import make_providers
 from torchgw.types import Array, Callback, ConvergenceWarning, DistanceProvider, RandomState, is_provider, is_symmetric
 
@@ -143,15 +144,13 @@ class _Between(NamedTuple):
 
     spaces : of these, in float64.
     masses : theirs, of sum one.
-    present : their indices.
-    shape : (N, K) of all points.
+    support : which points these are; None for all.
     mass : that of plans.
     """
 
     spaces: tuple[DistanceProvider, DistanceProvider]
     masses: tuple[Tensor, Tensor]
-    present: tuple[Tensor, Tensor]
-    shape: tuple[int, int]
+    support: Support | None
     mass: float
 
     @classmethod
@@ -167,10 +166,9 @@ class _Between(NamedTuple):
             if not is_symmetric(space):
                 raise ValueError(f"{name} must be symmetric in gw_certify, got directed distances: pass (A + A.T) / 2")
         p, q = (mass.cpu() for mass in request.model.masses)
-        rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
-        p, q = p[rows] / p.sum(), q[columns] / q.sum()
-        spaces = _of_points(source, rows), _of_points(target, columns)
-        return cls(spaces, (p, q), (rows, columns), (source.size, target.size), float(request.mass))
+        return cls(
+            (_at_hand(source), _at_hand(target)), (p / p.sum(), q / q.sum()), request.support, float(request.mass)
+        )
 
     def third_bound(self) -> float:
         """Memoli's third."""
@@ -184,16 +182,15 @@ class _Between(NamedTuple):
 
     def of_all_points(self, plan: csr_array) -> Array:
         """A plan (N, K) of points with mass as one of all."""
-        rows, columns = self.present
-        found = np.zeros(self.shape)
-        found[np.ix_(rows.numpy(), columns.numpy())] = plan.toarray()
+        found: Array = plan.toarray()
+        if self.support is not None:
+            among = DenseCoupling(torch.from_numpy(found)).among(*self.support.sides, self.support.shape)
+            found = among.plan.numpy()
         return found
 
 
-def _of_points(space: DistanceProvider, index: Tensor) -> DistanceProvider:
-    """Some points of a space, in float64."""
-    space = space.to(index.device, torch.float64)
-    factors = space.factors()
-    if factors is not None:
-        return FactoredDistances.of(factors[0][index], factors[1], space.scale)
-    return PrecomputedDistances.stored_matrix(space.rows(index)[:, index], space.scale)
+def _at_hand(space: DistanceProvider) -> DistanceProvider:
+    """A space in float64 on the CPU, with its factors or all its distances."""
+    cpu = torch.device("cpu")
+    space = space.to(cpu, torch.float64)
+    return PrecomputedDistances.of(space, cpu) if space.factors() is None else space

@@ -180,12 +180,12 @@ def count_bad(array: Array) -> str:
     return f"{int(np.isnan(array).sum())} NaN and {int(np.isinf(array).sum())} infinite entries"
 
 
-def points(name: str, value: object, least: int = 2, first: int = 0) -> Array:
+def points(name: str, value: object, least: int = 1, first: int = 0) -> Array:
     """Finite points (N, D) with N >= ``least``, as float64; float64 arrays as they are, not to be written to. Messages
     count rows from the ``first``, which arrays that are part of others begin with."""
     array = _numbers(name, value, 2, "(N, D)", copy=False)
     if array.shape[0] < least:
-        raise ValueError(f"{name} must hold at least {least} points, got shape {array.shape}")
+        raise ValueError(f"{name} must hold at least {least} point{'s' * (least > 1)}, got shape {array.shape}")
     if array.shape[1] < 1:
         raise ValueError(f"{name} must have at least one coordinate for each point, got shape {array.shape}")
     largest = max(float(array.max()), -float(array.min()))  # and no copy where all are
@@ -199,7 +199,7 @@ def points(name: str, value: object, least: int = 2, first: int = 0) -> Array:
 
 
 def distance_matrix(name: str, value: object) -> Array:
-    """A symmetric non-negative matrix (N, N) with N >= 2 and a zero diagonal, as float64.
+    """A symmetric non-negative matrix (N, N) with N >= 1 and a zero diagonal, as float64.
 
     Infinite entries off the diagonal mean "not connected" and are allowed. Asymmetry, a diagonal and negative entries
     as small as the input's dtype rounds are mended; a float64 array with none comes back as it is, not to be
@@ -209,8 +209,8 @@ def distance_matrix(name: str, value: object) -> Array:
     array = _numbers(name, value, 2, "(N, N)", copy=False)
     if array.shape[0] != array.shape[1]:
         raise ValueError(f"{name} must be a square distance matrix (N, N), got shape {array.shape}")
-    if array.shape[0] < 2:
-        raise ValueError(f"{name} must hold at least 2 points, got shape {array.shape}")
+    if array.shape[0] < 1:
+        raise ValueError(f"{name} must hold at least 1 point, got shape {array.shape}")
     least = float(array.min())
     if math.isnan(least):
         row, column = np.argwhere(np.isnan(array))[0]
@@ -274,15 +274,15 @@ def _otherwise(name: str) -> str:
 
 
 def graph(name: str, value: Any) -> Any:
-    """A symmetric SciPy sparse matrix (N, N) of finite non-negative edge lengths, N >= 2, as float64 CSR.
+    """A symmetric SciPy sparse matrix (N, N) of finite non-negative edge lengths, N >= 1, as float64 CSR.
 
     Arrays of a float64 CSR matrix without repeated entries come back as they are, not to be written to.
     """
     if not issparse(value):
         raise TypeError(f"{name} must be a SciPy sparse graph, such as csr_array(D), got {type(value).__name__}")
-    if value.ndim != 2 or value.shape[0] != value.shape[1] or value.shape[0] < 2:
+    if value.ndim != 2 or value.shape[0] != value.shape[1] or value.shape[0] < 1:
         raise ValueError(
-            f"{name} must be a square sparse graph (N, N), N >= 2, got shape {tuple(value.shape)}; of points with "
+            f"{name} must be a square sparse graph (N, N), N >= 1, got shape {tuple(value.shape)}; of points with "
             f"coordinates, such as cells by genes, take {name}.toarray()"
         )
     csr = _csr(name, value, "edge lengths")
@@ -303,7 +303,7 @@ def graph(name: str, value: Any) -> Any:
 
 
 def adjacency(name: str, value: Any) -> Any:
-    """A square matrix (N, N) of finite real numbers, N >= 2, not all of them zero, with any diagonal, signs and
+    """A square matrix (N, N) of finite real numbers, N >= 1, not all of them zero, with any diagonal, signs and
     directions: float64, a CSR matrix of SciPy's sparse ones and of networkx's graphs, an array of all else.
 
     Differences between the two directions that are as small as the input's dtype rounds are mended.
@@ -313,8 +313,8 @@ def adjacency(name: str, value: Any) -> Any:
     found = _csr(name, value, "numbers") if issparse(value) else _numbers(name, value, 2, "(N, N)", copy=False)
     if found.shape[0] != found.shape[1]:
         raise ValueError(f"{name} must be a square adjacency matrix (N, N), got shape {tuple(found.shape)}")
-    if found.shape[0] < 2:
-        raise ValueError(f"{name} must hold at least 2 points, got shape {tuple(found.shape)}")
+    if found.shape[0] < 1:
+        raise ValueError(f"{name} must hold at least 1 point, got shape {tuple(found.shape)}")
     entries: Array = np.asarray(found.data) if issparse(found) else found
     if not np.isfinite(entries).all():
         raise ValueError(f"{name} must be finite, got {count_bad(entries)}")
@@ -420,7 +420,7 @@ def _fitting(value: Any) -> Any:
 
 def looks_like_distances(array: Array) -> bool:
     """Whether points (N, N) are in truth a distance matrix: symmetric, non-negative, zero on the diagonal."""
-    square = array.shape[0] == array.shape[1]
+    square = array.shape[0] == array.shape[1] > 1
     return square and not array.diagonal().any() and bool((array >= 0).all()) and bool((array == array.T).all())
 
 
@@ -535,11 +535,11 @@ def memory(name: str, needed: int, limit: int, advice: str) -> None:
 
 
 def provider(name: str, value: Any) -> None:
-    """A distance provider with all its members, at least 2 points, a positive scale, and a first row that is finite."""
+    """A distance provider with all its members, at least a point, a positive scale, and a first row that is finite."""
     missing = ", ".join(m for m in ("size", "scale", "stored", "to", "rows", "factors") if not hasattr(value, m))
     if missing:
         raise TypeError(f"{name} has rows but is no DistanceProvider: {type(value).__name__} lacks {missing}")
-    size = integer(f"{name}.size", value.size, least=2)
+    size = integer(f"{name}.size", value.size, least=1)
     real(f"{name}.scale", value.scale, above=0.0)
     row = value.to(torch.device("cpu"), torch.float64).rows(torch.tensor([0]))
     if not isinstance(row, Tensor) or tuple(row.shape) != (1, size):

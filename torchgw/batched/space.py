@@ -109,14 +109,14 @@ class PreparedSpace:
 
 
 def prepare(distances: Array, mass: Array, seed: int, large: bool = False, metric: bool = True) -> PreparedSpace:
-    """A space of scaled distances (N, N) and masses (N,) of any sum. O(N^2 log N).
+    """A space of masses (N,) of any sum and scaled distances (n, n) between its n points with mass. O(n^2 log n).
 
     A ``large`` one has no resolutions, and one without a ``metric`` no cells: all points are its only resolution.
 
     The same space gives the same result wherever it stands in a list: ``seed`` draws anchors from its own masses.
     """
     support = np.flatnonzero(mass > 0)
-    D = np.ascontiguousarray(distances[np.ix_(support, support)])
+    D = np.ascontiguousarray(distances)
     p = mass[support] / mass[support].sum()
     weights = torch.from_numpy(p)
     squared = float((torch.from_numpy(D).square() @ weights) @ weights)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.sums import running
+from torchgw.kernels.sums import running, scatter
 from torchgw.persist.codec import storable
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.types import Array, Coupling
@@ -47,6 +47,11 @@ class BlockCoupling(ABC):
     @abstractmethod
     def times(self, mass: float) -> BlockCoupling:
         """The coupling with ``mass`` times the mass."""
+
+    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> BlockCoupling:
+        """The coupling of ``shape`` (N, K) that is this one between the points ``rows`` (n,) and ``columns`` (k,), in
+        order; the others have no mass."""
+        return DenseCoupling(self.to_dense()).among(rows, columns, shape)
 
     def blocks(self, points: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Consecutive blocks of all rows, or of the rows ``points`` (m,), with their positions among these.
@@ -193,3 +198,11 @@ class DenseCoupling(BlockCoupling):
         """The coupling with ``mass`` times the mass."""
         f = None if self.f is None else self.f + math.log2(mass)
         return DenseCoupling(self.plan * mass if mass != 1.0 else self.plan, f, self.g)
+
+    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> DenseCoupling:
+        plan = scatter(scatter(self.plan, rows, shape[0]).T, columns, shape[1]).T.contiguous()
+        f, g = (
+            None if side is None else scatter(side, index, size, -math.inf)
+            for side, index, size in zip((self.f, self.g), (rows, columns), shape, strict=True)
+        )
+        return DenseCoupling(plan, f, g)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.sums import running
+from torchgw.kernels.sums import running, scatter
 from torchgw.persist.codec import storable
 
 LARGEST_UNIFORM = 1 - 2**-40
@@ -61,3 +61,6 @@ class LowRankCoupling(BlockCoupling):
     def times(self, mass: float) -> LowRankCoupling:
         """The coupling with ``mass`` times the mass; its factors keep Q^T 1 = R^T 1 = g where they had it."""
         return LowRankCoupling(self.Q * mass, self.R * mass, self.g * mass)
+
+    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> LowRankCoupling:
+        return LowRankCoupling(scatter(self.Q, rows, shape[0]), scatter(self.R, columns, shape[1]), self.g)

@@ -23,6 +23,7 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT
 from torchgw.kernels.sampling import draw
+from torchgw.kernels.sums import scatter
 from torchgw.persist.codec import storable
 
 PLAN_BLOCK = 2
@@ -89,6 +90,16 @@ class PotentialCoupling(BlockCoupling):
         """The coupling with ``mass`` times the mass."""
         x = None if self.x is None else self.x * mass
         return PotentialCoupling(self.A, self.B, self.f + math.log2(mass), self.g, x, self.y)
+
+    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> PotentialCoupling:
+        places = dict(zip("AfxBgy", (rows, rows, rows, columns, columns, columns), strict=True))
+        sizes = {name: shape[0] if name in "Afx" else shape[1] for name in places}
+        return PotentialCoupling(
+            **{
+                name: scatter(tensor, places[name], sizes[name], -math.inf if name in "fg" else 0.0)
+                for name, tensor in self.tensors().items()
+            }
+        )
 
     def to(self, dtype: torch.dtype) -> PotentialCoupling:
         """The same coupling in another dtype."""

@@ -10,7 +10,7 @@ from scipy.sparse import csr_array, csr_matrix
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.kernels.sums import running
+from torchgw.kernels.sums import running, scatter
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import sent
 from torchgw.types import Array
@@ -126,3 +126,8 @@ class SparseCoupling(BlockCoupling):
     def times(self, mass: float) -> SparseCoupling:
         """The coupling with ``mass`` times the mass."""
         return SparseCoupling(self.mass * mass, self.column, self.first, self.width)
+
+    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> SparseCoupling:
+        count = scatter(self.first.diff(), rows, shape[0])
+        first = torch.cat((count.new_zeros(1), count.cumsum(0)))
+        return SparseCoupling(self.mass, columns.to(self.device)[self.column], first, torch.tensor(shape[1]))

@@ -21,6 +21,7 @@ from torchgw.couplings.blocks import BlockCoupling, SparseEntries, leading
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_tiles import PlanProducts, reference, separable
+from torchgw.kernels.sums import scatter
 from torchgw.kernels.tiles import Tiles, centres, inverse_permutation
 from torchgw.persist.codec import storable
 
@@ -112,6 +113,27 @@ class TiledCoupling(BlockCoupling):
         scaled = {"f": self._ordered["f"] + math.log2(mass), "x": self._ordered["x"] * mass}
         found = TiledCoupling(**self._ordered | scaled, matching=self._matching)
         found._level = self._level + round(math.log2(mass))
+        return found
+
+    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> TiledCoupling:
+        """Points without mass come last in the tile order. Those that fill up a tile stand at its centre, which the
+        entries of tiles that are sums of products refer to."""
+        size, made = self.tiles.size, dict(self._ordered)
+        for names, index, count in (("Afx", rows, shape[0]), ("Bgy", columns, shape[1])):
+            factor, order = made[names[0]], made["row_order" if names[0] == "A" else "column_order"]
+            index, more = index.to(factor.device), count - len(factor)
+            centre = factor[(len(factor) - 1) // size * size :].double().mean(0).to(factor.dtype)
+            made[names[0]] = torch.cat((factor, centre.expand(more, -1)))
+            for name, fill in zip(names[1:], (-math.inf, 0.0), strict=True):
+                made[name] = torch.cat((made[name], made[name].new_full((more,), fill)))
+            others = torch.ones(count, dtype=torch.bool, device=factor.device).index_fill_(0, index, False)
+            made["row_order" if names[0] == "A" else "column_order"] = torch.cat((index[order], others.nonzero()[:, 0]))
+        first = made["tile_first"]
+        made["tile_first"] = torch.cat((first, first[-1:].expand(-(-shape[0] // size) + 1 - len(first))))
+        known = self._matching
+        known = None if known is None else scatter(columns.to(known.device)[known], rows, shape[0])
+        found = TiledCoupling(**made, matching=known)
+        found._level = self._level
         return found
 
     def rows(self, index: Tensor | slice) -> Tensor:

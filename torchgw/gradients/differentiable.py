@@ -15,12 +15,13 @@ from torchgw.gradients.parameters import REFUSED, Given, parameters
 from torchgw.gradients.plan_moments import Carried, PlanMoments, applied
 from torchgw.gradients.solution import StationaryPlan, solution_of
 from torchgw.gradients.unrolled import unrolled
+from torchgw.kernels.sums import scatter
 from torchgw.objective.model import Model
 from torchgw.runtime.autograd import apart, own_copies, refuse_double_backward
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.types import DistanceProvider
+from torchgw.types import Differentiated, DistanceProvider
 
 
 class Differentiable:
@@ -84,6 +85,35 @@ class Differentiable:
         if self.adjoint is None:
             return self.theta.scale.detach() * applied(Carried, self.solution.plan, V, axis)
         return self.theta.scale * applied(_Product, self.adjoint, self.theta, V, axis, *self.theta.tensors())
+
+
+class AmongAll:
+    """A solved problem between the points with mass, as one between all points.
+
+    solved : between the points ``rows`` (n,) and ``columns`` (k,) of ``shape`` (N, K).
+    """
+
+    def __init__(self, solved: Differentiated, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> None:
+        self.solved, self.sides, self.shape = solved, (rows, columns), shape
+
+    @property
+    def report(self) -> Any:
+        """See `Differentiable.report`."""
+        return self.solved.report
+
+    def loss(self) -> Tensor:
+        """The entropic objective ()."""
+        return self.solved.loss()
+
+    def plan(self) -> Tensor:
+        """T (N, K), dense."""
+        (rows, columns), (n, k) = self.sides, self.shape
+        return scatter(scatter(self.solved.plan(), rows, n).T, columns, k).T
+
+    def apply(self, V: Tensor, axis: int) -> Tensor:
+        """T V for axis 1, T^T V for axis 0."""
+        found = self.solved.apply(V[self.sides[axis].to(V.device)], axis)
+        return scatter(found, self.sides[1 - axis], self.shape[1 - axis])
 
 
 class _Plan(torch.autograd.Function):

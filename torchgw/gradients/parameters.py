@@ -103,12 +103,8 @@ def parameters(
 
 
 def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Validated masses, with the derivatives of those that a user gave: they differ where masses count as zero."""
-    found = checked.to(device, dtype)
-    if isinstance(own, Tensor):
-        own = own.to(device, dtype)
-        found = own + (found - own).detach()
-    return found
+    """The masses that a user gave, with their derivatives, or validated ones."""
+    return (own if isinstance(own, Tensor) else checked).to(device, dtype)
 
 
 def _cost(given: Any, dtype: torch.dtype, device: torch.device) -> FactoredCost:

@@ -75,8 +75,8 @@ def solution_of(
     weight = float(model.weight(rows.sum()))
     hard = (rho == torch.inf for rho in model.marginals.weights)
     multipliers = tuple(
-        torch.where((firm > 0) & (mass > 0), weight * f, 0.0) if exact else torch.zeros_like(f)
-        for f, firm, mass, exact in zip(duals, stiffness, model.masses, hard, strict=True)
+        torch.where(firm > 0, weight * f, 0.0) if exact else torch.zeros_like(f)
+        for f, firm, exact in zip(duals, stiffness, hard, strict=True)
     )
     x, y = (space.to(device, dtype) for space in spaces)
     p, q = (side.to(dtype) for side in model.masses)

@@ -9,7 +9,6 @@ Vialard, G. Peyre, "The unbalanced Gromov-Wasserstein distance", 2021.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from torchgw.gradients.lagrangian import Parameters, matrix_of, penalty_growth
@@ -55,7 +54,7 @@ def sides(theta: Parameters, model: Model) -> tuple[Side, Side]:
     total = model.marginals.total
     taus = model.marginals.damping(model.epsilon)
     row, column = (
-        Side(_log2(mass), tau, None, None if total is None else 1.0)
+        Side(mass.log2(), tau, None, None if total is None else 1.0)
         for mass, tau in zip((theta.p, theta.q), taus, strict=True)
     )
     return row, column
@@ -84,8 +83,3 @@ def linear_cost(theta: Parameters, model: Model, T: Tensor, loss: PairLoss, line
     offset = model.epsilon * logarithm if free else 0.0
     weights = Weights.of(theta.alpha, theta.beta, mass, constant, offset=offset)
     return weights.applied(loss.cost(T, plan.rows, plan.columns), linear).rows(slice(None))
-
-
-def _log2(mass: Tensor) -> Tensor:
-    """Base-2 logarithms whose derivative is finite; -inf for what is zero."""
-    return torch.where(mass > 0, torch.where(mass > 0, mass, 1.0).log2(), -torch.inf)

@@ -90,3 +90,9 @@ def narrowed(sums: Tensor, dtype: torch.dtype) -> Tensor:
         return sums
     raised = sums * (2**13 + 1)
     return (raised - (raised - sums)).to(dtype)
+
+
+def scatter(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> Tensor:
+    """(size, ...) with ``values`` (n, ...) in the places ``index`` (n,), and ``fill`` elsewhere."""
+    found = values.new_full((size, *values.shape[1:]), fill)
+    return found.index_copy(0, index.to(values.device), values)

@@ -63,9 +63,8 @@ class Signature(NamedTuple):
 
 
 def signature(distances: Array, mass: Array) -> Signature:
-    """What bounds take from a space. O(N^2 log N)."""
-    used = mass > 0
-    D, p = torch.from_numpy(distances[np.ix_(used, used)]), torch.from_numpy(mass[used])
+    """What bounds take from a space of masses (N,) above zero. O(N^2 log N)."""
+    D, p = torch.from_numpy(distances), torch.from_numpy(mass)
     eccentricity = (D.square() @ p).clamp_min(0.0).sqrt()
     every = quantiles(D.reshape(1, -1), (p[:, None] * p).reshape(-1), PARTS)
     squared = float(p @ eccentricity.square())

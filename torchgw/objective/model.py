@@ -28,7 +28,6 @@ from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals, damping
 from torchgw.objective.divergence import kl, negentropy, relative_entropy, squared
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.hierarchy import Cells
@@ -106,18 +105,6 @@ class Model:
     @property
     def masses(self) -> tuple[Tensor, Tensor]:
         return self.p, self.q
-
-    def present(self, dtype: torch.dtype) -> tuple[int, int]:
-        """How many points of each space have mass in a dtype."""
-        if dtype not in self._present:
-            n, k = fetched(*((mass > 0).sum() for mass in self.masses_in(dtype)))
-            self._present[dtype] = int(n), int(k)
-        return self._present[dtype]
-
-    @cached_property
-    def _present(self) -> dict[torch.dtype, tuple[int, int]]:
-        """What was counted before."""
-        return {}
 
     @cached_property
     def _narrow(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:

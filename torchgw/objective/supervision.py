@@ -58,6 +58,29 @@ class Supervision:
         if self.labels is not None and not (isinstance(self.labels, tuple) and len(self.labels) == 2):
             raise TypeError(f"labels must be a pair of arrays (N,), (K,), got {type(self.labels).__name__}")
 
+    def between(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Supervision | None:
+        """The rules between some points, ``rows`` (n,) and ``columns`` (k,), of all (N, K); None where none names any.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `rules`, for indices, labels and masks that do not fit all points.
+        """
+        found: dict[str, Any] = {"pairs": self.pairs, "forbidden": self.forbidden}
+        for name in [name for name, given in found.items() if given is not None]:
+            every = validate.pairs(f"supervision.{name}", found[name], *shape)
+            left = pairs_between(every, rows, columns)
+            found[name] = left if len(left) else None
+        if self.labels is not None:
+            found["labels"] = tuple(
+                _integers(f"supervision.labels[{i}]", side, size)[index.numpy()]
+                for i, (side, size, index) in enumerate(zip(self.labels, shape, (rows, columns), strict=True))
+            )
+        if self.mask is not None:
+            found["mask"] = _mask(self.mask, *shape)[np.ix_(rows.numpy(), columns.numpy())]
+        rules = any(rule is not None for rule in found.values())
+        return Supervision(**found, strength=self.strength) if rules else None
+
     def rules(self, p: Array, q: Array, stored: bool) -> Rules:
         """Penalties of strength one between points of masses p (N,), q (K,); ``stored`` says that a matrix may be kept.
 
@@ -196,12 +219,25 @@ def _labels(x: Array, y: Array, values: Array) -> FactoredCost:
     return FactoredCost(U.new_zeros(len(U)), V.new_zeros(len(V)), U, V)
 
 
-def _allowed(mask: Any, n: int, k: int) -> Array:
-    """1.0 where a pair may be matched, 0.0 elsewhere."""
+def pairs_between(pairs: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The pairs (m, 2) of points out of ``rows`` (n,) and ``columns`` (k,), both in order, by their places there."""
+    sides = [side.to(pairs.device) for side in (rows, columns)]
+    at = [torch.searchsorted(side, pairs[:, i].contiguous()).clamp_max(len(side) - 1) for i, side in enumerate(sides)]
+    known = (sides[0][at[0]] == pairs[:, 0]) & (sides[1][at[1]] == pairs[:, 1])
+    return torch.stack(at, 1)[known]
+
+
+def _mask(mask: Any, n: int, k: int) -> Array:
+    """A mask (N, K) as an array."""
     array = validate.read("supervision.mask", mask.toarray() if hasattr(mask, "toarray") else mask)
     if array.shape != (n, k):
         raise ValueError(f"supervision.mask must have shape (N, K) = ({n}, {k}), got {array.shape}")
-    allowed = array != 0
+    return array
+
+
+def _allowed(mask: Any, n: int, k: int) -> Array:
+    """1.0 where a pair may be matched, 0.0 elsewhere."""
+    allowed = _mask(mask, n, k) != 0
     for name, side, axis in (("row", "X", 1), ("column", "Y", 0)):
         empty = np.flatnonzero(~allowed.any(axis))
         if len(empty):

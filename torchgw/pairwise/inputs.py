@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 
 from torchgw import validate
 from torchgw.options import GWOptions
 from torchgw.request.combinations import excluded, facts_of
 from torchgw.request.spaces import DISTANCES, check_space, warn_of_adjacencies
+from torchgw.request.support import restricted
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
 from torchgw.spaces.resolution import coarse, unresolved
-from torchgw.types import Array, DistanceProvider, PrecisionWarning, is_graph, is_provider
+from torchgw.types import Array, DistanceProvider, PrecisionWarning, is_graph
 
 LARGEST = 1000  # points of a space whose pairs are solved in batches
 SMALLEST = 1e-70  # of distances, whose squares are still numbers
@@ -32,8 +32,8 @@ SCALES = ("common", "own")
 class Inputs:
     """All spaces.
 
-    distances : (N_i, N_i) of each, scaled.
-    masses : (N_i,) of each.
+    distances : (n_i, n_i) of the points with mass of each, scaled.
+    masses : (N_i,) of all points of each.
     scales : divisor of the raw distances of each.
     unit : factor of distances between spaces: the divisor that they share, or 1.
     metric : whether small distances of each say what is near; entries of adjacencies do not.
@@ -48,7 +48,7 @@ class Inputs:
     @cached_property
     def sizes(self) -> list[int]:
         """Points that have mass."""
-        return [int((mass > 0).sum()) for mass in self.masses]
+        return [len(D) for D in self.distances]
 
     def large(self, i: int) -> bool:
         """Whether a space is aligned by `gw_align`, pair by pair."""
@@ -84,10 +84,14 @@ def read_spaces(
         raise ValueError(f"options.spaces.scale must be None here, got {options.spaces.scale!r}; use scale=")
     names = [f"{name}[{i}]" for i in range(len(entries))]
     checked = [_checked(each, space, distances, options) for each, space in zip(names, entries, strict=True)]
+    given = [None] * len(entries) if masses is None else as_list("masses", masses, len(entries), len(entries))
+    mass = [
+        validate.masses(f"masses[{i}]", m, space.size, "N")
+        for i, (m, space) in enumerate(zip(given, checked, strict=True))
+    ]
+    checked = [_with_mass(space, m) for space, m in zip(checked, mass, strict=True)]
     sizes = [space.size for space in checked]
     _check_large(names, sizes, options)
-    given = [None] * len(entries) if masses is None else as_list("masses", masses, len(entries), len(entries))
-    mass = [validate.masses(f"masses[{i}]", m, n, "N") for i, (m, n) in enumerate(zip(given, sizes, strict=True))]
     needed = COPIES * sum(8 * n**2 for n in sizes)
     validate.memory("distances within all spaces", needed, options.max_memory, "use fewer or smaller spaces")
     raw = _matrices(entries, checked, mass, options)
@@ -135,18 +139,7 @@ def as_list(name: str, value: object, least: int, exactly: int | None = None) ->
 
 
 def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space:
-    """The validated space and the kind of its distances; "point" where there is only one."""
-    if validate.is_networkx(space) and len(space) == 1 and distances == "adjacency":
-        space = csr_array((1, 1)) if not space.edges else validate.adjacency_of(name, space)
-    shape = () if validate.is_networkx(space) else validate.shape_of(space)
-    if getattr(space, "size", None) == 1 and is_provider(space):
-        return Space(name, np.zeros((1, 1)), "point")
-    if shape[:1] == (1,) and not is_provider(space):
-        if is_graph(space) or distances in ("precomputed", "adjacency"):
-            if shape != (1, 1) or space[0, 0] != 0:
-                raise ValueError(f"{name} must be (1, 1) and zero for the distances of one point, got shape {shape}")
-            return Space(name, np.zeros((1, 1)), "point")
-        return Space(name, validate.points(name, space, least=1), "point")
+    """The validated space and the kind of its distances."""
     checked = check_space(name, space, distances, options.spaces)
     warn_of_adjacencies(checked, asked=(distances,))
     if not checked.symmetric:
@@ -161,16 +154,24 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space
     return checked._replace(kind="precomputed") if checked.kind in ("checked", "dijkstra") else checked
 
 
+def _with_mass(space: Space, mass: Array) -> Space:
+    """The points with mass."""
+    index = np.flatnonzero(mass)
+    return space if len(index) == len(mass) else restricted(space, None, torch.from_numpy(index))[0]
+
+
 def _matrices(entries: list[Any], checked: list[Space], masses: list[Array], options: GWOptions) -> list[Array]:
-    """Raw distances (N, N) of each space; warns where rounding does not tell points apart."""
-    many = [i for i, space in enumerate(checked) if space.kind != "point"]
-    made = dict(zip(many, own_scales([checked[i] for i in many], options.spaces)[0], strict=True))
-    found = [unresolved(checked[i].name, made[i], torch.from_numpy(masses[i])) for i in many]
-    found += [coarse(checked[i].name, entries[i], checked[i].data) for i in many]
+    """Raw distances (n, n) of each space; warns where rounding does not tell points apart."""
+    made = own_scales(checked, options.spaces)[0]
+    found = [
+        unresolved(space.name, provider, torch.from_numpy(mass[mass > 0]))
+        for space, provider, mass in zip(checked, made, masses, strict=True)
+    ]
+    found += [coarse(space.name, given, space.data) for space, given in zip(checked, entries, strict=True)]
     if lost := [text for text in found if text]:
         more = f" (and so for {len(lost) - 1} other spaces)" if len(lost) > 1 else ""
         warn_caller(lost[0] + more, PrecisionWarning)
-    return [_named(space, made[i]) if i in made else np.zeros((1, 1)) for i, space in enumerate(checked)]
+    return [_named(space, provider) for space, provider in zip(checked, made, strict=True)]
 
 
 def _named(space: Space, made: DistanceProvider) -> Array:

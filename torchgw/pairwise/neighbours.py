@@ -111,7 +111,7 @@ def gw_neighbours(
     k = validate.integer("n_neighbours", n_neighbours, least=1, most=n - 1)
     asked = _places(queries, n)
     inputs = read_spaces(spaces, masses, distances, scale, options, least=2)
-    made = [signature(D, mass) for D, mass in zip(inputs.distances, inputs.masses, strict=True)]
+    made = [signature(D, mass[mass > 0]) for D, mass in zip(inputs.distances, inputs.masses, strict=True)]
     bounds = lower_bounds([made[i] for i in asked], made)
     values: dict[Pair, float] = {}
     status: list[PairStatus] = []

@@ -124,7 +124,7 @@ def check_resolved(model: Model, spaces: Sequence[Space], options: GWOptions, ad
         ranges.outliers(reach, cheapest, model.epsilon, typical, options.sinkhorn.tol)
     ranges.resolved("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
     if not isinstance(scale, float | tuple):
-        given = [largest_of(space) / space.scale if kind == "provider" else 1.0 for _, space, kind in spaces]
+        given = [largest_of(each.data) / each.data.scale if each.kind == "provider" else 1.0 for each in spaces]
         check_distances_resolved(model, max(given), advice)
 
 

@@ -67,9 +67,12 @@ from torchgw.request.spaces import (
     check_loss,
     check_spaces,
     pick_device,
+    sizes_of,
+    warn_of_adjacencies,
     with_factors,
     without_searches,
 )
+from torchgw.request.support import Support
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
@@ -141,10 +144,11 @@ class Asked:
 class Request:
     """A validated call of `gw_align`, with every default resolved.
 
-    asked : the arguments as given.
+    asked : the arguments as given, of points with mass alone; ``whole`` of all.
+    support : which points these are; None where all have mass. All that follows is of points with mass.
     cost : the linear cost as given, a list of two feature arrays as a tuple; or None.
     alpha : weight of the quadratic part, a number or a tensor ().
-    masses : p (N,), q (K,) in float64 as they were given, uniform where none were.
+    masses : p (N,), q (K,) in float64 as they were given, uniform where none were, all above zero.
     options : the options with what other arguments decide.
     strategy : "dense", "streaming", "low-rank" or "sparse": the one that runs.
     spaces : both spaces, validated, with the kinds of their distances.
@@ -166,6 +170,8 @@ class Request:
     """
 
     asked: Asked
+    whole: Asked
+    support: Support | None
     cost: Cost | None
     alpha: float | Tensor
     masses: tuple[Tensor, Tensor]
@@ -216,14 +222,21 @@ class Request:
         generator = make_generator(asked.random_state, device)
 
         kinds = check_distances(asked.distances)
-        spaces = check_spaces(asked.X, asked.Y, kinds, weight, cost, options.spaces)
+        spaces, whole = check_spaces(asked.X, asked.Y, kinds, weight, cost, options.spaces), asked
+        p, q = (validate.masses(*side) for side in zip("pq", (asked.p, asked.q), sizes_of(spaces), "NK", strict=True))
+        init = check_init(asked.init, *sizes_of(spaces), device)
+        support = Support.of(p, q, spaces)
+        if support is not None:
+            spaces, asked = support.restricted(spaces, asked, kinds, options.spaces.k)
+            p, q, cost = p[support.rows.numpy()], q[support.columns.numpy()], asked.cost
+            init, supervision = support.init(init), support.rules(supervision)
+        warn_of_adjacencies(*spaces, asked=kinds)
         check_loss(spaces, options.loss)
         facts |= {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
         refuse(facts)
         options = settled(options, facts)
         spaces = by_entries(without_searches(spaces, options.max_memory))
-        n, k = (space.size for space in spaces)
-        p, q = validate.masses("p", asked.p, n, "N"), validate.masses("q", asked.q, k, "K")
+        n, k = sizes_of(spaces)
         masses = torch.from_numpy(p), torch.from_numpy(q)
         auto = asked.epsilon == AUTO
         epsilon = float(UNRESOLVED if auto else asked.epsilon)
@@ -237,7 +250,6 @@ class Request:
             epsilon, facts = 0.0, facts | {"epsilon": fact_of_epsilon(0.0)}
         options = options if auto else tolerances_for(options, epsilon, marginals)
         linear, cost_scale = check_cost(cost, n, k)
-        init = check_init(asked.init, n, k, device)
         factored = all(space.factored for space in spaces)
         strategy = choose_strategy(n, k, epsilon, options, device, factored)
         if mode is not None:
@@ -248,7 +260,7 @@ class Request:
         chosen = {"options.strategy": Fact(strategy, repr(strategy))}
         refuse(facts | chosen | {space.name: fact_of_space(space) for space in spaces})
         check_flows(strategy, n, k, epsilon)
-        check_rank(options, min(int((side > 0).sum()) for side in (p, q)))
+        check_rank(options, min(n, k))
 
         rules = None if supervision is None else supervision.rules(p, q, strategy == "dense")
         if rules is not None and rules.cost.extra is not None:
@@ -265,6 +277,8 @@ class Request:
         logger.info("backend %s, blocks %s; passed over: %s", backend.name, backend.blocks, backend.passed_over)
         return cls(
             asked=asked,
+            whole=whole,
+            support=support,
             cost=cost,
             alpha=alpha,
             masses=masses,
@@ -426,11 +440,12 @@ class Request:
     def call(self) -> dict[str, Any]:
         """The arguments that a checkpoint keeps."""
         left_out = ("gradient_mode", "random_state", "callback", "checkpoint")
-        kept = {entry.name: getattr(self.asked, entry.name) for entry in fields(Asked) if entry.name not in left_out}
-        epsilon = self.asked.epsilon if self.asked.epsilon == AUTO else self.model.epsilon
-        init = self.asked.init.plan if isinstance(self.asked.init, Readable) else self.asked.init
+        whole = self.whole
+        kept = {entry.name: getattr(whole, entry.name) for entry in fields(Asked) if entry.name not in left_out}
+        epsilon = whole.epsilon if whole.epsilon == AUTO else self.model.epsilon
+        init = whole.init.plan if isinstance(whole.init, Readable) else whole.init
         graphs = {name: validate.adjacency(name, kept[name]) for name in "XY" if validate.is_networkx(kept[name])}
-        decided = {"cost": self.cost, "init": init, "epsilon": epsilon, "device": self.device}
+        decided = {"cost": as_pair(whole.cost), "init": init, "epsilon": epsilon, "device": self.device}
         return kept | graphs | decided
 
     def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:

@@ -44,9 +44,12 @@ def check_spaces(
     """Both validated spaces; those of a problem that has no use for distances have none."""
     if alpha == 0:
         (X, Y), kinds = without_distances(X, Y, cost), ("auto", "auto")
-    found = check_space("X", X, kinds[0], options), check_space("Y", Y, kinds[1], options)
-    warn_of_adjacencies(*found, asked=kinds)
-    return found
+    return check_space("X", X, kinds[0], options), check_space("Y", Y, kinds[1], options)
+
+
+def sizes_of(spaces: tuple[Space, Space]) -> tuple[int, int]:
+    """(N, K)."""
+    return spaces[0].size, spaces[1].size
 
 
 def check_loss(spaces: tuple[Space, Space], loss: object) -> None:
@@ -104,12 +107,12 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
                 f"lengths are meant",
                 GraphWarning,
             )
-        if graph.nnz == 0:
+        if graph.nnz == 0 and graph.shape[0] > 1:
             raise ValueError(f"{name} must have edges, got a graph of {graph.shape[0]} nodes without any")
-        return Space(name, graph, distances if distances != "auto" else _geodesic(graph.shape[0]))
+        return Space(name, graph, distances if distances != "auto" else geodesic_kind(graph.shape[0]))
     matrix_asked = distances in ("auto", "precomputed")
     shape = validate.shape_of(space)
-    if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1:
+    if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and (shape[0] > 1 or distances == "precomputed"):
         matrix = validate.distance_matrix(name, space)
         return Space(name, matrix, "matrix")
     if matrix_asked and len(shape) == 1 and validate.is_condensed(shape[0]):
@@ -124,7 +127,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         )
     if distances != "euclidean" and options.k is not None:
         validate.neighbours(name, options.k, len(points))
-    return Space(name, points, distances if distances != "auto" else _geodesic(len(points)))
+    return Space(name, points, distances if distances != "auto" else geodesic_kind(len(points)))
 
 
 def warn_of_adjacencies(*spaces: Space, asked: Sequence[str]) -> None:
@@ -148,7 +151,7 @@ def _looks_like_edges(space: Space) -> bool:
     return 0 < apart < pairs and (2 * apart < pairs or int(np.count_nonzero(matrix == 1)) == apart)
 
 
-def _geodesic(n: int) -> str:
+def geodesic_kind(n: int) -> str:
     """All pairs while they are cheap; landmarks beyond, where they are accurate or nothing else is soon had."""
     return "precomputed" if n <= AUTO_ALL_PAIRS else "landmark" if n > MOST_CHECKED else "checked"
 
@@ -206,7 +209,7 @@ def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, Fac
 def _length(name: str, space: Any) -> int:
     """Number of points of a space whose distances are not looked at."""
     if is_provider(space):
-        return validate.integer(f"{name}.size", getattr(space, "size", None), least=2)
+        return validate.integer(f"{name}.size", getattr(space, "size", None), least=1)
     shape = validate.shape_of(space)
     if len(shape) == 0:
         raise TypeError(f"{name} must be points, a matrix, a graph or None with alpha=0, got {type(space).__name__}")

@@ -130,10 +130,9 @@ def with_potentials(coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoin
 
 def _factor(factor: Tensor, known: KnownPoints, points: Any, reach: float) -> Tensor:
     """The factor (m, r) of new points from that of the known ones (N, r); ``reach`` is the other side's usual norm."""
-    n = len(factor)
-    index = getattr(known.space, "landmarks", torch.linspace(0, n - 1, min(n, LANDMARKS), dtype=torch.float64).long())
+    index = known.some(LANDMARKS) if known.landmarks is None else known.landmarks
     new = known.distances(points, index).to(factor)
-    sample = torch.linspace(0, n - 1, min(n, FITTED_POINTS), dtype=torch.float64).long()
+    sample = known.some(FITTED_POINTS)
     features = known.space.rows(index)[:, sample].T.to(factor)
     solved = torch.linalg.lstsq(_affine(features).cpu(), factor[sample].cpu(), rcond=RESOLVED, driver="gelsd").solution
     weights: Tensor = solved.to(factor)

@@ -45,7 +45,8 @@ from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.scale import unit_of
-from torchgw.types import Coupling, Differentiated, is_graph, is_provider
+from torchgw.spaces.subspace import name_of
+from torchgw.types import Coupling, Differentiated
 
 SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
 NOT_SAVED = ("known", "model", "differentiated")
@@ -201,7 +202,7 @@ class GWResult(Readable):
             blocks=request.backend.blocks,
             scales=(float(spaces[0].scale), float(spaces[1].scale)),
             cost_scale=request.cost_scale,
-            providers=(type(spaces[0]).__name__, type(spaces[1]).__name__),
+            providers=(name_of(spaces[0]), name_of(spaces[1])),
             graphs=graphs,
             timings={"prepare": prepared} | solution.seconds,
             epsilon=solution.path[-1].epsilon if solution.path else model.epsilon,
@@ -262,7 +263,7 @@ class GWResult(Readable):
         """The regularised objective () whose gradients are those of what was given; ``value`` and its entropy.
 
         Loss, plan and what it carries share the graph of the distances: differentiate their sum, or with
-        ``retain_graph=True`` all but the last. A point of zero mass has no gradient of its mass.
+        ``retain_graph=True`` all but the last. Points without mass have zero gradients, and so have their masses.
 
         Raises
         ------
@@ -446,9 +447,7 @@ def passed_over(request: Request) -> str:
 def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tuple[KnownPoints, KnownPoints]:
     """What the result keeps to place points that it has not seen."""
     x, y = (
-        KnownPoints(
-            space, None if kind == "matrix" or is_provider(data) or is_graph(data) else data, report.k if report else 1
-        )
-        for (_, data, kind), space, report in zip(given, made, graphs, strict=True)
+        KnownPoints(space, None if not one.points else one.data, report.k if report else 1)
+        for one, space, report in zip(given, made, graphs, strict=True)
     )
     return x, y

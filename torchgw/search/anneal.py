@@ -143,10 +143,11 @@ class LandmarkProblem:
 
     @cached_property
     def height(self) -> Tensor:
-        """The product plan's energy (), float64, which temperatures are relative to."""
+        """The product plan's energy (), float64, which temperatures are relative to; 1 where that is zero, and no plan
+        is lower."""
         # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
         found = self.valued(False, self.product[None]).seen[0].double().abs() / max(float(self.model.weight(1.0)), 1.0)
-        return found.clamp_min(torch.finfo(self.x.mass.dtype).tiny)
+        return torch.where(found > torch.finfo(self.x.mass.dtype).tiny, found, 1.0)
 
     @property
     def unit(self) -> float:
@@ -231,8 +232,7 @@ def coarse_basins(
     One kind is enough where landmarks are all points, and where points lie on curves that it stands for and one of its
     basins stands out.
     """
-    n, k = model.present(p.dtype)
-    largest = max(n, k)
+    largest = max(len(p), len(q))
     small = largest <= options.n_landmarks
     # Where the landmarks are all points, starts cost little, and their problem is the whole problem.
     times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
@@ -244,8 +244,8 @@ def coarse_basins(
     for kinds in (KINDS[:1], KINDS[1:]) if p.is_cuda else [(kind,) for kind in KINDS]:
         problems = []
         for kind in kinds:
-            x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0], n)
-            y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1], k)
+            x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
+            y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
             problems.append(LandmarkProblem.of(x, y, model, backend))
         with threads_for(count * len(x.index) * len(y.index)):
             basins = basins_of_problems(problems, epsilon, count, kept, generator)

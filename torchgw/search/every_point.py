@@ -204,26 +204,23 @@ def cells_of(space: DistanceProvider, mass: Tensor, count: int, generator: torch
         probe *= (share / PROBES).sqrt()[:, None]
     looks = product(space, probe)
     looks -= share @ looks  # products lose the digits of what all have
-    present = torch.nonzero(mass > 0)[:, 0]
-    points, weight = looks[present], mass[present]
-    halves = bisect(points, count)
+    halves = bisect(looks, count)
     cells = halves.cells(len(halves.levels) - 1)
     for _ in range(ROUNDS):
-        nearest = _distances(points, cells.means(points, weight)).argmin(1)
+        nearest = _distances(looks, cells.means(looks, mass)).argmin(1)
         label = torch.unique(nearest, return_inverse=True)[1]
         same, last = fetched((label == cells.label).all(), label.max())
         if same:
             break
         cells = Cells(label, int(last) + 1)
-    means = cells.means(points, weight)
-    every = Cells(_distances(looks, means).argmin(1).index_copy_(0, present, cells.label), cells.count)
+    means = cells.means(looks, mass)
     averages = torch.zeros(n, cells.count, dtype=mass.dtype, device=mass.device)
-    averages[torch.arange(n, device=mass.device), every.label] = mass
+    averages[torch.arange(n, device=mass.device), cells.label] = mass
     sums = averages.sum(0)
     averages /= sums
     rows = product(space, averages).T.contiguous()
     among = rows @ averages
-    return Landmarks(every.nearest(looks, means, mass), rows, (among + among.T) / 2, sums), every
+    return Landmarks(cells.nearest(looks, means, mass), rows, (among + among.T) / 2, sums), cells
 
 
 def _distances(points: Tensor, means: Tensor) -> Tensor:
@@ -244,10 +241,8 @@ def _variance(cells: Landmarks) -> float:
 
 
 def _landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
-    """The points with mass."""
-    index = torch.nonzero(mass > 0)[:, 0]
-    rows = space.rows(index)
-    return Landmarks(index, rows, rows[:, index], mass[index])
+    """All points."""
+    return Landmarks.every(space.rows(torch.arange(len(mass), device=mass.device)), mass)
 
 
 def _candidate(problem: StoredProblem, basin: CoarseBasin, origin: str) -> Candidate:

@@ -190,10 +190,8 @@ def seen(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tenso
 def spread(problem: StoredProblem, count: int) -> tuple[Landmarks, Landmarks]:
     """So many landmarks of both spaces, as the mass lies."""
     named = problem.model.points or (None, None)
-    present = problem.model.present(problem.masses[0].dtype)
-    spaces = zip((problem.source, problem.target), problem.masses, named, present, strict=True)
     x, y = (
-        choose_landmarks(space, mass, "spread", count, problem.generator, named=points, present=present)
-        for space, mass, points, present in spaces
+        choose_landmarks(space, mass, "spread", count, problem.generator, named=points)
+        for space, mass, points in zip((problem.source, problem.target), problem.masses, named, strict=True)
     )
     return x, y

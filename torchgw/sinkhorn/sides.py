@@ -221,7 +221,9 @@ def water_level(x: Tensor, mass: Tensor, total: float) -> Tensor:
     filled = torch.where(full > 0, below.gather(-1, last), 0.0)
     rest = torch.where(full > 0, above.gather(-1, last), logsumexp2(bits, -1, keepdim=True))
     level = (total - filled).clamp_min(torch.finfo(x.dtype).tiny).log2() - rest
-    return torch.where(torch.isneginf(rest), x.gather(-1, last), level)
+    # Where full points have all of the total, next to nothing is left for others, and the level is no lower for it.
+    least = x.gather(-1, last)
+    return torch.where(torch.isneginf(rest), least, torch.where(full > 0, torch.maximum(level, least), level))
 
 
 def column_change(new: Tensor, old: Tensor, softmin: Tensor) -> Tensor:

@@ -73,9 +73,9 @@ def solve_low_rank(
     Parameters
     ----------
     source, target : spaces of N and K points with factors of rank r_X, r_Y.
-    p, q : masses (N,), (K,) of sum 1 in float64, on the device to use; points without mass get zero rows.
+    p, q : masses (N,), (K,) of sum 1 in float64, all above zero, on the device to use.
     epsilon : weight of the entropies of Q, R and g, in units of the scaled squared distances; 0 for none.
-    options : rank, at most the number of points with mass in either space, step sizes and stopping.
+    options : rank, at most the number of points in either space, step sizes and stopping.
     generator : breaks the ties between equal components.
     start : Q (N, r), R (K, r), g (r,) to begin with, see `warm_factors`.
 
@@ -84,11 +84,11 @@ def solve_low_rank(
     O((N + K) r (r + r_X + r_Y)) time for each iteration and O((N + K) (r + r_X + r_Y)) memory, in float64.
     """
     problem = Factored.of(source, target, p, q, epsilon)
-    start = perturbed(_restricted(start, p, q), problem.p, problem.q, generator)
+    start = perturbed(LowRankFactors(*(side.double() for side in start)), p, q, generator)
     watch, history, noise = Watch() if watch is None else watch, History(), ROUNDING * problem.constant
 
     def projected(logs: LowRankFactors) -> Projection:
-        return project(logs, problem.p, problem.q, floor=options.floor, tol=PROJECTION_TOL, max_iter=MOST_SWEEPS)
+        return project(logs, p, q, floor=options.floor, tol=PROJECTION_TOL, max_iter=MOST_SWEEPS)
 
     def begin() -> MirrorState:
         first = projected(start.logarithms())
@@ -129,11 +129,9 @@ def solve_low_rank(
         return state, Check(point.value, residual, epsilon), status
 
     state, status = iterate(MirrorState, step, begin, watch, history, options.max_iter)
-    rounded = round_factors(state.point.factors, problem.p, problem.q)
-    Q, R = p.new_zeros(len(p), options.rank), q.new_zeros(len(q), options.rank)
-    Q[p > 0], R[q > 0] = rounded.Q, rounded.R
+    rounded = round_factors(state.point.factors, p, q)
     return Solution(
-        coupling=LowRankCoupling(Q, R, rounded.g),
+        coupling=LowRankCoupling(*rounded),
         end=None,
         energy=max(problem.at(rounded).value, 0.0),
         marginal_residual=state.residual,
@@ -143,11 +141,6 @@ def solve_low_rank(
         history=history,
         last_change=state.last_change,
     )
-
-
-def _restricted(start: LowRankFactors, p: Tensor, q: Tensor) -> LowRankFactors:
-    """A start without the points that have no mass."""
-    return LowRankFactors(start.Q[p > 0].double(), start.R[q > 0].double(), start.g.double())
 
 
 def _factors(space: DistanceProvider, mass: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,8 +211,6 @@ class Factored:
     @classmethod
     def of(cls, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, epsilon: float) -> Factored:
         (F, s), (G, t) = _factors(source, p), _factors(target, q)
-        rows, columns = p > 0, q > 0
-        F, G, p, q = F[rows], G[columns], p[rows], q[columns]
         constant = float(factored_mean_square(F, s, p) + factored_mean_square(G, t, q))
         return cls(F, s, G, t, p, q, constant, epsilon)
 

@@ -70,7 +70,7 @@ def searched_by(model: Model) -> list[Model]:
     if min(row, column) > 0:
         return [model]
     held, free = (p, q) if column == 0 else (q, p)
-    room = torch.maximum(free * (held.sum() / free.sum()), held.amax() * (free > 0))
+    room = torch.maximum(free * (held.sum() / free.sum()), held.amax())
     p, q = (held, room) if column == 0 else (room, held)
     return [model, replace(model, p=p, q=q, marginals=Partial(float(held.sum())))]
 
@@ -135,7 +135,6 @@ class ModelForm:
         """A plan (N, K) as one of the form's, rounded onto the masses; what is given is written to."""
         (p, q), marginals = self.model.masses, self.model.marginals
         total = self._most if marginals.varied else marginals.total or 1.0
-        plan.mul_((p > 0)[:, None]).mul_(q > 0)
         plan.mul_(total / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
         plan = rounded(plan, p, q, marginals)
         if not self.further:
@@ -153,7 +152,6 @@ class ModelForm:
         mass = torch.minimum(p[:, None], q)
         saved = self.model.alpha * self.saved * mass
         worth = mass * (saved if self.linear is None else saved - self.linear)
-        worth[mass == 0] = -torch.inf
         found = torch.zeros_like(worth)
         found.view(-1)[worth.argmax()] = 1.0
         return found

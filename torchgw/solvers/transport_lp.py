@@ -120,7 +120,7 @@ def transport(
         row, column = where // k, where % k
         known = None if basis is None else np.where(basis >= 0, np.searchsorted(where, basis), basis)
         x, potential, found = linear_program(reduced[row, column], row, column + n, masses, known)
-        basis = None if found is None else np.where(found >= 0, where[found], found)
+        basis = None if found is None else np.where(found >= 0, where[found.clip(min=0)], found)
         missing = np.zeros_like(mask)
         if priced:
             price = reduced - potential[:n, None] - potential[n:]

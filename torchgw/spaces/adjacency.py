@@ -19,7 +19,7 @@ from torchgw import validate
 from torchgw.options import SpaceOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import fetched
-from torchgw.spaces.scale import ScaledDistances
+from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.spaces.traced import Traced, growth_of
 from torchgw.types import Array
 
@@ -111,6 +111,17 @@ class AdjacencyDistances(ScaledDistances):
         """The share of entries that are not zero."""
         entries = self._D.values() if self.sparse else self._D
         return int(torch.count_nonzero(entries)) / self.size**2
+
+    def at(self, index: Tensor) -> AdjacencyDistances:
+        """The entries between the points ``index`` (n,); a scale that was given stays."""
+        places = index.cpu().numpy()
+        matrix = self.matrix[places][:, places] if self.sparse else self._D.cpu().numpy()[np.ix_(places, places)]
+        largest = positive_scale(float(abs(matrix).max()))
+        growth = 1.0 if self.fixed else largest
+        leaf = None if self.leaf is None else self.leaf[index][:, index]
+        found = self._with(scale=self.scale * growth, largest=self.scale * largest, leaf=leaf)
+        found._set(matrix / growth)
+        return found.to(self._D.device, self._D.dtype)
 
     def compressed(self) -> AdjacencyDistances:
         """The same distances, sparse, on the CPU."""

@@ -47,10 +47,21 @@ class DijkstraDistances(ScaledDistances):
     stored = False
 
     def __init__(self, graph: Any, cache_rows: int = 2000, *, name: str = "graph") -> None:
+        self._take(None, graph, cache_rows, name)
+
+    @classmethod
+    def between(cls, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> DijkstraDistances:
+        """Distances between some ``nodes`` (n,) of a graph, None for all; every component has one of them."""
+        made = object.__new__(cls)
+        made._take(nodes, graph, cache_rows, name)
+        return made
+
+    def _take(self, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> None:
         # A copy: rows are searched long after this call, when the caller may have changed the graph.
         self._graph = validate.graph(name, graph).copy()
+        self._nodes = np.arange(self._graph.shape[0]) if nodes is None else nodes
         self.cache = RowCache(validate.integer("cache_rows", cache_rows, least=1))
-        largest, disconnected = sweep(self._graph)
+        largest, disconnected = sweep(self._graph, nodes)
         self.scale = self.largest = positive_scale(largest)
         if disconnected:
             warn_unreachable(name)
@@ -58,7 +69,7 @@ class DijkstraDistances(ScaledDistances):
 
     @property
     def size(self) -> int:
-        return int(self._graph.shape[0])
+        return len(self._nodes)
 
     @property
     def hit_rate(self) -> float:
@@ -73,10 +84,14 @@ class DijkstraDistances(ScaledDistances):
 
     def rows(self, index: Tensor) -> Tensor:
         found = self.cache.get(
-            index.cpu().numpy(),
-            lambda missing: fill_unreachable(shortest_paths([(self._graph, missing)])[0], self.largest),
+            index.cpu().numpy(), lambda missing: fill_unreachable(self._between(self._nodes[missing]), self.largest)
         )
         return torch.from_numpy(found / self.scale).to(self._device, self._dtype)  # divided while it is float64
+
+    def _between(self, sources: Array) -> Array:
+        """Distances (M, N) from ``sources``, nodes of the graph."""
+        found = shortest_paths([(self._graph, sources)])[0]
+        return found if len(self._nodes) == found.shape[1] else found[:, self._nodes]
 
 
 @storable

@@ -29,7 +29,7 @@ class EuclideanDistances(ScaledDistances):
 
     Parameters
     ----------
-    points : (N, D), finite, N >= 2.
+    points : (N, D), finite.
     squared : serve squared distances.
     name : what the argument is called in error messages.
 
@@ -68,6 +68,14 @@ class EuclideanDistances(ScaledDistances):
 
     def _times(self, ratio: float) -> EuclideanDistances:
         return self._of(self._x * (ratio**0.5 if self.squared else ratio))
+
+    def at(self, index: Tensor) -> EuclideanDistances:
+        """The points ``index`` (n,) as a space of their own; a scale that was given stays."""
+        unit = self.scale**0.5 if self.squared else self.scale
+        points = self._x * unit if self.leaf is None else self.leaf
+        found = EuclideanDistances(points[index.to(points.device)], self.squared)
+        found = found.with_scale(self.scale) if self.fixed else found
+        return found.to(self._x.device, self._x.dtype)
 
     def rows(self, index: Tensor) -> Tensor:
         distance = distances(self._x[index], self._x)

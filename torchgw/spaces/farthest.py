@@ -32,7 +32,9 @@ BUILT_ASIDE = 300_000  # points from which building their graph takes longer tha
 RUN = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 
-def farthest_points(graph: Any, n_landmarks: int, dtype: str = "float64") -> tuple[Array, Array]:
+def farthest_points(
+    graph: Any, n_landmarks: int, dtype: str = "float64", among: Array | None = None
+) -> tuple[Array, Array]:
     """Landmark indices (L,) and distances to them (N, L), infinite where there is no path.
 
     Parameters
@@ -40,29 +42,31 @@ def farthest_points(graph: Any, n_landmarks: int, dtype: str = "float64") -> tup
     graph : symmetric SciPy CSR (N, N), edge lengths >= 0.
     n_landmarks : L; at most N are used, and at least one for each component.
     dtype : of the distances returned; the searches are in float64.
+    among : nodes (n,) that landmarks and distances are of, numbered from 0; None for all. Every component has one.
 
     Notes
     -----
     O(L N log N).
     """
-    n_landmarks = landmark_count(graph, n_landmarks)
-    columns = np.empty((n_landmarks, graph.shape[0]), dtype=dtype)
+    size = graph.shape[0] if among is None else len(among)
+    n_landmarks = landmark_count(graph, n_landmarks, size)
+    columns = np.empty((n_landmarks, size), dtype=dtype)
     index = np.zeros(n_landmarks, dtype=np.int64)
-    for step, (index[step], distance) in enumerate(searches(graph, n_landmarks)):
+    for step, (index[step], distance) in enumerate(searches(graph, n_landmarks, among)):
         columns[step] = distance
     return index, columns.T
 
 
-def landmark_count(graph: Any, n_landmarks: int) -> int:
-    """The landmarks that a graph gets where so many are asked for."""
+def landmark_count(graph: Any, n_landmarks: int, size: int) -> int:
+    """The landmarks that a graph gets where so many are asked for, of ``size`` nodes that may be some."""
     from scipy.sparse.csgraph import connected_components
 
     parts = int(connected_components(graph, directed=True, connection="strong")[0])
-    return min(max(n_landmarks, parts), int(graph.shape[0]))
+    return min(max(n_landmarks, parts), size)
 
 
-def searches(graph: Any, n_landmarks: int) -> Iterator[tuple[int, Array]]:
-    """Each landmark in turn, and the distances (N,) to it.
+def searches(graph: Any, n_landmarks: int, among: Array | None = None) -> Iterator[tuple[int, Array]]:
+    """Each landmark in turn, and the distances (N,) to it; see `farthest_points`.
 
     The nodes are renumbered by the reverse Cuthill-McKee order, which puts neighbours near each other in memory: half
     the time at a million nodes in random order.
@@ -75,7 +79,8 @@ def searches(graph: Any, n_landmarks: int) -> Iterator[tuple[int, Array]]:
     graph = graph[order]
     graph.indices = place[graph.indices]
     graph.has_sorted_indices = False
-    index, nearest = 0, np.full(graph.shape[0], np.inf)
+    place = place if among is None else place[among]
+    index, nearest = 0, np.full(len(place), np.inf)
     for left in reversed(range(n_landmarks)):
         distance = dijkstra(graph, indices=place[index])[place]
         yield index, distance

@@ -150,6 +150,10 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
     if k is not None:
         validate.integer("k", k, least=1)
         validate.neighbours(name, k, len(points))
+    if len(points) == 1:
+        from scipy.sparse import csr_matrix
+
+        return csr_matrix((1, 1)), GraphReport(0, 1, 0, np.empty((0, 2), dtype=np.int64))
     points, size = unit_cloud(points)
     cloud = Cloud(points)
     made = unjoined(cloud, k)

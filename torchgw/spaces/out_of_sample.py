@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.kernels.sums import scatter
 from torchgw.spaces.euclidean import EuclideanDistances, distances
 from torchgw.spaces.neighbours import nearest_to
+from torchgw.spaces.subspace import points_of
 from torchgw.types import Array, DistanceProvider, is_metric
 
 NEW_ELEMENTS = 2**24
@@ -32,19 +34,47 @@ class KnownPoints:
 
     Attributes
     ----------
-    made : its distances, on the device of the solve; ``space`` has them on the CPU, from when it is asked for.
+    made : its distances, on the device of the solve, of the points with mass; ``space`` has those of all points on the
+        CPU, from when it is asked for.
     points : (N, D) that it was made from; None where it was not made from points.
     k : neighbours that join a new point to the graph.
+    index : (n,) the points with mass; None for all. In ``space`` the others are where the first of these is.
+    size : N; None for n.
     """
 
     made: DistanceProvider
     points: Array | None
     k: int
+    index: Tensor | None = None
+    size: int | None = None
+
+    @cached_property
+    def among(self) -> DistanceProvider:
+        """The distances of the points with mass, float64 on the CPU."""
+        return self.made.to(torch.device("cpu"), torch.float64)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """(N,) which of the points with mass each point is, or stands where."""
+        every = torch.arange(self.made.size)
+        return every if self.index is None or self.size is None else scatter(every, self.index, self.size)
 
     @cached_property
     def space(self) -> DistanceProvider:
         """Its distances, float64 on the CPU."""
-        return self.made.to(torch.device("cpu"), torch.float64)
+        return points_of(self.among, self.places)
+
+    def some(self, count: int) -> Tensor:
+        """Indices of ``count`` points with mass, evenly spread, or of all."""
+        n = self.made.size
+        found = torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long()
+        return found if self.index is None else self.index[found]
+
+    @property
+    def landmarks(self) -> Tensor | None:
+        """Indices of the landmarks of the distances, where they have any."""
+        found: Tensor | None = getattr(self.among, "landmarks", None)
+        return found if found is None or self.index is None else self.index[found.cpu()]
 
     def distances(self, new: Any, index: Tensor) -> Tensor:
         """Scaled distances (m, len(index)), float64, from new points to the known points ``index``.
@@ -54,9 +84,10 @@ class KnownPoints:
         """
         if not is_metric(self.space):
             raise ValueError(
-                f"points must have distances to be placed by, and {type(self.space).__name__} does not say what is "
+                f"points must have distances to be placed by, and {type(self.among).__name__} does not say what is "
                 f"near; align again with the new points among the others"
             )
+        known = self.places[index.cpu()]
         if self.points is None:
             given = validate.points("points", new, least=1)
             if given.shape[1] != self.space.size:
@@ -64,24 +95,25 @@ class KnownPoints:
                     f"points must be rows of distances to all {self.space.size} points, because the space was not made "
                     f"from points; got shape {given.shape}"
                 )
-            return validate.as_tensor(given)[:, index.cpu()] / self.space.scale
+            present = given if self.index is None else given[:, self.index]
+            return validate.as_tensor(present)[:, known] / self.space.scale
         points = validate.points("points", new, least=1)
         if points.shape[1] != self.points.shape[1]:
             raise ValueError(f"points must have {self.points.shape[1]} coordinates, got shape {points.shape}")
-        if isinstance(self.space, EuclideanDistances):
-            near = torch.from_numpy(self.points[index.cpu().numpy()])
-            found = distances(validate.as_tensor(points), near)
-            return (found.square() if self.space.squared else found) / self.space.scale
-        return self._along(self.points, points, index)
+        near = self.points if self.index is None else self.points[self.index.numpy()]
+        if isinstance(self.among, EuclideanDistances):
+            found = distances(validate.as_tensor(points), torch.from_numpy(near[known.numpy()]))
+            return (found.square() if self.among.squared else found) / self.among.scale
+        return self._along(near, points, known)
 
     def _along(self, known: Array, points: Array, index: Tensor) -> Tensor:
         length, neighbour = nearest_to(known, points, self.k)
-        rows = self.space.rows(index).double().cpu()
+        rows = self.among.rows(index).double().cpu()
         step = max(1, NEW_ELEMENTS // (len(index) * neighbour.shape[1]))
         found = rows.new_empty(len(points), len(index))
         for start in range(0, len(points), step):
             where = slice(start, start + step)
-            first = torch.from_numpy(length[where]) / self.space.scale
+            first = torch.from_numpy(length[where]) / self.among.scale
             beyond = rows[:, torch.from_numpy(neighbour[where])]
             # Neighbours that are far from the nearest one along the graph lie on another part of it.
             apart = (beyond - beyond[:, :, :1]).abs().amax(0)

@@ -61,10 +61,13 @@ class PrecomputedDistances(ScaledDistances):
             fill_unreachable(scaled, 1.0)
 
     @classmethod
-    def from_graphs(cls, graphs: Sequence[Any], names: Sequence[str] | None = None) -> list[PrecomputedDistances]:
-        """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays."""
+    def from_graphs(
+        cls, graphs: Sequence[Any], names: Sequence[str] | None = None, kept: Sequence[Array | None] | None = None
+    ) -> list[PrecomputedDistances]:
+        """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays; with ``kept``
+        those between these nodes."""
         names = ["graph"] * len(graphs) if names is None else names
-        return [cls(D, name=name) for name, D in zip(names, all_pairs(graphs), strict=True)]
+        return [cls(D, name=name) for name, D in zip(names, all_pairs(graphs, kept), strict=True)]
 
     @classmethod
     def from_device(cls, D: Tensor, largest: float, name: str) -> PrecomputedDistances:

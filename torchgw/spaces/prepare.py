@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
+import numpy as np
 import torch
 
 from torchgw import ranges
@@ -25,7 +26,7 @@ from torchgw.spaces.on_device import SEARCHED_THERE, Begun, checked_points, fini
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import fill_unreachable, largest_of
 from torchgw.spaces.shortest_paths import shortest_paths
-from torchgw.types import DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
+from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
 
 ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
 
@@ -41,15 +42,19 @@ class Space(NamedTuple):
     data : float64 points (N, D), a distance matrix (N, N), a CSR graph (N, N) of edge lengths, or a provider.
     kind : "matrix", "provider", "adjacency" (a provider of the library's), "euclidean", or of shortest paths
         "landmark", "dijkstra", "precomputed", "checked": landmarks where they are accurate, all pairs elsewhere.
+    kept : of a graph, the nodes (n,) that are points of the space; paths lead through the others too. None for all.
     """
 
     name: str
     data: Any
     kind: str
+    kept: Array | None = None
 
     @property
     def size(self) -> int:
         """N."""
+        if self.kept is not None:
+            return len(self.kept)
         return int(self.data.size if is_provider(self.data) else self.data.shape[0])
 
     @property
@@ -91,7 +96,7 @@ def make_providers(
     Graphs are searched where ``there`` brings them, or on the CPU, where long landmark searches of two spaces run side
     by side.
     """
-    both = there is None and [space.kind for space in spaces] == ["landmark", "landmark"]
+    both = there is None and all(space.kind == "landmark" and space.kept is None for space in spaces)
     if both and worthwhile(spaces[0].size, spaces[1].size, options.n_landmarks):
         made, graphs = _two_landmark_spaces(spaces, options)
     else:
@@ -111,7 +116,8 @@ def own_scales(
     made, reports = dict[int, DistanceProvider](), dict[int, GraphReport | None]()
     all_pairs, begun = dict[int, Any](), dict[int, Begun]()
     for i, space in enumerate(spaces):
-        bring = there if there is not None and space.kind in SEARCHED_THERE else _nowhere
+        searched = space.kind in SEARCHED_THERE and space.kept is None and space.size > 1
+        bring = there if there is not None and searched else _nowhere
         brought = bring(space.data, space.kind) if space.points and options.k is None else None
         graph, reports[i] = None, None
         if brought is None and space.kind in ON_GRAPHS:
@@ -123,7 +129,9 @@ def own_scales(
             all_pairs[i] = graph
         else:
             made[i] = provider
-    found = PrecomputedDistances.from_graphs(list(all_pairs.values()), [spaces[i].name for i in all_pairs])
+    found = PrecomputedDistances.from_graphs(
+        list(all_pairs.values()), [spaces[i].name for i in all_pairs], [spaces[i].kept for i in all_pairs]
+    )
     made |= zip(all_pairs, found, strict=True)
     answers = dict(zip(begun, finished(list(begun.values())), strict=True))
     begun.clear()  # and the memory of those that the CPU is to build
@@ -186,19 +194,21 @@ def _two_landmark_spaces(spaces: Sequence[Space], options: SpaceOptions) -> tupl
 
 def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider | None:
     """The provider of one space; None where it takes all pairs of its graph."""
-    name, data, kind = space
+    name, data, kind, kept = space
     if kind == "precomputed":
         return None
     if kind in ("landmark", "checked"):
-        factored = LandmarkDistances(graph, options.n_landmarks, name=name)
+        searched = farthest_points(graph, options.n_landmarks, storage(space.size), kept)
+        factored = LandmarkDistances.from_search(*searched, name=name)
         if kind == "landmark":
             return factored
-        sources = checked_points(graph.shape[0])
-        rows = torch.from_numpy(shortest_paths([(graph, sources.numpy())])[0])
+        every = np.arange(space.size) if kept is None else kept
+        sources = checked_points(space.size)
+        rows = torch.from_numpy(shortest_paths([(graph, every[sources.numpy()])])[0][:, every])
         error = relative_error(factored, sources, fill_unreachable(rows, factored.scale))
         return factored if serves(factored, name, float(error)) else None
     if kind == "dijkstra":
-        return DijkstraDistances(graph, options.cache_rows, name=name)
+        return DijkstraDistances.between(kept, graph, options.cache_rows, name)
     if kind == "euclidean":
         return EuclideanDistances(data, name=name)
     if kind == "matrix":

@@ -81,16 +81,14 @@ def choose_landmarks(
     generator: torch.Generator,
     first: Tensor | None = None,
     named: Tensor | None = None,
-    present: int | None = None,
 ) -> Landmarks:
-    """At most ``count`` points with mass, of a kind out of `KINDS`; all of them when there are not more.
+    """At most ``count`` points, of a kind out of `KINDS`; all of them when there are not more.
 
-    ``mass`` (N,) is in the dtype of the space; ``first`` is the index that farthest-point landmarks begin with.
-    The points ``named`` are landmarks in any case, beyond the count: as many of them as that at the most. Where it is
-    known how many have mass, ``present``, nothing waits for a device.
+    ``mass`` (N,), above zero, is in the dtype of the space; ``first`` is the index that farthest-point landmarks begin
+    with. The points ``named`` are landmarks in any case, beyond the count: as many of them as that at the most.
     """
-    if (int((mass > 0).sum()) if present is None else present) <= count:
-        index = torch.nonzero(mass > 0)[:, 0]
+    if len(mass) <= count:
+        index = torch.arange(len(mass), device=mass.device)
         rows = space.rows(index)
     elif kind == "farthest":
         index, rows = _farthest(space, mass, count, first)

@@ -128,11 +128,11 @@ def _divided(space: Space, ranks: Ranks) -> SharedDistances:
 class _Search:
     """The landmark search of one space, on the rank that has its graph; the others know how many rows it has."""
 
-    def __init__(self, graph: Any, report: GraphReport | None, options: SpaceOptions) -> None:
+    def __init__(self, graph: Any, report: GraphReport | None, options: SpaceOptions, space: Space) -> None:
         self.report = report
-        self.count = landmark_count(graph, options.n_landmarks)
+        self.count = landmark_count(graph, options.n_landmarks, space.size)
         self.index: list[int] = []
-        self.found = searches(graph, self.count)
+        self.found = searches(graph, self.count, space.kept)
 
     def next(self, dtype: torch.dtype) -> Tensor:
         """Distances (N, AT_ONCE) to the next landmarks, fewer at the end."""
@@ -159,7 +159,7 @@ def _searched(
             warnings.simplefilter("always")
             made, space = graphs.pop(number, None), spaces[number]
             found = neighbour_graph_of(space, options) if made is None else made.finished(options.k, space.name)
-            own[number] = _Search(*found, options)
+            own[number] = _Search(*found, options, space)
         return own[number].count, own[number].report, [(str(each.message), each.category) for each in caught]
 
     numbers = range(len(spaces))

@@ -57,8 +57,8 @@ def shortest_paths(jobs: Sequence[tuple[Any, Array]]) -> list[Array]:
     ]
 
 
-def all_pairs(graphs: Sequence[Any]) -> list[Array]:
-    """Distances (N, N), infinite where there is no path, of symmetric CSR graphs.
+def all_pairs(graphs: Sequence[Any], kept: Sequence[Array | None] | None = None) -> list[Array]:
+    """Distances (N, N), infinite where there is no path, of symmetric CSR graphs, or those between the nodes ``kept``.
 
     Of a large graph a third of the points are searched from, those with the most edges and others drawn at random, so
     that no shortest path runs long between them. With their distances known,
@@ -67,9 +67,13 @@ def all_pairs(graphs: Sequence[Any]) -> list[Array]:
 
     gives those between the other points, after a few rounds of sums of whole rows: half the time of searches.
     """
-    sources = [_spread(graph) for graph in graphs]
+    among = [None] * len(graphs) if kept is None else kept
+    sources = [_spread(graph) if nodes is None else nodes for graph, nodes in zip(graphs, among, strict=True)]
     found = shortest_paths(list(zip(graphs, sources, strict=True)))
-    return [_completed(graph, *known) for graph, *known in zip(graphs, sources, found, strict=True)]
+    return [
+        _completed(graph, source, rows) if nodes is None else rows[:, nodes]
+        for graph, source, rows, nodes in zip(graphs, sources, found, among, strict=True)
+    ]
 
 
 def _spread(graph: Any) -> Array:
@@ -114,8 +118,9 @@ def _completed(graph: Any, source: Array, rows: Array) -> Array:
     return D
 
 
-def sweep(graph: Any, n_sweeps: int = 16) -> tuple[float, bool]:
-    """The largest distance that farthest-point sweeps find, and whether some pairs have no path.
+def sweep(graph: Any, among: Array | None = None, n_sweeps: int = 16) -> tuple[float, bool]:
+    """The largest distance that farthest-point sweeps find, and whether some pairs have no path; with ``among``,
+    between these nodes, of which every component has one.
 
     Each sweep is ONE search from a source in every component at once; the next source of a component is its point
     farthest from those before. Starting each sweep at the last one's farthest point instead can get stuck: on a
@@ -124,13 +129,15 @@ def sweep(graph: Any, n_sweeps: int = 16) -> tuple[float, bool]:
     from scipy.sparse.csgraph import dijkstra
 
     n_components, label = components(graph)
-    nearest, largest = np.full(len(label), np.inf), 0.0
+    inside: Any = slice(None) if among is None else among
+    nearest, largest = np.full(len(label), -np.inf), 0.0
+    nearest[inside] = np.inf
     for _ in range(n_sweeps):
         order = np.lexsort((-nearest, label))
         sources = order[np.searchsorted(label[order], np.arange(n_components))]
         distance = dijkstra(graph, indices=sources, min_only=True)
-        largest = max(largest, float(distance.max()))
-        nearest = np.minimum(nearest, distance)
+        largest = max(largest, float(distance[inside].max()))
+        nearest[inside] = np.minimum(nearest[inside], distance[inside])
     return largest, n_components > 1
 
 

@@ -97,7 +97,7 @@ def traced(
     exact where these are unique; the neighbour graph, the landmarks and the number of factors are constants. All pairs
     of N points take O(N^2) memory whatever the provider, landmark distances O(N L).
     """
-    first, second = (_measured(space, leaf, options, device) for space, leaf in zip(made, leaves, strict=True))
+    first, second = (measured(space, leaf, options, device) for space, leaf in zip(made, leaves, strict=True))
     growths = _growths(made, (first.growth, second.growth), options.scale)
     x, y = (
         (found if growth is None else found.divided(growth)).to(device, dtype)
@@ -125,7 +125,7 @@ def _growths(
     return None, None
 
 
-def _measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Traced:
+def measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Traced:
     """One space, in float64. A provider with a method ``traced(leaf, options, device) -> Traced`` says it itself."""
     leaf = getattr(space, "leaf", None)  # of a provider of the user's; given once more where it passed a gate
     # Factors that were given never come from points.

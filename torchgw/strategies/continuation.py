@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
@@ -76,7 +75,7 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
 def blur(solution: Solution, p: Tensor) -> float:
     """Mean entropy of the rows of a stored plan, in nats, over points with masses p (N,)."""
     entropy = entropy_and_margin(DenseCoupling(solution.plan))[0]
-    return float(torch.where(p > 0, p * entropy, 0.0).sum() / p.sum())
+    return float((p * entropy).sum() / p.sum())
 
 
 def step_of(problem: Problem, found: Solution, seconds: float) -> EpsilonStep:

@@ -137,8 +137,8 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     by total variation from a single pair."""
     began, init, model = time.perf_counter(), problem.init, problem.model
     ends = zip(model.masses, model.marginals.weights, strict=True)
-    # The mass of a side that is free says which of its points there are, and is no part of the objective.
-    p, q = (torch.where(mass > 0, mass.sum() / (mass > 0).sum(), 0.0) if rho == 0 else mass for mass, rho in ends)
+    # The mass of a side that is free is no part of the objective.
+    p, q = (torch.full_like(mass, float(mass.sum()) / len(mass)) if rho == 0 else mass for mass, rho in ends)
     problem = replace(problem, model=replace(model, p=p, q=q)).at(0.0)
     model, coarse, few = problem.model, problem.options.coarse, len(p) * len(q) <= FEW_PAIRS
     leads, between, found = problem.leads, list[Candidate](), list[tuple[Solution, Candidate]]()

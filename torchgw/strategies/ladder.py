@@ -225,7 +225,7 @@ def marginal_residual(problem: StreamedProblem, step: SolvedRung, f: Tensor, g: 
     for axis, side, own, other in zip((1, 0), step.sides(problem.model), (f, g), (g, f), strict=True):
         mass = side.log_mass.exp2()
         total, every = mass.sum(), len(mass) <= SAMPLED_POINTS
-        index = torch.nonzero(mass > 0)[:, 0] if every else draw(mass, SAMPLED_POINTS, problem.generator)
+        index = torch.arange(len(mass), device=mass.device) if every else draw(mass, SAMPLED_POINTS, problem.generator)
         some = ranks.taken(A if axis == 1 else B, len(mass), index)
         bound = kernel.on(some, B) if axis == 1 else kernel.on(A, some)
         softmin = merged_ranks(bound.softmin(ranks.own(other).to(A.dtype), axis), ranks)
@@ -244,7 +244,7 @@ def _changed(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Ten
     """
     p, k, ranks = problem.p, len(problem.q), problem.ranks
     few = len(p) <= SAMPLED_POINTS
-    index = torch.nonzero(p > 0)[:, 0] if few else draw(p, SAMPLED_POINTS, problem.generator)
+    index = torch.arange(len(p), device=p.device) if few else draw(p, SAMPLED_POINTS, problem.generator)
     weight = torch.ones_like(p[index]) if few else p.sum() / len(index) / p[index]
     total = p.new_zeros(())
     for part, scale in zip(parts(index, k), parts(weight, k), strict=True):

@@ -230,12 +230,11 @@ def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]
 
 def _coupling(problem: StreamedProblem, kept: Kept, rounded: RoundedTiles) -> TiledCoupling:
     """The rounded plan, with the matching where the correction leaves that alone."""
-    ranks, rows, columns, with_mass = problem.ranks, kept.rows, kept.columns, problem.p > 0
+    ranks, rows, columns = problem.ranks, kept.rows, kept.columns
     matching = None
-    if bool((rounded.x * rounded.y.max() <= NEGLIGIBLE * rounded.largest)[with_mass[rows]].all()):
+    if bool((rounded.x * rounded.y.max() <= NEGLIGIBLE * rounded.largest).all()):
         matching = torch.empty_like(rows)
         matching[rows] = columns[rounded.argmax]
-        matching.masked_fill_(~with_mass, 0)
     A, B = ranks.joined(kept.A, len(rows), UNIT), ranks.joined(kept.B, len(columns), UNIT)
     return rounded.coupling(A, B, rows, columns, matching)
 

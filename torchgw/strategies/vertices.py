@@ -17,9 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from scipy.sparse import csr_array
 
-from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.evidence import Basin
 from torchgw.diagnostics.status import Status
 from torchgw.objective.certify import Evaluated, certify
@@ -28,7 +26,6 @@ from torchgw.objective.value import Objective
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import TransportError
-from torchgw.spaces import FactoredDistances
 from torchgw.spaces.shared import SharedDistances
 from torchgw.strategies.cells import StreamedProblem, on_points, solve_on_cells, streamed
 from torchgw.strategies.ladder import Climb, climbed
@@ -54,12 +51,10 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     assert end.cost is not None
     assert end.epsilon is not None
     x, y = (_of_all(space).to(p.device, torch.float64) for space in asked.spaces)
-    rows, columns = (torch.nonzero(mass > 0)[:, 0] for mass in (p, q))
     U, V = (asked.ranks.joined(side, len(mass)) for side, mass in ((end.cost.U, p), (end.cost.V, q)))
-    cost = replace(end.cost, U=U, V=V).taken(rows, columns)
-    ends = end.f[rows], end.g[columns], p[rows], q[columns]
-    duals = cost.T.column_dual(ends[0], ends[2], end.epsilon), cost.column_dual(ends[1], ends[3], end.epsilon)
-    level = VertexLevel(_of_points(x, rows), _of_points(y, columns), *ends[2:], cost, duals, asked.ranks)
+    cost = replace(end.cost, U=U, V=V)
+    duals = cost.T.column_dual(end.f, p, end.epsilon), cost.column_dual(end.g, q, end.epsilon)
+    level = VertexLevel(x, y, p, q, cost, duals, asked.ranks)
     settings = torch.finfo(torch.float64).eps * asked.unit, asked.options.stopping.max_iter, asked.watch
     try:
         found, status, history = asked.stage("vertices", partial(descend_by_levels, level, solution.history, *settings))
@@ -69,9 +64,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     if status is Status.STATIONARY and found.gap > TOLERANCE * found.value:
         status = Status.SETTLED  # steps gain little, but a better plan nearby is not ruled out
     solved = time.perf_counter()
-    at = rows[found.plan.row].cpu().numpy(), columns[found.plan.column].cpu().numpy()
-    plan = SparseCoupling.of(csr_array((found.plan.mass.cpu().numpy(), at), shape=(len(p), len(q))), p.device)
-    dual = torch.zeros_like(q).index_copy_(0, columns, found.duals[1])
+    plan, dual = found.plan, found.duals[1]
     gradient, marginals = ExactGradient(x, y, p, q), (plan.marginal(1), plan.marginal(0))
     read = Evaluated(
         quadratic=Objective(max(found.value, 0.0), True, 0.0),
@@ -124,10 +117,3 @@ def _blurred(
 def _of_all(space: DistanceProvider) -> DistanceProvider:
     """A space of which ranks have their shares, with the factors of all points."""
     return space.whole() if isinstance(space, SharedDistances) else space
-
-
-def _of_points(space: DistanceProvider, index: torch.Tensor) -> DistanceProvider:
-    """Some points of a space with factors."""
-    factors = space.factors()
-    assert factors is not None
-    return space if len(index) == space.size else FactoredDistances.of(factors[0][index], factors[1], space.scale)

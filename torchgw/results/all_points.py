@@ -1,0 +1,54 @@
+"""A result of the points with mass as one of all points, see `torchgw.request.support`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from torchgw.couplings.blocks import in_blocks
+from torchgw.diagnostics.evidence import Basin
+from torchgw.gradients.differentiable import AmongAll
+from torchgw.kernels.sums import scatter
+from torchgw.request.support import Support
+from torchgw.results.result import GWResult
+from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.out_of_sample import KnownPoints
+
+
+def of_all_points(result: GWResult, support: Support) -> GWResult:
+    """The result with all N and K points: others than those of the support have no mass, and match the first point of
+    the other side."""
+    (n, k), sides, known, model = support.shape, support.sides, result.known, result.model
+    places = zip(sides, support.shape, strict=True)
+    if model is not None:
+        p, q = (scatter(mass, index, size) for mass, (index, size) in zip(model.masses, places, strict=True))
+        model = model.on(p, q, None, None)
+    if known is not None:
+        known = _all_known(known[0], support, 0), _all_known(known[1], support, 1)
+    solved = result.differentiated
+    return replace(
+        result,
+        coupling=in_blocks(result.coupling, "a result").among(*sides, (n, k)),
+        basins=tuple(_basin(basin, support) for basin in result.basins),
+        graphs=(_report(result.graphs[0], support.rows), _report(result.graphs[1], support.columns)),
+        known=known,
+        model=model,
+        differentiated=None if solved is None else AmongAll(solved, *sides, (n, k)),
+    )
+
+
+def _basin(basin: Basin, support: Support) -> Basin:
+    n = support.shape[0]
+    matching = support.columns.to(basin.matching.device)[basin.matching]
+    return replace(basin, matching=scatter(matching, support.rows, n), shift=scatter(basin.shift, support.rows, n))
+
+
+def _report(report: GraphReport | None, index: Tensor) -> GraphReport | None:
+    return None if report is None else replace(report, short_cuts=index.numpy()[report.short_cuts])
+
+
+def _all_known(known: KnownPoints, support: Support, side: int) -> KnownPoints:
+    space = support.spaces[side]
+    points = None if known.points is None else space.data
+    return replace(known, points=points, index=support.sides[side], size=support.shape[side])

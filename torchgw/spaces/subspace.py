@@ -1,0 +1,132 @@
+"""Some points of a space, in any order, each as often as wanted: D'_ij = D_{I_i I_j} over the largest of these.
+
+A space without its points of no mass is such a subspace, and so is the space with them again, each in the place of a
+point with mass. The subspace of a subspace is one of the space, or the space itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from torchgw.options import SpaceOptions
+from torchgw.persist.codec import storable
+from torchgw.spaces.adjacency import AdjacencyDistances
+from torchgw.spaces.euclidean import EXACT_SIZE, N_SWEEPS, EuclideanDistances
+from torchgw.spaces.factored import FactoredDistances
+from torchgw.spaces.landmark import LandmarkDistances
+from torchgw.spaces.scale import ScaledDistances, largest_of, positive_scale
+from torchgw.spaces.traced import Traced, growth_of, measured
+from torchgw.types import DistanceProvider, is_metric, is_symmetric
+
+BLOCK = 512
+
+
+def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
+    """The points ``index`` (n,) of a space. Distances are divided by the largest one between them where the space
+    divides by its own largest one; a scale that was given stays."""
+    if isinstance(space, EuclideanDistances | AdjacencyDistances):
+        return space.at(index)
+    given = isinstance(space, FactoredDistances) and not isinstance(space, LandmarkDistances)
+    found = points_of(space, index)
+    if given or not (isinstance(space, ScaledDistances) and isinstance(found, Subspace)):
+        return found
+    own = _largest(found)
+    return found._with(largest=own) if space.fixed else found._times(space.scale / own)._with(scale=own, largest=own)
+
+
+def points_of(space: DistanceProvider, index: Tensor) -> DistanceProvider:
+    """The points ``index`` (n,) of a space, divided by its own scale."""
+    if isinstance(space, Subspace):
+        index, space = space.index[index], space.whole
+    if len(index) == space.size and bool((index == torch.arange(space.size, device=index.device)).all()):
+        return space
+    return Subspace(space, index)
+
+
+def name_of(space: DistanceProvider) -> str:
+    """The class of a space, or of that which it is a part of."""
+    return type(space.whole if isinstance(space, Subspace) else space).__name__
+
+
+@storable
+class Subspace(ScaledDistances):
+    """The points ``index`` (n,) of a ``whole`` space; see the head of this file.
+
+    ``ratio`` is what the distances of the whole are multiplied by.
+    """
+
+    def __init__(self, whole: DistanceProvider, index: Tensor, ratio: float = 1.0) -> None:
+        self.whole, self.index, self.ratio = whole, index, ratio
+        self.scale, self.largest = float(whole.scale), largest_of(whole)
+        self.fixed = bool(getattr(whole, "fixed", False))
+        self.stored, self.symmetric, self.metric = whole.stored, is_symmetric(whole), is_metric(whole)
+
+    @property
+    def size(self) -> int:
+        return len(self.index)
+
+    @property
+    def leaf(self) -> Tensor | None:  # type: ignore[override]
+        """The tensor that the distances of the whole came from, where it requires gradients."""
+        return getattr(self.whole, "leaf", None)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:
+        return self._with(whole=self.whole.to(device, dtype), index=self.index.to(device))
+
+    def _times(self, ratio: float) -> Subspace:
+        return self._with(ratio=self.ratio * ratio)
+
+    def rows(self, index: Tensor) -> Tensor:
+        found = self.whole.rows(self.index[index.to(self.index.device)])[:, self.index]
+        return found if self.ratio == 1.0 else found * self.ratio
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        known = self.whole.factors()
+        return None if known is None else (known[0][self.index] * self.ratio**0.5, known[1])
+
+    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Traced:
+        """Scaled distances as an expression of what the whole was made from."""
+        found = measured(self.whole, leaf, options, device)
+        index = self.index.to(device)
+        if found.matrix is not None:
+            matrix = found.matrix[index][:, index] * self.ratio
+            sizes = matrix.abs().flatten()
+            growth = None if found.growth is None else growth_of(sizes[sizes.argmax()])
+            return replace(found, matrix=matrix, growth=growth)
+        assert found.F is not None
+        assert found.signs is not None
+        F = found.F[index] * self.ratio**0.5
+        if found.growth is None:
+            return replace(found, F=F)
+        i, j = _furthest(F.detach() * found.signs, F.detach())
+        return replace(found, F=F, growth=growth_of((F[i] * found.signs) @ F[j]))
+
+
+def _furthest(left: Tensor, right: Tensor) -> tuple[int, int]:
+    """The place of the largest entry of the product (n, n) of factors."""
+    best, pair = -torch.inf, (0, 0)
+    for first in range(0, len(left), BLOCK):
+        value, at = (left[first : first + BLOCK] @ right.T).flatten().max(0)
+        if float(value) > best:
+            best, (row, column) = float(value), divmod(int(at), len(right))
+            pair = first + row, column
+    return pair
+
+
+def _largest(space: Subspace) -> float:
+    """The largest distance of a subspace in the units of the whole; of many points, or such whose distances are
+    searched, the largest that farthest-point sweeps find."""
+    largest, n = 0.0, space.size
+    if space.stored and n <= EXACT_SIZE:
+        for part in torch.split(torch.arange(n, device=space.index.device), BLOCK):
+            largest = max(largest, float(space.rows(part).max()))
+    else:
+        here, nearest = torch.zeros(1, dtype=torch.int64), torch.full((n,), torch.inf, dtype=torch.float64)
+        for _ in range(min(N_SWEEPS, n)):
+            row = space.rows(here)[0].double().cpu()
+            largest, nearest = max(largest, float(row.max())), torch.minimum(nearest, row)
+            here = nearest.argmax()[None]
+    return positive_scale(largest * space.scale)
