@@ -61,7 +61,7 @@ class AdjacencyDistances(ScaledDistances):
     def __init__(self, A: Any, *, name: str = "A") -> None:
         matrix = validate.adjacency(name, A)
         entries = matrix.data if issparse(matrix) else matrix
-        self.scale = self.largest = float(np.abs(entries).max())
+        self.scale = self.largest = positive_scale(float(np.abs(entries).max(initial=0.0)))
         self.leaf = A if isinstance(A, Tensor) and A.requires_grad else None
         if issparse(matrix):  # SciPy would multiply by the inverse
             kept = csr_array((matrix.data / self.scale, matrix.indices, matrix.indptr), shape=matrix.shape, copy=True)
