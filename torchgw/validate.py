@@ -376,14 +376,14 @@ def adjacency_of(name: str, graph: Any) -> Any:
     they have it, 1 elsewhere, parallel edges added up."""
     place = {node: i for i, node in enumerate(graph)}
     edges = [(place[u], place[v], weight) for u, v, weight in graph.edges(data="weight", default=1)]
-    if not edges:
+    if not edges and len(place) != 1:
         raise ValueError(f"{name} must have edges, got a networkx graph of {len(place)} nodes without any")
-    row, column, given = zip(*edges, strict=True)
+    row, column, given = zip(*edges, strict=True) if edges else ((), (), ())
     weights = np.asarray(given)
     if weights.dtype.kind not in "fiub":
         what = f"{type(given[0]).__name__} of dtype {weights.dtype}"
         raise TypeError(f"{name} must have real numbers as the attribute 'weight' of its edges, got {what}")
-    i, j = np.array(row), np.array(column)
+    i, j = np.array(row, dtype=np.int64), np.array(column, dtype=np.int64)
     if not graph.is_directed():
         other = i != j
         i, j, weights = (np.concatenate((one, two[other])) for one, two in ((i, j), (j, i), (weights, weights)))
