@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchgw.kernels import LN2, LOG2E
 from torchgw.persist.codec import storable
+from torchgw.runtime.transfer import sent
 
 
 @storable
@@ -106,8 +107,12 @@ class FactoredCost:
 
     def to(self, to: torch.dtype | torch.device) -> FactoredCost:
         """The same cost in another dtype, or on another device."""
-        extra = None if self.extra is None else self.extra.to(to)
-        return FactoredCost(self.a.to(to), self.b.to(to), self.U.to(to), self.V.to(to), extra)
+
+        def moved(part: Tensor) -> Tensor:
+            return sent(part, to) if isinstance(to, torch.device) else part.to(to)
+
+        extra = None if self.extra is None else moved(self.extra)
+        return FactoredCost(moved(self.a), moved(self.b), moved(self.U), moved(self.V), extra)
 
     def rows(self, where: slice | Tensor) -> Tensor:
         """C[where], shape (len, K)."""
