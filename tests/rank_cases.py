@@ -114,16 +114,7 @@ def problems(n: int, k: int) -> dict[str, dict[str, Any]]:
     }
 
 
-DAILY = (
-    "left to the solve",
-    "fused and unbalanced",
-    "partial",
-    "masses",
-    "pairs",
-    "factors",
-    "sharp, masses",
-    "parts",
-)
+DAILY = ("left to the solve", "fused and unbalanced", "partial", "masses", "pairs", "factors", "sharp, masses", "parts")
 
 
 def alone(given: dict[str, Any]) -> GWResult:

@@ -60,7 +60,7 @@ def test_ranks_solve_every_model_as_one_process_does(case: str, tmp_path: Path) 
 def test_many_points_without_entropy_are_levels_of_flows(tmp_path: Path) -> None:
     known = with_levels(alone, given=LEVELS)
     for found in run_ranks("levels", 2, tmp_path):
-        # Roundings decide between vertices of the same cost, and where a level ends; two in a thousand are left to gain.
+        # Roundings decide between vertices of the same cost, and where a level ends with two in a thousand to gain.
         agree(found, known, value=1e-3, matched=0.9, stationarity=1.0)
 
 

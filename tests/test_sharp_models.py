@@ -233,10 +233,7 @@ def test_linear_problems_are_solved_to_the_vertex() -> None:
     assert free.certificate.stationarity <= 1e-9
 
 
-@pytest.mark.parametrize(
-    ("seed", "fused"),
-    daily([(2, True)], range(4), [False, True]),
-)
+@pytest.mark.parametrize(("seed", "fused"), daily([(2, True)], range(4), [False, True]))
 def test_total_variation_leaves_what_matches_cost_too_much(seed: int, fused: bool) -> None:
     DX, DY, rng = clouds(24, 30, seed)
     p, q, M = 0.8 * random_masses(24, rng), random_masses(30, rng), rng.uniform(size=(24, 30))
