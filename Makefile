@@ -10,7 +10,7 @@ DONE := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 SITE := docs/_build/html
 
-.PHONY: demo docs docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-peers bench-quality bench-kinds bench-small bench-sizes bench-scale bench-gpu report clean
+.PHONY: demo docs docs-quick docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-peers bench-quality bench-kinds bench-small bench-sizes bench-scale bench-gpu report clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -20,6 +20,13 @@ docs: $(DOCS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs $(SITE)
 	$(BIN)/python docs/links.py $(SITE)
 	@echo "the documentation is in $(SITE)/index.html"
+
+# Before each change of a page or an example: the pages with their links, without running the gallery, then the blocks of
+# the pages, and examples at a small size.
+docs-quick: $(DOCS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -D plot_gallery=0 -b html docs $(SITE)-quick
+	$(BIN)/python docs/links.py $(SITE)-quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/test_documents.py tests/test_guides.py tests/test_examples.py tests/test_gallery.py
 
 # The links that leave the pages; needs a network.
 docs-external: $(DOCS)

@@ -17,7 +17,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from tests.problems import all_rows, normal, quietly, uniform
+from tests.problems import all_rows, in_turn, normal, quietly, uniform
 from torchgw import (
     AdjacencyDistances,
     Envelope,
@@ -216,8 +216,7 @@ def test_symmetric_adjacencies_have_the_cost_of_a_distance_matrix() -> None:
         torch.testing.assert_close(mean_cost(one, coupling, p, q), mean_cost(other, coupling, p, q))
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
-@pytest.mark.parametrize("directed", DIRECTIONS)
+@pytest.mark.parametrize(("directed", "epsilon"), in_turn(DIRECTIONS, [0.0, 1e-3]))
 def test_a_call_has_the_value_of_its_plan_and_true_bounds(epsilon: float, directed: tuple[bool, bool]) -> None:
     A, B = graph(14, 1, directed[0]), graph(11, 2, directed[1])
     p, q = masses(14, 3), masses(11, 4)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -34,6 +32,7 @@ from torchgw import (
     gw_align,
     resume,
 )
+from torchgw.datasets import make_spiral, make_swiss_roll
 
 
 @pytest.mark.parametrize(
@@ -224,61 +223,60 @@ def test_other_threads_are_told(tmp_path: Path) -> None:
         torch.set_num_threads(before)
 
 
-SCRIPT = """
-    import sys, torch, torchgw
-    X, _ = torchgw.datasets.make_spiral({n})
-    Y, _ = torchgw.datasets.make_swiss_roll({k}, random_state=1)
+def solve_or_resume(begins: Any, n: int, k: int, options: GWOptions, folder: Path, kept: bool, out: Path) -> None:
+    """What a process of its own does: a solve that keeps checkpoints or does not, or goes on with those there are."""
+    X, Y = make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
     torch.set_num_threads(1)  # of several a busy machine would take some, and with them the last bits
-    print("begin", flush=True)
-    if sys.argv[1] == "resume":
-        result = torchgw.resume({folder!r})
+    begins.set()
+    if kept and (folder / "call.pt").exists():
+        result = quietly(resume, folder)
     else:
-        kept = torchgw.Checkpoint({folder!r}, every=0) if sys.argv[1] == "kept" else None
-        result = torchgw.gw_align(X, Y, random_state=0, checkpoint=kept, options={options})
-    result.save(sys.argv[2])
-"""
+        checkpoint = Checkpoint(folder, every=0) if kept else None
+        result = quietly(gw_align, X, Y, random_state=0, checkpoint=checkpoint, options=options)
+    result.save(out)
 
 
-def killed_and_resumed(tmp_path: Path, n: int, k: int, options: str, kills: int) -> tuple[GWResult, GWResult, int]:
+def killed_and_resumed(
+    tmp_path: Path, n: int, k: int, options: GWOptions, kills: int
+) -> tuple[GWResult, GWResult, int]:
     """A solve left alone, one killed at random moments and resumed, and how often it was killed before its end."""
-    folder, results = str(tmp_path / "kept"), [tmp_path / "whole.npz", tmp_path / "resumed.npz"]
-    script = textwrap.dedent(SCRIPT).format(n=n, k=k, folder=folder, options=options)
+    forked = multiprocessing.get_context("forkserver")
+    forked.set_forkserver_preload(["tests.rank_cases", __name__])
 
-    def start(mode: str, out: Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-W", "ignore", "-c", script, mode, str(out)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begin\n"
+    def start(out: str) -> Any:
+        given = (n, k, options, tmp_path / "kept", out == "resumed.npz", tmp_path / out)
+        process = forked.Process(target=solve_or_resume, args=(begins := forked.Event(), *given))
+        process.start()
+        assert begins.wait(60)
         return process
 
-    process, began = start("whole", results[0]), time.monotonic()
-    assert process.wait() == 0
-    lasts, draw, killed = time.monotonic() - began, random.Random(), 0
+    def ended(process: Any) -> GWResult:
+        process.join()
+        assert process.exitcode == 0
+        return GWResult.load(out)
+
+    out = tmp_path / "whole.npz"
+    process, began = start(out.name), time.monotonic()
+    whole = ended(process)
+    lasts, draw, killed, out = time.monotonic() - began, random.Random(), 0, tmp_path / "resumed.npz"
     for _ in range(kills):
-        started = (Path(folder) / "call.pt").exists()
-        process = start("resume" if started else "kept", results[1])
-        time.sleep(draw.uniform(0.1, 0.6) * lasts)
-        killed += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-    started = (Path(folder) / "call.pt").exists()
-    assert start("resume" if started else "kept", results[1]).wait() == 0
-    return GWResult.load(results[0]), GWResult.load(results[1]), killed
+        process = start(out.name)
+        process.join(draw.uniform(0.1, 0.6) * lasts)
+        killed += process.exitcode is None
+        process.kill()
+        process.join()
+    return whole, ended(start(out.name)), killed
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_process_killed_at_a_random_moment_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    whole, resumed, killed = killed_and_resumed(tmp_path, 500, 550, "torchgw.GWOptions(gradient='sampled')", 1)
+    whole, resumed, killed = killed_and_resumed(tmp_path, 300, 330, GWOptions(gradient="sampled"), 1)
     assert killed == 1
     assert_same(resumed, whole)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("strategy", ["auto", "dense"])
 def test_five_thousand_points_killed_three_times_end_the_same(strategy: str, tmp_path: Path) -> None:
-    whole, resumed, killed = killed_and_resumed(tmp_path, 5000, 6000, f"torchgw.GWOptions(strategy={strategy!r})", 3)
+    whole, resumed, killed = killed_and_resumed(tmp_path, 5000, 6000, GWOptions(strategy=strategy), 3)
     assert killed > 0
     assert_same(resumed, whole)

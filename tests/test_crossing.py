@@ -153,7 +153,8 @@ def test_what_stands_out_is_not_crossed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "marginals", [SemiRelaxed(1.0), Unbalanced(1.0, 1.0), pytest.param(Partial(0.5), marks=pytest.mark.slow)]
+    "marginals",
+    [SemiRelaxed(1.0), *(pytest.param(each, marks=pytest.mark.slow) for each in (Unbalanced(1.0, 1.0), Partial(0.5)))],
 )
 def test_plans_whose_marginals_give_way_are_not_crossed(monkeypatch: pytest.MonkeyPatch, marginals: Marginals) -> None:
     monkeypatch.setattr(basins, "crossed_basins", lambda *_: pytest.fail("crossed"))

@@ -156,7 +156,10 @@ def test_a_copy_with_more_points_is_found_again_in_clusters() -> None:
     assert (order[result.argmax()] == np.arange(300)).mean() > 0.7  # 0.5 where it stays blurred
 
 
-def test_one_kind_of_landmarks_is_enough_where_a_basin_of_curves_stands_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["circles", *(pytest.param(k, marks=pytest.mark.slow) for k in ("clouds", "blobs"))])
+def test_one_kind_of_landmarks_is_enough_where_a_basin_of_curves_stands_out(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[str] = []
     choose: Callable[..., object] = anneal.choose_landmarks
 
@@ -170,14 +173,14 @@ def test_one_kind_of_landmarks_is_enough_where_a_basin_of_curves_stands_out(monk
     rng = np.random.default_rng(0)
     t = np.linspace(0, 2 * np.pi, 400, endpoint=False)
     circle = np.stack((np.cos(t), np.sin(t)), 1)
-    for points, other in (
-        (rng.normal(size=(300, 3)), rng.normal(size=(310, 3))),
-        (blobs(20, 300, 0.02), blobs(20, 310, 0.02)),
-        (circle, circle[:390]),  # no turn of which stands out
-    ):
-        tried.clear()
-        quietly(gw_align, points, other, distances="euclidean", epsilon=1e-3, random_state=0)
-        assert set(tried) == {"farthest", "spread", "random"}
+    spaces = {
+        "clouds": (rng.normal(size=(300, 3)), rng.normal(size=(310, 3))),
+        "blobs": (blobs(20, 300, 0.02), blobs(20, 310, 0.02)),
+        "circles": (circle, circle[:390]),  # no turn of which stands out
+    }
+    tried.clear()
+    quietly(gw_align, *spaces[other], distances="euclidean", epsilon=1e-3, random_state=0)
+    assert set(tried) == {"farthest", "spread", "random"}
 
 
 def test_surfaces_of_equal_sizes_stream_and_end_sharp_as_they_would_dense(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from tests.problems import random_masses
+from tests.problems import daily, random_masses
 from torchgw import gw_align
 from torchgw.diagnostics.status import History
 from torchgw.objective.exact import ExactGradient
@@ -80,7 +80,7 @@ def test_points_without_mass_and_points_that_coincide_leave_no_empty_cell() -> N
     assert int(cells.label.max()) + 1 == cells.count
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
 def test_beside_far_points_nothing_is_above_conditional_gradients_from_the_product_plan(seed: int) -> None:
     rng = np.random.default_rng((400, seed, 7))
     DX, DY = (cdist(x := rng.exponential(size=(240, 3)), x, "sqeuclidean") for _ in range(2))
@@ -160,7 +160,7 @@ def test_a_copy_in_another_order_is_found_between_unequal_masses() -> None:
     assert found.value <= 1e-9
 
 
-@pytest.mark.parametrize(("d", "seed"), [(50, 77), (50, 2), (28, 0)])
+@pytest.mark.parametrize(("d", "seed"), daily([(28, 0)], [50, 28], [77, 2, 0]))
 def test_points_that_no_cells_stand_for_are_matched(d: int, seed: int) -> None:
     """In many dimensions half of the variance of distances is within cells."""
     rng = np.random.default_rng((d, seed))

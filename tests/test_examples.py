@@ -64,8 +64,15 @@ def test_the_flow_takes_the_size_of_its_target() -> None:
     assert abs(sizes[1] / sizes[2] - 1) < 0.1 < abs(sizes[0] / sizes[2] - 1)
 
 
+@cache
+def learned() -> tuple[ModuleType, Any]:
+    """The other example, and a short run of it."""
+    modalities = example("two_modalities")
+    return modalities, modalities.run(seed=1, n=150, k=170, n_steps=20)
+
+
 def test_learned_weights_align_two_modalities() -> None:
-    done = example("two_modalities").run(seed=1, n=150, k=170, n_steps=20)
+    _, done = learned()
     assert done.training.loss[-1] < 0.6 * done.training.loss[0]
     assert done.errors["encoded"] < 0.25 * done.errors["raw"]
     assert done.errors["encoded"] < 0.8 * done.errors["standardised"]
@@ -74,10 +81,9 @@ def test_learned_weights_align_two_modalities() -> None:
 
 
 def test_figures_are_drawn(tmp_path: Path) -> None:
-    flow, modalities = example("gradient_flow"), example("two_modalities")
-    short = flow.flow(n=30, n_steps=4)
-    flow.draw(short, short, tmp_path / "flow.png")
-    modalities.draw(modalities.run(seed=0, n=40, k=50, n_steps=2), tmp_path / "two.png")
+    (flow, plain), (_, debiased), (modalities, done) = flowed(False), flowed(True), learned()
+    flow.draw(plain, debiased, tmp_path / "flow.png")
+    modalities.draw(done, tmp_path / "two.png")
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("flow.png", "two.png"))
 
 

@@ -12,7 +12,7 @@ import torch
 from scipy.sparse import csr_matrix
 from scipy.spatial.distance import cdist
 
-from tests.problems import Own, gw_by_enumeration, path_graph, random_distances
+from tests.problems import Own, daily, gw_by_enumeration, path_graph, random_distances
 from torchgw import (
     Balanced,
     CoarseOptions,
@@ -95,9 +95,15 @@ def masses(tiny: tuple[float, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("strategy", "marginals"),
-    [("dense", None), ("streaming", None), ("low-rank", None), ("sharp", None), ("streaming", Unbalanced(0.1, 0.1)),
-     ("dense", Unbalanced(0.1, 0.1)), ("dense", SemiRelaxed(0.1)), ("dense", Partial(0.5))],
-)  # fmt: skip
+    [
+        *[("low-rank", None), ("sharp", None)],
+        *daily(
+            [("dense", None), ("streaming", None), ("dense", Unbalanced(0.1, 0.1))],
+            ["dense", "streaming"],
+            [None, Unbalanced(0.1, 0.1), SemiRelaxed(0.1), Partial(0.5)],
+        ),
+    ],
+)
 def test_negligible_masses_leave_the_plan_as_it_is_without_them(strategy: str, marginals: Marginals | None) -> None:
     given: dict[str, Any] = {} if marginals is None else {"marginals": marginals}
     given |= {"epsilon": 0.0} if strategy in ("sharp", "low-rank") else {}
@@ -204,7 +210,9 @@ def test_costs_of_any_size_beside_which_something_is_left(size: float, alpha: fl
     assert result.marginal_error < 1e-9
 
 
-@pytest.mark.parametrize("marginals", [Balanced(), SemiRelaxed(0.1), Unbalanced(1.0, 1.0)])
+@pytest.mark.parametrize(
+    "marginals", [Balanced(), SemiRelaxed(0.1), pytest.param(Unbalanced(1.0, 1.0), marks=pytest.mark.slow)]
+)
 def test_masses_beside_which_distances_are_nothing_leave_the_plan_of_the_cost_alone(marginals: Marginals) -> None:
     M = np.random.default_rng(2).uniform(size=(N, K))
     p, q = np.full(N, 2e-30 / N), np.full(K, 2e-30 / K)
@@ -217,7 +225,7 @@ def test_masses_beside_which_distances_are_nothing_leave_the_plan_of_the_cost_al
 ONES, HUGE = np.full(N, 1e100), GWOptions(spaces=SpaceOptions(scale=1.0))
 
 
-@pytest.mark.parametrize("mass", [1e-5, 1e-8])
+@pytest.mark.parametrize("mass", [pytest.param(1e-5, marks=pytest.mark.slow), 1e-8])
 def test_a_sliver_of_the_masses_streams_as_it_is_stored(mass: float) -> None:
     stored, streamed = (
         align(CLOUD, OTHER, way, marginals=Partial(mass), distances="landmark", epsilon=0.05)

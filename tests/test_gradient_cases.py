@@ -56,7 +56,7 @@ def test_points_of_a_partial_plan_are_told_apart_by_their_prices() -> None:
     assert float((found[0] - found[1]).norm()) < 1e-4 * float(found[0].norm())
 
 
-@pytest.mark.parametrize("marginals", [Balanced(), Unbalanced(0.1, 0.1)])
+@pytest.mark.parametrize("marginals", [Balanced(), pytest.param(Unbalanced(0.1, 0.1), marks=pytest.mark.slow)])
 def test_soft_supervision_is_part_of_the_loss_and_of_all_gradients(marginals: Any) -> None:
     X, Y, weights = uniform(12, 3, seed=1), uniform(14, 2, seed=2), uniform(12, 14, seed=3)
     rules = Supervision(pairs=[(0, 3), (5, 9)], forbidden=[(2, 2)], strength=0.02)

@@ -180,7 +180,7 @@ def test_forbidden_entries_in_a_sweep() -> None:
     cases.sweeps(DENSE, (score,), score.numpy(), torch.float64, "cpu")
 
 
-@pytest.mark.parametrize(("dtype", "axis"), daily({(torch.float32, 1), (torch.float64, 0)}, DTYPES, [0, 1]))
+@pytest.mark.parametrize(("dtype", "axis"), daily({(torch.float32, 1)}, DTYPES, [0, 1]))
 def test_compiled_kernels_agree_with_the_oracle(dtype: torch.dtype, axis: int) -> None:
     assert compiler.unable(softmin_dense.reference.trial, Workload(CPU, torch.float32, (9, 9))) is None
     dense, stream = softmin_dense.reference.compiled(), softmin_stream.reference.compiled()

@@ -84,10 +84,12 @@ ax.legend(frameon=False)
 plt.show()
 
 # %%
-# Up to a noise as large as the vectors themselves no dictionary is needed. Beyond, ten words help little and forty do.
-# At the largest noise the value found without a dictionary is above the one from the truth: a better optimum was
-# missed, and the flag says that the choice was a close one.
+# Up to a noise as large as the vectors themselves no dictionary is needed. Beyond, ten words are worse than none: the
+# solve begins at them instead of searching, and they are too few to begin at. Forty are better than none. At the
+# largest noise the value found without a dictionary is above the one from the truth: a better optimum was missed, and
+# the flag says that the choice was a close one.
 
 assert (precision[0, :2] == 1).all()
 assert flagged[-1]
-assert precision[2, -1] > precision[0, -1] + 0.2
+assert precision[2, 2:].mean() > precision[1, 2:].mean() + 0.3
+assert precision[2, -1] > precision[0, -1] + 0.05

@@ -119,7 +119,7 @@ def test_small_transport(n: int, k: int, dtype: torch.dtype) -> None:
     cases.small_transport(small, "cpu", 2, n, k, dtype, holes=n != 60)
 
 
-@pytest.mark.parametrize("kind", daily([("duplicates",), ("star",), ("many",), ("chain",)], cases.graphs()))
+@pytest.mark.parametrize("kind", daily([("duplicates",), ("star",), ("many",)], cases.graphs()))
 def test_shortest_paths(kind: str) -> None:
     searches = shortest_paths.choose("triton", Workload(CPU, torch.float64, (1, 1))).function
     assert searches is not None
@@ -250,7 +250,7 @@ def test_a_streamed_alignment_on_kept_tiles_agrees_with_the_eager_one(monkeypatc
         monkeypatch.setattr(place, "TILE", 16)
     monkeypatch.setattr(inner, "SKIPPED_FROM", 1)
     monkeypatch.setattr(streaming, "EVERY_PAIR", 1)
-    X, Y = make_spiral(60)[0], make_swiss_roll(71, random_state=1)[0]
+    X, Y = make_spiral(34)[0], make_swiss_roll(41, random_state=1)[0]
     given = {
         "distances": "euclidean",
         "epsilon": 0.1,
