@@ -1,0 +1,294 @@
+"""What `GWResult.verdict` says of matchings, beside the share of their points that is right: 400 problems of ten kinds.
+
+Each kind has forty problems with a known true matching, whose difficulty ``hard`` rises evenly from 0 to 1: noise and
+the like from next to none to all, by equal factors. A match is right within 10 % of the target's diameter, which is
+what the library calls one matching; a matching is right if more than 60 % of its matches are. The thresholds of the
+verdict were chosen on the problems of even number; those of odd number are held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from scipy.sparse.csgraph import dijkstra
+from scipy.spatial.distance import cdist
+from sklearn.neighbors import kneighbors_graph
+
+import torchgw
+from benchmarks.problems import cosine_distances, rotation
+from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.types import Array
+
+PROBLEMS = 40  # of each kind
+NEAR, RIGHT = 0.1, 0.6  # of the target's diameter; share of matches
+LEAST, MOST = 40, 151  # points
+ONE_SCALE = torchgw.GWOptions(spaces=torchgw.SpaceOptions(scale="common"))
+
+
+@dataclass(frozen=True)
+class Known:
+    """A problem with its true matching.
+
+    X, Y : the two spaces.
+    truth : (N,) index of the true partner of each source point, -1 for a point that has none.
+    near : (K, K) distances by which a match may miss its partner.
+    arguments : of `gw_align`.
+    """
+
+    X: Array
+    Y: Array
+    truth: Array
+    near: Array
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def share(self, matches: Array) -> float:
+        """Share of the points with a partner that are matched with it, or nearly; 0 where no point has one."""
+        has = self.truth >= 0
+        missed = self.near[matches[has], self.truth[has]]
+        return float((missed <= NEAR * self.near.max()).mean()) if has.any() else 0.0
+
+
+def size(rng: np.random.Generator) -> int:
+    """A number of points."""
+    return int(rng.integers(LEAST, MOST))
+
+
+def shuffled(X: Array, Y: Array, rng: np.random.Generator, **arguments: Any) -> Known:
+    """Point i of X belongs to point i of Y, whose order is then drawn anew."""
+    order = rng.permutation(len(Y))
+    place = np.argsort(order)
+    return Known(X, Y[order], place[: len(X)], cdist(Y[order], Y[order]), {"distances": "euclidean"} | arguments)
+
+
+def unrelated_to(X: Array, Y: Array, **arguments: Any) -> Known:
+    """No point of X belongs to any of Y."""
+    return Known(X, Y, np.full(len(X), -1), cdist(Y, Y), {"distances": "euclidean"} | arguments)
+
+
+def turned(X: Array, rng: np.random.Generator) -> Array:
+    """The points under a random rotation."""
+    return X @ rotation(X.shape[1], rng)
+
+
+def cloud(rng: np.random.Generator, n: int, d: int) -> Array:
+    """A Gaussian cloud, of variances that differ or not."""
+    return rng.normal(size=(n, d)) * rng.uniform(0.3, 1.0, size=d) ** rng.integers(2)
+
+
+def noisy_copies(hard: float, rng: np.random.Generator) -> Known:
+    """A cloud in R^2 to R^10 and its rotated copy, with noise of 0.01 to 4 times its spread."""
+    X = cloud(rng, size(rng), int(rng.integers(2, 11)))
+    return shuffled(X, turned(X + 0.01 * 400**hard * X.std() * rng.normal(size=X.shape), rng), rng)
+
+
+def unrelated(hard: float, rng: np.random.Generator) -> Known:
+    """Two clouds of different distributions, drawn apart from each other."""
+    shapes: list[Callable[[int], Array]] = [
+        lambda n: cloud(rng, n, int(rng.integers(1, 11))),
+        lambda n: rng.exponential(size=(n, int(rng.integers(1, 5)))),
+        lambda n: rng.uniform(size=(n, int(rng.integers(1, 5)))),
+        lambda n: np.stack([f(rng.random(n) * 6) for f in (np.cos, np.sin)], 1) + 0.02 * rng.normal(size=(n, 2)),
+        lambda n: rng.normal(size=(4, 3))[rng.integers(0, 4, n)] * 3 + rng.normal(size=(n, 3)),
+        lambda n: make_spiral(n, random_state=rng)[0],
+        lambda n: (z := rng.normal(size=(n, 3))) / np.linalg.norm(z, axis=1, keepdims=True),
+        lambda n: rng.standard_t(2, size=(n, 2)),
+    ]
+    one, other = rng.choice(len(shapes), 2, replace=False)
+    return unrelated_to(shapes[one](size(rng)), shapes[other](size(rng)))
+
+
+def wrong_units(hard: float, rng: np.random.Generator) -> Known:
+    """A copy with little noise, one coordinate in other units by up to 1000, or a column that counts the rows."""
+    X = cloud(rng, size(rng), int(rng.integers(2, 5)))
+    Y = X + 0.02 * X.std() * rng.normal(size=X.shape)
+    if rng.random() < 0.5:
+        Y[:, rng.integers(Y.shape[1])] *= 1000**hard
+        return shuffled(X, Y, rng)
+    known = shuffled(X, Y, rng)
+    weight = 0.01 * 1000**hard / len(X)  # the column is up to ten long, where the spread is at most one
+    X, Y = (np.c_[weight * np.arange(len(side)), side] for side in (known.X, known.Y))
+    return Known(X, Y, known.truth, known.near, known.arguments)
+
+
+def outliers(hard: float, rng: np.random.Generator) -> Known:
+    """A copy of which some points are anywhere, up to all, or one is far away."""
+    X = cloud(rng, size(rng), int(rng.integers(2, 6)))
+    Y = X + 0.03 * X.std() * rng.normal(size=X.shape)
+    if rng.random() < 0.8:
+        gone = rng.permutation(len(Y))[: int(hard * len(Y))]
+        Y[gone] = rng.uniform(Y.min(0), Y.max(0), size=(len(gone), Y.shape[1]))
+    else:
+        Y[0] += 1000**hard
+    return shuffled(X, Y, rng)
+
+
+def near_symmetric(hard: float, rng: np.random.Generator) -> Known:
+    """Planar shapes of two to six equal parts, or with a mirror, whose parts are told apart by less and less."""
+    n, parts = size(rng), int(rng.integers(1, 7))
+    each = n // parts
+    part = rng.normal(size=(each, 2)) * [0.5, 0.2] + [1.0, 0.0]
+    angles = 2 * np.pi * np.arange(parts) / parts
+    if parts == 1:
+        half = np.abs(rng.normal(size=(n // 2, 2)) * [1.0, 0.6])
+        X = np.concatenate((half, half * [1, -1]))
+    else:
+        X = np.concatenate([part @ np.array([[np.cos(a), np.sin(a)], [-np.sin(a), np.cos(a)]]) for a in angles])
+    X = X + 0.01**hard * X.std() * rng.normal(size=X.shape)
+    noise = 0.02 * 20 ** rng.random() * X.std()
+    return shuffled(X, turned(X + noise * rng.normal(size=X.shape), rng), rng)
+
+
+def body(t: Array, bend: float) -> Array:
+    """A tapering limb of a surface (n, 3) from its parameters (n, 2), length and angle; bent."""
+    length, angle = t.T
+    bumps = [np.exp(-3 * (length - at) ** 2) * (1 + np.cos(angle - side)) for at, side in ((0.8, 0.0), (2.1, 2.0))]
+    radius = 0.3 + 0.1 * length + 0.2 * sum(bumps)
+    around = np.stack((radius * np.cos(angle), radius * np.sin(angle)), 1)
+    turn = bend * length / 3
+    middle = np.stack((length * np.sinc(turn / np.pi), length * turn / 2), 1)
+    across = np.stack((-np.sin(turn), np.cos(turn)), 1) * around[:, :1]
+    return np.c_[middle + across, around[:, 1]]
+
+
+def geodesics(points: Array, k: int = 6) -> Array:
+    """Lengths of paths along the neighbour graph (n, n), over the largest; parts that lie apart are joined."""
+    D = cdist(points, points)
+    graph = kneighbors_graph(points, k, mode="distance")
+    paths = dijkstra(graph, directed=False)
+    while not np.isfinite(paths).all():
+        inside = np.isfinite(paths[0])
+        i, j = np.unravel_index(np.where(inside[:, None] & ~inside, D, np.inf).argmin(), D.shape)
+        graph = graph.tolil()
+        graph[i, j] = D[i, j]
+        paths = dijkstra(graph.tocsr(), directed=False)
+    return np.asarray(paths / paths.max())
+
+
+def surfaces(hard: float, rng: np.random.Generator) -> Known:
+    """A limb and its bent copy by paths along them, with noise of 0.005 to 0.5; its radius is 0.3 to 1."""
+    n = size(rng)
+    t = np.c_[rng.uniform(0, 3, n), rng.uniform(0, 2 * np.pi, n)]
+    s = t + rng.choice([0.0, 0.1]) * rng.normal(size=t.shape)  # the same places, or others near them
+    X, Y = body(t, 0.0), body(s, rng.uniform(0.2, 1.0))
+    truth, clean = cdist(X, body(s, 0.0)).argmin(1), geodesics(Y)
+    X, Y = (side + 0.005 * 100**hard * rng.normal(size=side.shape) for side in (X, Y))
+    return by_distances(geodesics(X), geodesics(Y), truth, clean, rng)
+
+
+def curves(hard: float, rng: np.random.Generator) -> Known:
+    """A spiral and a Swiss roll by paths, with noise of 0.01 to 0.5 of their radius."""
+    n, k, noise = *rng.integers(80, MOST, size=2), 0.01 * 50**hard
+    (X, s), (Y, t) = (make(m, noise, rng) for make, m in ((make_spiral, n), (make_swiss_roll, k)))
+    D, E = geodesics(X, 4), geodesics(Y * [1, 0.2, 1], 4)
+    return by_distances(D, E, np.abs(s[:, None] - t).argmin(1), np.abs(t[:, None] - t), rng)
+
+
+def along_manifolds(hard: float, rng: np.random.Generator) -> Known:
+    """Surfaces or curves."""
+    return (surfaces, curves)[rng.integers(2)](hard, rng)
+
+
+def by_distances(D: Array, E: Array, truth: Array, near: Array, rng: np.random.Generator, **arguments: Any) -> Known:
+    """Spaces of distances, the target's order drawn anew."""
+    order = rng.permutation(len(E))
+    place, at = np.argsort(order), np.ix_(order, order)
+    return Known(D, E[at], np.where(truth < 0, -1, place[truth]), near[at], {"distances": "precomputed"} | arguments)
+
+
+def slices(hard: float, rng: np.random.Generator) -> Known:
+    """Two slices of an elongated tissue, of jittered spots, with features of both that say more or less."""
+    X = rng.uniform(size=(size(rng) * 3 // 2, 2)) * [3.0, 1.0]
+    middle = 0.5 + rng.uniform(0.0, 0.5) * np.sin(X[:, 0])  # bent or not
+    X = X[(X[:, 0] - 1.5) ** 2 / 2.25 + (X[:, 1] - middle) ** 2 / 0.25 <= 1.0]
+    Y = X + rng.uniform(0.02, 0.12) * rng.normal(size=X.shape)
+    waves = [(rng.normal(size=2), rng.uniform(0, 2 * np.pi)) for _ in range(8)]
+    F, G = (np.stack([np.sin(1.3 * side @ wave + phase) for wave, phase in waves], 1) for side in (X, Y))
+    F, G = (side + 0.05 * 100**hard * rng.normal(size=side.shape) for side in (F, G))
+    known = shuffled(X, turned(Y, rng), rng)
+    cost = cdist(F, G[np.argsort(known.truth)], "sqeuclidean")
+    fused = {"cost": cost / cost.max(), "alpha": float(rng.choice([0.5, 0.9, 0.98]))}
+    return replace(known, arguments=known.arguments | fused)
+
+
+def rewired(A: Array, share: float, rng: np.random.Generator) -> Array:
+    """The graph with a share of its edges elsewhere."""
+    n = len(A)
+    upper = np.triu_indices(n, 1)
+    edges, free = np.flatnonzero(A[upper]), np.flatnonzero(A[upper] == 0)
+    count = int(share * len(edges))
+    flat = A[upper].copy()
+    flat[rng.choice(edges, count, replace=False)] = 0
+    flat[rng.choice(free, min(count, len(free)), replace=False)] = 1
+    B = np.zeros_like(A)
+    B[upper] = flat
+    return B + B.T
+
+
+def graphs(hard: float, rng: np.random.Generator) -> Known:
+    """Graphs of five kinds by adjacency, up to a half of their edges rewired."""
+    n, seed = size(rng), int(rng.integers(2**31))
+    G = [
+        lambda: nx.gnp_random_graph(n, 8 / n, seed=seed),
+        lambda: nx.powerlaw_cluster_graph(n, 4, 0.3, seed=seed),
+        lambda: nx.watts_strogatz_graph(n, 6, 0.2, seed=seed),
+        lambda: nx.random_geometric_graph(n, 1.8 / n**0.5, seed=seed),
+        lambda: nx.stochastic_block_model([n // 3] * 3, 0.3 * np.eye(3) + 0.03, seed=seed),
+    ][rng.integers(5)]()
+    A = nx.to_numpy_array(G)
+    B = rewired(A, 0.5 * hard, rng)
+    return by_distances(A, B, np.arange(len(A)), 1 - np.eye(len(A)), rng, distances="adjacency")
+
+
+def embeddings(hard: float, rng: np.random.Generator) -> Known:
+    """Two embeddings of the same objects in clusters by cosine, with noise of 0.05 to 3 times their spread."""
+    n, groups = size(rng), int(rng.integers(2, 9))
+    z = rng.normal(size=(groups, 8))[rng.integers(0, groups, n)] + rng.uniform(0.3, 2.0) * rng.normal(size=(n, 8))
+    noise = 0.05 * 60**hard
+    X, Y = (
+        (side := z @ rng.normal(size=(8, d)) / 8**0.5) + noise * rng.normal(size=side.shape) for d in (30, 50)
+    )
+    C = cosine_distances(z)
+    return by_distances(cosine_distances(X), cosine_distances(Y), np.arange(n), C, rng)
+
+
+def parts(hard: float, rng: np.random.Generator) -> Known:
+    """A part of a cloud in the whole, or two parts that overlap, in one scale; noise of 0.002 to 0.3 of the spread."""
+    n, d = int(rng.integers(LEAST, 90)), int(rng.integers(2, 4))
+    P = rng.normal(size=(n, d)) * rng.uniform(0.4, 1.0, size=d)
+    Q = turned(P + 0.002 * 150**hard * P.std() * rng.normal(size=P.shape), rng)
+    near = np.argsort(np.linalg.norm(P - P[0], axis=1))
+    if rng.random() < 0.5:
+        source, target = near[: int(rng.uniform(0.3, 0.8) * n)], np.arange(n)
+        marginals: torchgw.SemiRelaxed | torchgw.Partial = torchgw.SemiRelaxed(0.0, "y")
+    else:
+        source, target = near[: n - n // 4], near[n // 4 :]
+        marginals = torchgw.Partial(1 - (n // 4) / len(source))
+    place = np.full(n, -1)
+    place[target] = np.arange(len(target))
+    Y = P[target]
+    arguments = {"distances": "euclidean", "marginals": marginals, "options": ONE_SCALE}
+    return Known(Q[source], Y, place[source], cdist(Y, Y), arguments)
+
+
+KINDS: dict[str, Callable[[float, np.random.Generator], Known]] = {
+    "noisy copies": noisy_copies,
+    "unrelated": unrelated,
+    "wrong units": wrong_units,
+    "outliers": outliers,
+    "near-symmetric shapes": near_symmetric,
+    "surfaces and curves": along_manifolds,
+    "slices with features": slices,
+    "graphs": graphs,
+    "embeddings": embeddings,
+    "parts": parts,
+}
+
+
+def problem(kind: str, number: int) -> Known:
+    """The problem of a kind with this number; odd and even ones cover the same difficulties."""
+    rng = np.random.default_rng([list(KINDS).index(kind), number])
+    return KINDS[kind]((number // 2 + rng.random()) / (PROBLEMS // 2), rng)
