@@ -8,6 +8,7 @@ verdict were chosen on the problems of even number; those of odd number are held
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,9 +20,13 @@ from scipy.spatial.distance import cdist
 from sklearn.neighbors import kneighbors_graph
 
 import torchgw
+from benchmarks.common import rehearsed, show, write
 from benchmarks.problems import cosine_distances, rotation
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.diagnostics.verdict import value_over_chance
 from torchgw.types import Array
+
+Row = dict[str, Any]
 
 PROBLEMS = 40  # of each kind
 NEAR, RIGHT = 0.1, 0.6  # of the target's diameter; share of matches
@@ -176,27 +181,26 @@ def surfaces(hard: float, rng: np.random.Generator) -> Known:
     X, Y = body(t, 0.0), body(s, rng.uniform(0.2, 1.0))
     truth, clean = cdist(X, body(s, 0.0)).argmin(1), geodesics(Y)
     X, Y = (side + 0.005 * 100**hard * rng.normal(size=side.shape) for side in (X, Y))
-    return by_distances(geodesics(X), geodesics(Y), truth, clean, rng)
+    return reordered(X, Y, truth, clean, rng)
 
 
 def curves(hard: float, rng: np.random.Generator) -> Known:
     """A spiral and a Swiss roll by paths, with noise of 0.01 to 0.5 of their radius."""
     n, k, noise = *rng.integers(80, MOST, size=2), 0.01 * 50**hard
     (X, s), (Y, t) = (make(m, noise, rng) for make, m in ((make_spiral, n), (make_swiss_roll, k)))
-    D, E = geodesics(X, 4), geodesics(Y * [1, 0.2, 1], 4)
-    return by_distances(D, E, np.abs(s[:, None] - t).argmin(1), np.abs(t[:, None] - t), rng)
+    return reordered(X, Y * [1, 0.2, 1], np.abs(s[:, None] - t).argmin(1), np.abs(t[:, None] - t), rng)
 
 
 def along_manifolds(hard: float, rng: np.random.Generator) -> Known:
-    """Surfaces or curves."""
+    """Surfaces or curves, by the distances that are taken by default."""
     return (surfaces, curves)[rng.integers(2)](hard, rng)
 
 
-def by_distances(D: Array, E: Array, truth: Array, near: Array, rng: np.random.Generator, **arguments: Any) -> Known:
-    """Spaces of distances, the target's order drawn anew."""
-    order = rng.permutation(len(E))
-    place, at = np.argsort(order), np.ix_(order, order)
-    return Known(D, E[at], np.where(truth < 0, -1, place[truth]), near[at], {"distances": "precomputed"} | arguments)
+def reordered(X: Array, Y: Array, truth: Array, near: Array, rng: np.random.Generator, **arguments: Any) -> Known:
+    """Points, or with ``distances`` matrices of them, of which the target's order is drawn anew."""
+    order = rng.permutation(len(Y))
+    at = np.ix_(order, order)
+    return Known(X, Y[at] if arguments else Y[order], np.argsort(order)[truth], near[at], arguments)
 
 
 def slices(hard: float, rng: np.random.Generator) -> Known:
@@ -240,7 +244,7 @@ def graphs(hard: float, rng: np.random.Generator) -> Known:
     ][rng.integers(5)]()
     A = nx.to_numpy_array(G)
     B = rewired(A, 0.5 * hard, rng)
-    return by_distances(A, B, np.arange(len(A)), 1 - np.eye(len(A)), rng, distances="adjacency")
+    return reordered(A, B, np.arange(len(A)), 1 - np.eye(len(A)), rng, distances="adjacency")
 
 
 def embeddings(hard: float, rng: np.random.Generator) -> Known:
@@ -248,11 +252,10 @@ def embeddings(hard: float, rng: np.random.Generator) -> Known:
     n, groups = size(rng), int(rng.integers(2, 9))
     z = rng.normal(size=(groups, 8))[rng.integers(0, groups, n)] + rng.uniform(0.3, 2.0) * rng.normal(size=(n, 8))
     noise = 0.05 * 60**hard
-    X, Y = (
-        (side := z @ rng.normal(size=(8, d)) / 8**0.5) + noise * rng.normal(size=side.shape) for d in (30, 50)
-    )
+    X, Y = ((side := z @ rng.normal(size=(8, d)) / 8**0.5) + noise * rng.normal(size=side.shape) for d in (30, 50))
     C = cosine_distances(z)
-    return by_distances(cosine_distances(X), cosine_distances(Y), np.arange(n), C, rng)
+    given = (cosine_distances(X), cosine_distances(Y))
+    return reordered(*given, np.arange(n), C, rng, distances="precomputed")
 
 
 def parts(hard: float, rng: np.random.Generator) -> Known:
@@ -270,7 +273,7 @@ def parts(hard: float, rng: np.random.Generator) -> Known:
     place = np.full(n, -1)
     place[target] = np.arange(len(target))
     Y = P[target]
-    arguments = {"distances": "euclidean", "marginals": marginals, "options": ONE_SCALE}
+    arguments = {"distances": "euclidean", "marginals": marginals, "epsilon": 0.0, "options": ONE_SCALE}
     return Known(Q[source], Y, place[source], cdist(Y, Y), arguments)
 
 
@@ -292,3 +295,70 @@ def problem(kind: str, number: int) -> Known:
     """The problem of a kind with this number; odd and even ones cover the same difficulties."""
     rng = np.random.default_rng([list(KINDS).index(kind), number])
     return KINDS[kind]((number // 2 + rng.random()) / (PROBLEMS // 2), rng)
+
+
+def judged(kind: str, number: int) -> Row:
+    """A problem solved by default: what the verdict says, and what is right."""
+    given = problem(kind, number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = torchgw.gw_align(given.X, given.Y, random_state=0, **given.arguments)
+    best, rival = result.basins[0].energy if result.basins else None, result.rival
+    return {
+        "kind": kind,
+        "number": number,
+        "points": list(result.shape),
+        "share": given.share(np.asarray(result.argmax())),
+        "verdict": result.verdict.name.lower(),
+        "reasons": list(result.reasons),
+        "value / chance": value_over_chance(result),
+        "rival": None if rival is None or not best else rival.energy / best,
+    }
+
+
+def by_kind(found: list[Row]) -> list[Row]:
+    """How many right and wrong matchings of each kind, and of each half of the problems, are called convincing."""
+    groups = {kind: [line for line in found if line["kind"] == kind] for kind in KINDS}
+    groups |= {
+        "all, thresholds chosen on them": [line for line in found if line["number"] % 2 == 0],
+        "all, held out": [line for line in found if line["number"] % 2 == 1],
+    }
+    rows = []
+    for kind, lines in groups.items():
+        right, wrong = ([x for x in lines if (x["share"] > RIGHT) is is_right] for is_right in (True, False))
+        trusted = [sum(x["verdict"] == "convincing" for x in side) for side in (right, wrong)]
+        rows.append(
+            {
+                "kind": kind,
+                "right": len(right),
+                "called convincing": trusted[0],
+                "wrong": len(wrong),
+                "wrong, called convincing": trusted[1],
+            }
+        )
+    return rows
+
+
+def by_verdict(found: list[Row]) -> list[Row]:
+    """How much is right of the held-out matchings with each verdict."""
+    rows = []
+    for verdict in ("convincing", "doubtful", "chance"):
+        shares = [x["share"] for x in found if x["verdict"] == verdict and x["number"] % 2 == 1]
+        counts = {"share of points right": None, "in nine of ten at least": None, "matchings right": None}
+        if shares:
+            at_least = float(np.quantile(shares, 0.1))
+            counts = {
+                "share of points right": float(np.median(shares)),
+                "in nine of ten at least": at_least,
+                "matchings right": f"{np.mean([share > RIGHT for share in shares]):.0%}",
+            }
+        rows.append({"verdict": verdict, "matchings": len(shares)} | counts)
+    return rows
+
+
+def run() -> None:
+    """Judge all problems, print the tables, and store them."""
+    found = [judged(kind, number) for kind in KINDS for number in range(1 if rehearsed() else PROBLEMS)]
+    show(by_kind(found))
+    show(by_verdict(found))
+    write("verdict", by_kind(found), verdicts=by_verdict(found), problems=found)

@@ -2,7 +2,7 @@
 
 The value of the product plan (``chance``) is what a plan has that knows nothing. A matching is convincing if
 
-    value <= 0.25 chance,     energy of the best other matching >= 1.25 times the best (3 times where points may be left
+    value <= 0.25 chance,     energy of the best other matching >= 4/3 times the best (3 times where points may be left
                               out),
 
 the solve converged after a search, and gave no warning. It is no better than chance if value > 0.4 chance, and doubtful
@@ -20,7 +20,7 @@ from torchgw.diagnostics.status import Status
 from torchgw.marginals import Marginals
 
 CLEAR, MEANINGLESS = 0.25, 0.4  # of the product plan's value
-RIVAL, RIVAL_OF_PARTS = 1.25, 3.0  # times the energy: a part fits a whole in many more places than a whole does
+RIVAL, RIVAL_OF_PARTS = 4 / 3, 3.0  # times the energy: a part fits a whole in many more places than a whole does
 PROVEN = 1e-12  # of the largest squared distance: a gap that is rounding
 HARMLESS = ("CheckpointWarning", "OutOfMemoryWarning")  # which say how a plan was found, not what it is worth
 
