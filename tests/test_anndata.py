@@ -113,6 +113,9 @@ def test_the_record_says_what_was_asked_and_how_it_ended(aligned: tuple[Any, Any
     assert record["status"] == str(result.status)
     assert record["converged"] == result.converged
     assert record["ambiguous"] == result.ambiguous
+    assert (record["verdict"], record["chance"]) == (result.verdict.name.lower(), result.chance)
+    assert list(record["reasons"]) == list(result.reasons)
+    assert list(record["warnings"]) == [str(warning) for warning in result.warnings]
     assert list(record["basins"]) == [basin.energy for basin in result.basins]
     assert record["versions"]["torchgw"] == __version__
     params = record["params"]

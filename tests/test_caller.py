@@ -73,7 +73,10 @@ CASES = {
 def test_a_warning_points_here_and_names_a_remedy(name: str) -> None:
     category, remedy, call = CASES[name]
     with pytest.warns(category, match=remedy) as caught:
-        call()
+        returned = call()
+    if isinstance(returned, torchgw.GWResult):
+        given = [(warning.category.__name__, str(warning.message)) for warning in caught]
+        assert sorted((warning.category, warning.text) for warning in returned.warnings) == sorted(given)
     (found,) = [warning for warning in caught if issubclass(warning.category, category)]
     lines, first = inspect.getsourcelines(call)
     assert found.filename == __file__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -17,13 +18,12 @@ import torch
 from scipy.spatial.distance import cdist
 
 from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, files_of_at_most, generator
-from torchgw import ConvergenceWarning, GWOptions, GWResult, LowRankOptions, Partial, Status, cli, gw_align, plot
+from torchgw import ConvergenceWarning, GWOptions, GWResult, IssuedWarning, LowRankOptions, Partial, cli, gw_align, plot
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.potential import PotentialCoupling
-from torchgw.report import contents
+from torchgw.report import contents, sentences
 from torchgw.report.colourings import given
-from torchgw.report.sentences import verdict
 from torchgw.report.tables import options as options_table
 from torchgw.results.warnings import WARNINGS
 from torchgw.views.matches import matches_of
@@ -72,24 +72,17 @@ def test_the_page_says_what_the_result_says(page: str, result: GWResult) -> None
     assert shown["warnings"] == []
 
 
-def test_the_page_opens_with_a_verdict(result: GWResult) -> None:
-    assert contents.contents(result)["verdict"]["level"] == "good"
-    _, said = verdict(result, 3.4)
-    assert said.startswith("This matching can be trusted as far as the distances can")
-    assert "about 3 of 110 target points" in said
-    tied = replace(result, basins=(result.basins[0], replace(result.basins[0], difference=0.5)))
-    sure = replace(result, certificate=replace(result.certificate, gap=0.0))
-    cases = [
-        (replace(result, status=Status.MAX_ITER), 3.0, "bad", "did not converge"),
-        (tied, 3.0, "bad", "another one is as good"),
-        (result, 60.0, "open", "spread over 60 or more target points; lower epsilon"),
-        (replace(result, basins=()), 3.0, "open", "nobody looked for a better one"),
-        (replace(result, basins=(), alpha=0.0), 3.0, "good", "no other optimum"),
-        (sure, 3.0, "good", "by proof"),
-    ]
-    for case, spread, level, text in cases:
-        found, said = verdict(case, spread)
-        assert (found, text in said) == (level, True), said
+def test_the_page_opens_with_the_verdict_of_the_result_and_shows_its_warnings(result: GWResult) -> None:
+    shown = contents.contents(result)
+    assert shown["verdict"]["level"] == "convincing"
+    assert shown["verdict"]["text"] == " ".join((str(result.verdict), *result.reasons))
+    assert shown["verdict"]["text"].startswith("This matching can be trusted as far as the distances can")
+    assert f"{result.chance:.4g}: value / chance = {result.value / result.chance:.2g}." in shown["summary"][1]
+    warned = IssuedWarning("GraphWarning", "X was stitched")
+    shown = contents.contents(replace(result, warnings=(warned,)))
+    assert shown["verdict"]["level"] == "doubtful"
+    assert shown["warnings"] == ["GraphWarning: X was stitched"]
+    assert "is not known" in sentences.chance(replace(result, chance=math.nan))
 
 
 def test_points_are_coloured_by_two_coordinates_so_that_each_turn_shows(result: GWResult) -> None:
@@ -231,7 +224,7 @@ def test_of_many_points_a_subset_is_drawn_and_its_matches_are_kept(
         np.testing.assert_array_equal(matches[:, 0], rows.argmax(1)[index[at][:50]])
     assert len(shown["resolutions"]["rows"]) == len(streamed.ladder)
     assert shown["matchings"]["rows"] == []
-    assert "No search" in shown["summary"][1]
+    assert "No search" in shown["summary"][2]
 
 
 def test_a_partial_plan_and_one_of_low_rank_and_a_sharp_one_have_pages(tmp_path: Path) -> None:
@@ -273,8 +266,9 @@ def test_an_ambiguous_result_says_so(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="ambiguous"):
         solved = gw_align(ring, ring, distances="euclidean", random_state=0)
     shown = contents.contents(solved)
-    assert shown["warnings"][-1].startswith("Ambiguous")
-    assert "ambiguous" in shown["summary"][1]
+    assert shown["warnings"][-1].startswith("AmbiguityWarning: the matching is ambiguous")
+    assert shown["verdict"]["level"] == "doubtful"
+    assert "ambiguous" in shown["summary"][2]
     assert shown["matchings"]["marked"][0] == 1
 
 
@@ -407,7 +401,7 @@ def test_identical_clouds_are_known_to_be_matched_best() -> None:
 def test_a_linear_problem_and_one_without_a_search_say_so(result: GWResult) -> None:
     linear = gw_align(None, None, cost=np.random.default_rng(0).random((90, 110)), alpha=0, random_state=0)
     shown = contents.contents(linear, SPIRAL, ROLL)
-    assert "linear" in shown["summary"][1]
+    assert "linear" in shown["summary"][2]
     assert not any("far from this one" in text for text in shown["uncertain"])
     begun = gw_align(SPIRAL, ROLL, init=result, random_state=0)
     assert "there was no search." in contents.contents(begun)["uncertain"][-1]

@@ -12,8 +12,9 @@ MODULES = ("anndata", "datasets", "distributed", "plot")
 HOMES = {
     "torchgw.align": ("gw_align", "gw_loss", "resume"),
     "torchgw.certified": ("gw_certify",),
-    "torchgw.diagnostics.evidence": ("Basin", "Certificate", "Confidence", "EpsilonStep", "Rung"),
+    "torchgw.diagnostics.evidence": ("Basin", "Certificate", "Confidence", "EpsilonStep", "IssuedWarning", "Rung"),
     "torchgw.diagnostics.status": ("History", "Status"),
+    "torchgw.diagnostics.verdict": ("Verdict",),
     "torchgw.embedding": ("JointEmbedding", "joint_embedding"),
     "torchgw.estimator": ("GromovWasserstein",),
     "torchgw.gradients.adjoint": ("GradientReport",),

@@ -13,9 +13,11 @@ from torchgw.diagnostics.evidence import Basin as Basin
 from torchgw.diagnostics.evidence import Certificate as Certificate
 from torchgw.diagnostics.evidence import Confidence as Confidence
 from torchgw.diagnostics.evidence import EpsilonStep as EpsilonStep
+from torchgw.diagnostics.evidence import IssuedWarning as IssuedWarning
 from torchgw.diagnostics.evidence import Rung as Rung
 from torchgw.diagnostics.status import History as History
 from torchgw.diagnostics.status import Status as Status
+from torchgw.diagnostics.verdict import Verdict as Verdict
 from torchgw.embedding import JointEmbedding as JointEmbedding
 from torchgw.embedding import joint_embedding as joint_embedding
 from torchgw.estimator import GromovWasserstein as GromovWasserstein

@@ -8,7 +8,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
+from itertools import starmap
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchgw import ranges, validate
+from torchgw.diagnostics.evidence import IssuedWarning
 from torchgw.diagnostics.status import Status
 from torchgw.entry import entry
 from torchgw.gradients.differentiable import differentiable
@@ -30,7 +33,7 @@ from torchgw.request.request import Asked, Cost, Request
 from torchgw.results.all_points import of_all_points
 from torchgw.results.result import GWResult
 from torchgw.results.warnings import warn
-from torchgw.runtime.caller import is_theirs
+from torchgw.runtime.caller import collect_warnings, collected_warnings, collecting_warnings, is_theirs
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.threads import threads_for
 from torchgw.spaces.prepare import Graphs, Pair, make_providers
@@ -187,7 +190,8 @@ def gw_align(
     >>> result.argmax().shape
     (300,)
     """
-    return aligned(Request.of(Asked(**locals())))  # of the arguments alone: no other name is made yet
+    with collecting_warnings():
+        return aligned(Request.of(Asked(**locals())))  # of the arguments alone: no other name is made yet
 
 
 def watched(request: Request) -> AbstractContextManager[Watch]:
@@ -216,8 +220,9 @@ def aligned(
     with follow(request) as watch, threads:
         began = time.perf_counter()
         # A stage unless files cannot hold it.
-        given, make = any(is_provider(space.data) for space in request.spaces), partial(prepare, request)
-        spaces, graphs = make() if given else watch.stage("prepare", make)
+        given, make = any(is_provider(space.data) for space in request.spaces), partial(with_warnings, prepare, request)
+        (spaces, graphs), warned = make() if given else watch.stage("prepare", make)
+        collect_warnings(*warned)
         request = request.resolved(spaces)
         expected = forecast(request.strategy, n, k, request.model.epsilon, request.options, request.device)
         logger.info("strategy %s%s", expected, "; in the end dense, without entropy" if request.sharpens else "")
@@ -233,9 +238,18 @@ def aligned(
             derived = differentiable(solution, request.model, spaces, request.given, asked.gradient_mode)
     request = request.run_by(strategy)
     result = GWResult.of(solution, request, spaces, graphs, prepared, derived)
-    if ranks.rank == 0:
-        warn(result, solution, request)
+    warn(result, solution, request, shown=ranks.rank == 0)
+    result = replace(result, warnings=tuple(starmap(IssuedWarning, collected_warnings())))
     return result if request.support is None else of_all_points(result, request.support)
+
+
+def with_warnings(
+    prepare: Callable[[Request], tuple[Pair, Graphs]], request: Request
+) -> tuple[tuple[Pair, Graphs], tuple[tuple[str, str], ...]]:
+    """What is prepared, with the warnings of it, which a solve that is resumed does not give again."""
+    with collecting_warnings() as given:
+        found = prepare(request)
+    return found, tuple(given)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import inspect
 import logging
 import warnings
 from dataclasses import replace
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +16,14 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.align import gw_align
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.diagnostics.evidence import IssuedWarning
 from torchgw.diagnostics.status import Status
 from torchgw.entry import entry
 from torchgw.options import GWOptions
 from torchgw.request.request import Asked, Request
 from torchgw.request.support import Support
 from torchgw.results.result import GWResult
-from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.caller import collecting_warnings, warn_caller
 from torchgw.solvers.branch_and_bound import CrossCovariance, globally_bounded
 from torchgw.solvers.third_bound import third_bound
 from torchgw.spaces import PrecomputedDistances
@@ -135,7 +137,9 @@ def gw_certify(
         if cross is None:
             more = "beyond Memoli's bounds only EuclideanDistances(points, squared=True) in few dimensions are bounded"
         said = f"the global optimum can be {found.certificate.gap_global:.0%} below the value, {gap:.0%} was asked for"
-        warn_caller(f"{said}: {more}", ConvergenceWarning)
+        with collecting_warnings() as issued:
+            warn_caller(f"{said}: {more}", ConvergenceWarning)
+        found = replace(found, warnings=(*found.warnings, *starmap(IssuedWarning, issued)))
     return found
 
 

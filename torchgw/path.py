@@ -24,7 +24,7 @@ from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
 from torchgw.entry import OURS, entry
 from torchgw.kernels.sampling import spread_over
-from torchgw.objective.gain import gain_of
+from torchgw.objective.gain import product_plan
 from torchgw.request.request import Asked, Request
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
@@ -221,7 +221,7 @@ class _Solver:
             warnings.simplefilter("ignore")  # the first solve says it
             request = Request.of(Asked(**bound.arguments))
             spaces, _ = make_providers(request.spaces, request.options.spaces, request.there)
-        return gain_of(request.model, spaces, unit_of(spaces))
+        return product_plan(request.model, spaces, unit_of(spaces)).gain
 
     def __call__(self, epsilon: float, before: _Point | None) -> _Point:
         if before is not None:

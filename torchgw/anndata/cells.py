@@ -65,7 +65,8 @@ def align(
     - ``obs["torchgw_<label>"]``: for labels a categorical with the categories of ``b``, for numbers their mean;
     - ``obs["torchgw_<label>_confidence"]``: share in [0, 1] of the cell's mass that goes to that label;
     - ``uns["torchgw_<label>_colors"]``: where ``b`` has ``uns["<label>_colors"]``;
-    - ``uns["torchgw"]``: value, how the solve ended, whether another matching is as good, parameters and versions;
+    - ``uns["torchgw"]``: the verdict with its reasons, value, how the solve ended, warnings, parameters and
+      versions;
     - ``obsm["torchgw_plan"]``: with ``plan``, the sparse (N, K) plan.
 
     What is there by these names is replaced, an earlier plan also where none is asked for. A cell without mass, as
@@ -295,6 +296,10 @@ def _record(result: GWResult, taken: tuple[str, str], names: list[str], keywords
     return {
         "params": params | ({"labels": names} if names else {}) | ({"random_state": seed} if type(seed) is int else {}),
         "value": result.value,
+        "chance": result.chance,
+        "verdict": result.verdict.name.lower(),
+        "reasons": np.array(result.reasons, dtype=object),
+        "warnings": np.array([str(warning) for warning in result.warnings], dtype=object),
         "marginal_error": result.marginal_error,
         "status": str(result.status),
         "converged": result.converged,

@@ -207,7 +207,8 @@ def ended(
         n, k = result.shape
         print(
             f"{n} x {k}: GW {result.value:.6g}, marginal error {result.marginal_error:.1e}, "
-            f"{result.status.name.lower()} after {result.n_iter} iterations; written to {path}",
+            f"{result.status.name.lower()} after {result.n_iter} iterations; written to {path}\n"
+            f"{result.verdict} {' '.join(result.reasons)}",
             file=sys.stderr,
         )
     return found

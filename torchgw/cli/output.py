@@ -14,8 +14,8 @@ from torchgw.report.contents import finite
 from torchgw.results.result import GWResult
 
 SAID = (
-    *("value", "value_quad", "value_linear", "value_error", "marginal_error", "marginal_residual", "converged"),
-    *("ambiguous", "n_iter", "n_iter_sinkhorn", "strategy", "gradient", "backend", "epsilon"),
+    *("value", "value_quad", "value_linear", "value_error", "chance", "marginal_error", "marginal_residual"),
+    *("converged", "ambiguous", "n_iter", "n_iter_sinkhorn", "strategy", "gradient", "backend", "epsilon"),
 )
 
 
@@ -63,6 +63,9 @@ def described(result: GWResult, path: Path) -> dict[str, Any]:
     certificate = result.certificate
     found = {"output": str(path), "shape": list(result.shape)} | {name: getattr(result, name) for name in SAID}
     found |= {
+        "verdict": result.verdict.name.lower(),
+        "reasons": list(result.reasons),
+        "warnings": [str(warning) for warning in result.warnings],
         "lower_bound": certificate.lower_bound,
         "gap_global": certificate.gap_global,
         "stationarity": certificate.stationarity,

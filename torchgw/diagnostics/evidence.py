@@ -58,9 +58,9 @@ def energy_ratio(best: Basin, other: Basin, unit: float) -> float:
     return (best.energy + tiny) / (other.energy + tiny)
 
 
-def nearly_tied(best: Basin, other: Basin, unit: float) -> bool:
-    """Whether another basin, compared on the same level, is as good as the best one to within 5 %."""
-    return other.level == best.level and other.energy <= NEAR_TIE * max(best.energy, SINGLE * unit)
+def nearly_tied(best: Basin, other: Basin, unit: float, factor: float = NEAR_TIE) -> bool:
+    """Whether another basin, compared on the same level, has at most ``factor`` times the energy of the best one."""
+    return other.level == best.level and other.energy <= factor * max(best.energy, SINGLE * unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +173,23 @@ class EpsilonStep:
     n_iter: int
     n_iter_sinkhorn: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class IssuedWarning:
+    """A warning that a solve gave.
+
+    Attributes
+    ----------
+    category : name of its class, as "AmbiguityWarning".
+    text : what it said.
+    """
+
+    category: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.category}: {self.text}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -27,6 +27,7 @@ from torchgw.persist.files import path_of
 from torchgw.request.request import Asked, Request
 from torchgw.results.parts import write_part
 from torchgw.results.result import GWResult, saved_members
+from torchgw.runtime.caller import collecting_warnings
 from torchgw.spaces.prepare import Graphs, Pair
 from torchgw.spaces.shared import make_shared
 from torchgw.types import AUTO, Array, Callback, RandomState, is_graph, is_provider
@@ -86,7 +87,8 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
     with ranks_in(group, arguments.get("device")) as ranks:
         if ranks.count == 1:
             return align.gw_align(X, Y, **arguments)
-        return aligned_by(ranks, {"X": X, "Y": Y} | DEFAULTS | arguments)
+        with collecting_warnings():
+            return aligned_by(ranks, {"X": X, "Y": Y} | DEFAULTS | arguments)
 
 
 def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
@@ -134,7 +136,8 @@ def resume(
             return align.resume(path, X=X, Y=Y, callback=callback)
         call, checkpoint = align.continued(path, X, Y, shared=True)
         more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
-        return _ended(ranks, Request.of(Asked(**DEFAULTS | call | more)), {}, {})
+        with collecting_warnings():
+            return _ended(ranks, Request.of(Asked(**DEFAULTS | call | more)), {}, {})
 
 
 def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> None:

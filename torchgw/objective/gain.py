@@ -1,20 +1,26 @@
-"""What matching can gain over not matching at all: the spread of plans' values, and so the unit in which an entropy
-weight is small or large.
+"""The product plan p q^T: its value, which a matching must be far below, and what matching can gain over it, the unit
+in which an entropy weight is small or large.
 
-Between plans with marginals p and q all but the cross term of the quadratic part is constant, and by Cauchy-Schwarz
+For a loss L(a, b) = f1(a) + f2(b) - h1(a) h2(b) the quadratic part of the product plan needs only means E over pairs of
+points drawn by their masses,
+
+    E f1(D_X) + E f2(D_Y) - E h1(D_X) E h2(D_Y),        E D_X^2 + E D_Y^2 - 2 E D_X E D_Y for squares.
+
+Between plans with marginals p and q all but the cross term is constant, and by Cauchy-Schwarz
 
     |E_{T x T} h1(D_X) h2(D_Y) - E h1(D_X) E h2(D_Y)|   <=   sd h1(D_X) sd h2(D_Y),
 
-E and sd over pairs of points drawn by their masses: 2 sd(D_X) sd(D_Y) for squares. For spaces of one shape that is the
-energy of the product plan, E D_X^2 + E D_Y^2 - 2 E D_X E D_Y; of others it leaves out what no plan can change. A linear
-cost gains at most its mean minus the larger mean of row and of column minima, so that a constant in it is no gain.
+2 sd(D_X) sd(D_Y) for squares. For spaces of one shape this gain is the value of the product plan; of others it leaves
+out what no plan can change. A linear cost gains at most its mean minus the larger mean of row and of column minima, so
+that a constant in it is no gain.
 
-Both are weighed as in the linear problem, whose cost is Chat = (alpha C(T) + beta M / 2) / w.
+In the gain both are weighed as in the linear problem, whose cost is Chat = (alpha C(T) + beta M / 2) / w.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +28,7 @@ from torch import Tensor
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import spread_over
 from torchgw.kernels.sums import inner_product
-from torchgw.losses import SQUARE, Function
+from torchgw.losses import SQUARE, Function, SeparableLoss
 from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import factored_mean_square, mean_squares, product
 from torchgw.objective.model import Model
@@ -38,54 +44,79 @@ LOOKED_AT, SEARCHED = 1000, 64
 NONE = 1e-9  # of the largest squared distance: below it a gain is rounding
 
 
-def gain_of(model: Model, spaces: tuple[DistanceProvider, DistanceProvider], unit: float) -> float:
-    """The most that a plan can lie below the product plan, in units of epsilon; ``unit``, the largest squared distance,
-    where nothing can be gained. O((N + K) r^2) of factored distances, a product with a space that has its own; of
-    others 1000 rows of each space, 64 where each row is a search; 1000 rows and columns of a linear cost."""
-    (p, q), loss = model.masses, model.loss
-    found = 0.0
+class ProductPlan(NamedTuple):
+    """What is known of the product plan.
+
+    chance : its value, in the units of the objective of a plan of mass one.
+    gain : the most that a plan can lie below it, in units of epsilon.
+    """
+
+    chance: float
+    gain: float
+
+
+def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider], unit: float) -> ProductPlan:
+    """The product plan of the masses asked for, scaled to a mass of one; ``unit``, the largest squared distance, is the
+    gain where nothing can be gained. O((N + K) r^2) of factored distances, a product with a space that has its own; of
+    others 1000 rows of each space, 64 where each row is a search. Of a linear cost 1000 rows and columns, and its mean.
+    """
+    p, q = (mass / mass.sum() for mass in model.masses)
+    chance = gain = 0.0
     if model.alpha > 0:
-        one, other = map(
-            float,
-            fetched(
-                *(
-                    deviation(space, mass, None if loss is SQUARE else transformed)
-                    for space, mass, transformed in zip(spaces, (p, q), (loss.h1, loss.h2), strict=True)
-                )
-            ),
-        )
-        found += model.alpha * (2 if loss is SQUARE else 1) * one * other
+        sides = zip(spaces, (p, q), (0, 1), strict=True)
+        one, other = fetched(*(moments(space, mass, model.loss, side) for space, mass, side in sides))
+        quadratic = float(one[2] + other[2] - one[0] * other[0])
+        gain += model.alpha * float(deviation(one) * deviation(other))
+        chance += model.alpha * max(quadratic, 0.0)
     if model.cost is not None and model.beta > 0:
-        found += model.beta / 2 * linear_gain(model.cost, p, q)
-    found /= float(model.weight(1.0))
-    return found if NONE * unit < found < math.inf else unit
+        gain += model.beta / 2 * linear_gain(model.cost, *model.masses)
+        chance += model.beta * _independent(model.cost, p, q)
+    if not model.fixed:
+        chance += max(float(model.divergences(p, q)), 0.0)
+    if model.penalty is not None and model.strength < math.inf:
+        chance += model.strength / model.price * _independent(model.penalty, p, q)
+    gain /= float(model.weight(1.0))
+    return ProductPlan(chance, gain if NONE * unit < gain < math.inf else unit)
 
 
-def deviation(space: DistanceProvider, mass: Tensor, transformed: Function | None = None) -> Tensor:
-    """Standard deviation () of the distances of a space, or of a function of them, over pairs drawn by their
-    ``mass``."""
+def moments(space: DistanceProvider, mass: Tensor, loss: SeparableLoss = SQUARE, side: int = 0) -> Tensor:
+    """Means (3,) of h, h^2 and f of the distances of a space, the functions that the loss has for this ``side``, over
+    pairs drawn by their ``mass``."""
     space = space.to(mass.device, getattr(torch, storage(space.size)))
     mass, factors = mass / mass.sum(), space.factors()
-    if factors is not None and transformed is None:
-        (F, signs), ranks = factors, ranks_of(space)
-        mean = signs.to(mass) @ inner_product(F, ranks.own(mass)[:, None], ranks=ranks)[:, 0].to(mass).square()
-        square = factored_mean_square(F, signs, mass, ranks)
-    elif multiplies(space) and transformed is None:
-        mean, square = mass @ product(space, mass[:, None])[:, 0], mean_squares(space, mass) @ mass
-    else:
+    f, h = ((loss.f1, loss.h1), (loss.f2, loss.h2))[side]
+    if loss is not SQUARE or (factors is None and not multiplies(space)):
         most = LOOKED_AT if space.stored else SEARCHED
         few = torch.arange(len(mass), device=mass.device), mass  # none of which is left out: that would wait
         index, weight = few if len(mass) <= most else spread_over(mass, most)
-        means = torch.cat([_row_means(space, part, mass, transformed) for part in parts(index, space.size)])
-        mean, square = weight @ means
-    return (square - mean.square()).clamp_min(0.0).sqrt()
+        return weight @ torch.cat([_row_means(space, part, mass, f, h) for part in parts(index, space.size)])
+    if factors is not None:
+        (F, signs), ranks = factors, ranks_of(space)
+        mean = signs.to(mass) @ inner_product(F, ranks.own(mass)[:, None], ranks=ranks)[:, 0].to(mass).square()
+        square = factored_mean_square(F, signs, mass, ranks)
+    else:
+        mean, square = mass @ product(space, mass[:, None])[:, 0], mean_squares(space, mass) @ mass
+    factor = 1 + side  # h2 = 2 b
+    return torch.stack((factor * mean, factor**2 * square, square))
 
 
-def _row_means(space: DistanceProvider, index: Tensor, mass: Tensor, transformed: Function | None) -> Tensor:
-    """Means by ``mass`` (N,) of some rows of distances, or of a function of them, and of their squares: (m, 2)."""
+def deviation(moments: Tensor) -> Tensor:
+    """Standard deviation () of h from its mean and mean square."""
+    return (moments[1] - moments[0].square()).clamp_min(0.0).sqrt()
+
+
+def _row_means(space: DistanceProvider, index: Tensor, mass: Tensor, f: Function, h: Function) -> Tensor:
+    """Means by ``mass`` (N,) of h, h^2 and f of some rows of distances: (m, 3)."""
     rows = space.rows(index).to(mass)
-    rows = rows if transformed is None else transformed(rows)
-    return torch.stack((rows @ mass, rows.square() @ mass), 1)
+    transformed = h(rows)
+    return torch.stack((transformed @ mass, transformed.square() @ mass, f(rows) @ mass), 1)
+
+
+def _independent(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
+    """<C, p q^T>."""
+    cross = (cost.U.T @ p) @ (cost.V.T @ q)
+    found = cost.expectation(cross, p, q)
+    return float(found if cost.extra is None else found + p @ cost.extra @ q)
 
 
 def linear_gain(cost: FactoredCost, p: Tensor, q: Tensor) -> float:

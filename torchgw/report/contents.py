@@ -62,9 +62,9 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
     certain, uncertain = sentences.certainties(result)
     return {
         "title": f"{result.shape[0]:,} source points matched with {result.shape[1]:,} target points",
-        "verdict": dict(zip(("level", "text"), sentences.verdict(result, spread), strict=True)),
-        "summary": sentences.summary(result),
-        "warnings": sentences.warnings(result),
+        "verdict": {"level": result.verdict.name.lower(), "text": " ".join((str(result.verdict), *result.reasons))},
+        "summary": sentences.summary(result, spread),
+        "warnings": [str(warning) for warning in result.warnings],
         "sides": sides,
         "colourings": [coloured(colouring, kept) for colouring in colours],
         "history": {name: [finite(x) for x in column] for name, column in asdict(result.history).items()},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torchgw.diagnostics.evidence import Basin, Certificate, Confidence, EpsilonStep, Rung
+from torchgw.diagnostics.evidence import Basin, Certificate, Confidence, EpsilonStep, IssuedWarning, Rung
 from torchgw.diagnostics.status import History, Status
+from torchgw.diagnostics.verdict import Verdict
 from torchgw.marginals import Marginals
 from torchgw.options import GWOptions
 from torchgw.types import Coupling
@@ -23,6 +24,14 @@ class Reported(Placed, Protocol):
     def value_exact(self) -> bool: ...
     @property
     def value_error(self) -> float: ...
+    @property
+    def chance(self) -> float: ...
+    @property
+    def verdict(self) -> Verdict: ...
+    @property
+    def reasons(self) -> tuple[str, ...]: ...
+    @property
+    def warnings(self) -> tuple[IssuedWarning, ...]: ...
     @property
     def violation(self) -> float: ...
     @property

@@ -1,53 +1,42 @@
-"""A result's verdict, summary, warnings and certificates, in sentences that need no knowledge of the library."""
+"""A result's summary and certificates, in sentences that need no knowledge of the library."""
 
 from __future__ import annotations
 
 import math
 
 from torchgw.diagnostics.evidence import energy_ratio
+from torchgw.diagnostics.verdict import value_over_chance
 from torchgw.marginals import Partial
 from torchgw.report.reported import Reported
 
 NOTHING = 1e-12  # of the largest squared distance: rounding
-BLURRED = 0.25  # of the target points, on which the mass of a point is too thin to tell where it goes
 
 
-def verdict(result: Reported, spread: float) -> tuple[str, str]:
-    """Whether to trust the matching, "good", "open" or "bad", and the first reason against it, or what speaks for it.
+def summary(result: Reported, spread: float) -> list[str]:
+    """What was matched, how clear the choice was, and how well the masses hold.
 
     ``spread`` is the number of target points that the mass of a source point is effectively on, exp(entropy), for the
     median point.
     """
-    if not result.converged:
-        return "bad", "Do not use this matching yet: the solve did not converge."
-    if result.ambiguous:
-        text = "Do not trust this matching as it is: another one is as good, and nothing tells which of them is right."
-        return "bad", text
-    if spread > BLURRED * result.shape[1]:
-        text = f"This matching is a blur: half the points are spread over {spread:.0f} or more target points"
-        return "open", f"{text}; lower epsilon to tell points apart."
-    where = f"the mass of a typical point is on about {max(spread, 1.0):.0f} of {result.shape[1]:,} target points"
-    if result.certificate.gap <= NOTHING * result.unit:
-        return "good", f"This matching is a best one, by proof; {where}."
-    if result.alpha > 0 and not result.basins:
-        text = "This matching is a local optimum, and nobody looked for a better one: it is as right as its start"
-        return "open", f"{text}; {where}."
-    rivals = "no other one that was found is as good" if result.alpha > 0 else "the problem has no other optimum"
-    text = f"This matching can be trusted as far as the distances can: it is converged, {rivals}, and {where}."
-    return "good", text
-
-
-def summary(result: Reported) -> list[str]:
-    """What was matched, how clear the choice was, and how well the masses hold."""
     n, k = result.shape
     value = f"{result.value:.4g}" if result.value_exact else f"{result.value:.4g} ± {result.value_error:.1g}"
     return [
         f"Matched {n:,} source points with {k:,} target points, at a Gromov-Wasserstein value of {value}."
         if result.alpha == 1
         else f"Matched {n:,} source points with {k:,} target points, at an objective of {value}.",
+        chance(result),
         ambiguity(result),
+        f"The mass of a typical point is on about {max(spread, 1.0):.0f} of {k:,} target points.",
         masses(result),
     ]
+
+
+def chance(result: Reported) -> str:
+    """The value beside that of the product plan."""
+    if math.isnan(result.chance):
+        return "The value of the product plan, which matches nothing, is not known."
+    text = f"The product plan, which matches nothing, has {result.chance:.4g}"
+    return f"{text}: value / chance = {value_over_chance(result):.2g}."
 
 
 def ambiguity(result: Reported) -> str:
@@ -84,26 +73,6 @@ def masses(result: Reported) -> str:
     if not result.marginals.balanced:
         return f"The masses of one side may give way; those of the other hold {error}."
     return f"The masses of all points hold {error}."
-
-
-def warnings(result: Reported) -> list[str]:
-    """What a reader has to know before using the matching."""
-    found = []
-    if not result.converged:
-        found.append(f"Not converged: {result.status.value}.")
-    if result.ambiguous and result.rival is not None:
-        found.append(
-            "Ambiguous: another matching is as good as the one shown, to within 5 %. Known pairs, a feature that "
-            "both sides have, or masses can break the tie; without them, either may be the right one."
-        )
-    if not result.value_exact:
-        found.append(
-            f"The value is estimated from sampled pairs of points, with a standard error of {result.value_error:.2g}."
-        )
-    if result.constrained and result.violation > 0:
-        mass = float(result.coupling.marginal(1).sum())
-        found.append(f"{result.violation / mass:.2%} of the mass is on pairs that the supervision forbids.")
-    return found
 
 
 def certainties(result: Reported) -> tuple[list[str], list[str]]:

@@ -22,7 +22,7 @@ from torchgw.kernels.sampling import make_generator
 from torchgw.losses import LOSSES, SeparableLoss
 from torchgw.marginals import Marginals
 from torchgw.objective.features import FeatureCost
-from torchgw.objective.gain import gain_of
+from torchgw.objective.gain import ProductPlan, product_plan
 from torchgw.objective.model import Model
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
@@ -162,8 +162,8 @@ class Request:
     kernels : implementations of every family that the strategy uses.
     against_exact : why the exact gradient cannot or should not run; None where it runs.
     sharp : whether the same call with epsilon=0 would be accepted, which remedies then name.
-    gain : what there is to gain over the product plan, in units of epsilon, where it decides; NaN before, and beside a
-        given epsilon but for models without entropy.
+    product : value of the product plan, and what there is to gain over it, where that decides; None before, and beside
+        a given epsilon but for models without entropy.
     curves : whether what was given as points lies on curves, as far as that decides anything.
     sharpens : whether an epsilon that is left to the solve ends at zero, from a plan that is solved with one.
     lost : which points rounding does not tell apart, and what to do; nothing where it does.
@@ -187,7 +187,7 @@ class Request:
     kernels: Kernels
     against_exact: str | None
     sharp: bool
-    gain: float = math.nan
+    product: ProductPlan | None = None
     curves: bool = False
     sharpens: bool = False
     lost: str = ""
@@ -309,7 +309,7 @@ class Request:
         factored = all(space.factors() is not None for space in spaces)
         own = replace(self, curves=curves and factored)
         if self.asked.epsilon == AUTO or (self.model.epsilon == 0 and not self.model.plain):
-            own = replace(own, gain=gain_of(self.model, spaces, largest**2))
+            own = replace(own, product=product_plan(self.model, spaces, largest**2))
         if self.asked.epsilon == AUTO:
             surfaces = own.streams_first and factored and WIDE < widest <= SCATTERED
             blurred = own.curves and not assigned(self.masses)  # costs them least, and linear programs take longest
@@ -361,6 +361,11 @@ class Request:
             return replace(self, sharpens=ends and widest > WIDE)
         own = self.run_by("dense") if self.streams_by_choice else self
         return replace(own, model=own.model.at(0.0)) if ends else own
+
+    @property
+    def gain(self) -> float:
+        """What there is to gain over the product plan, in units of epsilon; NaN where it is not known."""
+        return math.nan if self.product is None else self.product.gain
 
     @property
     def there(self) -> OnDevice | None:

@@ -20,15 +20,17 @@ from torchgw.diagnostics.evidence import (
     Certificate,
     Confidence,
     EpsilonStep,
+    IssuedWarning,
     Rung,
     energy_ratio,
     entropy_and_margin,
     nearly_tied,
 )
 from torchgw.diagnostics.status import History, Status
+from torchgw.diagnostics.verdict import Verdict, judge
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
-from torchgw.objective.gain import gain_of
+from torchgw.objective.gain import product_plan
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.persist import guards
@@ -64,6 +66,9 @@ class GWResult(Readable):
         entropy, and its parts: value = alpha value_quad + (1 - alpha) value_linear + value_penalty, where the last is
         what relaxed marginals and supervision add. ``value_quad`` is NaN for alpha = 0, which has no distances. What
         rounding added counts: a streaming plan with a residual of 2e-3 has a value about 2e-4 higher for it.
+    chance : value of the product plan of the masses that were asked for, which knows nothing, scaled to the mass of a
+        plan (of `Partial`, its mass): an estimate from 1000 rows of distances where points are more and have no
+        factors, NaN for files of earlier versions.
     violation : mass on pairs that break a rule of ``supervision``, counted for each rule and point that it breaks.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
     potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
@@ -84,6 +89,7 @@ class GWResult(Readable):
     gradient : "exact", "sampled", or "leading factors": the exact one between factors that carry the distances to 1 %,
         in streaming solves. ``gradient_passed_over`` says why it was sampled.
     status, converged : how the solve ended.
+    warnings : category and text of each warning that the solve gave, from its arguments on.
     escapes : saddles that it left behind.
     n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
     history : cost, marginal error, epsilon and time at every check.
@@ -148,6 +154,8 @@ class GWResult(Readable):
     model: Model | None = None
     differentiated: Differentiated | None = None
     escapes: int = 0
+    chance: float = math.nan
+    warnings: tuple[IssuedWarning, ...] = ()
 
     @classmethod
     def of(
@@ -171,6 +179,7 @@ class GWResult(Readable):
         mass, model, values, asked = request.mass, request.model, solution.values, request.asked
         rows, columns = (side * mass for side in solution.marginals)
         p, q = (sent(side, rows.device) for side in request.masses)
+        product = request.product or product_plan(model, spaces, unit_of(spaces))
         unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
         sampled = solution.gradient == "sampled"
         return cls(
@@ -213,7 +222,8 @@ class GWResult(Readable):
             options=request.options,
             unit=unit if model.alpha == 1 else max(unit, 1.0),
             path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
-            gain=gain_of(model, spaces, unit) if math.isnan(request.gain) else request.gain,
+            gain=product.gain,
+            chance=product.chance * mass**2,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs) if alone else None,
             model=model.on(model.p, model.q, None, None) if alone else None,  # linear costs have no curvature
@@ -227,8 +237,19 @@ class GWResult(Readable):
         model = "" if self.marginals.balanced else f"{self.marginals}, "
         return (
             f"GWResult({n} x {k}, {model}value {value}, {self.status.name.lower()} after {self.n_iter} iterations "
-            f"at epsilon {self.epsilon:.3g}{chosen}, marginal error {self.marginal_error:.1e}, backend {self.backend})"
+            f"at epsilon {self.epsilon:.3g}{chosen}, marginal error {self.marginal_error:.1e}, backend {self.backend}; "
+            f"{self.verdict.name.lower()})"
         )
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the matching can be trusted: convincing, doubtful, or no better than chance, see `Verdict`."""
+        return judge(self)[0]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for the verdict, in sentences."""
+        return judge(self)[1]
 
     @property
     def converged(self) -> bool:

@@ -18,7 +18,7 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
-from torchgw.diagnostics.evidence import Basin, Certificate, EpsilonStep, Rung
+from torchgw.diagnostics.evidence import Basin, Certificate, EpsilonStep, IssuedWarning, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels import LN2
 from torchgw.losses import SeparableLoss
@@ -70,6 +70,7 @@ def pack(members: dict[str, Any], coupling: BlockCoupling) -> dict[str, Array]:
         "certificate": asdict(members["certificate"]),
         "ladder": [asdict(rung) for rung in members["ladder"]],
         "path": [asdict(step) for step in members["path"]],
+        "warnings": [asdict(warning) for warning in members["warnings"]],
         "graphs": [_from_report(report) for report in members["graphs"]],
         "basins": [
             {name: getattr(b, name) for name in ("energy", "count", "level", "difference", "origin")} for b in basins
@@ -121,6 +122,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         "coupling": coupling,
         "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
         "path": tuple(EpsilonStep(**step) for step in meta.get("path", ())),
+        "warnings": tuple(IssuedWarning(**warning) for warning in meta.get("warnings", ())),
         "status": Status[meta["status"]],
         "options": GWOptions(**options | {"loss": _to_loss(options["loss"])}),
         "marginals": MARGINALS[meta["marginals"].pop("kind")](**meta["marginals"]),

@@ -35,12 +35,12 @@ SLIDES = 0.02  # of what entropy alone gives: a curvature up to it is none
 DOZENS = 12  # basins from which on, with few starts each, there is little structure rather than a symmetry
 
 
-def warn(result: GWResult, solution: CertifiedSolution, request: Request) -> None:
-    """All warnings of a result, which the caller of `gw_align` is shown at its own line."""
+def warn(result: GWResult, solution: CertifiedSolution, request: Request, shown: bool = True) -> None:
+    """All warnings of a result, which the caller of `gw_align` is shown at its own line, on one of several ranks."""
     for kind, text_of in WARNINGS.items():
         text = text_of(result, solution, request)
         if text:
-            warn_caller(text, kind)
+            warn_caller(text, kind, shown)
 
 
 def imprecise(result: GWResult, solution: CertifiedSolution, request: Request) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchgw.options import SpaceOptions
 from torchgw.persist.codec import storable
-from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.caller import collecting_warnings, warn_caller
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import Ranks
 from torchgw.spaces.factored import FactoredDistances
@@ -155,7 +155,7 @@ def _searched(
     graphs, own = graphs_of_shares(points, spaces, options.k, ranks), dict[int, _Search]()
 
     def begin(number: int) -> tuple[int, GraphReport | None, list[tuple[str, type[Warning]]]]:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, collecting_warnings():
             warnings.simplefilter("always")
             made, space = graphs.pop(number, None), spaces[number]
             found = neighbour_graph_of(space, options) if made is None else made.finished(options.k, space.name)
@@ -164,8 +164,8 @@ def _searched(
 
     numbers = range(len(spaces))
     told = ranks.dealt([partial(begin, number) for number in numbers])
-    for text, category in (warning for *_, given in told for warning in given if ranks.rank == 0):
-        warn_caller(text, category)
+    for text, category in (warning for *_, given in told for warning in given):
+        warn_caller(text, category, shown=ranks.rank == 0)
     dtypes = [getattr(torch, storage(space.size)) for space in spaces]
     own_rows = [ranks.share(space.size) for space in spaces]
     columns = [

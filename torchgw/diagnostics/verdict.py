@@ -1,0 +1,143 @@
+"""Whether a matching can be trusted, judged from what its solve knows, without any truth.
+
+The value of the product plan (``chance``) is what a plan has that knows nothing. A matching is convincing if
+
+    value <= 0.1 chance,      energy of the best other matching > 1.25 times that of the best
+
+(3 times where points may be left out), the solve converged after a search, and gave no warning. Up to a third of chance
+is enough if Memoli's lower bound is below a tenth of the value: then both spaces have the same distributions of
+distances, and the rest of the value is noise of single distances, as between graphs, and no difference of shape. Above
+a third a matching is no better than chance. All others are doubtful.
+
+The numbers were chosen on other draws of the problems of ``benchmarks/verdict.py`` than those that are measured.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from torchgw.diagnostics.evidence import TINY, Basin, Certificate, IssuedWarning, energy_ratio, nearly_tied
+from torchgw.diagnostics.status import Status
+from torchgw.marginals import Marginals
+
+CLEAR, MEANINGLESS = 0.1, 1 / 3  # of the product plan's value
+ALIKE = 0.1  # of the value: a lower bound below it says that distances are distributed alike
+RIVAL, RIVAL_OF_PARTS = 1.25, 3.0  # times the energy: a part fits a whole in many more places than a whole does
+PROVEN = 1e-12  # of the largest squared distance: a gap that is rounding
+HARMLESS = ("CheckpointWarning", "OutOfMemoryWarning")  # which say how a plan was found, not what it is worth
+
+
+class Verdict(Enum):
+    """Whether a matching can be trusted. The text says so in a sentence."""
+
+    CONVINCING = "This matching can be trusted as far as the distances can."
+    DOUBTFUL = "Check this matching before you use it."
+    CHANCE = "Do not use this matching: it is no better than chance."
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Judged(Protocol):
+    """What a verdict depends on; each member as `torchgw.GWResult` says."""
+
+    @property
+    def status(self) -> Status: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def value_error(self) -> float: ...
+    @property
+    def chance(self) -> float: ...
+    @property
+    def basins(self) -> tuple[Basin, ...]: ...
+    @property
+    def rival(self) -> Basin | None: ...
+    @property
+    def certificate(self) -> Certificate: ...
+    @property
+    def warnings(self) -> tuple[IssuedWarning, ...]: ...
+    @property
+    def marginals(self) -> Marginals: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def unit(self) -> float: ...
+
+
+def judge(result: Judged) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict, and the reasons for it in sentences: all doubts, or what speaks for a convincing matching."""
+    ratio = value_over_chance(result)
+    if ratio > MEANINGLESS:
+        return Verdict.CHANCE, (of_value(result, ratio), *doubts(result))
+    found = doubts(result)
+    if not ratio <= highest_clear(result):
+        found = (of_value(result, ratio), *found)
+    if found:
+        return Verdict.DOUBTFUL, found
+    return Verdict.CONVINCING, (of_value(result, ratio), of_others(result))
+
+
+def value_over_chance(result: Judged) -> float:
+    """The value over that of the product plan: 0 for copies, 1 for a plan that knows nothing, or where the product plan
+    is as good as any; NaN where its value is not known. A sampled value counts with two standard errors."""
+    if result.chance <= TINY * result.unit:
+        return 1.0
+    return (result.value + 2 * result.value_error) / result.chance
+
+
+def doubts(result: Judged) -> tuple[str, ...]:
+    """Every reason but the value not to trust the matching."""
+    found, covered = [], list(HARMLESS)
+    if not result.status.converged:
+        found.append(f"The solve did not converge: {result.status.value}.")
+        covered.append("ConvergenceWarning")
+    proven = result.certificate.gap <= PROVEN * result.unit
+    if result.alpha > 0 and not result.basins and not proven:
+        found.append("The solve tried no other start, so the matching is as right as the start.")
+    rival, factor = result.rival, RIVAL if result.marginals.balanced else RIVAL_OF_PARTS
+    if rival is not None and nearly_tied(result.basins[0], rival, result.unit, factor):
+        more = 1 / energy_ratio(result.basins[0], rival, result.unit) - 1
+        found.append(
+            f"Another matching has an energy {f'only {more:.0%} higher' if more >= 0.005 else 'as low'}, and its "
+            f"matches lie {rival.difference:.0%} of the largest distance away on average; a convincing best one has no "
+            f"other within {factor - 1:.0%}."
+        )
+        covered.append("AmbiguityWarning")
+    kinds = dict.fromkeys(warning.category for warning in result.warnings)
+    found += [
+        f"The solve gave {'an' if kind[0] in 'AEIOU' else 'a'} {kind}; result.warnings has its text."
+        for kind in kinds
+        if kind not in covered
+    ]
+    return tuple(found)
+
+
+def highest_clear(result: Judged) -> float:
+    """The share of the product plan's value up to which a value is convincing."""
+    alike = result.marginals.balanced and result.certificate.lower_bound < ALIKE * result.value
+    return MEANINGLESS if alike else CLEAR
+
+
+def of_value(result: Judged, ratio: float) -> str:
+    """How far the value is from that of a plan that knows nothing."""
+    if result.chance <= TINY * result.unit:
+        return "All plans have the same value, so the distances cannot tell matchings apart."
+    if not ratio >= 0:
+        return "The value of the product plan is not known, as for a file of an earlier version."
+    text = f"The value is {ratio:.2g} of that of the product plan, which matches nothing"
+    most = highest_clear(result)
+    return f"{text}." if ratio <= most else f"{text}; a convincing value is at most {most:.2g} of it here."
+
+
+def of_others(result: Judged) -> str:
+    """What is known of other matchings, where none is near in energy."""
+    if result.certificate.gap <= PROVEN * result.unit:
+        return "No plan at all has a lower value, by proof."
+    if result.alpha == 0:
+        return "The problem is linear, so it has no other optimum."
+    if result.rival is None:
+        return "The search found no other matching that was worth a comparison on all points."
+    times = 1 / energy_ratio(result.basins[0], result.rival, result.unit)
+    return f"The best other matching has {f'{times:.3g}' if times < 1000 else 'more than 1000'} times the energy."
