@@ -74,12 +74,14 @@ def test_the_page_says_what_the_result_says(page: str, result: GWResult) -> None
 
 def test_the_page_opens_with_the_verdict_of_the_result_and_shows_its_warnings(result: GWResult) -> None:
     shown = contents.contents(result)
-    assert shown["verdict"]["level"] == "convincing"
+    assert shown["verdict"]["level"] == result.verdict.name.lower() == "doubtful"
     assert shown["verdict"]["text"] == " ".join((str(result.verdict), *result.reasons))
-    assert shown["verdict"]["text"].startswith("This matching can be trusted as far as the distances can")
+    trusted = replace(result, value=result.value / 10)
+    assert contents.contents(trusted)["verdict"]["level"] == "convincing"
+    assert contents.contents(trusted)["verdict"]["text"].startswith("This matching can be trusted as far as the dist")
     assert f"{result.chance:.4g}: value / chance = {result.value / result.chance:.2g}." in shown["summary"][1]
     warned = IssuedWarning("GraphWarning", "X was stitched")
-    shown = contents.contents(replace(result, warnings=(warned,)))
+    shown = contents.contents(replace(trusted, warnings=(warned,)))
     assert shown["verdict"]["level"] == "doubtful"
     assert shown["warnings"] == ["GraphWarning: X was stitched"]
     assert "is not known" in sentences.chance(replace(result, chance=math.nan))

@@ -180,11 +180,12 @@ def test_a_doubt_is_said_once(good: GWResult) -> None:
 
 
 SAMPLE = [
-    *(("noisy copies", number) for number in (2, 5, 17, 27, 31, 38)),
-    *(("unrelated", number) for number in (9, 18, 21)),
-    *(("wrong units", number) for number in (2, 26)),
-    ("near-symmetric shapes", 8),
-    ("slices with features", 6),
+    *(("noisy copies", number) for number in (20, 27, 36, 37)),
+    *(("unrelated", number) for number in (3, 28)),
+    *(("wrong units", number) for number in (12, 34)),
+    *(("near-symmetric shapes", number) for number in (3, 4, 9)),
+    *(("embeddings", number) for number in (7, 35)),
+    ("slices with features", 4),
 ]
 
 
@@ -197,7 +198,8 @@ def test_what_is_wrong_is_not_called_convincing_and_what_is_right_mostly_is() ->
         (right if problem.share(result.argmax()) > suite.RIGHT else wrong).append(convincing)
     assert not any(wrong)
     assert len(wrong) >= 5
-    assert sum(right) >= 0.8 * len(right) >= 3
+    assert len(right) >= 5
+    assert sum(right) >= 0.8 * len(right)
 
 
 # Where it is shown
