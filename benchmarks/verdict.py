@@ -1,7 +1,7 @@
 """What `GWResult.verdict` says of matchings, beside the share of their points that is right: 400 problems of ten kinds.
 
 Each kind has forty problems with a known true matching: noise and the like from next to none to all, by equal factors.
-The difficulty ``hard`` rises from 0 to 1 as a square, so more problems are easy than hard. A match is right within 10 %
+The difficulty ``hard`` rises evenly from 0 to 1. A match is right within 10 %
 of the target's diameter, which is what the library calls one matching; a matching is right if most of its matches are.
 The thresholds of the verdict were chosen on other draws: all that is measured here is held out.
 """
@@ -295,7 +295,7 @@ KINDS: dict[str, Callable[[float, np.random.Generator], Known]] = {
 def problem(kind: str, number: int) -> Known:
     """The problem of a kind with this number, which says how hard it is."""
     rng = np.random.default_rng([DRAW, list(KINDS).index(kind), number])
-    return KINDS[kind](((number + rng.random()) / PROBLEMS) ** 2, rng)
+    return KINDS[kind]((number + rng.random()) / PROBLEMS, rng)
 
 
 def judged(kind: str, number: int) -> Row:
