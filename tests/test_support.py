@@ -151,6 +151,9 @@ def same(one: GWResult, other: GWResult, tolerance: float = 1e-9) -> None:
         assert getattr(other, name) == pytest.approx(getattr(one, name), abs=tolerance, nan_ok=True)
     assert other.scales == pytest.approx(one.scales, rel=1e-9)
     assert other.certificate.lower_bound == pytest.approx(one.certificate.lower_bound, abs=tolerance)
+    if one.known is not None and other.known is not None:
+        D, E = (each.known[0].space.rows(torch.arange(at))[:, :at] for each, at in ((one, N), (other, N + MORE)))
+        torch.testing.assert_close(E[PLACE][:, PLACE], D, rtol=1e-9, atol=1e-12)
     assert [basin.count for basin in other.basins] == [basin.count for basin in one.basins]
     for basin, known in zip(other.basins, one.basins, strict=True):
         assert torch.equal(basin.matching[PLACE], known.matching)
