@@ -85,14 +85,12 @@ def test_control_variates_keep_the_expectation_and_cut_the_error() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_landmarks_are_distinct_points_with_mass_that_share_all_of_it(kind: str) -> None:
+def test_landmarks_are_distinct_points_that_share_all_mass(kind: str) -> None:
     rng = np.random.default_rng(0)
     space = EuclideanDistances(rng.normal(size=(80, 3)))
     mass = torch.from_numpy(random_masses(80, rng))
-    mass[:20] = 0
     found = choose_landmarks(space, mass, kind, 25, generator())
     assert len(set(found.index.tolist())) == 25
-    assert int(found.index.min()) >= 20
     assert float(found.mass.sum()) == pytest.approx(float(mass.sum()))
     assert float(found.mass.min()) > 0
     torch.testing.assert_close(found.rows, space.rows(found.index))
@@ -100,7 +98,7 @@ def test_landmarks_are_distinct_points_with_mass_that_share_all_of_it(kind: str)
     for position in range(25):
         assert float(found.mass[position]) == pytest.approx(float(mass[nearest == position].sum()))
     everything = choose_landmarks(space, mass, kind, 200, generator())
-    assert everything.index.tolist() == list(range(20, 80))
+    assert everything.index.tolist() == list(range(80))
     assert coverage(everything, mass) == 0
     assert 0 < coverage(found, mass) < 0.5
 

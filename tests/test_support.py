@@ -41,6 +41,7 @@ from torchgw import (
     resume,
 )  # fmt: skip
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.distributed.inputs import in_file, loaded
 from torchgw.estimator import GromovWasserstein
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.types.TorchGWWarning")
@@ -151,6 +152,9 @@ def same(one: GWResult, other: GWResult, tolerance: float = 1e-9) -> None:
         assert getattr(other, name) == pytest.approx(getattr(one, name), abs=tolerance, nan_ok=True)
     assert other.scales == pytest.approx(one.scales, rel=1e-9)
     assert other.certificate.lower_bound == pytest.approx(one.certificate.lower_bound, abs=tolerance)
+    if one.known is not None and other.known is not None:
+        D, E = (each.known[0].space.rows(torch.arange(at))[:, :at] for each, at in ((one, N), (other, N + MORE)))
+        torch.testing.assert_close(E[PLACE][:, PLACE], D, rtol=1e-9, atol=1e-12)
     assert [basin.count for basin in other.basins] == [basin.count for basin in one.basins]
     for basin, known in zip(other.basins, one.basins, strict=True):
         assert torch.equal(basin.matching[PLACE], known.matching)
@@ -322,6 +326,15 @@ def test_other_functions_see_no_points_without_mass(tmp_path: Path) -> None:
     np.testing.assert_allclose(fits[1][PLACE], fits[0], atol=1e-9)
 
 
+def test_ranks_read_a_file_whole_where_some_of_its_points_have_no_mass(tmp_path: Path) -> None:
+    np.save(tmp_path / "points.npy", CLOUDS["far"])
+    space = np.load(tmp_path / "points.npy", mmap_mode="r")
+    assert in_file(loaded({"X": space, "Y": Y, "p": None, "q": None})["X"])
+    found = loaded({"X": space, "Y": Y, "p": MASS, "q": None})["X"]
+    assert not in_file(found)
+    np.testing.assert_array_equal(found, space)
+
+
 @pytest.mark.parametrize("kind", ["points", "graph"])
 def test_many_spaces_have_no_points_without_mass(kind: str) -> None:
     make = (lambda x: csr_matrix(edges(x))) if kind == "graph" else lambda x: x
@@ -339,11 +352,11 @@ def test_many_spaces_have_no_points_without_mass(kind: str) -> None:
 
 
 def test_masses_of_no_point_that_is_named_are_refused() -> None:
-    with pytest.raises(ValueError, match="init must have a pair of two points with mass"):
+    with pytest.raises(ValueError, match="init must have a pair of points that both have mass"):
         gw_align(CLOUDS["far"], Y, p=MASS, init=[(int(OTHERS[0]), 1)], distances="euclidean")
     plan = np.zeros((N + MORE, len(Y)))
     plan[OTHERS] = 1.0
-    with pytest.raises(ValueError, match="init must have mass between points with mass"):
+    with pytest.raises(ValueError, match="init must have an entry for a pair of points that both have mass"):
         gw_align(CLOUDS["far"], Y, p=MASS, init=plan, distances="euclidean")
     with pytest.raises(ValueError, match="k must be smaller than the number of points of X, got k = 15 and N = 14"):
         gw_align(

@@ -16,7 +16,7 @@ from torchgw.align import Arguments
 from torchgw.couplings.blocks import in_blocks
 from torchgw.couplings.reader import Readable
 from torchgw.distributed.groups import ranks_in
-from torchgw.distributed.inputs import different, in_file, read
+from torchgw.distributed.inputs import different, in_file, loaded, read
 from torchgw.distributed.journal import kept_by
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
@@ -98,6 +98,7 @@ def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
         ranks.meet()
         told = ", ".join(other[1])
         raise ValueError(f"all ranks must be given the same arguments, but rank {other[0]} has another {told}")
+    given = loaded(given)
     in_files = {name: given[name] for name in "XY" if in_file(given[name])}
     checked, shares = read(_checked(given, ranks), ranks)
     return _ended(ranks, Request.of(Asked(**checked)), in_files, shares)

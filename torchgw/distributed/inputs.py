@@ -37,6 +37,16 @@ def in_file(space: Any) -> bool:
     return sliced and not ours and not hasattr(space, "iloc") and len(space.shape) == 2
 
 
+def loaded(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with points in files in memory where some of them have no mass: what ranks share has some."""
+    whole = dict[str, Array]()
+    for name, mass, letter in zip("XY", "pq", "NK", strict=True):
+        if in_file(given[name]) and given[mass] is not None:
+            checked = validate.masses(mass, given[mass], len(given[name]), letter)
+            whole |= {} if checked.all() else {name: np.array(_rows(given[name], slice(None)))}
+    return given | whole
+
+
 def read(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dict[str, Array]]:
     """The arguments, with points in files read, and validated, by the rank that needs them; and shares (n, D) of those
     that ranks have shares of, by name.

@@ -91,11 +91,11 @@ class Support:
         if init.is_floating_point():
             found = init[self.rows.to(init.device)][:, self.columns.to(init.device)]
             if not bool(found.max() > 0):
-                raise ValueError("init must have mass between points with mass, got none of it there")
+                raise ValueError("init must have an entry for a pair of points that both have mass, p and q, got none")
             return found / found.max()
         found = pairs_between(init, self.rows, self.columns)
         if len(found) == 0:
-            raise ValueError("init must have a pair of two points with mass, got none")
+            raise ValueError("init must have a pair of points that both have mass, p and q, got none")
         return found
 
 

@@ -109,10 +109,7 @@ def product_start(log_p: Tensor, log_q: Tensor) -> Start:
 
 
 def plan_start(plan: Tensor, gradient: Gradient, log_p: Tensor, log_q: Tensor, epsilon: float) -> Start:
-    """From a plan (N, K) of the user's, scaled to mass one where points have mass; its marginals need not hold."""
-    plan = plan.masked_fill(log_p.isneginf()[:, None] | log_q.isneginf(), 0.0)
-    if not bool(plan.any()):
-        raise ValueError("init must have an entry for a pair of points that both have mass, p and q, got none")
+    """From a plan (N, K) of the user's, scaled to mass one; its marginals need not hold."""
     coupling = DenseCoupling(plan / plan.sum())
     return Start(gradient(coupling, coupling.marginal(1)), log_p, log_q, epsilon)
 

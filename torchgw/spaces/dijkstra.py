@@ -45,6 +45,7 @@ class DijkstraDistances(ScaledDistances):
     """
 
     stored = False
+    _nodes: Array | None = None  # of the graph that are points, where not all are
 
     def __init__(self, graph: Any, cache_rows: int = 2000, *, name: str = "graph") -> None:
         self._take(None, graph, cache_rows, name)
@@ -59,7 +60,7 @@ class DijkstraDistances(ScaledDistances):
     def _take(self, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> None:
         # A copy: rows are searched long after this call, when the caller may have changed the graph.
         self._graph = validate.graph(name, graph).copy()
-        self._nodes = np.arange(self._graph.shape[0]) if nodes is None else nodes
+        self._nodes = nodes
         self.cache = RowCache(validate.integer("cache_rows", cache_rows, least=1))
         largest, disconnected = sweep(self._graph, nodes)
         self.scale = self.largest = positive_scale(largest)
@@ -69,7 +70,7 @@ class DijkstraDistances(ScaledDistances):
 
     @property
     def size(self) -> int:
-        return len(self._nodes)
+        return int(self._graph.shape[0]) if self._nodes is None else len(self._nodes)
 
     @property
     def hit_rate(self) -> float:
@@ -84,14 +85,15 @@ class DijkstraDistances(ScaledDistances):
 
     def rows(self, index: Tensor) -> Tensor:
         found = self.cache.get(
-            index.cpu().numpy(), lambda missing: fill_unreachable(self._between(self._nodes[missing]), self.largest)
+            index.cpu().numpy(), lambda missing: fill_unreachable(self._searched(missing), self.largest)
         )
         return torch.from_numpy(found / self.scale).to(self._device, self._dtype)  # divided while it is float64
 
-    def _between(self, sources: Array) -> Array:
-        """Distances (M, N) from ``sources``, nodes of the graph."""
-        found = shortest_paths([(self._graph, sources)])[0]
-        return found if len(self._nodes) == found.shape[1] else found[:, self._nodes]
+    def _searched(self, sources: Array) -> Array:
+        """Distances (M, N) from some points."""
+        if self._nodes is None:
+            return shortest_paths([(self._graph, sources)])[0]
+        return shortest_paths([(self._graph, self._nodes[sources])])[0][:, self._nodes]
 
 
 @storable

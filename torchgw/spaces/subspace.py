@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from torchgw.options import SpaceOptions
-from torchgw.persist.codec import storable
 from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.euclidean import EXACT_SIZE, N_SWEEPS, EuclideanDistances
 from torchgw.spaces.factored import FactoredDistances
@@ -39,11 +38,10 @@ def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
 
 def points_of(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     """The points ``index`` (n,) of a space, divided by its own scale."""
-    if isinstance(space, Subspace):
-        index, space = space.index[index], space.whole
-    if len(index) == space.size and bool((index == torch.arange(space.size, device=index.device)).all()):
-        return space
-    return Subspace(space, index)
+    part = space if isinstance(space, Subspace) else Subspace(space, torch.arange(space.size))
+    index = part.index[index.to(part.index.device)]
+    every = torch.arange(part.whole.size, device=index.device)
+    return part.whole if part.ratio == 1.0 and torch.equal(index, every) else part._with(index=index)
 
 
 def name_of(space: DistanceProvider) -> str:
@@ -51,7 +49,6 @@ def name_of(space: DistanceProvider) -> str:
     return type(space.whole if isinstance(space, Subspace) else space).__name__
 
 
-@storable
 class Subspace(ScaledDistances):
     """The points ``index`` (n,) of a ``whole`` space; see the head of this file.
 
