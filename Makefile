@@ -4,11 +4,12 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 TRITON ?= $(if $(filter torch==2.13.0,$(TORCH)),triton==3.7.1,triton)
 
-VENV := .venv
-BIN  := $(VENV)/bin
-DONE := $(VENV)/.installed
-DOCS := $(VENV)/.installed-docs
-SITE := docs/_build/html
+VENV   := .venv
+BIN    := $(VENV)/bin
+DONE   := $(VENV)/.installed
+CHECKS := $(VENV)/.installed-check
+DOCS   := $(VENV)/.installed-docs
+SITE   := docs/_build/html
 
 .PHONY: demo docs docs-quick docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-peers bench-quality bench-kinds bench-small bench-sizes bench-scale bench-gpu report clean
 
@@ -26,7 +27,8 @@ docs: $(DOCS)
 docs-quick: $(DOCS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -D plot_gallery=0 -b html docs $(SITE)-quick
 	$(BIN)/python docs/links.py $(SITE)-quick
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/test_documents.py tests/test_guides.py tests/test_examples.py tests/test_gallery.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/test_documents.py tests/test_examples.py tests/test_gallery.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m '' -k 'not figures_are_drawn' tests/test_guides.py
 
 # The links that leave the pages; needs a network.
 docs-external: $(DOCS)
@@ -54,12 +56,12 @@ test-browser: $(DONE)
 coverage: $(DONE)
 	$(BIN)/python -m pytest --cov --cov-report=term-missing --cov-fail-under=92
 
-check: $(DONE)
+check: $(CHECKS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(DONE)
+format: $(CHECKS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -129,15 +131,19 @@ bench-gpu: $(DONE)
 	if .venv-$*/bin/python -m pip install -q --log .venv-$*/install.log $($*_needs); then touch $@; \
 	else echo "no $*: its rows will say why; .venv-$*/install.log says more, and the next run tries again"; fi
 
+$(CHECKS): $(DONE)
+	$(BIN)/python -m pip install -q -e '.[check]'
+	touch $@
+
 $(DOCS): $(DONE)
 	$(BIN)/python -m pip install -q -e '.[docs]'
 	touch $@
 
+# At once, which resolves once; of tens of thousands of files only those that are imported are worth compiling.
 $(DONE): pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q '$(TORCH)'
-	if [ "$$(uname -s)" = Linux ]; then $(BIN)/python -m pip install -q '$(TRITON)'; fi
-	$(BIN)/python -m pip install -q -e '.[dev]'
+	if [ "$$(uname -s)" = Linux ]; then triton='$(TRITON)'; fi; \
+	$(BIN)/python -m pip install -q --no-compile '$(TORCH)' $$triton -e '.[test]'
 	touch $@
 
 clean:

@@ -129,5 +129,6 @@ def setup(app: Any) -> None:
     logging.getLogger("torchgw").setLevel(logging.WARNING)  # Sphinx shows what is logged
     warnings.filterwarnings("error", category=DeprecationWarning, module="torchgw")
     app.connect("source-read", with_pages)
+    app.connect("include-read", lambda app, _path, name, content: with_pages(app, name, content))
     app.connect("build-finished", with_report)
     app.connect("autodoc-process-docstring", described, priority=400)  # before napoleon

@@ -20,6 +20,8 @@ import torch
 from tests.problems import ROLL, SPIRAL
 from torchgw import GWOptions, GWResult, SpaceOptions, gw_align
 
+LONGEST = ("triton", "distributed", "kernels", "sharp_models", "capabilities", "memory", "fused", "checkpoint")
+
 
 def sees_gpu(expression: str) -> bool:
     """Whether `-m` asks for tests that are marked `gpu`."""
@@ -38,13 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The longest tests first: at the end, one of several processes would be left alone with them. Those that compile
-    # follow each other, so that one process does.
-    items.sort(
-        key=lambda item: (
-            item.path.name not in ("test_capabilities.py", "test_triton.py", "test_memory.py", "test_kernels.py")
-        )
-    )
+    # The longest files first: at the end, one of several processes would be left alone with them.
+    places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import torchgw
-from tests.problems import generator, potential_coupling, quietly, tiled_coupling
+from tests.problems import daily, generator, potential_coupling, quietly, tiled_coupling
 from torchgw import Balanced, GWOptions, GWResult, Partial, PlanCurvature, SemiRelaxed, Unbalanced, curvature, gw_align
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.linalg.eigenpairs import lanczos
@@ -255,8 +255,7 @@ def test_a_saddle_is_called_one() -> None:
     assert float(lanczos(hessian, 1).values[0]) < -1
 
 
-@pytest.mark.parametrize("n_steps", [6, 25])
-@pytest.mark.parametrize("alpha", [1.0, 0.7])
+@pytest.mark.parametrize(("alpha", "n_steps"), daily([(1.0, 6), (0.7, 25)], [1.0, 0.7], [6, 25]))
 def test_traces_are_differentiated_in_the_distances(n_steps: int, alpha: float) -> None:
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(14, 2)), rng.normal(size=(17, 3))

@@ -12,6 +12,7 @@ import torchgw
 from tests.problems import uniform
 from torchgw import (
     Balanced,
+    CoarseOptions,
     Envelope,
     EuclideanDistances,
     GWOptions,
@@ -35,7 +36,7 @@ def test_streaming_gradients_at_the_default_tolerance_are_near_the_exact_ones(mo
     """In mixed precision, as by default."""
     found = []
     for tol in (None, 1e-9):
-        X, Y = uniform(700, 3, seed=1).requires_grad_(), uniform(600, 2, seed=2)
+        X, Y = uniform(350, 3, seed=1).requires_grad_(), uniform(300, 2, seed=2)
         spaces = (EuclideanDistances(side, squared=True) for side in (X, Y))
         options = GWOptions(strategy="streaming")
         result = align(*spaces, type(mode)(tol=tol) if tol else mode, options=options)
@@ -50,7 +51,8 @@ def test_points_of_a_partial_plan_are_told_apart_by_their_prices() -> None:
     for tol in (1e-9, 1e-6):
         p = torch.full((30,), 1 / 30, dtype=torch.float64, requires_grad=True)
         spaces = (EuclideanDistances(uniform(n, d, seed=n), squared=True) for n, d in ((30, 3), (35, 2)))
-        options = GWOptions(strategy="streaming", mixed_precision=False)
+        few = CoarseOptions(n_landmarks=10, n_starts=4)
+        options = GWOptions(strategy="streaming", mixed_precision=False, coarse=few)
         result = align(*spaces, Implicit(tol=tol), p=p, epsilon=1e-2, marginals=Partial(0.8), options=options)
         found += torch.autograd.grad(result.pull(uniform(35, 2, seed=35)).square().sum(), p)
     assert float((found[0] - found[1]).norm()) < 1e-4 * float(found[0].norm())

@@ -42,6 +42,7 @@ from tests.gradient_mode_cases import (
     slope,
     squared,
 )
+from tests.problems import in_turn
 from torchgw import (
     Balanced,
     Envelope,
@@ -368,9 +369,9 @@ def test_masses_have_gradients_where_others_are_zero(mode: str) -> None:
     assert float((found * along).sum()) == pytest.approx(float(expected), rel=1e-6)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("least", [0.0, 1e-320])
-@pytest.mark.parametrize("marginals", [Balanced(), Unbalanced(0.1, 0.1)])
+@pytest.mark.parametrize(
+    ("mode", "least", "marginals"), in_turn(list(MODES), [0.0, 1e-320], [Balanced(), Unbalanced(0.1, 0.1)])
+)
 def test_points_that_count_for_nothing_spoil_no_gradient(mode: str, least: float, marginals: Marginals) -> None:
     p = P.clone()
     p[2] = least

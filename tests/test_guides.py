@@ -120,6 +120,7 @@ def test_distances_are_chosen_by_what_they_change() -> None:
     assert abs(left["angle_x"][left["inner"]] - left["angle_y"][left["found"].argmax()]).max() < 0.5
 
 
+@pytest.mark.slow
 def test_the_path_of_epsilon_finds_the_transition_of_a_cloud() -> None:
     left = run_page("epsilon")
     assert (left["sharp"].plan > 1e-12).sum() <= 150 + 180 - 1
@@ -163,6 +164,7 @@ def test_every_remedy_breaks_the_symmetry_of_the_bow() -> None:
     assert agreement(s, t[left["sharp"].argmax()]) < -0.99
 
 
+@pytest.mark.slow
 def test_a_streaming_plan_offers_all_but_the_table() -> None:
     left = run_page("large")
     assert left["result"].strategy == "streaming"
@@ -195,6 +197,7 @@ def test_the_page_on_curvature_tells_circles_from_ellipses() -> None:
     assert float(left["farthest"].values[0]) == pytest.approx(0.248 - 1, abs=0.01)
 
 
+@pytest.mark.slow
 def test_every_plot_of_the_page_is_drawn() -> None:
     left = run_page("plots")
     assert left["result"].converged
@@ -249,8 +252,8 @@ CLAIMING = [
 ]
 
 
-# The page on marginals takes as long as three others.
-PAGES = [pytest.param(page, marks=pytest.mark.slow if page == "marginals" else ()) for page in CLAIMING]
+LONGEST = ("marginals", "epsilon", "large")  # as long as all others; the build of the pages runs them too
+PAGES = [pytest.param(page, marks=pytest.mark.slow if page in LONGEST else ()) for page in CLAIMING]
 
 
 @pytest.mark.parametrize("page", PAGES)
