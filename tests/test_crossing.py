@@ -110,14 +110,18 @@ def test_which_ends_are_distinct_is_read_from_a_gpu_at_once() -> None:
     plans[::4] = torch.eye(6, 7, dtype=F64) / 6
     plans[3] = torch.nan
 
-    def places(device: str) -> list[float]:
-        pool = [Entrant("", plan.to(device), float(at)) for at, plan in enumerate(plans)]
+    def pool(device: str) -> list[Entrant]:
+        return [Entrant("", plan.to(device), float(at)) for at, plan in enumerate(plans)]
+
+    def places(pool: list[Entrant]) -> list[float]:
         return [entrant.energy for most in (1, 4, 60) for entrant in crossing._distinct(pool, most, apart / 6)]
 
     with simulated_gpu() as simulation:
-        found = places("cuda")
-    assert found == places("cpu")
-    assert simulation.n_waits == 3, simulation.table()
+        there = pool("cuda")
+        before = simulation.n_waits
+        found = places(there)
+    assert found == places(pool("cpu"))
+    assert simulation.n_waits - before == 3, simulation.table()
 
 
 def test_an_end_whose_energy_is_no_number_is_the_last() -> None:

@@ -251,6 +251,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "exponentials measured in the same run. What stays in the cache can be below its floor.",
         of_kernels,
     ),
+    "verdict": (
+        "Verdicts",
+        "What a result says of its matching, beside the share of it that is right, on 400 problems of ten kinds.",
+        partial(of_rows, name="verdict"),
+    ),
     "launches": (
         "Launches and waits",
         "What a solve asks of a GPU, counted on a simulated one; the last column is a forecast.",

@@ -154,7 +154,11 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
         from scipy.sparse import csr_matrix
 
         return csr_matrix((1, 1)), GraphReport(0, 1, 0, np.empty((0, 2), dtype=np.int64))
-    points, size = unit_cloud(points)
+    return graph_of_cloud(*unit_cloud(points), k, name)
+
+
+def graph_of_cloud(points: Array, size: float, k: int | None, name: str) -> tuple[Any, GraphReport]:
+    """The graph, in the units of points that were centred and divided by ``size``, and its report."""
     cloud = Cloud(points)
     made = unjoined(cloud, k)
     if not (made[0].graph.data == 0).any():

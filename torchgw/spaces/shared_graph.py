@@ -5,7 +5,8 @@
 
 In many dimensions all pairs of points are looked at, which ranks divide, and from some forty on coordinates are more
 than the graph. In few they are a fraction of it, and a tree has the neighbours of all points soon: one rank has them
-all then. Of points that are as far from another one, which are its neighbours depends on the shares.
+all then. Of points that are as far from another one, which are its neighbours depends on the shares. Lists of points
+that are there several times may hold nothing but copies, so the rank that makes their graph gets all coordinates.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torchgw.spaces.graph import (
     GraphReport,
     Parts,
     Unjoined,
+    graph_of_cloud,
     most_neighbours,
     nearest_elsewhere,
     reported,
@@ -64,8 +66,19 @@ def graphs_of_shares(
             own[number] = JoinedGraph(size)
         del found
 
+    def repeated(number: int) -> bool:
+        return number in lists and not lists[number].length.all()
+
+    for number, copies in enumerate(ranks.dealt([partial(repeated, number) for number in numbers])):
+        if copies:
+            n, owner = spaces[number].size, number % ranks.count
+            every = ranks.collected(_there(clouds[number], ranks), n, owner)
+            if every is not None:
+                del lists[number]
+                own[number] = WholeGraph(own[number].size, every.cpu().numpy())
+
     def assemble(number: int) -> None:
-        if number in own:
+        if number in lists:
             own[number].begin(unjoined(lists.pop(number), k))
 
     def apart(number: int) -> Array | None:
@@ -139,6 +152,19 @@ class JoinedGraph:
     def finished(self, k: int | None, name: str) -> tuple[Any, GraphReport]:
         """The graph and its report, as of `torchgw.spaces.graph.build_graph`."""
         return reported(self.made, [(graph, added) for graph, _, added in self.graphs], self.size, k, name)
+
+
+class WholeGraph(JoinedGraph):
+    """The neighbour graph of all points (N, D), centred and divided by ``size``."""
+
+    apart = None
+
+    def __init__(self, size: float, points: Array) -> None:
+        super().__init__(size)
+        self.points = points
+
+    def finished(self, k: int | None, name: str) -> tuple[Any, GraphReport]:
+        return graph_of_cloud(self.points, self.size, k, name)
 
 
 def _unit_share(share: Array, n: int, ranks: Ranks) -> tuple[Array, float]:
