@@ -294,9 +294,9 @@ KINDS: dict[str, Callable[[float, np.random.Generator], Known]] = {
 }
 
 
-def problem(kind: str, number: int) -> Known:
+def problem(kind: str, number: int, draw: int = DRAW) -> Known:
     """The problem of a kind with this number, which says how hard it is."""
-    rng = np.random.default_rng([DRAW, list(KINDS).index(kind), number])
+    rng = np.random.default_rng([draw, list(KINDS).index(kind), number])
     return KINDS[kind]((number + rng.random()) / PROBLEMS, rng)
 
 
