@@ -101,6 +101,7 @@ def assert_same(one: GWResult, other: GWResult) -> None:
 
 
 GRADIENTS = ("exact gradient", "sampled gradient")
+REPEATED = ("partial, masses", "stored cost", "searched distances")  # what they keep, others do too
 LOOPS = (*GRADIENTS, "no entropy", "streaming", "low rank")
 Whole = tuple[GWResult, int]
 

@@ -278,8 +278,13 @@ def entropic(A: Tensor, B: Tensor, p: Tensor, T: Tensor, mode: Any) -> Any:
     return gw_align(A, B, gradient_mode=mode, **asked)
 
 
-@pytest.mark.parametrize("mode", [Envelope(tol=1e-12), Implicit(tol=1e-12), Unrolled(tol=1e-12, n_outer=60)])
-@pytest.mark.parametrize("directed", [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(
+    ("directed", "mode"),
+    in_turn(
+        [(True, True), (True, False), (False, False)],
+        [Envelope(tol=1e-12), Implicit(tol=1e-12), Unrolled(tol=1e-12, n_outer=60)],
+    ),
+)
 def test_gradients_are_those_of_finite_differences(mode: Any, directed: tuple[bool, bool]) -> None:
     """Of the objective in both matrices, the largest entry's scale included, and in the masses; of the plan in one."""
     A, B = (torch.from_numpy(graph(n, n + 20, way)) for n, way in zip((7, 6), directed, strict=True))

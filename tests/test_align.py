@@ -378,7 +378,9 @@ def test_a_converged_result_says_how_it_was_reached() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
-@pytest.mark.parametrize("distances", [("dijkstra", "euclidean"), ("euclidean", "dijkstra")])
+@pytest.mark.parametrize(
+    "distances", [("dijkstra", "euclidean"), pytest.param(("euclidean", "dijkstra"), marks=pytest.mark.slow)]
+)
 def test_a_second_basin_is_sampled_as_well_as_the_first(distances: tuple[str, str]) -> None:
     # Lifted potentials may stand for plans of a million times the mass; two basins tie here, so both are solved.
     other, _ = make_spiral(110, random_state=1)

@@ -20,6 +20,8 @@ from benchmarks.phases.work import Answer, Problem, Run, graphs, random, spiral
 from torchgw import DijkstraDistances
 from torchgw.kernels import LOG2E
 
+pytestmark = pytest.mark.slow  # their figures stand in the log
+
 NAMES = [entry.name for entry in fields(Switches)]
 SAME_NUMBERS = ("logsumexp_check", "balanced", "preallocated", "device_copies", "index_arrays", "fused")
 

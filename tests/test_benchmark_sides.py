@@ -26,6 +26,7 @@ def test_a_row_has_the_median_of_the_ratios_within_rounds() -> None:
     assert not sides.row("x", (1.2,), (1.0,))["met"]
 
 
+@pytest.mark.slow
 def test_a_checkout_is_imported_from_its_folder_and_another_is_refused(tmp_path: Path) -> None:
     with sides.checkout(sides.HERE) as seconds:
         assert seconds(sides.IMPORT) > 0

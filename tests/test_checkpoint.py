@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoint_cases import CASES, GRADIENTS, LOOPS, Killed, align, assert_same, left_alone
+from tests.checkpoint_cases import CASES, GRADIENTS, LOOPS, REPEATED, Killed, align, assert_same, left_alone
 from tests.problems import ROLL, SPIRAL, quietly
 from torchgw import (
     Checkpoint,
@@ -36,7 +36,13 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.bits) if name in GRADIENTS else name for name in CASES]
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.bits if name in GRADIENTS else pytest.mark.slow if name in REPEATED else ()
+        )
+        for name in CASES
+    ],
 )
 def test_a_killed_solve_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     expected, calls = left_alone(name)

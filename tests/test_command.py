@@ -102,7 +102,7 @@ def test_points_that_a_partial_plan_leaves_out_have_no_target(tmp_path: Path) ->
     [
         (["--semi-relaxed", "0.01"], SemiRelaxed(0.01, "y")),
         (["--unbalanced", "0.05"], Unbalanced(0.05, 0.05)),
-        (["--partial", "0.7"], Partial(0.7)),
+        pytest.param(["--partial", "0.7"], Partial(0.7), marks=pytest.mark.slow),
         (["--semi-relaxed", "0", "--epsilon", "0"], SemiRelaxed(0.0, "y")),
     ],
 )

@@ -201,7 +201,7 @@ def odd() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", ["repeated", "rounded", "star"])
+@pytest.mark.parametrize("kind", ["repeated", pytest.param("rounded", marks=pytest.mark.slow), "star"])
 @pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
 def test_parts_are_reached_where_points_coincide_and_where_one_has_all_edges(kind: str) -> None:
     graph = block_diag([odd()[kind], neighbour_graph(RNG.normal(size=(40, 2)))], format="csr")

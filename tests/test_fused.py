@@ -373,7 +373,7 @@ def test_plans_that_answer_each_other_are_ended_by_shorter_steps() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
-@pytest.mark.parametrize(("name", "n_control"), daily({("unbalanced", 0), ("partial", 8)}, MODELS, (0, 8)))
+@pytest.mark.parametrize(("name", "n_control"), daily({("partial", 8)}, MODELS, (0, 8)))
 def test_sampling_with_noise_comes_near_the_plan_without(name: str, n_control: int) -> None:
     """The table's sampled cells have as many landmarks as points, so their control variates leave no noise."""
     problem, given = posed(name, "features")

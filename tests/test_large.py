@@ -78,14 +78,12 @@ def solved(kinds: tuple[str, str], strategy: str) -> GWResult:
 @pytest.mark.parametrize(
     "kinds",
     [
-        ("landmark", "landmark"),
         ("factored", "factored"),
         ("precomputed", "precomputed"),
-        ("dijkstra", "dijkstra"),
-        ("euclidean", "euclidean"),
         ("squared", "squared"),
         ("landmark", "dijkstra"),
         ("euclidean", "landmark"),
+        *(pytest.param((kind, kind), marks=pytest.mark.slow) for kind in ("landmark", "dijkstra", "euclidean")),
     ],
 )
 def test_streaming_and_dense_agree(kinds: tuple[str, str]) -> None:

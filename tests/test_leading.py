@@ -194,7 +194,7 @@ def test_a_correction_at_another_plan_counts_the_rows_in_which_it_differs(shape:
         torch.testing.assert_close(further, afresh, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("sizes", [(150, 180), (170, 140)])
+@pytest.mark.parametrize("sizes", [pytest.param((150, 180), marks=pytest.mark.slow), (170, 140)])
 def test_vertices_that_factors_lead_to_end_where_exact_gradients_do(
     sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,7 @@ class PlanMode:
         return self.eigenvalue * (self.mass / self._read[3]) ** 2
 
     def rows(self, points: Any = None) -> Array:
-        """W of source points (m, K), of all by default, scaled so that half of sum |W| is the plan's mass."""
+        """W of source points (m, K), of all by default, of which absolute values sum to twice the plan's mass."""
         n, k = self.hessian.respond.plan.shape
         index = torch.arange(n) if points is None else point_indices("points", points, n)
         validate.memory("mode.rows()", 8 * len(index) * k, MOST_BYTES, "ask for fewer points")
