@@ -436,7 +436,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"n_jobs": 0}, ValueError, "n_jobs must be -1, a positive number or None, got 0"),
     ({"n_jobs": -2}, ValueError, "n_jobs"),
     ({"store": "no/where.sqlite"}, ValueError, "needs a folder"),
-    ({"spaces": [CLOUDS[0], csr_array((1, 3))]}, ValueError, r"spaces\[1\] must be a square sparse graph"),
+    ({"spaces": [CLOUDS[0], csr_array((1, 3))]}, ValueError, r"needs points, got a sparse matrix as spaces\[1\]"),
     (
         {"spaces": [CLOUDS[0] * 1e20, CLOUDS[1] * 1e-60]},
         ValueError,
