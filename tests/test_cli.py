@@ -92,7 +92,6 @@ BAD_FILES = {
     "ragged.csv": b"1,2\n3\n4,5\n",
     "latin.csv": b"\xff\xfe\x00",
     "broken.npz": b"PK\x03\x04 broken",
-    "one.csv": b"1,2,3\n",
     "index.csv": b",x,y\n0,1,2\n1,2,3\n2,5,6\n",
     "hole.csv": b"1.0,NA\n2,3\n4,5\n",
     "flipped.npz": "flipped",
