@@ -128,7 +128,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "sharp": {"epsilon": 0},
     "entropic": {"epsilon": 1e-2},
     "semi-relaxed": {"epsilon": 1e-2, "marginals": SemiRelaxed(0.3)},
-    "free columns": {"epsilon": 0, "marginals": SemiRelaxed(0.0)},
+    "sharp semi-relaxed": {"epsilon": 0, "marginals": SemiRelaxed(0.0)},
     "unbalanced": {"epsilon": 1e-2, "marginals": Unbalanced(0.3, 0.5)},
     "partial": {"epsilon": 1e-2, "marginals": Partial(0.5)},
     "sharp partial": {"epsilon": 0, "marginals": Partial(0.5)},
