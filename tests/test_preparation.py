@@ -267,7 +267,7 @@ def test_a_graph_that_needs_no_mending_is_not_copied_and_none_is_written_to() ->
 def test_graphs_of_any_sparse_format_are_graphs(form: str) -> None:
     graph = random_graph(20, 0.4, 0)
     given = graph.asformat(form)
-    _, checked, kind = check_space("X", given, "auto", SpaceOptions())
+    _, checked, kind, _ = check_space("X", given, "auto", SpaceOptions())
     assert kind == "precomputed"
     assert (checked != graph).nnz == 0
     with warnings.catch_warnings():

@@ -176,7 +176,7 @@ def unresolved_features(cost: Any) -> str:
     centre = (x.sum(0) + y.sum(0)) / (len(x) + len(y))
     for side, features in (("X", x - centre), ("Y", y - centre)):
         sums = features.square().sum(1)
-        wanted = needed(features[sample(torch.ones(len(features)))], features.new_ones(features.shape[1]))
+        wanted = needed(features[sample(len(features))], features.new_ones(features.shape[1]))
         if wanted < RESOLUTION:
             return (
                 f"float64 does not tell most of the cost features of {side} apart: squares of their differences are "

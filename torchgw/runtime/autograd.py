@@ -39,9 +39,8 @@ def refuse_double_backward(
 
 
 def own_copies(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs as leaves of a graph of their own, for `apart`; constants where no graph is recorded."""
-    recorded = torch.is_grad_enabled()
-    return [given.detach().requires_grad_() if recorded and given.requires_grad else given.detach() for given in inputs]
+    """The inputs as leaves of a graph of their own, for `apart`."""
+    return [given.detach().requires_grad_(given.requires_grad) for given in inputs]
 
 
 def apart(

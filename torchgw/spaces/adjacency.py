@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.options import SpaceOptions
 from torchgw.persist.codec import storable
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.spaces.traced import Traced, growth_of
 from torchgw.types import Array
@@ -137,7 +137,9 @@ class AdjacencyDistances(ScaledDistances):
         return _of_sparse(self._D)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> AdjacencyDistances:
-        return self._mapped(lambda matrix: matrix.to(device, dtype))
+        if self.sparse:
+            return self._mapped(lambda matrix: matrix.to(device, dtype))
+        return self._mapped(lambda matrix: sent(matrix.to(dtype), device))
 
     def _times(self, ratio: float) -> AdjacencyDistances:
         return self if ratio == 1.0 else self._mapped(lambda matrix: _entrywise(matrix, lambda values: values * ratio))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.scale import largest_of
 from torchgw.types import DistanceProvider, is_graph, is_provider
 
@@ -39,19 +39,17 @@ def needed(rows: Tensor, weight: Tensor) -> float:
     return float(least[(len(least) - 1) // 2]) / size if len(least) and size > 0 else 1.0
 
 
-def sample(mass: Tensor) -> Tensor:
-    """Indices (m,) of a few points with mass, evenly spread."""
-    present = mass.nonzero()[:, 0]
-    at = torch.linspace(0, len(present) - 1, min(SAMPLED, len(present)), dtype=torch.float64, device=mass.device)
-    return present[at.round().long()]
+def sample(n: int) -> Tensor:
+    """Indices (m,) of a few of n points, evenly spread."""
+    return torch.linspace(0, n - 1, min(SAMPLED, n), dtype=torch.float64).round().long()
 
 
 def unresolved(name: str, space: DistanceProvider, mass: Tensor) -> str:
     """Why a solve cannot tell most points of a space apart, and what to do; nothing where it can. O(N) memory.
 
-    mass : (N,), on the device that solves. Points without any are no part of it.
+    mass : (N,), positive, on the device that solves.
     """
-    index = sample(mass)
+    index = sent(sample(len(mass)), mass.device)
     rows = space.to(mass.device, torch.float64 if len(mass) < 2**17 else torch.float32).rows(index)
     wanted, resolution = needed(rows, mass), getattr(space, "resolution", RESOLUTION)
     if wanted >= resolution:
@@ -78,7 +76,7 @@ def coarse(name: str, given: Any, points: Any) -> str:
     unit = validate.resolution_of(given)
     if unit == 0 or is_provider(points) or is_graph(points):
         return ""
-    few = torch.from_numpy(points[sample(torch.ones(len(points))).numpy()])  # a copy, whatever strides points have
+    few = torch.from_numpy(points[sample(len(points)).numpy()])  # a copy, whatever strides points have
     if needed(few, few.new_ones(few.shape[1])) >= (SPACINGS * unit) ** 2:
         return ""
     return (
