@@ -117,7 +117,7 @@ def test_negligible_masses_leave_the_plan_as_it_is_without_them(strategy: str, m
 
 
 def test_the_least_mass_that_counts_leaves_the_rest_alone() -> None:
-    """In float32, on kept tiles: 1e-24 is just above 2^-80. Its point is one of the space, which cells may begin with."""
+    """In float32, on kept tiles: 1e-24 is just above 2^-80. Its point is one of the space, so other cells are made."""
     q, options = (
         np.full(K, 1 / K),
         {"strategy": "streaming", **FEW, "ladder": LadderOptions(n_cells=16, marginal_tol=1e-7)},

@@ -40,7 +40,8 @@ def refuse_double_backward(
 
 def own_copies(inputs: Sequence[Tensor]) -> list[Tensor]:
     """The inputs as leaves of a graph of their own, for `apart`."""
-    return [given.detach().requires_grad_(given.requires_grad) for given in inputs]
+    own = [given.detach().clone() if given.is_inference() else given.detach() for given in inputs]
+    return [copy.requires_grad_(given.requires_grad) for copy, given in zip(own, inputs, strict=True)]
 
 
 def apart(
