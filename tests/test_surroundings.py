@@ -22,6 +22,8 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
@@ -224,6 +226,39 @@ def test_surroundings_change_no_bit(around: str, entry: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [Implicit(), Unrolled(n_outer=2, n_inner=3)])
+class Unnamed(TorchDispatchMode):
+    """Counts the operations that make numbers of the default dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), keywords: Any = None) -> Any:
+        found = function(*given, **(keywords or {}))
+        made = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
+        self.names += [str(function) for each in made if each.dtype == torch.bfloat16 and each.numel()]
+        return found
+
+
+SPIRAL, ROLL = torchgw.datasets.make_spiral(60)[0], torchgw.datasets.make_swiss_roll(70)[0]
+EDGES = np.triu(np.random.default_rng(1).random((20, 20)) < 0.2, 1)
+LARGER: dict[str, Callable[[], Any]] = {
+    "curves": lambda: gw_align(SPIRAL, ROLL, random_state=0),
+    "landmarks": lambda: gw_align(SPIRAL, ROLL, distances="landmark", random_state=0),
+    "streamed": lambda: gw_align(SPIRAL, ROLL, epsilon=1e-2, options=GWOptions(strategy="streaming"), random_state=0),
+    "edges": lambda: gw_align(EDGES | EDGES.T, EDGES | EDGES.T, distances="adjacency", random_state=0),
+    "sampled": lambda: gw_align(X, Y, epsilon=0.05, options=GWOptions(gradient="sampled"), random_state=0),
+}
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES, *LARGER])
+def test_code_names_its_dtypes(entry: str) -> None:
+    """The default dtype is one for all threads, so a solve cannot suspend it."""
+    with setting(torch.set_default_dtype, torch.bfloat16, torch.float32), Unnamed() as seen:
+        (ENTRIES | LARGER)[entry]()
+    assert not seen.names
+
+
 @pytest.mark.parametrize("around", ["autocast, bfloat16", "products in bfloat16", "default device"])
 def test_a_backward_pass_that_begins_elsewhere_is_undisturbed_too(around: str, mode: Any) -> None:
     expected = with_gradient(through_the_plan(mode))

@@ -43,7 +43,7 @@ def failure(device: torch.device) -> str | None:
     """
     from torchgw.kernels import triton_kernels
 
-    out = torch.zeros(1, device=device)
+    out = torch.zeros(1, dtype=torch.float32, device=device)
     try:
         with active(out):
             triton_kernels.one_kernel[(1,)](out)

@@ -52,7 +52,7 @@ def sample_anchors(coupling: Coupling, row_marginal: Tensor, count: int, generat
 
 def refresh(old: Anchors, new: Anchors, step: float, generator: torch.Generator) -> Anchors:
     """Each pair of ``old`` replaced by its counterpart in ``new`` with probability ``step``."""
-    coin = torch.rand(old.rows.shape, generator=generator, device=old.rows.device) < step
+    coin = torch.rand(old.rows.shape, generator=generator, dtype=torch.float32, device=old.rows.device) < step
     return Anchors(torch.where(coin, new.rows, old.rows), torch.where(coin, new.columns, old.columns))
 
 

@@ -102,7 +102,7 @@ def choose_landmarks(
         raise ValueError(f"{type(space).__name__}.rows must give finite distances, got NaN or infinite ones")
     if named is not None:
         new = named[(mass[named] > 0) & ~torch.isin(named, index)]
-        new = new[torch.linspace(0, len(new) - 1, min(len(new), count), device=new.device).long()]
+        new = new[torch.linspace(0, len(new) - 1, min(len(new), count), dtype=torch.float32, device=new.device).long()]
         if len(new):
             index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
     nearest = rows.argmin(0)
@@ -185,7 +185,7 @@ def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor |
             at, chosen = at + 1, chosen.scatter(0, at + 1, nearest.argmax(0, keepdim=True))
         return (at, chosen, nearest), nearest
 
-    state: State = chosen.new_zeros(1), chosen, torch.where(absent, -1.0, torch.inf).to(mass)
+    state: State = chosen.new_zeros(1), chosen, torch.full_like(mass, torch.inf).masked_fill_(absent, -1.0)
     repeated = Repeated(steps, kernels=("farthest", type(space)))
     for start in range(0, count, AT_ONCE):
         number = min(AT_ONCE, count - start)

@@ -235,7 +235,8 @@ def hop_distances(D: Tensor) -> Tensor | None:
 def _from_all(edges: Tensor) -> Tensor | None:
     """Float64 hops by a breadth-first search from all points at once, a product for each hop beyond the first; None
     where it takes more than a few. Infinite between components."""
-    hops = torch.where(edges, 1.0, torch.inf).to(torch.float64).fill_diagonal_(0.0)
+    hops = torch.full(edges.shape, torch.inf, dtype=torch.float64, device=edges.device)
+    hops = hops.masked_fill_(edges, 1.0).fill_diagonal_(0.0)
     step = edges.float()
     last = step
     for hop in range(2, MOST_PRODUCTS + 2):

@@ -163,7 +163,9 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
         starts = [candidate.start for candidate in product_starts(leads[0])[:1]]
         plans = [(product, False)] if len(p) * len(q) <= PRODUCT_PAIRS else []
     if init is None and few and model.alpha > 0:
-        random = torch.rand(RANDOM_PLANS, *product.shape, generator=problem.generator, device=p.device)
+        random = torch.rand(
+            RANDOM_PLANS, *product.shape, generator=problem.generator, dtype=torch.float32, device=p.device
+        )
         plans += [(plan, False) for plan in -random.log() * product]
     if model.marginals.varied:
         plans.append((alone_by_form(problem), True))

@@ -7,6 +7,7 @@ one what rounding has to add, the largest entry of each row, and F^T T G, from w
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -199,8 +200,11 @@ class _Read(NamedTuple):
 def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]:
     """The rounded plan, and its products with the factors of spaces and costs."""
     model, ranks, (rows, columns) = problem.model, problem.ranks, kept[:2]
-    costs = [cost for cost in (model.cost, model.penalty) if cost is not None]
-    sides = (problem.x, [cost.U for cost in costs], rows), (problem.y, [cost.V for cost in costs], columns)
+    # Rules beside huge masses cost so little that float32 would lose it; by a power of two no other bit changes.
+    price = math.ldexp(1.0, math.frexp(model.price)[1])
+    costs = [(cost, size) for cost, size in ((model.cost, 1.0), (model.penalty, price)) if cost is not None]
+    parts = [cost.U / size for cost, size in costs], [cost.V for cost, _ in costs]
+    sides = (problem.x, parts[0], rows), (problem.y, parts[1], columns)
     (left, mean_x), (right, mean_y) = (
         _ordered(side, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order)
         for side, parts, order in sides
@@ -220,9 +224,9 @@ def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]
     product = None
     if problem.factored:
         product = _inner_products(core[:i, :j], (mean_x, mean_y), (of_rows[:i], of_columns[:j]), mass)
-    for cost in costs:
+    for cost, size in costs:
         rank = cost.U.shape[1]
-        cross, i, j = core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
+        cross, i, j = size * core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
         values.append(float(cost.expectation(cross, *marginals)))
     linear = values.pop(0) if model.cost is not None else 0.0
     return found, _Read(product, linear, values[0] if values else 0.0, marginals)

@@ -36,5 +36,5 @@ def directions(features: Tensor, order: Tensor, ends: Tensor) -> Tensor:
 
 def positions(ends: Tensor) -> Tensor:
     """The positions (cells, 32) in the order of the points that stand for each cell."""
-    steps = (torch.arange(SAMPLED_POINTS, device=ends.device) + 0.5) / SAMPLED_POINTS
+    steps = (torch.arange(SAMPLED_POINTS, dtype=torch.float32, device=ends.device) + 0.5) / SAMPLED_POINTS
     return ends[:-1, None] + (steps * ends.diff()[:, None]).long()
