@@ -20,7 +20,7 @@ SUITES = {
     "vertices": "plans without entropy of many points: time, value and proof, to a million",
     "bounds": "lower bounds of all plans: that they hold, how tight they are, how often they prove the value",
     "curvature": "products with the Hessian and its spectrum, saddles that are left, and what is firm",
-    "verdict": "what results say of their own matchings beside the share that is right, on 400 problems",
+    "verdict": "what results say of their own matchings beside the share that is right, on 800 problems",
     "models": "marginal models and fused costs against POT, and a space of which a part is missing",
     "sizes": "how the time of a default call grows with its size, to a million points, and its limits",
     "pairwise": "all pairs of many small spaces against a loop of POT's, and what lower bounds save",

@@ -253,7 +253,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
     ),
     "verdict": (
         "Verdicts",
-        "What a result says of its matching, beside the share of it that is right, on 400 problems of ten kinds.",
+        "What a result says of its matching, beside the share of it that is right, on 800 problems of ten kinds.",
         partial(of_rows, name="verdict"),
     ),
     "launches": (
