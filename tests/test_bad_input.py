@@ -362,6 +362,49 @@ def test_bad_input_is_refused_at_once_and_named(call: Any, message: str) -> None
     assert time.perf_counter() - began < 1.0
 
 
+EVEN, AT = np.ones((12, 12)), np.arange(12)[:, None]
+GIVEN: dict[str, dict[str, Any]] = {
+    "complex cost": {"cost": EVEN * 1j},
+    "sparse cost": {"cost": csr_matrix(EVEN)},
+    "cost of a hidden entry": {"cost": np.ma.masked_array(EVEN, AT + 12 * AT.T == 3 + 12 * 9)},
+    "cost of another size": {"cost": EVEN[1:, 1:]},
+    "cost in a tensor on no device": {"cost": torch.ones(12, 12, device="meta")},
+    "three features": {"cost": (EVEN, EVEN, EVEN)},
+    "sparse features": {"cost": (csr_matrix(EVEN), EVEN)},
+    "hidden features": {"cost": (EVEN, np.ma.masked_array(EVEN, AT + 12 * AT.T == 5))},
+    "fewer features": {"cost": torchgw.FeatureCost(EVEN, EVEN[1:])},
+    "features of other columns": {"cost": (EVEN, EVEN[:, 1:])},
+    "zero features": {"cost": torchgw.FeatureCost(np.where(AT == 9, 0.0, EVEN), EVEN, "cosine")},
+    "pair forbidden": {"supervision": Supervision(pairs=[(9, 3)], forbidden=[(2, 2), (9, 3)])},
+    "pair of no point": {"supervision": Supervision(pairs=[(9, 12)])},
+    "half a pair": {"supervision": Supervision(forbidden=[(9, 3.5)])},
+    "labels of fewer": {"supervision": Supervision(labels=(np.arange(11), np.arange(12)))},
+    "row of a mask": {"supervision": Supervision(mask=np.where(AT == 9, 0.0, EVEN))},
+    "column of a mask": {"supervision": Supervision(mask=csr_matrix(np.where(AT.T == 9, 0.0, EVEN)))},
+    "mask of another size": {"supervision": Supervision(mask=EVEN[1:])},
+    "hidden mask": {"supervision": Supervision(mask=np.ma.masked_array(EVEN, np.eye(12)))},
+    **{
+        f"{bad} in {what} of {who}": {"cost": cost}
+        for bad in (np.nan, np.inf, -1e300)
+        for who, place in (("a point with mass", 9), ("one without", 0))
+        for what, cost in (("the cost", edited(EVEN, place, 3, bad)), ("features", (EVEN, edited(EVEN, place, 3, bad))))
+    },
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("alpha", [None, 0.0])
+def test_what_is_given_is_refused_alike_whatever_has_mass(name: str, alpha: float | None) -> None:
+    some = np.ones(12)
+    some[0] = 0.0
+    said = set()
+    for p, q in ((None, None), (some, some)):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            gw_align(X[:12], Y[:12], p=p, q=q, alpha=alpha, distances="euclidean", **GIVEN[name])
+        said.add((caught.type, str(caught.value)))
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize(
     ("epsilon", "options", "advice"),
     [

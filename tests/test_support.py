@@ -365,3 +365,7 @@ def test_masses_of_no_point_that_is_named_are_refused() -> None:
         )  # fmt: skip
     with pytest.raises(ValueError, match=r"shape \(N, K\) = \(18, 12\)"):
         gw_align(CLOUDS["far"], Y, p=MASS, cost=np.zeros((N, len(Y))), distances="euclidean")
+    some, mask = np.ones((2, 12)), np.ones((12, 12))
+    some[:, 0] = mask[0] = mask[9, 1:] = 0.0  # which leaves point 9 of X point 0 of Y alone
+    with pytest.raises(ValueError, match="an empty row 9 of X"):
+        gw_align(X[:12], Y, p=some[0], q=some[1], supervision=Supervision(mask=mask), distances="euclidean")

@@ -64,12 +64,12 @@ class Supervision:
         Raises
         ------
         ValueError, TypeError
-            As `rules`, for indices, labels and masks that do not fit all points.
+            As `rules`, for pairs, labels and masks that do not fit all points, and masks without a pair for one of
+            these.
         """
-        found: dict[str, Any] = {"pairs": self.pairs, "forbidden": self.forbidden}
-        for name in [name for name, given in found.items() if given is not None]:
-            every = validate.pairs(f"supervision.{name}", found[name], *shape)
-            left = pairs_between(every, rows, columns)
+        found: dict[str, Any] = dict.fromkeys(("pairs", "forbidden"))
+        for name, every in self._pairs(*shape).items():
+            left = pairs_between(torch.from_numpy(every), rows, columns)
             found[name] = left if len(left) else None
         if self.labels is not None:
             found["labels"] = tuple(
@@ -77,7 +77,7 @@ class Supervision:
                 for i, (side, size, index) in enumerate(zip(self.labels, shape, (rows, columns), strict=True))
             )
         if self.mask is not None:
-            found["mask"] = _mask(self.mask, *shape)[np.ix_(rows.numpy(), columns.numpy())]
+            found["mask"] = _allowed(self.mask, shape, rows.numpy(), columns.numpy())
         rules = any(rule is not None for rule in found.values())
         return Supervision(**found, strength=self.strength) if rules else None
 
@@ -92,17 +92,12 @@ class Supervision:
         """
         n, k = len(p), len(q)
         parts: list[FactoredCost] = []
-        known: list[Array] = []
+        given = self._pairs(n, k)
+        touched = given.get("pairs", np.zeros((0, 2), dtype=np.int64))
         if self.pairs is not None:
-            pairs = np.unique(validate.pairs("supervision.pairs", self.pairs, n, k).numpy(), axis=0)
-            known.append(pairs)
-            parts.append(_known(pairs, p, q, _room("pairs", len(pairs), stored)))
+            parts.append(_known(touched, p, q, _room("pairs", len(touched), stored)))
         if self.forbidden is not None:
-            given = validate.pairs("supervision.forbidden", self.forbidden, n, k).numpy()
-            pairs = np.unique(given, axis=0)
-            both = [tuple(pair.tolist()) for pair in pairs if known and (known[0] == pair).all(1).any()]
-            if both:
-                raise ValueError(f"supervision must not have a pair both in pairs and forbidden, got {both[0]}")
+            pairs = given["forbidden"]
             sizes = [len(np.unique(pairs[:, side])) for side in (0, 1)]
             rank, by_rows = min(sizes), sizes[0] <= sizes[1]
             parts.append(_forbidden(pairs, n, k, _room("forbidden", rank, stored)))
@@ -117,9 +112,8 @@ class Supervision:
             parts.append(_labels(x, y, values))
             groups = (np.unique(x, return_inverse=True)[1], np.unique(y, return_inverse=True)[1])
         if self.mask is not None:
-            parts.append(FactoredCost.stored(torch.from_numpy(1.0 - _allowed(self.mask, n, k))))
+            parts.append(FactoredCost.stored(torch.from_numpy(1.0 - _allowed(self.mask, (n, k)))))
         cost = FactoredCost.weighted_sum(parts, [1.0] * len(parts))
-        touched = np.concatenate(known) if known else np.zeros((0, 2), dtype=np.int64)
         named = [torch.from_numpy(np.unique(touched[:, side])) for side in (0, 1)]
         if self.forbidden is not None:
             position, side = (1, cost.V) if by_rows else (0, cost.U)
@@ -132,6 +126,19 @@ class Supervision:
         for group, index in zip(groups, named, strict=True):
             group[index.numpy()] = group.max() + 1 + np.arange(len(index))
         return Rules(cost, (named[0], named[1]), (torch.from_numpy(groups[0]), torch.from_numpy(groups[1])))
+
+    def _pairs(self, n: int, k: int) -> dict[str, Array]:
+        """Those of ``pairs`` and ``forbidden`` that were given, (m, 2), each pair once, in order."""
+        found = {
+            name: np.unique(validate.pairs(f"supervision.{name}", given, n, k).numpy(), axis=0)
+            for name, given in (("pairs", self.pairs), ("forbidden", self.forbidden))
+            if given is not None
+        }
+        if len(found) == 2:
+            both = [tuple(pair.tolist()) for pair in found["forbidden"] if (found["pairs"] == pair).all(1).any()]
+            if both:
+                raise ValueError(f"supervision must not have a pair both in pairs and forbidden, got {both[0]}")
+        return found
 
 
 class Rules(NamedTuple):
@@ -227,19 +234,17 @@ def pairs_between(pairs: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.stack(at, 1)[known]
 
 
-def _mask(mask: Any, n: int, k: int) -> Array:
-    """A mask (N, K) as an array."""
+def _allowed(mask: Any, shape: tuple[int, int], *sides: Array) -> Array:
+    """1.0 where a mask of all (N, K) points allows a pair, 0.0 elsewhere, between the points ``sides``, (n,) and (k,);
+    all unless given."""
     array = validate.read("supervision.mask", mask.toarray() if hasattr(mask, "toarray") else mask)
-    if array.shape != (n, k):
+    if array.shape != shape:
+        n, k = shape
         raise ValueError(f"supervision.mask must have shape (N, K) = ({n}, {k}), got {array.shape}")
-    return array
-
-
-def _allowed(mask: Any, n: int, k: int) -> Array:
-    """1.0 where a pair may be matched, 0.0 elsewhere."""
-    allowed = _mask(mask, n, k) != 0
-    for name, side, axis in (("row", "X", 1), ("column", "Y", 0)):
-        empty = np.flatnonzero(~allowed.any(axis))
+    rows, columns = sides or map(np.arange, shape)
+    allowed = array[np.ix_(rows, columns)] != 0
+    for name, side, axis, index in (("row", "X", 1, rows), ("column", "Y", 0, columns)):
+        empty = index[~allowed.any(axis)]
         if len(empty):
             raise ValueError(
                 f"supervision.mask must allow a pair for every point, got an empty {name} {empty[0]} of {side}"

@@ -1,8 +1,9 @@
 """Points without mass are no part of a space: a request is for the points with mass alone, and its result is one of all
 points again, between which nothing goes.
 
-Points, matrices, costs, rules and starts lose the rows and columns of the others. Graphs that were given keep them as
-way stations of shortest paths, but for components in which no node has mass.
+Points, matrices, costs, rules and starts are checked whole, and lose the rows and columns of the others. Only what a
+point needs to be matched, such as a pair that a mask allows, is not asked of points without mass. Graphs that were
+given keep them as way stations of shortest paths, but for components in which no node has mass.
 """
 
 from __future__ import annotations
@@ -68,13 +69,11 @@ class Support:
         return self.rows, self.columns
 
     def cost(self, cost: Any) -> Any:
-        """A linear cost (N, K), or the features of one; refused where it does not fit all points."""
+        """A linear cost (N, K), or the features of one; refused where it is none of all points."""
         if cost is None:
             return None
         features = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
-        sizes = validate.shape_of(cost) if features is None else tuple(_length(side) for side in features)
-        if sizes != self.shape:
-            check_cost(cost, *self.shape)  # which says what is wrong
+        check_cost(cost if features is None else features, *self.shape)
         if features is None:
             return _taken(cost, self.rows, self.columns)
         x, y = (_taken(side, index) for side, index in zip(features, self.sides, strict=True))
@@ -123,12 +122,8 @@ def restricted(space: Space, given: Any, index: Tensor, auto: bool = False) -> t
     return found._replace(kind=geodesic_kind(found.size)) if chosen else found, given
 
 
-def _length(array: Any) -> int:
-    return (*validate.shape_of(array), -1)[0]
-
-
 def _taken(given: Any, *sides: Tensor) -> Any:
-    """Rows, and columns, of an array or a tensor, which keeps its gradients."""
+    """Rows, and columns, of a validated array or a tensor, which keeps its gradients."""
     if isinstance(given, Tensor):
         for axis, index in enumerate(sides):
             given = given.index_select(axis, index.to(given.device))
