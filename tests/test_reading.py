@@ -20,7 +20,8 @@ from torchgw import (
     gw_pairwise,
     validate,
 )
-from torchgw.spaces.resolution import coarse
+from torchgw.spaces.prepare import Space
+from torchgw.spaces.resolution import explain_rounded_coordinates
 from torchgw.types import Array
 
 RNG = np.random.default_rng(0)
@@ -170,17 +171,29 @@ def test_integers_are_read_exactly_or_refused() -> None:
             validate.points("X", np.array([[2**60], [2**60 + 1]], dtype=dtype))
 
 
+def points(given: Any) -> Space:
+    return Space("X", validate.points("X", given), "euclidean")
+
+
+def test_a_table_has_the_rounding_unit_of_what_its_columns_are_read_to() -> None:
+    X = np.arange(4.0)
+    for dtypes, unit in ((("f4", "f4"), 2**-23), (("f4", "f8"), 2**-52), (("i4", "i8"), 0.0)):
+        table = pd.DataFrame({i: X.astype(dtype) for i, dtype in enumerate(dtypes)})
+        assert validate.resolution_of(table) == unit
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.parametrize("of", [np.asarray, torch.tensor])
+@pytest.mark.parametrize("of", [np.asarray, torch.tensor, pd.DataFrame])
 def test_coordinates_that_are_rounded_to_noise_are_said(dtype: str, of: Callable[..., Any]) -> None:
     cloud = np.random.default_rng(1).normal(size=(4000, 2))
     steps = float(np.finfo(dtype).eps)
     for share, said in ((0.001, False), (0.005, False), (0.2, True), (0.5, True)):
         given = of((cloud + share / steps).astype(dtype))
-        assert bool(coarse("X", given, validate.points("X", given))) == said
-    assert not coarse("X", of(cloud.astype(dtype)), cloud)
+        assert bool(explain_rounded_coordinates(points(given), given)) == said
+    given = of(cloud.astype(dtype))
+    assert not explain_rounded_coordinates(points(given), given)
 
 
 def test_a_cloud_about_the_origin_and_points_that_coincide_are_rounded_to_no_noise() -> None:
     for quiet in (torch.tensor(X - X.mean(0), dtype=torch.bfloat16), np.full((5, 2), 7.0), np.zeros((5, 2))):
-        assert not coarse("X", quiet, validate.points("X", quiet))
+        assert not explain_rounded_coordinates(points(quiet), quiet)

@@ -25,8 +25,9 @@ from torchgw import (
     gw_pairwise,
 )
 from torchgw.estimator import GromovWasserstein
+from torchgw.spaces import resolution
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.resolution import RESOLUTION, needed, unresolved
+from torchgw.spaces.resolution import RESOLUTION, explain_unresolved_points, measure_resolution
 from torchgw.types import DistanceProvider
 
 N, FAR = 40, 17
@@ -53,6 +54,11 @@ def told(call: Callable[[], object]) -> list[str]:
         warnings.simplefilter("always")
         call()
     return [str(each.message) for each in caught if issubclass(each.category, PrecisionWarning)]
+
+
+def explained(space: DistanceProvider, mass: torch.Tensor) -> str:
+    """What is said of one space."""
+    return explain_unresolved_points(["X"], [space], [mass])[0]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -117,9 +123,38 @@ def test_all_pairs_and_the_estimator_say_so_too() -> None:
 def test_a_far_point_without_mass_stretches_nothing() -> None:
     mass = torch.full((N,), 1 / N, dtype=torch.float64)
     space = EuclideanDistances(stretched(1e9))
-    assert "point 17" in unresolved("X", space, mass)
+    assert "point 17" in explained(space, mass)
     mass[FAR] = 0.0
-    assert not unresolved("X", space, mass)
+    assert not explained(space, mass)
+
+
+def test_points_are_named_by_their_number_among_all_that_were_given() -> None:
+    X, mass = stretched(1e9), np.ones(N)
+    mass[[0, FAR - 1, FAR + 1]] = 0.0
+    given: dict[str, Any] = {"p": mass, "q": mass, "epsilon": 1.0, "options": CUT_SHORT}
+    texts = told(lambda: gw_align(X, X, distances="euclidean", **given))
+    texts += told(lambda: gw_align(None, None, cost=(X, X), alpha=0.0, **given))
+    texts += told(lambda: gw_pairwise([X, X], masses=[mass, mass], distances="euclidean", random_state=0))
+    assert len(texts) == 3
+    assert all(f"point {FAR} is" in text or f"point {FAR} are" in text for text in texts)
+
+
+def test_the_resolutions_of_all_spaces_are_fetched_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    monkeypatch.setattr(resolution, "fetched", lambda *tensors: counts.append(len(tensors)) or tensors)
+    spaces, mass = [EuclideanDistances(stretched(far)) for far in (1.0, 1e9, 1.0)], torch.full((N,), 1 / N)
+    texts = explain_unresolved_points("abc", spaces, [mass] * 3)
+    assert counts == [3]
+    assert [bool(text) for text in texts] == [False, True, False]
+
+
+def test_a_distance_matrix_has_no_coordinates() -> None:
+    X = np.random.default_rng(0).normal(size=(100, 2)) / 3
+    X[::2] += 300
+    D = cdist(X, X).astype(np.float16)
+    texts = told(lambda: gw_align(D, D, epsilon=1.0, options=CUT_SHORT))
+    texts += told(lambda: gw_pairwise([D, D], random_state=0))
+    assert not any("coordinates" in text for text in texts)
 
 
 @pytest.mark.parametrize("offset", [1e3, 1e5, 1e6, 1e7])
@@ -141,7 +176,7 @@ def test_landmarks_are_not_taken_for_what_they_do_not_tell_apart() -> None:
     found = quietly(gw_align, X, Y, random_state=0)
     assert np.mean(np.delete(np.asarray(found.argmax()) == right, FAR)) == 1
     graph = neighbour_graph(X)
-    assert "take distances='precomputed'" in unresolved("X", LandmarkDistances(graph), torch.full((510,), 1 / 510))
+    assert "take distances='precomputed'" in explained(LandmarkDistances(graph), torch.full((510,), 1 / 510))
 
 
 def ordinary() -> dict[str, DistanceProvider]:
@@ -163,15 +198,15 @@ def ordinary() -> dict[str, DistanceProvider]:
     return found | squares | paths
 
 
-@pytest.mark.parametrize(("name", "space"), ordinary().items(), ids=ordinary().keys())
-def test_ordinary_spaces_are_resolved(name: str, space: DistanceProvider) -> None:
-    assert not unresolved(name, space, torch.full((space.size,), 1 / space.size, dtype=torch.float64))
+@pytest.mark.parametrize("space", ordinary().values(), ids=ordinary().keys())
+def test_ordinary_spaces_are_resolved(space: DistanceProvider) -> None:
+    assert not explained(space, torch.full((space.size,), 1 / space.size, dtype=torch.float64))
 
 
 def test_the_resolution_needed_does_not_depend_on_units() -> None:
     rows, weight = torch.rand(9, 30, dtype=torch.float64), torch.rand(30, dtype=torch.float64)
-    expected = needed(rows, weight)
-    assert needed(1e3 * rows, 1e-5 * weight) == pytest.approx(expected)
+    expected = float(measure_resolution(rows, weight))
+    assert float(measure_resolution(1e3 * rows, 1e-5 * weight)) == pytest.approx(expected)
     differences = (rows[:, None] - rows[None]).square() @ weight
     least = (differences + torch.eye(9, dtype=torch.float64) * 1e9).amin(1)
     assert expected == pytest.approx(float(least.median() / (rows.square() @ weight).median()))

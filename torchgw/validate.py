@@ -425,8 +425,9 @@ def looks_like_distances(array: Array) -> bool:
 
 
 def resolution_of(value: object) -> float:
-    """Rounding unit of an array's own dtype, float64's for what has none."""
-    dtype = getattr(value, "dtype", None)
+    """Rounding unit of an array's own dtype, of a table that to which its columns are read; 0 for integers and for
+    what has none."""
+    dtype = np.asarray(value.iloc[:0]).dtype if hasattr(value, "iloc") else getattr(value, "dtype", None)
     if isinstance(dtype, torch.dtype):
         return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
     return float(np.finfo(dtype).eps) if isinstance(dtype, np.dtype) and dtype.kind == "f" else 0.0

@@ -1,7 +1,8 @@
 """Arguments of ranks: points that stay in their file, and whether all ranks were given the same.
 
 Of points in a file each rank reads its share, in many dimensions, or in few the one that makes their graph all of them.
-In the place of points that it does not have, a rank takes an array of their shape without memory, which nothing reads.
+In the place of points that it does not have, a rank takes an array of their shape without memory: float64 zeros, in
+which checks find nothing to say. So the dtype of a file tells none whether its coordinates are rounded to noise.
 """
 
 from __future__ import annotations

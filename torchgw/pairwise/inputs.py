@@ -19,7 +19,7 @@ from torchgw.request.support import restricted
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import Space, own_scales
-from torchgw.spaces.resolution import coarse, unresolved
+from torchgw.spaces.resolution import explain_rounded_coordinates, explain_unresolved_points
 from torchgw.types import Array, DistanceProvider, PrecisionWarning, is_graph
 
 LARGEST = 1000  # points of a space whose pairs are solved in batches
@@ -163,11 +163,10 @@ def _with_mass(space: Space, mass: Array) -> Space:
 def _matrices(entries: list[Any], checked: list[Space], masses: list[Array], options: GWOptions) -> list[Array]:
     """Raw distances (n, n) of each space; warns where rounding does not tell points apart."""
     made = own_scales(checked, options.spaces)[0]
-    found = [
-        unresolved(space.name, provider, torch.from_numpy(mass[mass > 0]))
-        for space, provider, mass in zip(checked, made, masses, strict=True)
-    ]
-    found += [coarse(space.name, given, space.data) for space, given in zip(checked, entries, strict=True)]
+    numbers = [torch.from_numpy(np.flatnonzero(mass)) for mass in masses]
+    positive = [torch.from_numpy(mass)[index] for mass, index in zip(masses, numbers, strict=True)]
+    found = explain_unresolved_points([space.name for space in checked], made, positive, numbers)
+    found += map(explain_rounded_coordinates, checked, entries)
     if lost := [text for text in found if text]:
         more = f" (and so for {len(lost) - 1} other spaces)" if len(lost) > 1 else ""
         warn_caller(lost[0] + more, PrecisionWarning)

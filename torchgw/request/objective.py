@@ -23,7 +23,7 @@ from torchgw.options import GWOptions
 from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.prepare import Space
-from torchgw.spaces.resolution import RESOLUTION, needed, sample
+from torchgw.spaces.resolution import RESOLUTION, measure_resolution, sample
 from torchgw.spaces.scale import largest_of
 
 LEAST_PART = 1e-9
@@ -166,21 +166,26 @@ def _cheapest(cost: FactoredCost, masses: tuple[Tensor, Tensor]) -> float:
     return found
 
 
-def unresolved_features(cost: Any) -> str:
-    """Why squared distances between features do not tell most points apart, and what to do; nothing where they do."""
+def explain_unresolved_features(cost: Any, numbers: tuple[Tensor, Tensor] | None = None) -> str:
+    """Why squared distances between features do not tell most points apart, and what to do; nothing where they do.
+
+    numbers : (N,), (K,), what the points of both sides are called; None where they are counted from 0.
+    """
     if isinstance(cost, tuple):
         cost = FeatureCost(*cost)
     if not isinstance(cost, FeatureCost) or cost.metric != "sqeuclidean":
         return ""
-    x, y = (torch.from_numpy(validate.points("cost", side, least=1).copy()) for side in (cost.X, cost.Y))
+    x, y = (validate.points("cost", side, least=1) for side in (cost.X, cost.Y))
     centre = (x.sum(0) + y.sum(0)) / (len(x) + len(y))
-    for side, features in (("X", x - centre), ("Y", y - centre)):
-        sums = features.square().sum(1)
-        wanted = needed(features[sample(len(features))], features.new_ones(features.shape[1]))
+    for side, features, called in zip("XY", (x, y), numbers or (None, None), strict=True):
+        few = torch.from_numpy(features[sample(len(features)).numpy()] - centre)
+        wanted = float(measure_resolution(few, few.new_ones(few.shape[1])))
         if wanted < RESOLUTION:
+            far = int(((features - centre) ** 2).sum(1).argmax())
+            far = far if called is None else int(called[far])
             return (
                 f"float64 does not tell most of the cost features of {side} apart: squares of their differences are "
-                f"{wanted:.1g} of squares; the features of point {int(sums.argmax())} are farthest from the others: "
+                f"{wanted:.1g} of squares; the features of point {far} are farthest from the others: "
                 f"leave out such points, or clip the features"
             )
     return ""

@@ -56,10 +56,10 @@ from torchgw.request.objective import (
     check_cost,
     check_distances_resolved,
     check_resolved,
+    explain_unresolved_features,
     least_resolved,
     make_model,
     tensors_of,
-    unresolved_features,
 )
 from torchgw.request.spaces import (
     check_distances,
@@ -80,7 +80,7 @@ from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import OnDevice, Space
 from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curves, coverage, few_landmarks
-from torchgw.spaces.resolution import coarse, unresolved
+from torchgw.spaces.resolution import explain_rounded_coordinates, explain_unresolved_points
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
@@ -166,7 +166,7 @@ class Request:
         a given epsilon but for models without entropy.
     curves : whether what was given as points lies on curves, as far as that decides anything.
     sharpens : whether an epsilon that is left to the solve ends at zero, from a plan that is solved with one.
-    lost : which points rounding does not tell apart, and what to do; nothing where it does.
+    precision_loss : which points rounding does not tell apart, and what to do; nothing where it does.
     """
 
     asked: Asked
@@ -190,7 +190,7 @@ class Request:
     product: ProductPlan | None = None
     curves: bool = False
     sharpens: bool = False
-    lost: str = ""
+    precision_loss: str = ""
 
     @classmethod
     def of(cls, asked: Asked) -> Request:
@@ -329,15 +329,14 @@ class Request:
                 own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
-        return replace(own, lost=self._lost(spaces))
+        return replace(own, precision_loss=self._describe_precision_loss(spaces))
 
-    def _lost(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> str:
+    def _describe_precision_loss(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> str:
         """Which points of spaces and features rounding does not tell apart."""
-        asked = (self.asked.X, self.asked.Y)
-        sides = zip(self.spaces, spaces, self.model.masses, strict=True)
-        found = [unresolved(side.name, space, mass) for side, space, mass in sides]
-        found += [coarse(side.name, given, side.data) for side, given in zip(self.spaces, asked, strict=True)]
-        return "; ".join(filter(None, [*found, unresolved_features(self.cost)]))
+        names, numbers = [side.name for side in self.spaces], None if self.support is None else self.support.sides
+        found = explain_unresolved_points(names, spaces, self.model.masses, numbers)
+        found += map(explain_rounded_coordinates, self.spaces, (self.asked.X, self.asked.Y))
+        return "; ".join(filter(None, [*found, explain_unresolved_features(self.cost, numbers)]))
 
     def _looked_at(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[float, bool]:
         """How well a few landmarks cover the space that they cover worst, and whether what is given as points lies on

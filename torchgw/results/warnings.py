@@ -47,7 +47,7 @@ def imprecise(result: GWResult, solution: CertifiedSolution, request: Request) -
     """Why float32 did not carry the scores, or rounding does not tell points apart, where that is so."""
     text = solution.precision_warning or ""
     text = f"{text}; or {SHARP}" if text and request.sharp else text
-    return "; ".join(filter(None, (request.lost, text)))
+    return "; ".join(filter(None, (request.precision_loss, text)))
 
 
 def unfinished(result: GWResult, solution: CertifiedSolution, request: Request) -> str:

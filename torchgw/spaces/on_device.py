@@ -14,7 +14,7 @@ from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.resolution import needed
+from torchgw.spaces.resolution import measure_resolution
 from torchgw.spaces.scale import fill_unreachable
 from torchgw.types import DistanceProvider
 
@@ -121,8 +121,8 @@ def relative_error(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -
     true = rows / factored.scale
     found = torch.linalg.norm(factored.rows(sources) - true)
     error: Tensor = found / torch.linalg.norm(true).clamp_min(torch.finfo(true.dtype).tiny)
-    lost = needed(true, true.new_full(true.shape[1:], 1 / factored.size)) < factored.resolution
-    return error.new_full((), torch.inf) if lost else error
+    measured = measure_resolution(true, true.new_full(true.shape[1:], 1 / factored.size))
+    return torch.where(measured < factored.resolution, torch.inf, error)
 
 
 def serves(factored: LandmarkDistances, name: str, error: float) -> bool:

@@ -11,16 +11,17 @@ the median of Delta over that of S is the resolution that a space needs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw import validate
 from torchgw.runtime.transfer import fetched, sent
+from torchgw.spaces.landmark import storage
 from torchgw.spaces.scale import largest_of
-from torchgw.types import DistanceProvider, is_graph, is_provider
+from torchgw.types import DistanceProvider
 
 SAMPLED = 16
 # Of copies with one far point, 12 to 1000 points: above 1e-12 all are matched right, from there on fewer and fewer.
@@ -28,15 +29,16 @@ RESOLUTION = 2.0**-40
 SPACINGS = 4  # of floats, which coordinates of neighbours must differ by
 
 
-def needed(rows: Tensor, weight: Tensor) -> float:
-    """The median of the least positive Delta over that of S, of rows (m, d) with weights (d,); 1 where all coincide."""
+def measure_resolution(rows: Tensor, weight: Tensor) -> Tensor:
+    """The median of the least positive Delta over that of S, of rows (m, d) with weights (d,); 1 where all coincide.
+    A tensor (), for which nothing waits."""
     x = rows.double() * weight.double().sqrt()
-    squares = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
-    apart, sums = (each.numpy() for each in fetched(squares, x.square().sum(1)))
-    least = np.where(apart > 0, apart, np.inf).min(1)
-    least = np.sort(least[least < np.inf])
-    size = float(np.sort(sums)[(len(sums) - 1) // 2])
-    return float(least[(len(least) - 1) // 2]) / size if len(least) and size > 0 else 1.0
+    apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
+    least = torch.where(apart > 0, apart, torch.inf).amin(1).sort().values
+    middle = (least.isfinite().sum() - 1).clamp_min(0) // 2
+    size = x.square().sum(1).sort().values[(len(x) - 1) // 2]
+    found = least.index_select(0, middle.view(1))[0] / size
+    return torch.where(found.isfinite(), found, 1.0)
 
 
 def sample(n: int) -> Tensor:
@@ -44,17 +46,38 @@ def sample(n: int) -> Tensor:
     return torch.linspace(0, n - 1, min(SAMPLED, n), dtype=torch.float64).round().long()
 
 
-def unresolved(name: str, space: DistanceProvider, mass: Tensor) -> str:
-    """Why a solve cannot tell most points of a space apart, and what to do; nothing where it can. O(N) memory.
+def explain_unresolved_points(
+    names: Sequence[str],
+    spaces: Sequence[DistanceProvider],
+    masses: Sequence[Tensor],
+    numbers: Sequence[Tensor | None] | None = None,
+) -> list[str]:
+    """Why a solve cannot tell most points of each space apart, and what to do; nothing where it can. O(N) memory.
 
-    mass : (N,), positive, on the device that solves.
+    masses : (N,) of each, positive, on the device that solves.
+    numbers : (N,) of each, what its points are called; None where they are counted from 0.
     """
+    rows = [_sampled_rows(space, mass) for space, mass in zip(spaces, masses, strict=True)]
+    measured = fetched(*map(measure_resolution, rows, masses))
+    numbers = [None] * len(rows) if numbers is None else numbers
+    sides = zip(names, spaces, masses, rows, map(float, measured), numbers, strict=True)
+    return [_explain(*side) for side in sides]
+
+
+def _sampled_rows(space: DistanceProvider, mass: Tensor) -> Tensor:
+    """Distances (m, N) from a few points."""
     index = sent(sample(len(mass)), mass.device)
-    rows = space.to(mass.device, torch.float64 if len(mass) < 2**17 else torch.float32).rows(index)
-    wanted, resolution = needed(rows, mass), getattr(space, "resolution", RESOLUTION)
+    return space.to(mass.device, getattr(torch, storage(len(mass)))).rows(index)
+
+
+def _explain(
+    name: str, space: DistanceProvider, mass: Tensor, rows: Tensor, wanted: float, numbers: Tensor | None
+) -> str:
+    resolution = getattr(space, "resolution", RESOLUTION)
     if wanted >= resolution:
         return ""
     far = int((rows.double().square().sum(0) * mass).argmax())
+    far = far if numbers is None else int(numbers[far])
     if wanted >= RESOLUTION:
         what = f"landmark distances, which are right to {resolution**0.5:g} of the largest, do not tell"
         remedy = "take distances='precomputed' or 'euclidean', or "
@@ -68,18 +91,19 @@ def unresolved(name: str, space: DistanceProvider, mass: Tensor) -> str:
     )
 
 
-def coarse(name: str, given: Any, points: Any) -> str:
+def explain_rounded_coordinates(space: Any, given: Any) -> str:
     """Why floats do not tell most points apart so far from the origin, and what to do; nothing where they do.
 
-    given : the space as it was given. Only of points (N, D), ``points`` once they are checked, are there coordinates.
+    space : once it is validated, a `torchgw.spaces.prepare.Space`; only of points are there coordinates.
+    given : the same as it was given.
     """
     unit = validate.resolution_of(given)
-    if unit == 0 or is_provider(points) or is_graph(points):
+    if unit == 0 or not space.points:
         return ""
-    few = torch.from_numpy(points[sample(len(points)).numpy()])  # a copy, whatever strides points have
-    if needed(few, few.new_ones(few.shape[1])) >= (SPACINGS * unit) ** 2:
+    few = torch.from_numpy(space.data[sample(space.size).numpy()])  # a copy, whatever strides points have
+    if float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (SPACINGS * unit) ** 2:
         return ""
     return (
-        f"coordinates of {name} reach {float(few.abs().max()):.3g}, where numbers of its dtype (rounding unit "
+        f"coordinates of {space.name} reach {float(few.abs().max()):.3g}, where numbers of its dtype (rounding unit "
         f"{unit:.1g}) do not tell most points apart; subtract their mean in float64, before they are rounded"
     )
