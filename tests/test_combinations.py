@@ -201,9 +201,7 @@ ADVICE = {
     "labels, known and forbidden pairs stream": {"supervision": "rules"},
     "leave one of them out": {"checkpoint": "none"},
 }
-ADVISED = [
-    (row, each) for row in EXCLUDED for each in ADVICE if re.search(rf"{re.escape(each)}(?![\\w.])", row.instead)
-]
+ADVISED = [(row, each) for row in EXCLUDED for each in ADVICE if re.search(rf"{re.escape(each)}(?![\w.])", row.instead)]
 USUAL = {name: kinds[0] for name, kinds in AXES.items()} | FACTORED
 
 

@@ -102,7 +102,7 @@ def test_the_concepts_are_seen_in_numbers() -> None:
     left = run_page("concepts")
     best, reversal = left["result"].basins
     assert reversal.energy > 5 * best.energy
-    assert left["sharp"].value < left["result"].value / 2 < left["nothing"].value / 20
+    assert left["sharp"].value < left["result"].value / 2 < left["result"].chance / 20
     assert 15 < left["spread"].mean() < 40
     fused = left["fused"]
     assert fused.value == pytest.approx(0.7 * fused.value_quad + 0.3 * fused.value_linear)

@@ -17,6 +17,7 @@ from torchgw import (
     GWResult,
     Supervision,
     gw_align,
+    gw_loss,
     gw_pairwise,
     validate,
 )
@@ -197,3 +198,24 @@ def test_coordinates_that_are_rounded_to_noise_are_said(dtype: str, of: Callable
 def test_a_cloud_about_the_origin_and_points_that_coincide_are_rounded_to_no_noise() -> None:
     for quiet in (torch.tensor(X - X.mean(0), dtype=torch.bfloat16), np.full((5, 2), 7.0), np.zeros((5, 2))):
         assert not explain_rounded_coordinates(points(quiet), quiet)
+
+
+COSTS: dict[str, Callable[[Callable[[Array], Any]], Any]] = {
+    "matrix": lambda make: make(np.arange(N * N, dtype=float).reshape(N, N)),
+    "features": lambda make: (make(X), make(X[ORDER])),
+    "feature cost": lambda make: FeatureCost(make(X), make(X[ORDER]), "cosine"),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_losses_read_costs_of_any_kind_of_array(name: str) -> None:
+    def slope(make: Callable[[Array], Any]) -> Array:
+        leaf = TENSOR.clone().requires_grad_()
+        loss = gw_loss(leaf, Y, cost=COSTS[name](make), epsilon=0.1, init=np.eye(N), distances="euclidean")
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        return np.append(leaf.grad.numpy(), loss.item())
+
+    plain = slope(np.array)
+    for kind in ("read-only", "backwards", "foreign byte order", "long double", "data frame", "lists", "negated"):
+        np.testing.assert_array_equal(slope(SAME[kind]), plain)

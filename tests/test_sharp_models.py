@@ -362,6 +362,7 @@ def test_total_variation_of_much_worth_is_the_balanced_problem() -> None:
 def test_one_match_costs_nothing() -> None:
     A = np.array([[0.0, 1.0], [1.0, 0.0]])
     options, given = GWOptions(spaces=SpaceOptions(scale=2.0)), {"marginals": Unbalanced(1e-3, 1e-3, "tv"), **FIXED}
+    assert gw_align(A, A, options=options, **given).value == pytest.approx(0.0, abs=1e-15)
     assert gw_align(A, 2 * A, options=options, **given).value == pytest.approx(2e-3 * (1 - 0.25))
 
 

@@ -14,9 +14,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -36,6 +38,7 @@ from torchgw.couplings.reader import Readable
 from torchgw.results.curvature import PlanCurvature, PlanMode
 from torchgw.results.out_of_sample import Unseen
 from torchgw.runtime.surroundings import undisturbed
+from torchgw.spaces.scale import ScaledDistances
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 
@@ -159,6 +162,34 @@ def annotated() -> list[Any]:
     return arrays(found.value)
 
 
+@functools.cache
+def distances() -> list[Any]:
+    """Each of the library's kinds of distances."""
+    matrix = np.abs(X[:, :1] - X[:, 0])
+    points = torchgw.EuclideanDistances(X), torchgw.HeatDistances(X), torchgw.FactoredDistances(X, np.ones(2))
+    graphs = [kind(csr_array(matrix)) for kind in (torchgw.DijkstraDistances, torchgw.LandmarkDistances)]
+    return [*points, *graphs, torchgw.AdjacencyDistances(matrix), torchgw.PrecomputedDistances(matrix)]
+
+
+def provided() -> list[Any]:
+    found = [space.with_scale(2.0).to(torch.device("cpu"), torch.float32) for space in distances()]
+    some = torch.tensor([1, 3], device="cpu")
+    rows = [space.rows(some) for space in found]
+    assert {each.dtype for each in rows} == {torch.float32}
+    return arrays(*rows, *(side for space in found for side in space.factors() or ()))
+
+
+def drawn() -> list[Any]:
+    figures = [
+        torchgw.plot.plan(solved()),
+        torchgw.plot.confidence(solved(), X),
+        torchgw.plot.spectrum(solved(), n_probes=2, n_steps=5, random_state=0),
+    ]
+    shown = figures[0].images[0].get_array(), figures[1].collections[0].get_facecolor(), figures[2].lines[0].get_ydata()
+    plt.close("all")
+    return arrays(*shown)
+
+
 LOW_RANK = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=3, max_iter=20))
 ENTRIES: dict[str, Callable[[], list[Any]]] = {
     "gw_align": lambda: arrays(gw_align(X, Y, options=FEW, random_state=0).plan),
@@ -177,9 +208,8 @@ ENTRIES: dict[str, Callable[[], list[Any]]] = {
     "heat": lambda: with_gradient(
         lambda leaf: gw_loss(torchgw.HeatDistances(leaf), OTHER, **NEAR | {"distances": "auto"})
     ),
-    "providers": lambda: arrays(
-        *(kind(X).rows(torch.tensor([1], device="cpu")) for kind in (torchgw.EuclideanDistances, torchgw.HeatDistances))
-    ),
+    "providers": provided,
+    "plot": drawn,
     "unseen": lambda: arrays(solved().unseen(np.vstack((X, X))).pull(Y), streamed().unseen(X[:3] + 0.01).argmax()),
     "gw_pairwise": lambda: arrays(torchgw.gw_pairwise([X, Y, X + Y[:10, :2]], random_state=0).values),
     "gw_neighbours": lambda: arrays(torchgw.gw_neighbours([X, Y, X + Y[:10, :2]], 1, random_state=0).indices),
@@ -225,7 +255,6 @@ def test_surroundings_change_no_bit(around: str, entry: str) -> None:
     same(found, expected[: len(found)] if around in UNRECORDED else expected)
 
 
-@pytest.mark.parametrize("mode", [Implicit(), Unrolled(n_outer=2, n_inner=3)])
 class Unnamed(TorchDispatchMode):
     """Counts the operations that make numbers of the default dtype."""
 
@@ -259,6 +288,7 @@ def test_code_names_its_dtypes(entry: str) -> None:
     assert not seen.names
 
 
+@pytest.mark.parametrize("mode", [Implicit(), Unrolled(n_outer=2, n_inner=3)])
 @pytest.mark.parametrize("around", ["autocast, bfloat16", "products in bfloat16", "default device"])
 def test_a_backward_pass_that_begins_elsewhere_is_undisturbed_too(around: str, mode: Any) -> None:
     expected = with_gradient(through_the_plan(mode))
@@ -405,7 +435,9 @@ def test_every_public_function_and_method_that_computes_is_undisturbed() -> None
     found = dict(pair for kind in [*kinds, *BlockCoupling.__subclasses__()] for pair in members(kind))
     found |= {name: call for name in torchgw.__all__ if inspect.isfunction(call := getattr(torchgw, name))}
     found |= {f"distributed.{name}": getattr(torchgw.distributed, name) for name in ("gw_align", "resume")}
+    found |= {f"plot.{name}": getattr(torchgw.plot, name) for name in torchgw.plot.__all__}
     providers = [getattr(torchgw, name) for name in torchgw.__all__ if re.fullmatch(r"\w+Distances", name)]
     found |= {kind.__name__: kind.__init__ for kind in providers}
-    assert len(found) > 60
+    found |= dict(pair for kind in [*providers, ScaledDistances] for pair in members(kind))
+    assert len(found) > 100
     assert not [name for name, call in found.items() if call.__code__.co_filename != undisturbed.__code__.co_filename]

@@ -142,7 +142,7 @@ CASES: dict[str, tuple[dict[str, Any], float, Verdict, str]] = {
     "sampled": ({"ratio": 0.09, "error": 0.02, "bound": 0.05}, 50.0, Verdict.DOUBTFUL, "The value is 0.13 of that"),
     "unknown": ({"chance": math.nan}, 50.0, Verdict.DOUBTFUL, "of the product plan is not known"),
     "chance": ({"ratio": MEANINGLESS + 0.1}, 50.0, Verdict.CHANCE, "The value is 0.43 of that of the product plan"),
-    "all alike": ({"chance": 0.0}, 50.0, Verdict.CHANCE, "All plans have the same value"),
+    "all alike": ({"chance": 0.0}, 50.0, Verdict.DOUBTFUL, "All plans have the same value"),
 }
 
 

@@ -69,6 +69,8 @@ class Judged(Protocol):
 def judge(result: Judged) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict, and the reasons for it in sentences: all doubts, or what speaks for a convincing matching."""
     ratio = value_over_chance(result)
+    if result.chance <= TINY * result.unit:
+        return Verdict.DOUBTFUL, (of_value(result, ratio), *doubts(result))
     if ratio > MEANINGLESS:
         return Verdict.CHANCE, (of_value(result, ratio), *doubts(result))
     found = doubts(result)
@@ -126,7 +128,7 @@ def of_value(result: Judged, ratio: float) -> str:
         return "All plans have the same value, so the distances cannot tell matchings apart."
     if not ratio >= 0:
         return "The value of the product plan is not known, as for a file of an earlier version."
-    text = f"The value is {ratio:.2g} of that of the product plan, which matches nothing"
+    text = f"The value is {ratio:.2g} of that of the product plan"
     most = highest_clear(result)
     return f"{text}." if ratio <= most else f"{text}; a convincing value is at most {most:.2g} of it here."
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw import validate
 from torchgw.gradients.lagrangian import Parameters
 from torchgw.marginals import Marginals, mass_scales
 from torchgw.objective.features import FeatureCost
@@ -109,9 +111,16 @@ def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device)
 
 def _cost(given: Any, dtype: torch.dtype, device: torch.device) -> FactoredCost:
     """The linear cost of a matrix, a pair of feature arrays or a `FeatureCost`."""
+
+    def numbers(held: Any) -> Tensor:
+        """A tensor with its derivatives, or what validation read from other arrays."""
+        if isinstance(held, Tensor):
+            return held.resolve_neg().to(device, dtype)
+        read = validate.read("cost", held).astype(np.float64, copy=False)
+        return validate.as_tensor(read).to(device, dtype)
+
     if isinstance(given, tuple):
         given = FeatureCost(*given)
     if isinstance(given, FeatureCost):
-        x, y = (torch.as_tensor(side).to(device, dtype) for side in (given.X, given.Y))
-        return given.between(x, y)[0]
-    return FactoredCost.stored(torch.as_tensor(given).to(device, dtype))
+        return given.between(numbers(given.X), numbers(given.Y))[0]
+    return FactoredCost.stored(numbers(given))

@@ -19,6 +19,7 @@ from torchgw.diagnostics.evidence import confidence_values
 from torchgw.plot import canvas, colours
 from torchgw.results.curvature import PlanMode, curvature
 from torchgw.results.result import GWResult
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.types import Array
 from torchgw.views import layout, point_labels
 from torchgw.views.matches import matches_of
@@ -45,6 +46,7 @@ KINDS = {
 }
 
 
+@undisturbed
 def matching(
     result: GWResult,
     X: Any = None,
@@ -108,6 +110,7 @@ def matching(
     return ax
 
 
+@undisturbed
 def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax: Axes | None = None) -> Axes:
     """The source coloured by ``values``, and the target by what the plan carries there.
 
@@ -146,6 +149,7 @@ def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax:
     return ax
 
 
+@undisturbed
 def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Axes | None = None) -> Axes:
     """The source, coloured by how sure the plan is of each point.
 
@@ -192,6 +196,7 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
     return ax
 
 
+@undisturbed
 def modes(
     result: GWResult, mode: int | PlanMode = 0, Y: Any = None, *, n_arrows: int = 40, ax: Axes | None = None
 ) -> Axes:

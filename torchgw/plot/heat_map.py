@@ -14,6 +14,7 @@ from torchgw import validate
 from torchgw.couplings.reader import group_mass
 from torchgw.plot import canvas, colours
 from torchgw.results.result import GWResult
+from torchgw.runtime.surroundings import undisturbed
 from torchgw.types import Array
 from torchgw.views import layout, point_labels
 from torchgw.views.point_labels import Labels, Numbers
@@ -48,6 +49,7 @@ class Groups:
     numbers: Array | None
 
 
+@undisturbed
 def plan(
     result: GWResult, rows: Any = None, columns: Any = None, *, bins: int | None = None, ax: Axes | None = None
 ) -> Axes:

@@ -34,8 +34,8 @@ def summary(result: Reported, spread: float) -> list[str]:
 def chance(result: Reported) -> str:
     """The value beside that of the product plan."""
     if math.isnan(result.chance):
-        return "The value of the product plan, which matches nothing, is not known."
-    text = f"The product plan, which matches nothing, has {result.chance:.4g}"
+        return "The value of the product plan, which spreads every point over all others, is not known."
+    text = f"The product plan, which spreads every point over all others, has {result.chance:.4g}"
     return f"{text}: value / chance = {value_over_chance(result):.2g}."
 
 

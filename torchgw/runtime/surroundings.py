@@ -78,7 +78,7 @@ def undisturbed(function: Callable[P, R], refusing: str = "", traced: bool = Fal
 
     def apart(*arguments: P.args, **keywords: P.kwargs) -> R:
         if refusing:
-            refuse_transforms(refusing)
+            _refuse_transforms(refusing)
         with own_surroundings():
             return function(*arguments, **keywords)
 
@@ -177,7 +177,7 @@ def _undisturbed() -> bool:
     )
 
 
-def refuse_transforms(name: str) -> None:
+def _refuse_transforms(name: str) -> None:
     """Raise a RuntimeError where a transform of torch hides the numbers of what is called ``name``."""
     for kind in _active():
         if kind in TRANSFORMS:
