@@ -24,6 +24,7 @@ from torchgw import (
     GWResult,
     HeatDistances,
     Implicit,
+    LandmarkDistances,
     LowRankOptions,
     Partial,
     PrecomputedDistances,
@@ -43,6 +44,8 @@ from torchgw import (
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.distributed.inputs import in_file, loaded
 from torchgw.estimator import GromovWasserstein
+from torchgw.spaces.resolution import explain_unresolved_points
+from torchgw.spaces.subspace import subspace
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.types.TorchGWWarning")
 
@@ -369,3 +372,52 @@ def test_masses_of_no_point_that_is_named_are_refused() -> None:
     some[:, 0] = mask[0] = mask[9, 1:] = 0.0  # which leaves point 9 of X point 0 of Y alone
     with pytest.raises(ValueError, match="an empty row 9 of X"):
         gw_align(X[:12], Y, p=some[0], q=some[1], supervision=Supervision(mask=mask), distances="euclidean")
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("far", [1e3, 1e9, 1e15])
+def test_a_point_without_mass_rounds_no_other_however_far_it_is(far: float, squared: bool) -> None:
+    mass = np.append(P, 0.0)
+    spaces = [
+        EuclideanDistances(points, squared=squared) for points in (np.vstack((X, np.full((1, X.shape[1]), far))), X)
+    ]
+    one, other = (
+        gw_align(x, spaces[1], p=p, q=P, epsilon=0, random_state=0) for x, p in zip(spaces, (mass, P), strict=True)
+    )
+    assert one.value == other.value == pytest.approx(0.0, abs=1e-12)
+    assert one.scales == other.scales
+    np.testing.assert_array_equal(np.asarray(one.plan)[:-1], other.plan)
+
+
+def test_landmark_distances_of_points_with_mass_stay_landmark_distances() -> None:
+    points = X.copy()
+    points[5] = 1e4
+    D = cdist(points, points)
+    graphs = csr_matrix(
+        np.pad(D, (0, 1)) + np.pad([[1.0]], ((3, N - 3), (N, 0))) + np.pad([[1.0]], ((N, 0), (3, N - 3)))
+    )
+    whole, alone = LandmarkDistances(graphs, N + 1), LandmarkDistances(csr_matrix(D), N)
+    part = subspace(whole, torch.arange(N))
+    assert isinstance(part, LandmarkDistances)
+    assert part.scale == pytest.approx(alone.scale)
+    torch.testing.assert_close(part.rows(torch.arange(N)), alone.rows(torch.arange(N)), rtol=0, atol=1e-2)
+    assert set(part.landmarks.tolist()) == set(range(N))
+    (said,) = explain_unresolved_points(["X"], [part], [torch.from_numpy(P)])
+    assert said.startswith("landmark distances, which are right to 0.001")
+    factors, again = part.factors(), part.factors()
+    assert factors is not None
+    assert again is not None
+    assert factors[0] is again[0]
+    assert subspace(part, torch.arange(N)) is part
+
+
+def test_gradients_reach_factors_of_points_with_mass_alone() -> None:
+    def gradient(points: np.ndarray, mass: np.ndarray) -> torch.Tensor:
+        F = torch.tensor(points / 9, requires_grad=True)
+        space = FactoredDistances(F, np.ones(F.shape[1]))
+        loss = gw_loss(space, Y, p=mass, epsilon=1e-2, random_state=0)
+        return torch.autograd.grad(loss, F)[0]
+
+    found = gradient(CLOUDS["near"], MASS)
+    torch.testing.assert_close(found[PLACE], gradient(X, P), rtol=1e-7, atol=1e-9)
+    assert not found[OTHERS].any()

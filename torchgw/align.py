@@ -92,7 +92,7 @@ def gw_align(
     p, q : masses (N,), (K,), non-negative; uniform with sum 1 when None. What they ask of the plan's marginals is said
         by ``marginals``. Under `Balanced` their sums must agree, and scale plan and value and nothing else: epsilon
         belongs to masses of sum 1. Masses below 2^-80 (1e-24) of their sum count as zero, and points without mass are
-        no part of a space: they change neither scale, value, bounds nor plan of the others, and their gradients are zero.
+        no part of a space: they change neither scale, value, bounds nor plan of the others, and have gradients of zero.
     cost : linear cost M (fused Gromov-Wasserstein): a non-negative matrix (N, K), taken as it is, which needs the dense
         strategy; or a pair of feature arrays (N, d), (K, d), or a `FeatureCost`, which never become a matrix. A pair
         costs the squared distance of its features over its largest possible value. Pairs are forbidden by

@@ -43,11 +43,15 @@ class EuclideanDistances(ScaledDistances):
     Notes
     -----
     The scale is the largest distance: exact up to 10000 points, above that the largest found by six farthest-point
-    sweeps. Rows cost O(N D) each, memory is O(N D).
+    sweeps. Rows cost O(N D) each, memory is O(N D). A float64 array of points is kept without a copy, for solves in
+    which some of them have no mass: it should not be changed later.
     """
 
+    _given: Array | None = None  # the points before centring, which rounds them where one is far from all others
+
     def __init__(self, points: Array | Tensor, squared: bool = False, *, name: str = "points") -> None:
-        raw, size = unit_cloud(validate.points(name, points))
+        self._given = validate.points(name, points)
+        raw, size = unit_cloud(self._given)
         self.squared = validate.flag("squared", squared)
         self.leaf = points if isinstance(points, Tensor) and points.requires_grad else None
         unit = torch.from_numpy(raw)
@@ -71,11 +75,17 @@ class EuclideanDistances(ScaledDistances):
 
     def at(self, index: Tensor) -> EuclideanDistances:
         """The points ``index`` (n,) as a space of their own; a scale that was given stays."""
-        unit = self.scale**0.5 if self.squared else self.scale
-        points = self._x * unit if self.leaf is None else self.leaf
+        points = self._points if self.leaf is None else self.leaf
         found = EuclideanDistances(points[index.to(points.device)], self.squared)
         found = found.with_scale(self.scale) if self.fixed else found
         return found.to(self._x.device, self._x.dtype)
+
+    @property
+    def _points(self) -> Tensor:
+        """The points as they were given; of files that lack them, up to a shift."""
+        if self._given is None:
+            return self._x * (self.scale**0.5 if self.squared else self.scale)
+        return validate.as_tensor(self._given)
 
     def rows(self, index: Tensor) -> Tensor:
         distance = distances(self._x[index], self._x)

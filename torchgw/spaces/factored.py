@@ -70,6 +70,13 @@ class FactoredDistances(ScaledDistances):
     def _times(self: FactoredT, ratio: float) -> FactoredT:
         return self._with(_F=self._F * ratio**0.5, _signed=None)
 
+    def at(self: FactoredT, index: Tensor) -> FactoredT:
+        """The points ``index`` (n,) under the same scale."""
+        F, leaf, signed = (
+            None if each is None else each[index.to(each.device)] for each in (self._F, self.leaf, self._signed)
+        )
+        return self._with(_F=F, leaf=leaf, _signed=signed)
+
     def rows(self, index: Tensor) -> Tensor:
         signed = self._F[index] * self._signs if self._signed is None else self._signed[index]
         found: Tensor = signed @ self._F.T

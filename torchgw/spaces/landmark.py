@@ -107,6 +107,15 @@ class LandmarkDistances(FactoredDistances):
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
         return super().to(device, dtype)._with(landmarks=self.landmarks.to(device))
 
+    def at(self, index: Tensor) -> LandmarkDistances:
+        """The points ``index`` (n,) under the same scale. The nearest point stands for a landmark that is left out."""
+        here = index.to(self._F.device)
+        nearest = [
+            self.rows(landmark[None])[0, here].masked_fill(here == landmark, -torch.inf).argmin()
+            for landmark in self.landmarks.to(here.device)
+        ]
+        return super().at(index)._with(landmarks=torch.unique(torch.stack(nearest)))
+
 
 def landmark_factors(
     columns: Tensor, among: Tensor, largest: float, name: str, ranks: Ranks = ALONE

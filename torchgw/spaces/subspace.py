@@ -16,7 +16,9 @@ from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.euclidean import EXACT_SIZE, N_SWEEPS, EuclideanDistances
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.landmark import LandmarkDistances
+from torchgw.spaces.resolution import RESOLUTION
 from torchgw.spaces.scale import ScaledDistances, largest_of, positive_scale
+from torchgw.spaces.shared import SharedDistances
 from torchgw.spaces.traced import Traced, growth_of, measured
 from torchgw.types import DistanceProvider, is_metric, is_symmetric
 
@@ -30,14 +32,16 @@ def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
         return space.at(index)
     given = isinstance(space, FactoredDistances) and not isinstance(space, LandmarkDistances)
     found = points_of(space, index)
-    if given or not (isinstance(space, ScaledDistances) and isinstance(found, Subspace)):
+    if given or found is space or not (isinstance(space, ScaledDistances) and isinstance(found, ScaledDistances)):
         return found
-    own = _largest(found)
+    own = _largest(found, space.scale)
     return found._with(largest=own) if space.fixed else found._times(space.scale / own)._with(scale=own, largest=own)
 
 
 def points_of(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     """The points ``index`` (n,) of a space, divided by its own scale."""
+    if isinstance(space, FactoredDistances) and not isinstance(space, SharedDistances):
+        return space if torch.equal(index.cpu(), torch.arange(space.size)) else space.at(index)
     part = space if isinstance(space, Subspace) else Subspace(space, torch.arange(space.size))
     index = part.index[index.to(part.index.device)]
     every = torch.arange(part.whole.size, device=index.device)
@@ -59,6 +63,7 @@ class Subspace(ScaledDistances):
         self.whole, self.index, self.ratio = whole, index, ratio
         self.scale, self.largest = float(whole.scale), largest_of(whole)
         self.fixed = bool(getattr(whole, "fixed", False))
+        self.resolution = getattr(whole, "resolution", RESOLUTION)
         self.stored, self.symmetric, self.metric = whole.stored, is_symmetric(whole), is_metric(whole)
 
     @property
@@ -113,12 +118,12 @@ def _furthest(left: Tensor, right: Tensor) -> tuple[int, int]:
     return pair
 
 
-def _largest(space: Subspace) -> float:
-    """The largest distance of a subspace in the units of the whole; of many points, or such whose distances are
-    searched, the largest that farthest-point sweeps find."""
+def _largest(space: DistanceProvider, scale: float) -> float:
+    """The largest distance of a space times ``scale``; of many points, or such whose distances are searched, the
+    largest that farthest-point sweeps find."""
     largest, n = 0.0, space.size
     if space.stored and n <= EXACT_SIZE:
-        for part in torch.split(torch.arange(n, device=space.index.device), BLOCK):
+        for part in torch.split(torch.arange(n), BLOCK):
             largest = max(largest, float(space.rows(part).max()))
     else:
         here, nearest = torch.zeros(1, dtype=torch.int64), torch.full((n,), torch.inf, dtype=torch.float64)
@@ -126,4 +131,4 @@ def _largest(space: Subspace) -> float:
             row = space.rows(here)[0].double().cpu()
             largest, nearest = max(largest, float(row.max())), torch.minimum(nearest, row)
             here = nearest.argmax()[None]
-    return positive_scale(largest * space.scale)
+    return positive_scale(largest * scale)
