@@ -144,7 +144,7 @@ def test_the_resolutions_of_all_spaces_are_fetched_together(monkeypatch: pytest.
     monkeypatch.setattr(resolution, "fetched", lambda *tensors: counts.append(len(tensors)) or tensors)
     spaces, mass = [EuclideanDistances(stretched(far)) for far in (1.0, 1e9, 1.0)], torch.full((N,), 1 / N)
     texts = explain_unresolved_points("abc", spaces, [mass] * 3)
-    assert counts == [3]
+    assert counts == [6]
     assert [bool(text) for text in texts] == [False, True, False]
 
 
