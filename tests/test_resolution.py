@@ -171,6 +171,23 @@ def test_coordinates_that_are_too_coarse_for_their_dtype_are_named(offset: float
     assert not texts or "coordinates of X reach 1e+0" in texts[0]
 
 
+@pytest.mark.parametrize(
+    "solve",
+    [
+        lambda X, Y: gw_align(X.astype(np.float64), Y, distances="euclidean", epsilon=1.0, options=CUT_SHORT),
+        lambda X, Y: gw_align(EuclideanDistances(X), Y, epsilon=1.0, options=CUT_SHORT),
+        lambda X, Y: GromovWasserstein(distances="euclidean", epsilon=1.0, options=CUT_SHORT).fit(X, Y),
+        lambda X, Y: gw_pairwise([X.astype(np.float64), Y], distances="euclidean", random_state=0),
+    ],
+    ids=["float64", "provider", "estimator", "pairs"],
+)
+def test_coordinates_stay_too_coarse_whatever_makes_float64_of_them(solve: Callable[[Any, Any], object]) -> None:
+    X, Y, _ = copies(1.0)
+    assert not told(lambda: solve(X + 1e6, Y))
+    (text,) = told(lambda: solve((X + 1e6).astype(np.float32), Y))
+    assert "coordinates of" in text
+
+
 def test_landmarks_are_not_taken_for_what_they_do_not_tell_apart() -> None:
     X, Y, right = copies(1e4, 510)  # of so many, landmarks are looked at first
     found = quietly(gw_align, X, Y, random_state=0)

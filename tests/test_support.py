@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, diags_array
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -421,3 +421,14 @@ def test_gradients_reach_factors_of_points_with_mass_alone() -> None:
     found = gradient(CLOUDS["near"], MASS)
     torch.testing.assert_close(found[PLACE], gradient(X, P), rtol=1e-7, atol=1e-9)
     assert not found[OTHERS].any()
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_one_point_with_mass_has_no_distances_however_they_are_approximated(seed: int) -> None:
+    points = np.random.default_rng(seed).normal(size=(55, 3)).cumsum(0)
+    steps = np.linalg.norm(np.diff(points, axis=0), axis=1)
+    path = diags_array([steps, steps], offsets=[1, -1]).tocsr()
+    for place in (0, 7, 54):
+        result = gw_align(LandmarkDistances(path, 5), Y, p=np.eye(55)[place], distances=("auto", "euclidean"))
+        one = gw_align(X[:1], Y, distances="euclidean")
+        assert result.value == pytest.approx(one.value, rel=1e-9)

@@ -38,6 +38,7 @@ class EuclideanDistances(ScaledDistances):
     largest : the largest known distance, before scaling.
     fixed : whether the scale was set by `with_scale`.
     furthest : the pair of points that attains it.
+    coordinates : the points (N, D) before centring, which rounds them where one is far from all others; None in files.
     leaf : the points, where they are a tensor that requires gradients.
 
     Notes
@@ -47,11 +48,11 @@ class EuclideanDistances(ScaledDistances):
     which some of them have no mass: it should not be changed later.
     """
 
-    _given: Array | None = None  # the points before centring, which rounds them where one is far from all others
+    coordinates: Array | None = None
 
     def __init__(self, points: Array | Tensor, squared: bool = False, *, name: str = "points") -> None:
-        self._given = validate.points(name, points)
-        raw, size = unit_cloud(self._given)
+        self.coordinates = validate.points(name, points)
+        raw, size = unit_cloud(self.coordinates)
         self.squared = validate.flag("squared", squared)
         self.leaf = points if isinstance(points, Tensor) and points.requires_grad else None
         unit = torch.from_numpy(raw)
@@ -83,9 +84,9 @@ class EuclideanDistances(ScaledDistances):
     @property
     def _points(self) -> Tensor:
         """The points as they were given; of files that lack them, up to a shift."""
-        if self._given is None:
+        if self.coordinates is None:
             return self._x * (self.scale**0.5 if self.squared else self.scale)
-        return validate.as_tensor(self._given)
+        return validate.as_tensor(self.coordinates)
 
     def rows(self, index: Tensor) -> Tensor:
         distance = distances(self._x[index], self._x)

@@ -27,6 +27,7 @@ from torchgw.types import DistanceProvider
 SAMPLED = 16
 # Of copies with one far point, 12 to 1000 points: above 1e-12 all are matched right, from there on fewer and fewer.
 RESOLUTION = 2.0**-40
+SINGLE = float(torch.finfo(torch.float32).eps)
 SPACINGS = 4  # of floats, which coordinates of neighbours must differ by
 
 
@@ -107,12 +108,15 @@ def explain_rounded_coordinates(space: Any, given: Any) -> str:
     given : the same as it was given.
     """
     unit = validate.resolution_of(given)
-    if unit == 0 or not space.points:
+    points = space.data if space.points else getattr(space.data, "coordinates", None)
+    if points is None or (unit == 0 and space.points):
         return ""
-    few = torch.from_numpy(space.data[sample(space.size).numpy()])  # a copy, whatever strides points have
-    if float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (SPACINGS * unit) ** 2:
+    few = torch.from_numpy(points[sample(space.size).numpy()])  # a copy, whatever strides points have
+    if bool((few == few.float()).all()):  # whatever has made float64 of them
+        unit = max(unit, SINGLE)
+    if unit == 0 or float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (SPACINGS * unit) ** 2:
         return ""
     return (
-        f"coordinates of {space.name} reach {float(few.abs().max()):.3g}, where numbers of its dtype (rounding unit "
-        f"{unit:.1g}) do not tell most points apart; subtract their mean in float64, before they are rounded"
+        f"coordinates of {space.name} reach {float(few.abs().max()):.3g}, where numbers of their precision (rounding "
+        f"unit {unit:.1g}) do not tell most points apart; subtract their mean in float64, before they are rounded"
     )

@@ -34,7 +34,10 @@ def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     found = points_of(space, index)
     if given or found is space or not (isinstance(space, ScaledDistances) and isinstance(found, ScaledDistances)):
         return found
-    own = _largest(found, space.scale)
+    largest, error = _largest(found)
+    if largest <= error:
+        found, largest = found._times(0.0), 0.0
+    own = positive_scale(largest * space.scale)
     return found._with(largest=own) if space.fixed else found._times(space.scale / own)._with(scale=own, largest=own)
 
 
@@ -118,17 +121,19 @@ def _furthest(left: Tensor, right: Tensor) -> tuple[int, int]:
     return pair
 
 
-def _largest(space: DistanceProvider, scale: float) -> float:
-    """The largest distance of a space times ``scale``; of many points, or such whose distances are searched, the
-    largest that farthest-point sweeps find."""
-    largest, n = 0.0, space.size
+def _largest(space: DistanceProvider) -> tuple[float, float]:
+    """The largest scaled distance of a space, of many points, or such whose distances are searched, the largest that
+    farthest-point sweeps find; and the largest of a point from itself, which is the error of landmark distances."""
+    largest, error, n = 0.0, 0.0, space.size
     if space.stored and n <= EXACT_SIZE:
         for part in torch.split(torch.arange(n), BLOCK):
-            largest = max(largest, float(space.rows(part).max()))
+            rows = space.rows(part)
+            largest, error = max(largest, float(rows.max())), max(error, float(rows[:, part].diagonal().max()))
     else:
         here, nearest = torch.zeros(1, dtype=torch.int64), torch.full((n,), torch.inf, dtype=torch.float64)
         for _ in range(min(N_SWEEPS, n)):
             row = space.rows(here)[0].double().cpu()
-            largest, nearest = max(largest, float(row.max())), torch.minimum(nearest, row)
+            largest, error = max(largest, float(row.max())), max(error, float(row[here]))
+            nearest = torch.minimum(nearest, row)
             here = nearest.argmax()[None]
-    return positive_scale(largest * scale)
+    return largest, error if is_metric(space) else 0.0
