@@ -20,6 +20,7 @@ from torchgw.cli.input import WITHOUT_INDEX, mapped, read_space
 from torchgw.cli.output import check_output, described, write_matching, write_whole
 from torchgw.cli.ranks import among_ranks, is_first
 from torchgw.diagnostics.status import Status
+from torchgw.diagnostics.verdict import Verdict
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions, LadderOptions, LowRankOptions, SamplingOptions, SpaceOptions, StoppingOptions
@@ -207,10 +208,11 @@ def ended(
         n, k = result.shape
         print(
             f"{n} x {k}: GW {result.value:.6g}, marginal error {result.marginal_error:.1e}, "
-            f"{result.status.name.lower()} after {result.n_iter} iterations; written to {path}\n"
-            f"{result.verdict} {' '.join(result.reasons)}",
+            f"{result.status.name.lower()} after {result.n_iter} iterations; written to {path}",
             file=sys.stderr,
         )
+    if sys.stderr.isatty() or result.verdict is not Verdict.CONVINCING:
+        print(f"torchgw: {result.verdict} {' '.join(result.reasons)}", file=sys.stderr)
     return found
 
 

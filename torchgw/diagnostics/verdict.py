@@ -98,7 +98,7 @@ def doubts(result: Judged) -> tuple[str, ...]:
     proven = result.certificate.gap <= PROVEN * result.unit
     if result.alpha > 0 and not result.basins and not proven:
         found.append("The solve tried no other start, so the matching is as right as the start.")
-    rival, factor = result.rival, RIVAL if result.marginals.balanced else RIVAL_OF_PARTS
+    rival, factor = result.rival, least_rival(result)
     if rival is not None and nearly_tied(result.basins[0], rival, result.unit, factor):
         more = 1 / energy_ratio(result.basins[0], rival, result.unit) - 1
         found.append(
@@ -114,6 +114,11 @@ def doubts(result: Judged) -> tuple[str, ...]:
         if kind not in covered
     ]
     return tuple(found)
+
+
+def least_rival(result: Judged) -> float:
+    """The least energy of the best other matching, over that of the best one, if the best is convincing."""
+    return RIVAL if result.marginals.balanced else RIVAL_OF_PARTS
 
 
 def highest_clear(result: Judged) -> float:

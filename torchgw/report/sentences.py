@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from torchgw.diagnostics.evidence import energy_ratio
-from torchgw.diagnostics.verdict import value_over_chance
+from torchgw.diagnostics.evidence import energy_ratio, nearly_tied
+from torchgw.diagnostics.verdict import least_rival, value_over_chance
 from torchgw.marginals import Partial
 from torchgw.report.reported import Reported
 
@@ -57,7 +57,9 @@ def ambiguity(result: Reported) -> str:
             f"{found}, and the choice is ambiguous: the best is only {lower:.1%} lower than another, whose matches lie "
             f"{rival.difference:.0%} of the largest distance away on average."
         )
-    return f"{found}; the best is {lower:.0%} lower than the next, so the objective tells them apart."
+    close = nearly_tied(result.basins[0], rival, result.unit, least_rival(result))
+    told = "which is too little to be sure" if close else "so the objective tells them apart"
+    return f"{found}; the best is {lower:.0%} lower than the next, {told}."
 
 
 def masses(result: Reported) -> str:
