@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 from torchgw.diagnostics.evidence import energy_ratio
-from torchgw.diagnostics.verdict import value_over_chance
+from torchgw.diagnostics.verdict import PROVEN, value_over_chance
 from torchgw.marginals import Partial
 from torchgw.report.reported import Reported
-
-NOTHING = 1e-12  # of the largest squared distance: rounding
 
 
 def summary(result: Reported, spread: float) -> list[str]:
@@ -77,7 +75,7 @@ def masses(result: Reported) -> str:
 
 def certainties(result: Reported) -> tuple[list[str], list[str]]:
     """What the certificate proves of the plan, and what it leaves open."""
-    certificate, nothing, sure, open_ = result.certificate, NOTHING * result.unit, [], []
+    certificate, nothing, sure, open_ = result.certificate, PROVEN * result.unit, [], []
     if certificate.gap <= nothing:
         sure.append(f"No plan at all has a value below {certificate.lower_bound:.4g}, which this one has.")
     elif certificate.lower_bound > 0:
