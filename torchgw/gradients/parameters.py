@@ -16,7 +16,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.gradients.lagrangian import Parameters
 from torchgw.marginals import Marginals, mass_scales
-from torchgw.objective.features import FeatureCost
+from torchgw.objective.features import FeatureCost, features_of
 from torchgw.options import SpaceOptions
 from torchgw.runtime.autograd import apart, own_copies
 from torchgw.sinkhorn.costs import FactoredCost
@@ -54,8 +54,7 @@ class Given:
 
     def leaves(self) -> list[Tensor]:
         """The tensors among them that require gradients."""
-        features = (self.cost.X, self.cost.Y) if isinstance(self.cost, FeatureCost) else self.cost
-        costs = features if isinstance(features, tuple) else (features,)
+        costs = features_of(self.cost) or (self.cost,)
         found = [_leaf(self.X), _leaf(self.Y), self.p, self.q, *costs, self.alpha]
         return [given for given in found if isinstance(given, Tensor) and given.requires_grad]
 

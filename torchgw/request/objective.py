@@ -16,7 +16,7 @@ from torchgw import ranges, validate
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Marginals, Partial, mass_scales
 from torchgw.objective.bounds import c_transform, dual_bound
-from torchgw.objective.features import FeatureCost
+from torchgw.objective.features import FeatureCost, features_of
 from torchgw.objective.model import Model, largest_entry, largest_loss
 from torchgw.objective.supervision import Rules
 from torchgw.options import GWOptions
@@ -193,6 +193,4 @@ def explain_unresolved_features(cost: Any, numbers: tuple[Tensor, Tensor] | None
 
 def tensors_of(cost: Any) -> tuple[Any, ...]:
     """The arrays of a linear cost, whose kind and device a result follows."""
-    if isinstance(cost, FeatureCost):
-        return cost.X, cost.Y
-    return cost if isinstance(cost, tuple) else (cost,)
+    return features_of(cost) or (cost,)
