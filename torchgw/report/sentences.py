@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from torchgw.diagnostics.evidence import energy_ratio
-from torchgw.diagnostics.verdict import PROVEN, value_over_chance
+from torchgw.diagnostics.verdict import PROVEN
 from torchgw.marginals import Partial
 from torchgw.report.reported import Reported
 
@@ -30,11 +30,10 @@ def summary(result: Reported, spread: float) -> list[str]:
 
 
 def chance(result: Reported) -> str:
-    """The value beside that of the product plan."""
+    """The value of the product plan; the verdict has its ratio to that of the result."""
     if math.isnan(result.chance):
         return "The value of the product plan, which spreads every point over all others, is not known."
-    text = f"The product plan, which spreads every point over all others, has {result.chance:.4g}"
-    return f"{text}: value / chance = {value_over_chance(result):.2g}."
+    return f"The product plan, which spreads every point over all others, has {result.chance:.4g}."
 
 
 def ambiguity(result: Reported) -> str:
