@@ -1,6 +1,6 @@
 """The parameters of a problem as differentiable expressions of what the user gave.
 
-Gradients reach what was given by one node (`torchgw.runtime.autograd.reattached`): they are first derivatives, and a
+Gradients reach what was given by one node (`torchgw.runtime.autograd.reattach`): they are first derivatives, and a
 second differentiation, which would take the plan for a constant, is refused there.
 """
 
@@ -18,7 +18,7 @@ from torchgw.gradients.lagrangian import Parameters
 from torchgw.marginals import Marginals, mass_scales
 from torchgw.objective.features import FeatureCost, features_of
 from torchgw.options import SpaceOptions
-from torchgw.runtime.autograd import own_copies, reattached
+from torchgw.runtime.autograd import own_copies, reattach
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import traced
 from torchgw.types import DistanceProvider, is_provider
@@ -100,7 +100,7 @@ def parameters(
     alpha = torch.as_tensor(copied(given.alpha, taken), dtype=dtype, device=device)
     cost = None if given.cost is None else _cost(copied(given.cost, taken), dtype, device)
     theta = Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
-    return theta.with_tensors(reattached(theta.tensors(), own, leaves, REFUSED if once else ""))
+    return theta.with_tensors(reattach(theta.tensors(), own, leaves, REFUSED if once else ""))
 
 
 def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
