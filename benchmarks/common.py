@@ -169,10 +169,7 @@ def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, partial
     if not quick:
         require_green()
     folder.mkdir(exist_ok=True)
-    if partial and path.exists():
-        before = json.loads(path.read_text())
-        if why := other_machine(before):
-            raise ValueError(f"{path.name} {why}: rows of two machines are no table")
+    if partial and (before := kept(path, [name])):
         content["environment_of_kept_rows"] = before.get("environment_of_kept_rows", before["environment"])
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path

@@ -62,14 +62,16 @@ def test_cells_are_smaller_than_chance_would_make_them() -> None:
     assert float(spread) < 0.15 * float(points.square().sum())  # 64 cells of a Gaussian in three dimensions
 
 
-def test_means_carry_the_mass_and_plain_means_stand_where_there_is_none() -> None:
+def test_means_carry_the_mass() -> None:
     values = cloud(6, 2)
     cells = Cells(torch.tensor([0, 0, 1, 1, 2, 2]), 3)
-    mass = torch.tensor([1.0, 3.0, 0.0, 2.0, 0.0, 0.0], dtype=torch.float64)
-    expected = torch.stack(((values[0] + 3 * values[1]) / 4, values[3], (values[4] + values[5]) / 2))
+    mass = torch.tensor([1.0, 3.0, 1.0, 4.0, 2.0, 2.0], dtype=torch.float64)
+    expected = torch.stack(
+        ((values[0] + 3 * values[1]) / 4, (values[2] + 4 * values[3]) / 5, (values[4] + values[5]) / 2)
+    )
     torch.testing.assert_close(cells.means(values, mass), expected)
-    centres = cells.nearest(values, expected, mass)
-    assert centres[1] == 3  # point 2 is in the cell, but has no mass
+    centres = cells.nearest(values, expected)
+    assert centres[1] == 3
     assert cells.label[centres].tolist() == [0, 1, 2]
 
 

@@ -363,31 +363,31 @@ def test_equal_components_are_left_behind() -> None:
 
 def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
     source, target, best = clustered(1)
-    # Each cluster is a cell, and two more cells are empty.
+    # Each cluster is a cell.
     cells, centres = [], []
     for space in (source, target):
         _, first, label = np.unique(matrix(space).round(9), axis=0, return_index=True, return_inverse=True)
-        cells.append(torch.from_numpy(label) + 2)
+        cells.append(torch.from_numpy(label))
         centres.append(matrix(space)[np.ix_(first, first)])
     match = min(
         itertools.permutations(range(4)), key=lambda to: float(((centres[0] - centres[1][np.ix_(to, to)]) ** 2).sum())
     )
-    plan = torch.zeros(6, 6, dtype=torch.float64)
-    plan[torch.arange(2, 6), torch.tensor(match) + 2] = 0.25
+    plan = torch.zeros(4, 4, dtype=torch.float64)
+    plan[torch.arange(4), torch.tensor(match)] = 0.25
     p, q, options = uniform(32), uniform(48), LowRankOptions(rank=4)
     start = warm_factors(source, (cells[0], cells[1]), plan, p, q, options, generator())
     for c in range(4):
         (cell,) = cells[0][start.Q[:, c] > 0.5 / 32].unique().tolist()
-        assert cells[1][start.R[:, c] > 0.5 / 48].unique().tolist() == [match[cell - 2] + 2]
+        assert cells[1][start.R[:, c] > 0.5 / 48].unique().tolist() == [match[cell]]
     done = solve_low_rank(source, target, p, q, 0.0, options, generator(), start=start)
     assert best * (1 - 1e-9) <= done.energy <= 1.01 * best
 
 
 @pytest.mark.parametrize("rank", [1, 3, 7, 10])
 def test_cells_are_grouped_with_their_neighbours_into_any_number_of_groups(rank: int) -> None:
-    """Seven cells in three clumps on a line, one cell without mass."""
+    """Seven cells in three clumps on a line."""
     at = torch.tensor([0.0, 0.1, 0.2, 5.0, 5.1, 9.0, 9.1], dtype=torch.float64)
-    mass = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.2, 0.3, 0.0], dtype=torch.float64)
+    mass = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.1], dtype=torch.float64)
     shares = group_cells((at[:, None] - at).abs(), mass, rank, generator())
     assert shares.shape == (7, rank)
     torch.testing.assert_close(shares.sum(1), torch.ones(7, dtype=torch.float64))

@@ -79,7 +79,7 @@ def test_plans_have_exact_marginals_and_values_are_theirs() -> None:
     for n, k in ((9, 9), (12, 7), (45, 38), (100, 70)):
         DX, DY = random_distances(n, rng), random_distances(k, rng)
         p, q = (random_masses(n, rng), random_masses(k, rng)) if n != 9 else (np.full(9, 1 / 9), np.full(9, 1 / 9))
-        (solved,) = batch.solve_batch([(prepare(DX, p, 0), prepare(DY, q, 0))], 1e-2, CPU)
+        (solved,) = batch.solve_batch([(prepare(DX, p, 0, metric=True), prepare(DY, q, 0, metric=True))], 1e-2, CPU)
         T = solved.plan.numpy()
         assert T.min() >= 0
         np.testing.assert_allclose(T.sum(1), p, atol=1e-13)
@@ -255,7 +255,10 @@ def test_a_batch_has_the_bits_of_its_pairs_alone() -> None:
     rng = np.random.default_rng(8)
     with schedule.one_thread_each(1) as pool:
         for (n, k), many in (((15, 12), 7), ((47, 20), 5), ((33, 33), 4), ((20, 12), 5)):
-            drawn = [[prepare(random_distances(m, rng), random_masses(m, rng), 0) for m in (n, k)] for _ in range(many)]
+            drawn = [
+                [prepare(random_distances(m, rng), random_masses(m, rng), 0, metric=True) for m in (n, k)]
+                for _ in range(many)
+            ]
             sides = [(x, y) for x, y in drawn]
             together = pool.submit(batch.solve_batch, sides, math.inf, CPU).result()
             for pair, both in zip(sides, together, strict=True):
@@ -277,7 +280,7 @@ def test_polishing_steps_do_not_overshoot(seed: int) -> None:
     """Where the value is convex between two plans, a whole step would raise it."""
     rng = np.random.default_rng(seed)
     drawn = rng.uniform(size=(2, 8, 8)) ** 4
-    x, y = (prepare((D + D.T) * (1 - np.eye(8)), np.full(8, 1 / 8), 0) for D in drawn)
+    x, y = (prepare((D + D.T) * (1 - np.eye(8)), np.full(8, 1 / 8), 0, metric=True) for D in drawn)
     plan = torch.full((8, 8), 1 / 64, dtype=torch.float64)
     moved = torch.from_numpy(x.distances) @ plan @ torch.from_numpy(y.distances)
     found = polish(x, y, plan, torch.zeros(8, dtype=torch.float64), 1e-3)

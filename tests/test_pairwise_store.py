@@ -287,7 +287,7 @@ def test_two_workers_of_ray_find_the_same(tmp_path: Path, whole: PairwiseResult)
 
 def test_spaces_that_lie_in_shared_memory_are_solved_as_others_are() -> None:
     """There arrays may not be written to, and begin anywhere."""
-    space = prepare(np.random.default_rng(0).normal(size=(70, 70)) ** 2, np.full(70, 1 / 70), 0)
+    space = prepare(np.random.default_rng(0).normal(size=(70, 70)) ** 2, np.full(70, 1 / 70), 0, metric=True)
     buffers = list[pickle.PickleBuffer]()
     packed = pickle.dumps(space, protocol=5, buffer_callback=buffers.append)
     moved = [memoryview(b"odd" + bytes(each.raw()))[3:] for each in buffers]

@@ -79,7 +79,7 @@ def test_the_page_opens_with_the_verdict_of_the_result_and_shows_its_warnings(re
     trusted = replace(result, value=result.value / 10)
     assert contents.contents(trusted)["verdict"]["level"] == "convincing"
     assert contents.contents(trusted)["verdict"]["text"].startswith("This matching can be trusted as far as the dist")
-    assert f"{result.chance:.4g}: value / chance = {result.value / result.chance:.2g}." in shown["summary"][1]
+    assert f"has {result.chance:.4g}." in shown["summary"][1]
     warned = IssuedWarning("GraphWarning", "X was stitched")
     shown = contents.contents(replace(trusted, warnings=(warned,)))
     assert shown["verdict"]["level"] == "doubtful"

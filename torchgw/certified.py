@@ -122,7 +122,7 @@ def gw_certify(
         logger.info("global bound %.6g of %.6g after %d linear problems", bound.lower, bound.value, bound.solved)
         lower = max(lower, scale * bound.lower)
         if bound.plan is not None and scale * bound.value < (1 - LOWER) * result.value:
-            again = given | {"init": between.of_all_points(bound.plan)}
+            again = given | {"init": between.pad(bound.plan)}
             other = gw_align(X, Y, **again, random_state=random_state, callback=callback)
             if other.value < result.value:  # to which none of the starts of the search led
                 counts = replace(other.certificate, starts=result.certificate.starts, agreeing_starts=0)
@@ -184,8 +184,8 @@ class _Between(NamedTuple):
         few = 0 < cross.weights.size <= MOST_DIRECTIONS
         return cross if cross.concave and (few or cross.enumerable) else None
 
-    def of_all_points(self, plan: csr_array) -> Array:
-        """A plan (N, K) of points with mass as one of all."""
+    def pad(self, plan: csr_array) -> Array:
+        """A plan of points with mass with zeros for all others, (N, K)."""
         found: Array = plan.toarray()
         if self.support is not None:
             among = DenseCoupling(torch.from_numpy(found)).among(*self.support.sides, self.support.shape)

@@ -326,12 +326,13 @@ def adjacency(name: str, value: Any) -> Any:
     return (found / 2 + found.T / 2) if 0 < gap <= ROUNDINGS * resolution_of(value) * largest else found
 
 
+_NETWORKX = ("edges", "is_directed", "is_multigraph")
 # What objects of other packages are, by members that they all have, and what of them to pass; the first that fits.
 _EDGES = "; for distances along a surface, a sparse graph of the lengths of the edges of its faces"
 _OBJECTS = (
     (("obsm",), "cells", "torchgw.anndata.align(a, b) aligns cells, or take {name}.obsm['X_pca']"),
     (
-        ("edges", "is_directed", "is_multigraph"),
+        _NETWORKX,
         "a graph of networkx",
         "give it with distances='adjacency', which compares edges, or as networkx.to_scipy_sparse_array({name}), whose "
         "shortest paths count",
@@ -368,7 +369,7 @@ def own_kind(name: str, value: Any, distances: str) -> None:
 
 def is_networkx(value: Any) -> bool:
     """Whether this object is a graph of networkx, which is not imported for it."""
-    return all(hasattr(value, member) for member in ("edges", "is_directed", "is_multigraph"))
+    return all(hasattr(value, member) for member in _NETWORKX)
 
 
 def adjacency_of(name: str, graph: Any) -> Any:

@@ -53,7 +53,7 @@ def representations(a: Any, b: Any, use_rep: str | Sequence[str] | None) -> tupl
     return pair[0], pair[1]
 
 
-def points_of(side: str, cells: Any, rep: str, limit: int) -> Array:
+def representation(side: str, cells: Any, rep: str, limit: int) -> Array:
     """Coordinates of cells, dense. X is not touched unless it is asked for, and fits."""
     what = f"{side}.X" if rep == "X" else f"{side}.obsm[{rep!r}]"
     if rep != "X" and rep not in cells.obsm:

@@ -22,7 +22,7 @@ import torch
 from torchgw import validate
 from torchgw._version import __version__
 from torchgw.align import gw_align
-from torchgw.anndata.annotated import check_cells, decoded, encoded, library, matches, points_of, representations
+from torchgw.anndata.annotated import check_cells, decoded, encoded, library, matches, representation, representations
 from torchgw.entry import OURS, entry
 from torchgw.options import GWOptions
 from torchgw.persist import guards
@@ -102,7 +102,7 @@ def align(
     limit = getattr(keywords.get("options"), "max_memory", GWOptions().max_memory)
     names = _names(labels)
     taken = representations(a, b, use_rep)
-    X, Y = (points_of(side, cells, rep, limit) for side, cells, rep in zip("ab", (a, b), taken, strict=True))
+    X, Y = (representation(side, cells, rep, limit) for side, cells, rep in zip("ab", (a, b), taken, strict=True))
     for name in names:
         if name not in b.obs and name in a.obs:
             raise ValueError(
@@ -169,7 +169,7 @@ def joint(a: Any, b: Any, result: GWResult, *, mass: float = 0.99, key_added: st
         raise ValueError(f"result must be of (a, b) with ({a.n_obs}, {b.n_obs}) cells, got {result.shape}")
     if key_added not in a.uns or f"X_{key_added}" not in a.obsm:
         raise ValueError(f"a must hold what align wrote, got no {key_added!r}; call torchgw.anndata.align(a, b) first")
-    reference = points_of("b", b, str(a.uns[key_added]["params"]["use_rep"][1]), result.max_memory)
+    reference = representation("b", b, str(a.uns[key_added]["params"]["use_rep"][1]), result.max_memory)
     place = np.concatenate((a.obsm[f"X_{key_added}"], reference))
     kept = result.sparsify(mass)
     names = {f"{key_added}_{name}": name for name in a.uns[key_added]["params"].get("labels", ())}

@@ -108,7 +108,7 @@ class PreparedSpace:
         return len(self.mass)
 
 
-def prepare(distances: Array, mass: Array, seed: int, large: bool = False, metric: bool = True) -> PreparedSpace:
+def prepare(distances: Array, mass: Array, seed: int, large: bool = False, *, metric: bool) -> PreparedSpace:
     """A space of masses (N,) of any sum and scaled distances (n, n) between its n points with mass. O(n^2 log n).
 
     A ``large`` one has no resolutions, and one without a ``metric`` no cells: all points are its only resolution.

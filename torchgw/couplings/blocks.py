@@ -51,7 +51,7 @@ class BlockCoupling(ABC):
     def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> BlockCoupling:
         """The coupling of ``shape`` (N, K) that is this one between the points ``rows`` (n,) and ``columns`` (k,), in
         order; the others have no mass."""
-        return DenseCoupling(self.to_dense()).among(rows, columns, shape)
+        raise NotImplementedError(f"{type(self).__name__} is no plan of a result")
 
     def blocks(self, points: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Consecutive blocks of all rows, or of the rows ``points`` (m,), with their positions among these.

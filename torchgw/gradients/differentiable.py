@@ -17,7 +17,7 @@ from torchgw.gradients.solution import StationaryPlan, solution_of
 from torchgw.gradients.unrolled import unrolled
 from torchgw.kernels.sums import scatter
 from torchgw.objective.model import Model
-from torchgw.runtime.autograd import apart, own_copies, refuse_double_backward
+from torchgw.runtime.autograd import own_copies, reattach, refuse_double_backward
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.solution import CertifiedSolution
@@ -42,7 +42,7 @@ class Differentiable:
             assert isinstance(solution.plan, DenseCoupling)
             own = theta.own()
             plan = unrolled(own, model, solution.plan.plan, solution.g, mode)
-            (self._plan,) = apart([plan], own.tensors(), theta.tensors())
+            (self._plan,) = reattach([plan], own.tensors(), theta.tensors())
 
     @property
     def report(self) -> GradientReport | None:
@@ -61,7 +61,7 @@ class Differentiable:
             (copy,) = own_copies([self._plan])
             plan, own, inputs = PlanMoments(copy), [*own, copy], [*inputs, self._plan]
         half = half_lagrangian(theta, plan, solution.multipliers, solution.model)
-        (loss,) = apart([2 * theta.scale.square() * half], own, inputs)
+        (loss,) = reattach([2 * theta.scale.square() * half], own, inputs)
         return loss
 
     @undisturbed
@@ -80,7 +80,7 @@ class Differentiable:
         if self._plan is not None:
             inputs = [self._plan, V]
             plan, values = own = own_copies(inputs)
-            (product,) = apart([(plan if axis == 1 else plan.T) @ values], own, inputs)
+            (product,) = reattach([(plan if axis == 1 else plan.T) @ values], own, inputs)
             return self.theta.scale * product
         if self.adjoint is None:
             return self.theta.scale.detach() * applied(Carried, self.solution.plan, V, axis)

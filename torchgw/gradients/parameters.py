@@ -1,7 +1,7 @@
 """The parameters of a problem as differentiable expressions of what the user gave.
 
-Gradients reach what was given by one node (`torchgw.runtime.autograd.apart`): they are first derivatives, and a second
-differentiation, which would take the plan for a constant, is refused there.
+Gradients reach what was given by one node (`torchgw.runtime.autograd.reattach`): they are first derivatives, and a
+second differentiation, which would take the plan for a constant, is refused there.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.gradients.lagrangian import Parameters
 from torchgw.marginals import Marginals, mass_scales
-from torchgw.objective.features import FeatureCost
+from torchgw.objective.features import FeatureCost, features_of
 from torchgw.options import SpaceOptions
-from torchgw.runtime.autograd import apart, own_copies
+from torchgw.runtime.autograd import own_copies, reattach
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import traced
 from torchgw.types import DistanceProvider, is_provider
@@ -54,8 +54,7 @@ class Given:
 
     def leaves(self) -> list[Tensor]:
         """The tensors among them that require gradients."""
-        features = (self.cost.X, self.cost.Y) if isinstance(self.cost, FeatureCost) else self.cost
-        costs = features if isinstance(features, tuple) else (features,)
+        costs = features_of(self.cost) or (self.cost,)
         found = [_leaf(self.X), _leaf(self.Y), self.p, self.q, *costs, self.alpha]
         return [given for given in found if isinstance(given, Tensor) and given.requires_grad]
 
@@ -101,7 +100,7 @@ def parameters(
     alpha = torch.as_tensor(copied(given.alpha, taken), dtype=dtype, device=device)
     cost = None if given.cost is None else _cost(copied(given.cost, taken), dtype, device)
     theta = Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
-    return theta.with_tensors(apart(theta.tensors(), own, leaves, REFUSED if once else ""))
+    return theta.with_tensors(reattach(theta.tensors(), own, leaves, REFUSED if once else ""))
 
 
 def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,3 +86,8 @@ class FeatureCost:
             scale = x.new_tensor(self.scale)
         root = scale.sqrt()
         return FactoredCost.squared_distance(x / root, y / root), scale
+
+
+def features_of(cost: Any) -> tuple[Any, ...] | None:
+    """The features of both sides that a linear cost is given by, or None."""
+    return (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 from torchgw.diagnostics.evidence import energy_ratio, nearly_tied
-from torchgw.diagnostics.verdict import least_rival, value_over_chance
+from torchgw.diagnostics.verdict import PROVEN, least_rival
 from torchgw.marginals import Partial
 from torchgw.report.reported import Reported
-
-NOTHING = 1e-12  # of the largest squared distance: rounding
 
 
 def summary(result: Reported, spread: float) -> list[str]:
@@ -32,11 +30,10 @@ def summary(result: Reported, spread: float) -> list[str]:
 
 
 def chance(result: Reported) -> str:
-    """The value beside that of the product plan."""
+    """The value of the product plan; the verdict has its ratio to that of the result."""
     if math.isnan(result.chance):
         return "The value of the product plan, which spreads every point over all others, is not known."
-    text = f"The product plan, which spreads every point over all others, has {result.chance:.4g}"
-    return f"{text}: value / chance = {value_over_chance(result):.2g}."
+    return f"The product plan, which spreads every point over all others, has {result.chance:.4g}."
 
 
 def ambiguity(result: Reported) -> str:
@@ -79,7 +76,7 @@ def masses(result: Reported) -> str:
 
 def certainties(result: Reported) -> tuple[list[str], list[str]]:
     """What the certificate proves of the plan, and what it leaves open."""
-    certificate, nothing, sure, open_ = result.certificate, NOTHING * result.unit, [], []
+    certificate, nothing, sure, open_ = result.certificate, PROVEN * result.unit, [], []
     if certificate.gap <= nothing:
         sure.append(f"No plan at all has a value below {certificate.lower_bound:.4g}, which this one has.")
     elif certificate.lower_bound > 0:

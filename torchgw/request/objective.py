@@ -16,14 +16,14 @@ from torchgw import ranges, validate
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Marginals, Partial, mass_scales
 from torchgw.objective.bounds import c_transform, dual_bound
-from torchgw.objective.features import FeatureCost
+from torchgw.objective.features import FeatureCost, features_of
 from torchgw.objective.model import Model, largest_entry, largest_loss
 from torchgw.objective.supervision import Rules
 from torchgw.options import GWOptions
 from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.prepare import Space
-from torchgw.spaces.resolution import RESOLUTION, measure_resolution, sample
+from torchgw.spaces.resolution import RESOLUTION, evenly_spread, measure_resolution
 from torchgw.spaces.scale import largest_of
 
 LEAST_PART = 1e-9
@@ -178,7 +178,7 @@ def explain_unresolved_features(cost: Any, numbers: tuple[Tensor, Tensor] | None
     x, y = (validate.points("cost", side, least=1) for side in (cost.X, cost.Y))
     centre = (x.sum(0) + y.sum(0)) / (len(x) + len(y))
     for side, features, called in zip("XY", (x, y), numbers or (None, None), strict=True):
-        few = torch.from_numpy(features[sample(len(features)).numpy()] - centre)
+        few = torch.from_numpy(features[evenly_spread(len(features)).numpy()] - centre)
         wanted = float(measure_resolution(few, few.new_ones(few.shape[1])))
         if wanted < RESOLUTION:
             far = int(((features - centre) ** 2).sum(1).argmax())
@@ -193,6 +193,4 @@ def explain_unresolved_features(cost: Any, numbers: tuple[Tensor, Tensor] | None
 
 def tensors_of(cost: Any) -> tuple[Any, ...]:
     """The arrays of a linear cost, whose kind and device a result follows."""
-    if isinstance(cost, FeatureCost):
-        return cost.X, cost.Y
-    return cost if isinstance(cost, tuple) else (cost,)
+    return features_of(cost) or (cost,)

@@ -144,8 +144,10 @@ class Asked:
 class Request:
     """A validated call of `gw_align`, with every default resolved.
 
-    asked : the arguments as given, of points with mass alone; ``whole`` of all.
-    support : which points these are; None where all have mass. All that follows is of points with mass.
+    asked : the arguments as the user gave them. If points have no mass, the cost, providers, and tensors among X, Y, p
+        and q lose these points, so that gradients are those of the others.
+    whole : the arguments as the user gave them, with all points.
+    support : the points that have mass; None if all have. All fields below are of these points alone.
     cost : the linear cost as given, a list of two feature arrays as a tuple; or None.
     alpha : weight of the quadratic part, a number or a tensor ().
     masses : p (N,), q (K,) in float64 as they were given, uniform where none were, all above zero.

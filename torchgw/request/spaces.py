@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.reader import Readable
-from torchgw.objective.features import FeatureCost
+from torchgw.objective.features import features_of
 from torchgw.options import SpaceOptions
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces import AdjacencyDistances, FactoredDistances
@@ -187,7 +187,7 @@ def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
 
 def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, FactoredDistances]:
     """Spaces of the right sizes whose points all coincide, for a problem that has no use for distances."""
-    sides = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
+    sides = features_of(cost)
     shape = validate.shape_of(cost) if sides is None else tuple((*validate.shape_of(side), 0)[0] for side in sides)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"cost must be a matrix (N, K) or a pair of feature arrays, got shape {shape}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.objective.features import FeatureCost
+from torchgw.objective.features import FeatureCost, features_of
 from torchgw.objective.supervision import Supervision, pairs_between
 from torchgw.request.objective import as_pair, check_cost
 from torchgw.request.spaces import geodesic_kind
@@ -72,7 +72,7 @@ class Support:
         """A linear cost (N, K), or the features of one; refused where it is none of all points."""
         if cost is None:
             return None
-        features = (cost.X, cost.Y) if isinstance(cost, FeatureCost) else cost if isinstance(cost, tuple) else None
+        features = features_of(cost)
         check_cost(cost if features is None else features, *self.shape)
         if features is None:
             return _taken(cost, self.rows, self.columns)

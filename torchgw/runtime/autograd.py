@@ -39,12 +39,12 @@ def refuse_double_backward(
 
 
 def own_copies(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs as leaves of a graph of their own, for `apart`."""
+    """The inputs as leaves of a graph of their own, for `reattach`."""
     own = [given.detach().clone() if given.is_inference() else given.detach() for given in inputs]
     return [copy.requires_grad_(given.requires_grad) for copy, given in zip(own, inputs, strict=True)]
 
 
-def apart(
+def reattach(
     values: Sequence[Tensor], own: Sequence[Tensor], inputs: Sequence[Tensor], refused: str = "", shared: bool = False
 ) -> list[Tensor]:
     """Values that are expressions of ``own`` copies of inputs, as functions of the inputs.
@@ -55,12 +55,12 @@ def apart(
     recorded = [value for value in values if value.requires_grad]
     if not recorded:
         return list(values)
-    found = iter(_Apart.apply(recorded, own, refused, shared, *inputs))  # type: ignore[no-untyped-call]
+    found = iter(_Reattach.apply(recorded, own, refused, shared, *inputs))  # type: ignore[no-untyped-call]
     return [next(found) if value.requires_grad else value for value in values]
 
 
-class _Apart(torch.autograd.Function):
-    """The values of `apart`."""
+class _Reattach(torch.autograd.Function):
+    """The values of `reattach`."""
 
     @staticmethod
     def forward(ctx: Any, values: list[Tensor], own: list[Tensor], refused: str, shared: bool, *inputs: Tensor) -> Any:
@@ -85,7 +85,7 @@ class _Apart(torch.autograd.Function):
             some = torch.autograd.grad(values, wanted, seeds, keep, again, allow_unused=True)
             if again:
                 known = [gradient for gradient in some if gradient is not None]
-                reached = apart(known, [*ctx.own, *seeds], [*inputs, *given], shared=True)
+                reached = reattach(known, [*ctx.own, *seeds], [*inputs, *given], shared=True)
                 some = tuple(None if gradient is None else reached.pop(0) for gradient in some)
         left = list(some)
         found = [left.pop(0) if need else None for need in needed]

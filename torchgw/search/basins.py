@@ -257,8 +257,7 @@ def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
     gradient = problem.quadratic
     if not isinstance(gradient, ExactGradient):
         return None
-    spread, mass = ((gradient.a, problem.p), (gradient.b, problem.q))[side]
-    return spread.masked_fill(mass <= 0, -1.0).argmax()
+    return (gradient.a, gradient.b)[side].argmax()
 
 
 def _worst_sides(basin: CoarseBasin, p: Tensor, q: Tensor) -> tuple[float, float]:

@@ -64,7 +64,7 @@ class ControlledSpace:
         """The space of the cells; without factors their distance matrix is stored where ``matrix`` is set."""
         F, signs, _ = self.control
         means = cells.means(F, self.mass, self.ranks)
-        centres = cells.nearest(F, means, self.mass, self.ranks)
+        centres = cells.nearest(F, means, self.ranks)
         space: DistanceProvider | None = None
         if self.exact:
             space = FactoredDistances.of(means, signs, self.space.scale)

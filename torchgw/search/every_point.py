@@ -220,7 +220,7 @@ def cells_of(space: DistanceProvider, mass: Tensor, count: int, generator: torch
     averages /= sums
     rows = product(space, averages).T.contiguous()
     among = rows @ averages
-    return Landmarks(cells.nearest(looks, means, mass), rows, (among + among.T) / 2, sums), cells
+    return Landmarks(cells.nearest(looks, means), rows, (among + among.T) / 2, sums), cells
 
 
 def _distances(points: Tensor, means: Tensor) -> Tensor:

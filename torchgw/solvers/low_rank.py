@@ -276,7 +276,7 @@ def warm_factors(
     ----------
     source : the space of the source points, with factors.
     cells : cell of each source point (N,) out of n_X, and of each target point (K,) out of n_Y.
-    plan : mass between cells (n_X, n_Y), float64, not negative, not zero.
+    plan : mass between cells (n_X, n_Y), float64, not negative, some from and to each cell.
     p, q : masses (N,), (K,) in float64, of sum 1.
 
     Notes
@@ -286,14 +286,12 @@ def warm_factors(
     rows, columns = cells
     plan = plan.to(p) / plan.sum().to(p)
     group = group_cells(_mean_distances(source, rows, p, len(plan)), plan.sum(1), options.rank, generator)
-    to_group, from_plan = group, plan.T @ group
+    from_plan = plan.T @ group
+    from_plan /= from_plan.sum(1, keepdim=True)
     g = plan.sum(1) @ group
-    # A cell that the plan does not reach says nothing.
-    reached = from_plan.sum(1, keepdim=True)
-    from_plan = torch.where(reached > 0, from_plan / reached.clamp_min(torch.finfo(p.dtype).tiny), g)
     Q, R = (
         mass[:, None] * ((1 - BLUR) * side[label] + BLUR * g)
-        for mass, side, label in ((p, to_group, rows), (q, from_plan, columns))
+        for mass, side, label in ((p, group, rows), (q, from_plan, columns))
     )
     return LowRankFactors(Q, R, g)
 
@@ -301,11 +299,11 @@ def warm_factors(
 def group_cells(distances: Tensor, mass: Tensor, rank: int, generator: torch.Generator) -> Tensor:
     """Shares (n, rank) of each cell in ``rank`` groups of cells that lie close together; rows sum to one.
 
-    k-medoids of the squared distances (n, n), weighted by ``mass`` (n,), from k-means++ seeds.
+    k-medoids of the squared distances (n, n), weighted by ``mass`` (n,) > 0, from k-means++ seeds.
     """
     squares = distances.square().fill_diagonal_(0.0)
     medoids, nearest = draw(mass, 1, generator), torch.full_like(mass, torch.inf)
-    for _ in range(min(rank, int((mass > 0).sum())) - 1):
+    for _ in range(min(rank, len(mass)) - 1):
         nearest = torch.minimum(nearest, squares[medoids[-1]])
         nearest[medoids[-1]] = 0.0
         weight = mass * nearest
@@ -315,7 +313,7 @@ def group_cells(distances: Tensor, mass: Tensor, rank: int, generator: torch.Gen
     for _ in range(MEDOID_ROUNDS):
         members = torch.nn.functional.one_hot(label, len(medoids)).to(mass) * mass[:, None]
         inside = torch.where(members.T > 0, (squares @ members).T, torch.inf)
-        medoids = torch.where(inside.amin(1).isfinite(), inside.argmin(1), medoids)
+        medoids = inside.argmin(1)
         last, label = label, _nearest(squares, medoids)
         if torch.equal(last, label):
             break

@@ -70,7 +70,7 @@ def entry_positions(graph: Any, row: Array, column: Array) -> Array:
     return first
 
 
-def restricted(graph: Any, kept: Array) -> Any:
+def edge_subgraph(graph: Any, kept: Array) -> Any:
     """The graph of the entries marked ``kept`` (nnz,) alone."""
     from scipy.sparse import csr_matrix
 

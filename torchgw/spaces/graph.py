@@ -21,7 +21,7 @@ import numpy as np
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.caller import warn_caller
-from torchgw.spaces.edges import components, entry_positions, from_edges, restricted, union, with_edges
+from torchgw.spaces.edges import components, edge_subgraph, entry_positions, from_edges, union, with_edges
 from torchgw.spaces.neighbours import TREE_DIMENSIONS, closest, nearest
 from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts, shrinks
 from torchgw.types import Array, GraphWarning
@@ -159,28 +159,25 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
 
 def graph_of_cloud(points: Array, size: float, k: int | None, name: str) -> tuple[Any, GraphReport]:
     """The graph, in the units of points that were centred and divided by ``size``, and its report."""
-    cloud = Cloud(points)
-    made = unjoined(cloud, k)
-    if not (made[0].graph.data == 0).any():
-        return _joined(cloud, made, size, k, name)
     first, place = places(points)
-    if len(first) > 1:  # neighbours at the same place are no way to any other
-        cloud = Cloud(points[first])
-        k = None if k is None else min(k, cloud.size - 1)
-        graph, report = _joined(cloud, unjoined(cloud, k), size, k, name)
-        return with_copies(graph, first, place), replace(report, short_cuts=first[report.short_cuts])
-    return _joined(cloud, made, size, k, name)
-
-
-def _joined(cloud: Cloud, made: list[Unjoined], size: float, k: int | None, name: str) -> tuple[Any, GraphReport]:
-    return reported(made, [stitch(each.graph, each.parts, cloud.elsewhere) for each in made], size, k, name)
+    repeated = 1 < len(first) < len(points)  # neighbours at the same place are no way to any other
+    cloud = Cloud(points[first] if repeated else points)
+    k = None if k is None else min(k, cloud.size - 1)
+    made = unjoined(cloud, k)
+    joined = [stitch(each.graph, each.parts, cloud.elsewhere) for each in made]
+    graph, report = reported(made, joined, size, k, name)
+    if not repeated:
+        return graph, report
+    return with_copies(graph, first, place), replace(report, short_cuts=first[report.short_cuts])
 
 
 def places(points: Array) -> tuple[Array, Array]:
     """The first point (M,) at each place, in their order, and the place (N,) of each point."""
-    _, first, place = np.unique(points, axis=0, return_index=True, return_inverse=True)
+    rows = np.ascontiguousarray(points) + 0.0  # which has no zeros of two signs: bytes are compared, soon done
+    whole = rows.view(np.dtype((np.void, rows.strides[0])))[:, 0]
+    _, first, place = np.unique(whole, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    return first[order], np.argsort(order)[place.ravel()]
+    return first[order], np.argsort(order)[place]
 
 
 def with_copies(graph: Any, first: Array, place: Array) -> Any:
@@ -281,7 +278,7 @@ def _assemble(cloud: Neighbours, pattern: Any, k: int, prune: bool) -> tuple[Any
     if len(cut):
         kept = np.ones(graph.nnz, dtype=bool)
         kept[entry_positions(graph, cut.ravel(), cut[:, ::-1].ravel())] = False
-        graph = restricted(graph, kept)
+        graph = edge_subgraph(graph, kept)
     return graph, cut
 
 

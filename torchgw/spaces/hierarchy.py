@@ -82,21 +82,19 @@ class Cells:
         return add_by_label(values.new_zeros((self.count, *values.shape[1:])), self.label, values)
 
     def means(self, values: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
-        """Averages (count, d) of values (N, d), the ranks' shares, weighted by ``mass`` (N,), summed in the wider of
-        both precisions; plain averages where a cell has no mass."""
-        total = self.sums(mass)
-        weight = torch.where(total[self.label] > 0, mass, torch.ones_like(mass))
-        norm = self.sums(weight)
+        """Averages (count, d) of values (N, d), the ranks' shares, weighted by ``mass`` (N,) > 0, summed in the wider
+        of both precisions."""
+        norm = self.sums(mass)
         out = values.new_zeros(self.count, values.shape[1], dtype=torch.promote_types(values.dtype, mass.dtype))
-        label, weight = ranks.own(self.label), ranks.own(weight)
+        label, weight = ranks.own(self.label), ranks.own(mass)
         for start in range(0, len(values), BLOCK_POINTS):
             where = slice(start, start + BLOCK_POINTS)
             add_by_label(out, label[where], values[where] * weight[where, None])
         return narrowed(ranks.sum(out) / norm[:, None], values.dtype)
 
-    def nearest(self, values: Tensor, centres: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
-        """For each cell the index of its point with mass whose values (N, d), the ranks' shares, are closest to the
-        centre, (count,)."""
+    def nearest(self, values: Tensor, centres: Tensor, ranks: Ranks = ALONE) -> Tensor:
+        """For each cell the index of its point whose values (N, d), the ranks' shares, are closest to the centre,
+        (count,)."""
         labels = torch.split(ranks.own(self.label), BLOCK_POINTS)
         distance = torch.cat(
             [
@@ -104,8 +102,7 @@ class Cells:
                 for block, label in zip(torch.split(values, BLOCK_POINTS), labels, strict=True)
             ]
         )
-        distance = ranks.joined(distance, len(mass))
-        distance = torch.where(mass > 0, distance, distance + distance.max() + 1)
+        distance = ranks.joined(distance, len(self.label))
         order = torch.argsort(distance, stable=True)
         order = order[torch.argsort(self.label[order], stable=True)]
         first = torch.searchsorted(self.label[order], torch.arange(self.count, device=order.device))

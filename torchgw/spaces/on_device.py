@@ -14,7 +14,7 @@ from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.resolution import measure_resolution
+from torchgw.spaces.resolution import evenly_spread, measure_resolution
 from torchgw.spaces.scale import fill_unreachable
 from torchgw.types import DistanceProvider
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("torchgw")
 SEARCHED_THERE = ("landmark", "checked", "precomputed")
 LANDMARK_ERROR, POOR_LANDMARKS = 0.03, 0.1
 FEW_POINTS = 2500  # up to which all pairs are soon had, so that landmarks must be better than not poor
-CHECKED_ROWS = 8
+CHECKED_ROWS = 8  # that tell how accurate factored distances are
 ENDS = 8  # of the landmarks, searched from when the others have been: what the first of these see farthest
 
 
@@ -45,7 +45,7 @@ class Begun:
             self.sources = graph.target.new_empty(0, dtype=torch.int64)
             return
         n_ends = min(ENDS, n_landmarks // ENDS) if n_landmarks < graph.size else 0
-        checked = sent(checked_points(graph.size), graph.pointer.device) if kind == "checked" else None
+        checked = sent(evenly_spread(graph.size, CHECKED_ROWS), graph.pointer.device) if kind == "checked" else None
         points = graph.landmarks(n_landmarks - n_ends)
         first = points if checked is None else torch.cat((points, checked))
         self.rows, self.sources, self.n_landmarks = graph.distances(first), first, len(points)
@@ -108,11 +108,6 @@ def _error(begun: Begun, factored: LandmarkDistances) -> Tensor:
     if len(begun.graph.parts) > 1:
         fill_unreachable(rows, factored.scale)
     return relative_error(factored, sources, rows)
-
-
-def checked_points(n: int) -> Tensor:
-    """A few points (M,), evenly spread, whose rows tell how accurate factored distances are."""
-    return torch.linspace(0, n - 1, CHECKED_ROWS, dtype=torch.float64).long()
 
 
 def relative_error(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> Tensor:

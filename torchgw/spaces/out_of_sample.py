@@ -21,6 +21,7 @@ from torchgw import validate
 from torchgw.kernels.sums import scatter
 from torchgw.spaces.euclidean import EuclideanDistances, distances
 from torchgw.spaces.neighbours import nearest_to
+from torchgw.spaces.resolution import evenly_spread
 from torchgw.spaces.subspace import points_of
 from torchgw.types import Array, DistanceProvider, is_metric
 
@@ -66,8 +67,7 @@ class KnownPoints:
 
     def some(self, count: int) -> Tensor:
         """Indices of ``count`` points with mass, evenly spread, or of all."""
-        n = self.made.size
-        found = torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).long()
+        found = evenly_spread(self.made.size, count)
         return found if self.index is None else self.index[found]
 
     @property

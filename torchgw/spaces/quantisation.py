@@ -101,7 +101,7 @@ def choose_landmarks(
     if not own and not bool(rows.isfinite().all()):
         raise ValueError(f"{type(space).__name__}.rows must give finite distances, got NaN or infinite ones")
     if named is not None:
-        new = named[(mass[named] > 0) & ~torch.isin(named, index)]
+        new = named[~torch.isin(named, index)]
         new = new[torch.linspace(0, len(new) - 1, min(len(new), count), dtype=torch.float32, device=new.device).long()]
         if len(new):
             index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
@@ -136,11 +136,11 @@ def along_curves(sides: Sequence[tuple[Landmarks, Tensor]]) -> bool:
 
     known = []
     for landmarks, mass in sides:
-        far = landmarks.rows.amin(0).masked_fill(mass <= 0, 0.0).max()
-        known += [(mass > 0).sum(), coverage(landmarks, mass), far, landmarks.distances]
+        known += [coverage(landmarks, mass), landmarks.rows.amin(0).max(), landmarks.distances]
     found = fetched(*known)
-    for present, covered, radius, distances in zip(*(found[part::4] for part in range(4)), strict=True):
-        others = 1 - len(distances) / int(present)
+    sizes = (len(mass) for _, mass in sides)
+    for size, covered, radius, distances in zip(sizes, *(found[part::3] for part in range(3)), strict=True):
+        others = 1 - len(distances) / size
         if others == 0 or float(covered) > WIDE * others:
             return False
         steps = minimum_spanning_tree(distances.numpy()).data
@@ -166,13 +166,11 @@ def _spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
 
 
 def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Those that `torchgw.spaces.farthest` finds in a graph, in a process without torch; here of any kind of space, and
-    of the points with mass alone."""
-    absent = mass <= 0
+    """Those that `torchgw.spaces.farthest` finds in a graph, in a process without torch; here of any kind of space."""
     if first is None:
         first = mass.argmax()
         for _ in range(2):
-            first = space.rows(first[None])[0].masked_fill(absent, -1.0).argmax()
+            first = space.rows(first[None])[0].argmax()
     chosen = torch.nn.functional.pad(first[None], (0, count))
     given, look, kept = _looks(space)
 
@@ -185,7 +183,7 @@ def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor |
             at, chosen = at + 1, chosen.scatter(0, at + 1, nearest.argmax(0, keepdim=True))
         return (at, chosen, nearest), nearest
 
-    state: State = chosen.new_zeros(1), chosen, torch.full_like(mass, torch.inf).masked_fill_(absent, -1.0)
+    state: State = chosen.new_zeros(1), chosen, torch.full_like(mass, torch.inf)
     repeated = Repeated(steps, kernels=("farthest", type(space)))
     for start in range(0, count, AT_ONCE):
         number = min(AT_ONCE, count - start)

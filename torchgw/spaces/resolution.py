@@ -50,9 +50,9 @@ def _median_ratio(apart: Tensor, sums: Tensor) -> Tensor:
     return torch.where(found.isfinite(), found, 1.0)
 
 
-def sample(n: int) -> Tensor:
-    """Indices (m,) of a few of n points, evenly spread."""
-    return torch.linspace(0, n - 1, min(SAMPLED, n), dtype=torch.float64).round().long()
+def evenly_spread(n: int, count: int = SAMPLED) -> Tensor:
+    """Indices of ``count`` of n points, evenly spread, or of all."""
+    return torch.linspace(0, n - 1, min(count, n), dtype=torch.float64).long()
 
 
 def explain_unresolved_points(
@@ -76,7 +76,7 @@ def explain_unresolved_points(
 
 def _sampled_rows(space: DistanceProvider, mass: Tensor) -> Tensor:
     """Distances (m, N) from a few points."""
-    index = sent(sample(len(mass)), mass.device)
+    index = sent(evenly_spread(len(mass)), mass.device)
     return space.to(mass.device, getattr(torch, storage(len(mass)))).rows(index)
 
 
@@ -111,7 +111,7 @@ def explain_rounded_coordinates(space: Any, given: Any) -> str:
     points = space.data if space.points else getattr(space.data, "coordinates", None)
     if points is None or (unit == 0 and space.points):
         return ""
-    few = torch.from_numpy(points[sample(space.size).numpy()])  # a copy, whatever strides points have
+    few = torch.from_numpy(points[evenly_spread(space.size).numpy()])  # a copy, whatever strides points have
     if bool((few == few.float()).all()):  # whatever has made float64 of them
         unit = max(unit, SINGLE)
     if unit == 0 or float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (SPACINGS * unit) ** 2:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from torchgw.spaces.edges import components, entry_positions, restricted, two_edges
+from torchgw.spaces.edges import components, edge_subgraph, entry_positions, two_edges
 from torchgw.types import Array
 
 DETOUR = 5.0
@@ -53,7 +53,7 @@ def short_cuts(graph: Any, mutual: Array, points: Array | None = None, local: bo
     one_way = np.flatnonzero(~mutual & (row < graph.indices))
     low, high = row[one_way], graph.indices[one_way]
     del row
-    doubtful = np.isinf(two_edges(restricted(graph, mutual), low, high))
+    doubtful = np.isinf(two_edges(edge_subgraph(graph, mutual), low, high))
     entry = one_way[doubtful]
     if len(entry) == 0:
         return np.empty((0, 2), dtype=np.int64)
@@ -73,7 +73,7 @@ def _tried(graph: Any, entries: Array, low: Array, high: Array, points: Array | 
     limit = DETOUR * length
     known = np.ones(graph.nnz, dtype=bool)
     known[entries] = False
-    trusted = restricted(graph, known)
+    trusted = edge_subgraph(graph, known)
     # Edges are only ever added, so what two trusted edges show now holds whenever the turn comes.
     stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _joining(trusted, low, high)
     del trusted
@@ -132,7 +132,7 @@ class _Ways:
         """
         from scipy.sparse.csgraph import dijkstra
 
-        there = restricted(self.graph, np.isfinite(self.graph.data))
+        there = edge_subgraph(self.graph, np.isfinite(self.graph.data))
         hubs = np.argsort(-np.diff(there.indptr), kind="stable")[:HUBS]
         distance = dijkstra(there, indices=hubs)
         found: Array = (distance[:, source] + distance[:, target]).min(0)
