@@ -60,8 +60,9 @@ def test_the_command_writes_what_the_library_computes(
     flags = "-k 5 --landmarks 30 --distances landmark --epsilon 1e-3 --seed 0"
     assert cli.main(["align", source, target, "-o", str(out), *flags.split()]) == 0
     captured = capsys.readouterr()
-    assert captured.out == captured.err == ""  # silence when piped
     loaded = GWResult.load(out)
+    assert captured.out == ""
+    assert captured.err == f"torchgw: {loaded.verdict} {' '.join(loaded.reasons)}\n"  # doubtful, so said in a pipe too
     np.testing.assert_array_equal(loaded.argmax(), result.argmax())
     assert loaded.value == pytest.approx(result.value, rel=1e-9)
     assert not list(tmp_path.glob("*.part"))
@@ -202,7 +203,15 @@ def test_bad_options_give_one_line_and_exit_code_two(
 def test_warnings_of_the_command_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = write_inputs(tmp_path)
     assert cli.main(["align", source, target, "-o", str(tmp_path / "o.npz"), "-k", "5", "--max-iter", "1"]) == 0
-    assert re.fullmatch(r"torchgw: warning: the iteration limit .*\n", capsys.readouterr().err)
+    verdict, warning = capsys.readouterr().err.splitlines()
+    assert verdict.startswith("torchgw: Check this matching before you use it. ")
+    assert warning.startswith("torchgw: warning: the iteration limit ")
+
+
+def test_a_convincing_verdict_is_silent_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, _ = write_inputs(tmp_path)
+    assert cli.main(["align", source, source, "-o", str(tmp_path / "o.npz"), "--seed", "0"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

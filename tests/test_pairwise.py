@@ -443,9 +443,13 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"spaces": [CLOUDS[0] * 1e20, CLOUDS[1] * 1e-60]},
         ValueError,
-        r"spaces\[1\] has distances up to .*; use scale='own'",
+        r"spaces\[1\] must have a largest distance .*; use scale='own'",
     ),
-    ({"spaces": [CLOUDS[0] * 1e-90, CLOUDS[1] * 1e-90]}, ValueError, r"spaces\[0\] has distances .*; use other units"),
+    (
+        {"spaces": [CLOUDS[0] * 1e-90, CLOUDS[1] * 1e-90]},
+        ValueError,
+        r"spaces\[0\] must have a largest distance .*; use other units",
+    ),
     (
         {"spaces": [CLOUDS[0], np.zeros((1001, 2))], "options": GWOptions(gradient="sampled")},
         ValueError,

@@ -54,6 +54,19 @@ def negated(array: Array) -> torch.Tensor:
     return torch._neg_view(torch.tensor(-array))
 
 
+class Exported:
+    """An array of another library, which gives its memory and nothing else."""
+
+    def __init__(self, array: Array) -> None:
+        self.shape, self._tensor = array.shape, torch.tensor(array)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._tensor.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+
 SAME: dict[str, Callable[[Array], Any]] = {
     "read-only": readonly,
     "backwards": backwards,
@@ -66,6 +79,8 @@ SAME: dict[str, Callable[[Array], Any]] = {
     "broadcast": lambda a: np.broadcast_to(a, (2, *a.shape))[1],
     "masked nowhere": lambda a: np.ma.masked_array(a, mask=np.zeros(a.shape, dtype=bool)),
     "data frame": pd.DataFrame,
+    "data frame of several dtypes": lambda a: pd.DataFrame(a).astype({0: "float32", 1: "Int64"}),
+    "another library's": Exported,
     "lists": lambda a: a.tolist(),
     "rows": list,
     "bfloat16": lambda a: torch.tensor(a, dtype=torch.bfloat16),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.sparse import coo_array, issparse
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from torchgw import ranges
 from torchgw.types import AUTO, Array, is_provider, is_table
@@ -116,7 +117,7 @@ def dense(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, got a sparse or nested one; to_dense() makes one of sparse")
 
 
-def read(name: str, value: object, expected: str = "an array") -> Array:
+def read(name: str, value: Any, expected: str = "an array") -> Array:
     """What any array-like holds, in the machine's byte order: the one place where arguments are read.
 
     Raises
@@ -130,7 +131,11 @@ def read(name: str, value: object, expected: str = "an array") -> Array:
         if isinstance(value, Tensor):
             dense(name, value)
             return as_numpy(value)
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return as_numpy(from_dlpack(value))
         array = np.asarray(value)
+        if array.dtype == object and _has_numeric_columns(value):
+            array = value.to_numpy(np.float64, na_value=np.nan)
     except RuntimeError as error:  # of tensors in a list
         raise ValueError(
             f"{name} must be {expected}, got an unreadable one ({error}); torch.stack makes one tensor of several"
@@ -140,6 +145,12 @@ def read(name: str, value: object, expected: str = "an array") -> Array:
             raise
         raise ValueError(f"{name} must be {expected}, got an unreadable one ({error})") from None
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _has_numeric_columns(value: Any) -> bool:
+    """Whether a data frame has columns of numbers alone, of dtypes that NumPy has no common one for."""
+    dtypes = getattr(value, "dtypes", None)
+    return hasattr(value, "to_numpy") and np.iterable(dtypes) and all(dtype.kind in "fiub" for dtype in dtypes)
 
 
 def shape_of(space: Any) -> tuple[int, ...]:
@@ -155,7 +166,8 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
     array = read(name, value, f"an array of shape {shape}")
     if array.dtype.kind not in "fiub":
         what = f"{type(value).__name__} of dtype {array.dtype}"
-        what += f"; if all of them are numbers, take {name}.to_numpy(float)" if hasattr(value, "to_numpy") else ""
+        taken = f"{name}.to_numpy(float)" if hasattr(value, "to_numpy") else f"np.asarray({name}, dtype=float)"
+        what += f"; if all of them are numbers, take {taken}" if array.dtype == object else ""
         raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")
     if array.ndim != n_dim:
         hint = "; one number for each row goes as a column, x[:, None]" if (array.ndim, n_dim) == (1, 2) else ""

@@ -99,8 +99,11 @@ def read_spaces(
     scales = [max(float(np.abs(D).max()) for D in raw) or 1.0] * len(raw) if scale == "common" else largest
     for name, own, divisor in zip(names, largest, scales, strict=True):
         if not SMALLEST <= divisor <= 1 / SMALLEST or own < SMALLEST * divisor:
+            smallest = SMALLEST * (divisor if scale == "common" else 1.0)
             hint = "use scale='own'" if SMALLEST <= own <= 1 / SMALLEST else "use other units"
-            raise ValueError(f"{name} has distances up to {own:g}, out of range beside {divisor:g}; {hint}")
+            raise ValueError(
+                f"{name} must have a largest distance from {smallest:g} to {1 / SMALLEST:g}, got {own:g}; {hint}"
+            )
     scaled = [D / divisor for D, divisor in zip(raw, scales, strict=True)]
     unit, metric = scales[0] if scale == "common" else 1.0, [space.metric for space in checked]
     return Inputs(scaled, [m / m.sum() for m in mass], scales, unit, metric)
