@@ -94,7 +94,7 @@ def noisy_copies(hard: float, rng: np.random.Generator) -> Known:
 
 
 def unrelated(hard: float, rng: np.random.Generator) -> Known:
-    """Two clouds of different distributions, drawn apart from each other."""
+    """Two clouds of different distributions, drawn apart from each other; some have points far from all others."""
     shapes: list[Callable[[int], Array]] = [
         lambda n: cloud(rng, n, int(rng.integers(1, 11))),
         lambda n: rng.exponential(size=(n, int(rng.integers(1, 5)))),
@@ -104,8 +104,14 @@ def unrelated(hard: float, rng: np.random.Generator) -> Known:
         lambda n: make_spiral(n, random_state=rng)[0],
         lambda n: (z := rng.normal(size=(n, 3))) / np.linalg.norm(z, axis=1, keepdims=True),
         lambda n: rng.standard_t(2, size=(n, 2)),
+        lambda n: np.exp(rng.uniform(1, 2) * rng.normal(size=(n, int(rng.integers(2, 5))))),
     ]
     one, other = rng.choice(len(shapes), 2, replace=False)
+    if rng.random() < 0.2:
+        sides = shapes[one](size(rng)), shapes[other](size(rng))
+        far = rng.uniform(5, 50)  # of each side one point, so many times the spread of the others away
+        X, Y = (np.concatenate((side, side[:1] + far * side.std())) for side in sides)
+        return unrelated_to(X, Y)
     return unrelated_to(shapes[one](size(rng)), shapes[other](size(rng)))
 
 

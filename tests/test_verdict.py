@@ -141,7 +141,26 @@ CASES: dict[str, tuple[dict[str, Any], float, Verdict, str]] = {
     ),
     "sampled": ({"ratio": 0.09, "error": 0.02, "bound": 0.05}, 50.0, Verdict.DOUBTFUL, "The value is 0.13 of that"),
     "unknown": ({"chance": math.nan}, 50.0, Verdict.DOUBTFUL, "of the product plan is not known"),
-    "chance": ({"ratio": MEANINGLESS + 0.1}, 50.0, Verdict.CHANCE, "The value is 0.43 of that of the product plan"),
+    "chance": (
+        {"ratio": MEANINGLESS + 0.1, "distance_correlation": 0.4},
+        50.0,
+        Verdict.CHANCE,
+        "The value is 0.43 of that of the product plan",
+    ),
+    "far points": ({"distance_correlation": 0.8}, 50.0, Verdict.DOUBTFUL, "is 0.8; a convincing one is at least 0.9"),
+    "noise of graphs": (
+        {"ratio": 0.3, "bound": 0.01, "distance_correlation": 0.7},
+        50.0,
+        Verdict.CONVINCING,
+        "The value is 0.3 of that",
+    ),
+    "a far point": (
+        {"ratio": MEANINGLESS + 0.1, "distance_correlation": 0.95},
+        50.0,
+        Verdict.DOUBTFUL,
+        "The value is 0.43 of that",
+    ),
+    "few points": ({"distance_correlation": math.nan}, 50.0, Verdict.DOUBTFUL, "points are fewer than four"),
     "all alike": ({"chance": 0.0}, 50.0, Verdict.DOUBTFUL, "All plans have the same value"),
 }
 

@@ -297,6 +297,7 @@ def _record(result: GWResult, taken: tuple[str, str], names: list[str], keywords
         "params": params | ({"labels": names} if names else {}) | ({"random_state": seed} if type(seed) is int else {}),
         "value": result.value,
         "chance": result.chance,
+        "distance_correlation": result.distance_correlation,
         "verdict": result.verdict.name.lower(),
         "reasons": np.array(result.reasons, dtype=object),
         "warnings": np.array([str(warning) for warning in result.warnings], dtype=object),

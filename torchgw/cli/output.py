@@ -14,7 +14,8 @@ from torchgw.report.contents import finite
 from torchgw.results.result import GWResult
 
 SAID = (
-    *("value", "value_quad", "value_linear", "value_error", "chance", "marginal_error", "marginal_residual"),
+    *("value", "value_quad", "value_linear", "value_error", "chance", "distance_correlation"),
+    *("marginal_error", "marginal_residual"),
     *("converged", "ambiguous", "n_iter", "n_iter_sinkhorn", "strategy", "gradient", "backend", "epsilon"),
 )
 

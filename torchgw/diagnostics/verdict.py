@@ -2,18 +2,20 @@
 
 The value of the product plan (``chance``) is what a plan has that knows nothing. A matching is convincing if
 
-    value <= 0.1 chance,      energy of the best other matching > 1.25 times that of the best
+    value <= h chance,    distance correlation >= 1 - h,    energy of the best other matching > 1.25 times its own
 
-(3 times where points may be left out), the solve converged after a search, and gave no warning. Up to a third of chance
-is enough if Memoli's lower bound is below a tenth of the value: then both spaces have the same distributions of
-distances, and the rest of the value is noise of single distances, as between graphs, and no difference of shape. Above
-a third a matching is no better than chance. All others are doubtful.
+(3 times where points may be left out), the solve converged after a search, and gave no warning. The second condition is
+the first one without what points far away from all others add to chance. h is 0.1, and a third if Memoli's lower bound
+is below a tenth of the value: then both spaces have the same distributions of distances, and the rest of the value is
+noise of single distances, as between graphs, and no difference of shape. A matching whose value is above a third of
+chance is no better than chance, unless its distance correlation is 0.9 or more. All others are doubtful.
 
 The numbers were chosen on other draws of the problems of ``benchmarks/verdict.py`` than those that are measured.
 """
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Protocol
 
@@ -51,6 +53,8 @@ class Judged(Protocol):
     @property
     def chance(self) -> float: ...
     @property
+    def distance_correlation(self) -> float: ...
+    @property
     def basins(self) -> tuple[Basin, ...]: ...
     @property
     def rival(self) -> Basin | None: ...
@@ -68,14 +72,13 @@ class Judged(Protocol):
 
 def judge(result: Judged) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict, and the reasons for it in sentences: all doubts, or what speaks for a convincing matching."""
-    ratio = value_over_chance(result)
-    if result.chance <= TINY * result.unit:
-        return Verdict.DOUBTFUL, (of_value(result, ratio), *doubts(result))
-    if ratio > MEANINGLESS:
-        return Verdict.CHANCE, (of_value(result, ratio), *doubts(result))
-    found = doubts(result)
-    if not ratio <= highest_clear(result):
-        found = (of_value(result, ratio), *found)
+    ratio, most = value_over_chance(result), highest_clear(result)
+    agreed = result.alpha == 0 or result.distance_correlation >= 1 - most
+    found = doubts(result) if agreed else (of_correlation(result), *doubts(result))
+    found = found if ratio <= most else (of_value(result, ratio), *found)
+    known = result.chance > TINY * result.unit
+    if known and ratio > MEANINGLESS and not result.distance_correlation >= 1 - CLEAR:
+        return Verdict.CHANCE, found
     if found:
         return Verdict.DOUBTFUL, found
     return Verdict.CONVINCING, (of_value(result, ratio), of_others(result))
@@ -136,6 +139,16 @@ def of_value(result: Judged, ratio: float) -> str:
     text = f"The value is {ratio:.2g} of that of the product plan"
     most = highest_clear(result)
     return f"{text}." if ratio <= most else f"{text}; a convincing value is at most {most:.2g} of it here."
+
+
+def of_correlation(result: Judged) -> str:
+    """How little distances of matched points agree, those of points far away from all others left out."""
+    if math.isnan(result.distance_correlation):
+        return "The distance correlation is not known: points are fewer than four, or all equally far from each other."
+    return (
+        f"The distance correlation of points and their matches is {result.distance_correlation:.2g}; a convincing one "
+        f"is at least {1 - highest_clear(result):.2g} here."
+    )
 
 
 def of_others(result: Judged) -> str:

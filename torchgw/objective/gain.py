@@ -35,7 +35,7 @@ from torchgw.objective.model import Model
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.landmark import storage
+from torchgw.spaces.landmark import placed
 from torchgw.types import DistanceProvider, multiplies
 
 # Points whose distances, or costs, stand for those of all. A search is kept by its provider for the solve; which ones
@@ -82,7 +82,7 @@ def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]
 def moments(space: DistanceProvider, mass: Tensor, loss: SeparableLoss = SQUARE, side: int = 0) -> Tensor:
     """Means (3,) of h, h^2 and f of the distances of a space, the functions that the loss has for this ``side``, over
     pairs drawn by their ``mass``."""
-    space = space.to(mass.device, getattr(torch, storage(space.size)))
+    space = placed(space, mass.device)
     mass, factors = mass / mass.sum(), space.factors()
     f, h = ((loss.f1, loss.h1), (loss.f2, loss.h2))[side]
     if loss is not SQUARE or (factors is None and not multiplies(space)):

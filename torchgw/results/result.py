@@ -30,6 +30,7 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.diagnostics.verdict import Verdict, judge
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
+from torchgw.objective.distance_correlation import distance_correlation
 from torchgw.objective.gain import product_plan
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
@@ -44,6 +45,7 @@ from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.runtime.transfer import sent
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.landmark import placed
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.scale import unit_of
@@ -69,6 +71,8 @@ class GWResult(Readable):
     chance : value of the product plan of the masses that were asked for, which knows nothing, scaled to the mass of a
         plan (of `Partial`, its mass): an estimate from 1000 rows of distances where points are more and have no
         factors, NaN for files of earlier versions.
+    distance_correlation : bias-corrected distance correlation between points and their matches: 1 for copies, about 0
+        for matchings that know nothing; points far away from all others do not count. NaN without distances.
     violation : mass on pairs that break a rule of ``supervision``, counted for each rule and point that it breaks.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
     potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
@@ -155,6 +159,7 @@ class GWResult(Readable):
     differentiated: Differentiated | None = None
     escapes: int = 0
     chance: float = math.nan
+    distance_correlation: float = math.nan
     warnings: tuple[IssuedWarning, ...] = ()
 
     @classmethod
@@ -179,7 +184,8 @@ class GWResult(Readable):
         mass, model, values, asked = request.mass, request.model, solution.values, request.asked
         rows, columns = (side * mass for side in solution.marginals)
         p, q = (sent(side, rows.device) for side in request.masses)
-        product = request.product or product_plan(model, spaces, unit_of(spaces))
+        sides = placed(spaces[0], rows.device), placed(spaces[1], rows.device)
+        product = request.product or product_plan(model, sides, unit_of(spaces))
         unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
         sampled = solution.gradient == "sampled"
         return cls(
@@ -224,6 +230,7 @@ class GWResult(Readable):
             path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
             gain=product.gain,
             chance=product.chance * mass**2,
+            distance_correlation=distance_correlation(solution.coupling, sides, rows) if model.alpha > 0 else math.nan,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs) if alone else None,
             model=model.on(model.p, model.q, None, None) if alone else None,  # linear costs have no curvature

@@ -36,7 +36,7 @@ from torchgw.runtime.transfer import sent
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
-from torchgw.types import Array
+from torchgw.types import Array, DistanceProvider
 
 SMALLEST_EIGENVALUE = 1e-3
 SINGLE_FROM = 200_000
@@ -137,6 +137,11 @@ def landmark_factors(
 def storage(n: int) -> str:
     """The dtype in which landmark distances of n points are kept."""
     return "float64" if n < SINGLE_FROM else "float32"
+
+
+def placed(space: DistanceProvider, device: torch.device) -> DistanceProvider:
+    """The space on a device, in the dtype that its number of points is kept in."""
+    return space.to(device, getattr(torch, storage(space.size)))
 
 
 def signed_factors(columns: Tensor, W: Array) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.runtime.transfer import fetched, sent
-from torchgw.spaces.landmark import storage
+from torchgw.spaces.landmark import placed
 from torchgw.spaces.scale import largest_of
 from torchgw.types import DistanceProvider
 
@@ -77,7 +77,7 @@ def explain_unresolved_points(
 def _sampled_rows(space: DistanceProvider, mass: Tensor) -> Tensor:
     """Distances (m, N) from a few points."""
     index = sent(evenly_spread(len(mass)), mass.device)
-    return space.to(mass.device, getattr(torch, storage(len(mass)))).rows(index)
+    return placed(space, mass.device).rows(index)
 
 
 def _explain(
