@@ -203,6 +203,7 @@ def test_files_that_were_written_before_are_read_and_written_alike(name: str, tm
     # What those versions did not write: nothing is known of it, but for starts, which basins count.
     assert math.isnan(new.pop("gain"))
     assert math.isnan(new.pop("chance"))
+    assert math.isnan(new.pop("distance_correlation"))
     assert new.pop("path") == new.pop("warnings") == []
     assert new["marginals"].pop("divergence", "kl") == "kl"
     assert new.pop("escapes") == 0

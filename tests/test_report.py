@@ -76,7 +76,7 @@ def test_the_page_opens_with_the_verdict_of_the_result_and_shows_its_warnings(re
     shown = contents.contents(result)
     assert shown["verdict"]["level"] == result.verdict.name.lower() == "doubtful"
     assert shown["verdict"]["text"] == " ".join((str(result.verdict), *result.reasons))
-    trusted = replace(result, value=result.value / 10)
+    trusted = replace(result, value=result.value / 10, distance_correlation=1.0)
     assert contents.contents(trusted)["verdict"]["level"] == "convincing"
     assert contents.contents(trusted)["verdict"]["text"].startswith("This matching can be trusted as far as the dist")
     assert f"has {result.chance:.4g}." in shown["summary"][1]
