@@ -194,12 +194,7 @@ CASES: dict[str, tuple[dict[str, Any], float, Verdict, str]] = {
         Verdict.CHANCE,
         "The value is 0.43 of that of the product plan",
     ),
-    "far points": (
-        {"distance_correlation": 0.8},
-        50.0,
-        Verdict.DOUBTFUL,
-        "is 0.8, of which 0.77 is sure; a convincing one is at least 0.9",
-    ),
+    "far points": ({"distance_correlation": 0.8}, 50.0, Verdict.DOUBTFUL, "is 0.8, of which 0.77 is sure"),
     "noise of graphs": (
         {"ratio": 0.3, "bound": 0.01, "distance_correlation": 0.75},
         50.0,
