@@ -151,9 +151,10 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 DAILY = [pytest.param(name, marks=pytest.mark.slow if name.startswith("sharp ") else ()) for name in PROBLEMS]
 
 
-def same(one: GWResult, other: GWResult, columns: Any = np.arange(len(Y)), tolerance: float = 1e-9) -> None:
+def same(one: GWResult, other: GWResult, columns: np.ndarray | None = None, tolerance: float = 1e-9) -> None:
     """A result without and with points of no mass; ``columns`` are the places of Y's points with mass."""
     T, U = (np.asarray(each.plan) for each in (one, other))
+    columns = np.arange(len(Y)) if columns is None else columns
     assert U.shape[0] == N + MORE
     np.testing.assert_allclose(U[np.ix_(PLACE, columns)], T, rtol=0, atol=tolerance)
     assert not U[OTHERS].any()
