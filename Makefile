@@ -27,7 +27,7 @@ docs: $(DOCS)
 docs-quick: $(DOCS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -D plot_gallery=0 -b html docs $(SITE)-quick
 	$(BIN)/python docs/links.py $(SITE)-quick
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/test_documents.py tests/test_examples.py tests/test_gallery.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/test_documents.py tests/test_page_names.py tests/test_examples.py tests/test_gallery.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m '' -k 'not figures_are_drawn' tests/test_guides.py
 
 # The links that leave the pages; needs a network.

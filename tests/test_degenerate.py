@@ -23,7 +23,7 @@ MODELS: tuple[Marginals, ...] = (*SHARP, SemiRelaxed(0.3), Unbalanced(0.3, 0.5))
 SOLVES = [(model, epsilon) for model in MODELS for epsilon in ("auto", 0.0, 1e-2) if epsilon != 0 or model in SHARP]
 STARTS = 6
 EXACT = 1e-6
-MISSED = 0.05  # of plans with entropy whose marginals give way, that may end in a local optimum; measured: 0.01
+MISSED = 0.01  # of plans with entropy whose marginals give way, that may end in a local optimum; measured: 0.002
 LOCAL = "a local optimum"
 
 
@@ -129,10 +129,10 @@ def failures(x: Space, y: Space, marginals: Marginals, epsilon: Any, fused: bool
         yield "mass on points without any"
     if abs(ours.value - result.value) > EXACT:
         yield f"value {result.value} of a plan of value {ours.value}"
-    reached = ours.value if epsilon == "auto" else ours.total  # whose epsilon blurs between optima as low
-    if not reached <= least + EXACT + 1e-3 * abs(least):
-        kind = LOCAL if epsilon != 0 and marginals != Balanced() else "the objective"
-        yield f"{kind} of {reached} at epsilon {result.epsilon:.3g}, and {least} by brute force"
+    # An epsilon that is left to the solve is zero, or the last of its path: that objective is the one solved.
+    if not ours.total <= least + EXACT + 1e-3 * abs(least):
+        kind = LOCAL if result.epsilon > 0 and marginals != Balanced() else "the objective"
+        yield f"{kind} of {ours.total} at epsilon {result.epsilon:.3g}, and {least} by brute force"
     if result.certificate.lower_bound > ours.value + EXACT:
         yield f"bound {result.certificate.lower_bound} above the value {ours.value}"
     off = [np.abs(T.sum(1) - x.mass).sum(), np.abs(T.sum(0) - y.mass).sum()]
@@ -148,11 +148,21 @@ def check(chosen: list[tuple[Space, Space, Marginals, Any, bool]]) -> None:
     found = [(text.startswith(LOCAL), f"{problem}: {text}") for problem in chosen for text in failures(*problem)]
     wrong, missed = ([text for local, text in found if local is kind] for kind in (False, True))
     assert not wrong, "\n".join(wrong)
-    assert len(missed) <= max(1, MISSED * len(chosen)), "\n".join(missed)
+    assert len(missed) <= MISSED * len(chosen), "\n".join(missed)
 
 
 def test_the_smallest_problems_have_the_brute_force_minimum() -> None:
-    check(problems()[17::26003])
+    """Each model and epsilon once, with a cost and without by turns; and the two kinds of problems that need more than
+    what the points look like: a free marginal beside a single point, and plans of one value that entropy tells apart.
+    """
+    every, further = problems(), 826 * 2 * len(SOLVES)  # pairs of spaces
+    chosen = [every[(further + 2) * number + number % 2] for number in range(len(SOLVES))]
+    assert [problem[2:4] for problem in chosen] == SOLVES
+    chosen += [
+        (Space((0,), (1,)), Space((0, 1), (1, 2)), SemiRelaxed(0.0), 1e-2, True),
+        (Space((0, 1), (2, 1)), Space((0, 0, 1), (1, 1, 1)), SemiRelaxed(0.0), 1e-2, False),
+    ]
+    check(chosen)
 
 
 @pytest.mark.slow

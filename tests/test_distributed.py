@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ import torch
 from tests.rank_cases import DAILY, HOME, LEVELS, alone, problems, run_ranks, with_levels
 from torchgw import GWResult, curvature, distributed, gw_align, resume
 from torchgw.solvers import factored_transport
+from torchgw.strategies import sharp
 
 torch_distributed = pytest.importorskip("torch.distributed")
 pytestmark = pytest.mark.skipif(not torch_distributed.is_available(), reason="torch was built without it")
@@ -28,16 +28,16 @@ def agree(
 ) -> None:
     """The ranks' result is the single process's, up to these relative differences.
 
-    The stationarity of a sharp result is near zero: it may differ by as much as the value, too.
+    The stationarity of a sharp result is as near zero as the tolerance of its descent, which ends by roundings.
     """
     assert found["value"] == pytest.approx(known.value, rel=value)
     assert np.mean(np.asarray(found["matching"]) == np.asarray(known.argmax())) >= matched
     assert found["marginal_error"] <= 1e-6
     assert found["basins"] == len(known.basins)
-    if not math.isnan(known.certificate.stationarity):
-        assert found["stationarity"] == pytest.approx(
-            known.certificate.stationarity, rel=stationarity, abs=value * known.value
-        )
+    near_zero = sharp.TOLERANCE * known.value if known.epsilon == 0 else 0.0
+    assert found["stationarity"] == pytest.approx(
+        known.certificate.stationarity, rel=stationarity, abs=near_zero, nan_ok=True
+    )
 
 
 @cache
@@ -60,15 +60,16 @@ def test_ranks_solve_every_model_as_one_process_does(case: str, tmp_path: Path) 
 def test_many_points_without_entropy_are_levels_of_flows(tmp_path: Path) -> None:
     known = with_levels(alone, given=LEVELS)
     for found in run_ranks("levels", 2, tmp_path):
-        # Roundings decide between vertices of the same cost, and where a level ends with two in a thousand to gain.
-        agree(found, known, value=1e-3, matched=0.9, stationarity=1.0)
+        # Roundings decide between vertices of the same cost, and where a level ends with two in a thousand to gain:
+        # the ranks' stationarity was 17 % off on another processor, and none at all here.
+        agree(found, known, value=1e-3, matched=0.9, stationarity=0.4)
 
 
 def test_each_rank_solves_on_a_device_of_its_own(tmp_path: Path) -> None:
     one, other = run_ranks("device", 2, tmp_path)
     assert one == other
     # Other kernels round otherwise, and end an iteration earlier or later: within the tolerance of the solve.
-    agree(one, by_one("balanced", 120, 140), value=1e-3, matched=0.99, stationarity=0.5)
+    agree(one, by_one("balanced", 120, 140), value=1e-3, matched=0.99, stationarity=0.25)
 
 
 def test_a_rank_that_dies_ends_the_others_and_any_number_goes_on(tmp_path: Path) -> None:

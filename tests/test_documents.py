@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import pkgutil
 import re
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-import torchgw
 from benchmarks import figures, headline, tables
 
 ROOT = Path(__file__).parent.parent
@@ -270,73 +267,3 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "index.html").write_text('<a href="../one.html">up</a>')
     assert links.broken(tmp_path) == ["one.html: no.png", "one.html: two.html#nowhere", "one.html: three.html"]
-
-
-FOREIGN = {"from_pot.md", "from_ott.md", "from_scot.md", "changelog.md"}  # pages that name other packages' members
-# Names that are neither ours nor Python's: variables of formulas and of shells, other packages' members.
-KNOWN_ELSEWHERE = {
-    *("activate", "adata", "expm", "export", "leiden", "milp", "obsp", "preprocessing", "reg", "reg_m", "safe_globals"),
-    *("set_output", "sqlite", "weights_only", "C_quad", "F_X", "F_Y", "FLOORS", "SHELL", "StandardScaler"),
-    *("DataLoader", "gw_unbalanced_correction", "rmm", "set_default_dtype", "spawn", "use_deterministic_algorithms"),
-    *("TRITON_CACHE_DIR", "entropic_partial_wasserstein", "features_x", "features_y", "gw__cost"),
-}
-SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-
-
-def spans() -> list[tuple[str, str]]:
-    """Each piece of code within the prose of a page, with the page."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    texts = {page: re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.M) for page in pages}
-    return [
-        (page.name, span) for page, text in texts.items() if page.name not in FOREIGN for span in SPAN.findall(text)
-    ]
-
-
-def dead(span: str, names: set[str], keywords: set[str], flags: set[str]) -> list[str]:
-    """The names in a piece of code that there are not."""
-    found = [flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", span) if flag not in flags]
-    code = re.sub(r"\"[^\"]*\"|'[^']*'|(?<![\w-])--[a-z][a-z-]+|[\w./*-]+/[\w./*-]*|\w+\.(?:py|md|json|sh)\b", "", span)
-    found += [f"{name}=" for name in re.findall(r"(?<![\w.])([a-z_]\w{2,})=(?!=)", code) if name not in keywords]
-    found += [
-        name
-        for name in re.findall(r"\bresult\.(\w+)", code)
-        if not hasattr(torchgw.GWResult, name) and name not in names
-    ]
-    for name in re.findall(r"\btorchgw(?:\.\w+)+", code):
-        try:
-            pkgutil.resolve_name(name)
-        except (AttributeError, ImportError):  # noqa: PERF203 - each name by itself
-            found.append(name)
-    return found + [name for name in re.findall(r"[A-Za-z_]\w{2,}", code) if name not in names]
-
-
-@cache
-def there() -> tuple[set[str], set[str], set[str]]:
-    """Names of the sources and of the files of tests, those that are set or are arguments, and flags."""
-    paths = [path for folder in ("torchgw", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
-    text = "\n".join(path.read_text() for path in (*paths, ROOT / "Makefile", ROOT / "pyproject.toml"))
-    names = set(re.findall(r"[A-Za-z_]\w*", text)) | {path.stem for path in (ROOT / "tests").rglob("*.py")}
-    keywords = set(re.findall(r"\b([a-z_]\w*)(?:: [^=\n]+)?\s*=", text)) | set(re.findall(r"\b([a-z_]\w*): ", text))
-    return names | KNOWN_ELSEWHERE, keywords | KNOWN_ELSEWHERE, set(re.findall(r"--[a-z][a-z-]+", text))
-
-
-def test_every_name_in_code_quotes_on_a_page_exists() -> None:
-    known, every = there(), spans()
-    assert len(every) > 1500
-    gone = {(page, name) for page, span in every for name in dead(span, *known)}
-    assert not gone
-
-
-@pytest.mark.parametrize(
-    "span",
-    [
-        "result.no_such_part",
-        "torchgw.no_such_call(X)",
-        "GWOptions(no_such_option=1)",
-        "align --no-such-flag",
-        "NoSuchName",
-    ],
-)
-def test_a_name_that_there_is_not_is_found(span: str) -> None:
-    assert len(dead(span, *there())) >= 1
-    assert not dead("torchgw.gw_align(X, Y, epsilon=0).argmax()", *there())

@@ -197,10 +197,10 @@ class CoarseOptions(Worded):
     n_landmarks : landmarks of each space and kind (farthest-point, k-means++, random; along curves the first alone,
         where one of its basins stands out).
     n_starts : starts for each kind, solved as one batch, the product plan included (2 at least); several times as many
-        for spaces of fewer points than landmarks. Without entropy and up to 40 000 pairs of points all of them are
-        landmarks, of one kind, and there are half as many starts, or more where these take as long; beyond, up to
-        16 million pairs, 128 cells of each space take their place where they keep two thirds of the variance of
-        distances.
+        for spaces of fewer points than landmarks; beside each eight a random plan where a marginal may give way.
+        Without entropy and up to 40 000 pairs of points all of them are landmarks, of one kind, and there are half as
+        many starts, or more where these take as long; beyond, up to 16 million pairs, 128 cells of each space take
+        their place where they keep two thirds of the variance of distances.
     n_basins : most basins carried to the full problem and compared there.
     """
 

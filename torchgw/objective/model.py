@@ -257,28 +257,17 @@ class Model:
         """w, the weight of the linear problem."""
         return problem_weight(self.alpha, self.beta, mass)
 
-    def entropic(self, plan: Tensor, epsilon: float) -> float:
-        """What the entropy adds to F of a plan (N, K) at an epsilon; of plans of mass one under hard marginals, up to a
-        constant."""
-        if epsilon == 0:
-            return 0.0
-        entropy = self.entropy(plan)
-        if self.fixed:
-            return self.of_entropy(float(entropy), epsilon)
+    def entropic(self, plan: Tensor, epsilon: float) -> Tensor:
+        """What the entropy adds to F () of a plan (N, K) at an epsilon; of plans of mass one under hard marginals, up
+        to a constant."""
         p, q = (mass.to(plan) for mass in self.masses)
+        entropy = relative_entropy(negentropy(plan), plan.sum(1), plan.sum(0), p, q)
+        if self.fixed:
+            return 2 * float(self.weight(1.0)) * epsilon * entropy
         m, free = plan.sum(), self.marginals.free_mass
         reference = p.sum() * q.sum() * (math.exp(self.logarithm) if free else 1.0)
         divergence = entropy - m * (self.logarithm if free else 0.0) - m + reference
-        return epsilon * float(self.alpha * squared(divergence, m, reference) + self.beta * divergence)
-
-    def entropy(self, plan: Tensor) -> Tensor:
-        """KL(T | p q^T) () of a plan T (N, K), without the terms of its mass."""
-        p, q = (mass.to(plan) for mass in self.masses)
-        return relative_entropy(negentropy(plan), plan.sum(1), plan.sum(0), p, q)
-
-    def of_entropy(self, entropy: float, epsilon: float) -> float:
-        """What the `entropy` of a plan of mass one adds to F at an epsilon, under hard marginals."""
-        return 2 * float(self.weight(1.0)) * epsilon * entropy
+        return epsilon * (self.alpha * squared(divergence, m, reference) + self.beta * divergence)
 
     def divergences(self, rows: Tensor, columns: Tensor, capped: bool = False) -> Tensor:
         """The divergences of relaxed marginals in F, for marginals (..., N), (..., K) of plans.

@@ -28,7 +28,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.repeated import Repeated, State, own
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched, sent
-from torchgw.search.initial_guesses import SHARPNESS, start_costs
+from torchgw.search.initial_guesses import SHARPNESS, random_plans, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled, rescale
 from torchgw.sinkhorn.scaling import balance, scaled
@@ -42,6 +42,7 @@ COLDEST = 0.005
 COOLING_STEPS = 6
 KEPT, SMALL_KEPT = 2, 4
 SAME_PLAN = 0.5
+RANDOM = 8  # starts to a random plan beside them, where a marginal may give way
 FIRST_ITERATIONS = 20
 SEARCH_STEPS = (4, 8)
 COOLING = (4, 10)
@@ -286,7 +287,7 @@ def basins_of_problems(
 
 
 def _searched(problem: LandmarkProblem, epsilon: float, count: int, generator: torch.Generator) -> Batch:
-    """The product plan and ``count`` guesses, annealed to the last of the temperatures."""
+    """The product plan and `first_guesses`, annealed to the last of the temperatures."""
     batch, dtype = first_guesses(problem, count, generator), problem.x.mass.dtype
     shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(len(batch.plan)) % 2].T.contiguous()
     for step in (problem.height * sent(shares, batch.plan.device)).to(dtype).clamp_min_(epsilon):
@@ -329,7 +330,7 @@ def cooled_basins(
 
 
 def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generator) -> Batch:
-    """The product plan, and the plans of ``count`` start costs."""
+    """The product plan, the plans of ``count`` start costs and, where a marginal may give way, random ones."""
     x, y = problem.x, problem.y
     score = start_costs(x.distances, y.distances, *problem.shares, count, generator).mul_(-SHARPNESS * LOG2E)
     f, g = (side.expand(count, -1) for side in problem.logs)
@@ -338,7 +339,10 @@ def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generat
         plan, _, _ = problem.solve(score, row.log_mass, column.log_mass, f, g, FIRST_ITERATIONS)
     else:
         plan, _, _ = _solve(score, row, column, f, g, FIRST_ITERATIONS)
-    return at_rest(problem, torch.cat((problem.product[None], plan)), 1.0)
+    plans = [problem.product[None], plan]
+    if not problem.model.fixed:
+        plans.append(random_plans(problem.product, count // RANDOM, generator))
+    return at_rest(problem, torch.cat(plans), 1.0)
 
 
 def at_rest(problem: LandmarkProblem, plans: Tensor, epsilon: float) -> Batch:

@@ -199,10 +199,7 @@ def _settled(
     """Candidates compared on all points, and those that were ``before``: the distinct ones, the lowest first."""
     ends = [_compared(problem, candidate, epsilon) for candidate in candidates]
     read = iter(fetched(*(entropy for _, entropy in ends if entropy is not None)))
-    compared = [
-        end if entropy is None else replace(end, entropy=problem.model.of_entropy(float(next(read)), epsilon))
-        for end, entropy in ends
-    ]
+    compared = [end if entropy is None else replace(end, entropy=float(next(read))) for end, entropy in ends]
     return _distinct([*before, *compared], reference, problem.masses[0], problem.unit if problem.sharp else None)
 
 
@@ -290,8 +287,8 @@ def _bred(problem: StoredProblem, coarse: CoarseOptions, basins: list[CoarseBasi
 
 
 def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> tuple[Candidate, Tensor | None]:
-    """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there, and the entropy
-    of its plan () where it is to be weighed.
+    """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there, and what the
+    entropy of its plan adds to that () where it is minimised.
 
     One that brings a plan of low value keeps it: it has no entropy to be compared under."""
     if candidate.start.plan is not None:
@@ -304,7 +301,7 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> t
     done = descended(rough(problem) if many else problem, candidate.start, epsilon, steps)
     energy = max(done.history.cost[-1], 0.0)
     assert done.end is not None
-    entropy = problem.model.entropy(done.plan) if problem.model.fixed and not problem.sharp else None
+    entropy = None if problem.sharp else problem.model.entropic(done.plan, epsilon)
     matching = done.plan.argmax(1)
     return replace(candidate, start=done.end, energy=energy, level="full", matching=matching, entropy=0.0), entropy
 

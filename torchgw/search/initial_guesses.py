@@ -2,12 +2,13 @@
 
 - the distributions of distances seen from each point (Memoli's third lower bound), and their means alone;
 - leading modes with every combination of signs: symmetric shapes differ by these;
-- distances to a few random points.
+- distances to a few random points;
+- where a marginal may give way, random plans.
 
 A guess is a linear cost, of squared differences between features. The batched solver draws the random points of each
 space once; the search of one problem draws as many pairs of points as there are starts left, and has all others twice,
-for the two temperatures that neighbours in the batch are annealed from. The product plan, which no cost gives, is added
-by the caller.
+for the two temperatures that neighbours in the batch are annealed from. Plans that no cost gives, the product plan and
+random ones, are added by the caller.
 
 The modes are those of the centred distances D in the batched solver, and of -D^2 / 2, classical scaling's coordinates,
 in the search of one problem. Measured on a dozen kinds of spaces: scaling in place of modes costs the batch 0.9 % of
@@ -59,6 +60,13 @@ def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, genera
         i, j = (torch.split(picked(mass, torch.cat(parts[side::2])), sizes) for side, mass in ((0, p), (1, q)))
         costs += relative_costs([(DX[:, a], DY[:, b]) for a, b in zip(i, j, strict=True)], product)
     return sent(torch.stack(costs[:count]), device)
+
+
+def random_plans(product: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """``count`` plans (count, N, K) about the product plan, with masses near its own: entries are exponentially
+    distributed. Where a marginal gives way, features of points do not say which of them get mass at all."""
+    uniform = torch.rand(count, *product.shape, generator=generator, dtype=torch.float32, device=product.device)
+    return -uniform.log() * product
 
 
 def _sizes(first: int, count: int) -> list[int]:

@@ -23,6 +23,7 @@ from torchgw.search.basins import basins_of_plans, find_basins, listed
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
 from torchgw.search.full_starts import FEW_PAIRS, product_starts, sharp_starts
+from torchgw.search.initial_guesses import random_plans
 from torchgw.solvers.problem import Problem, StoredProblem, descended, make_gradient
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
@@ -163,10 +164,7 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
         starts = [candidate.start for candidate in product_starts(leads[0])[:1]]
         plans = [(product, False)] if len(p) * len(q) <= PRODUCT_PAIRS else []
     if init is None and few and model.alpha > 0:
-        random = torch.rand(
-            RANDOM_PLANS, *product.shape, generator=problem.generator, dtype=torch.float32, device=p.device
-        )
-        plans += [(plan, False) for plan in -random.log() * product]
+        plans += [(plan, False) for plan in random_plans(product, RANDOM_PLANS, problem.generator)]
     if model.marginals.varied:
         plans.append((alone_by_form(problem), True))
     found.sort(key=lambda each: each[0].energy)
@@ -277,9 +275,9 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
             ends[lowest] = further
     settled = [replace(_settled(c, end), ended=problem.sharp) for c, end in zip(contenders, ends, strict=True)]
     model, minimised = problem.model, [end.energy for end in ends]
-    if model.fixed and model.epsilon > 0 and len(ends) > 1:
-        entropies = map(float, fetched(*(model.entropy(end.plan) for end in ends)))
-        minimised = [end.energy + model.of_entropy(e, model.epsilon) for end, e in zip(ends, entropies, strict=True)]
+    if model.epsilon > 0 and len(ends) > 1:
+        entropies = fetched(*(model.entropic(end.plan, model.epsilon) for end in ends))
+        minimised = [end.energy + float(entropy) for end, entropy in zip(ends, entropies, strict=True)]
     order = sorted(range(len(ends)), key=minimised.__getitem__)
     rest = [settled[i] for i in order[1:]] + [c for c in others if all(c is not each for each in contenders)]
     rest.sort(key=lambda c: (c.level != "full", c.energy))

@@ -139,4 +139,4 @@ def _objective(model: Model, quadratic: ExactGradient, solution: Solution) -> fl
     linear = model.linear(plan.dtype)
     parts = (mean_cost(cost, plan, rows, columns) if cost is not None else 0.0 for cost in (raw, linear))
     value, weighed = parts
-    return float(model.total(value, model.divergences(rows, columns), weighed)) + model.entropic(plan, model.epsilon)
+    return float(model.total(value, model.divergences(rows, columns), weighed) + model.entropic(plan, model.epsilon))
