@@ -181,9 +181,9 @@ def test_the_command_writes_the_sources_cells_with_what_was_carried(
     page = tmp_path / "page.html"
     flags = ["--labels", "cell_type", "dose", "--keep-plan", "0.9", "--epsilon", "5e-3", "--report", str(page)]
     assert cli.main(["align", source, target, "-o", out, *flags]) == 0
-    told = capsys.readouterr().err
-    assert told.startswith("torchgw: warning: the plan is blurred")
-    assert told.count("\n") == 1
+    verdict, warning = capsys.readouterr().err.splitlines()
+    assert verdict.startswith("torchgw: Check this matching before you use it. ")
+    assert warning.startswith("torchgw: warning: the plan is blurred")
     shown = json.loads(page.read_text().split('type="application/json">', 1)[1].split("</script>", 1)[0])
     assert set(shown["colourings"][0]["names"]) <= set(given[1].obs["cell_type"].dropna())
     back = anndata.read_h5ad(out)

@@ -255,7 +255,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("short masses", align(p=np.ones(29)), r"p must have shape \(N,\) = \(30,\), got \(29,\)"),
     ("masses as a matrix", align(q=np.ones((40, 1))), "q must have shape"),
     ("NaN masses", align(p=np.full(30, np.nan)), "p must be finite"),
-    ("pandas' own integers", align(pd.DataFrame(D).astype("Int64"), Y), r"X must be .*; .*, take X.to_numpy\(float\)"),
+    ("numbers as objects", align(pd.DataFrame(D).astype(object), Y), r"X must be .*; .*, take X.to_numpy\(float\)"),
     ("a tensor of nothing", align(X, torch.zeros(40, 3, device="meta")), "Y must be an array .* no data"),
     ("sums that rounding parts", align(p=PARTED), r"p and q must sum alike.* take p / p.sum\(\) and .* in float64, or"),
     (

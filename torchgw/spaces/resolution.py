@@ -112,7 +112,7 @@ def explain_rounded_coordinates(space: Any, given: Any) -> str:
     if points is None or (unit == 0 and space.points):
         return ""
     few = torch.from_numpy(points[evenly_spread(space.size).numpy()])  # a copy, whatever strides points have
-    if bool((few == few.float()).all()):  # whatever has made float64 of them
+    if torch.equal(few, few.float().double()):  # whatever has made float64 of them
         unit = max(unit, SINGLE)
     if unit == 0 or float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (SPACINGS * unit) ** 2:
         return ""
