@@ -47,7 +47,8 @@ FILES = r"[\w./*-]+/[\w./*-]*|\w+\.(?:py|md|json|sh|npz|npy|csv|html|h5ad|png|pt
 
 def spans() -> list[tuple[str, str]]:
     """Each piece of code within the prose of a page, with the page."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    built = ROOT / "docs" / "_build"
+    pages = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if built not in page.parents)]
     texts = {page: re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.M) for page in pages}
     return [
         (page.name, span) for page, text in texts.items() if page.name not in FOREIGN for span in SPAN.findall(text)

@@ -159,8 +159,9 @@ def same(one: GWResult, other: GWResult, columns: np.ndarray | None = None, tole
     np.testing.assert_allclose(U[np.ix_(PLACE, columns)], T, rtol=0, atol=tolerance)
     assert not U[OTHERS].any()
     assert not np.delete(U, columns, axis=1).any()
-    for name in ("value", "epsilon", "gain", "unit", "marginal_error"):
+    for name in ("value", "epsilon", "gain", "unit", "marginal_error", "chance", "distance_correlation"):
         assert getattr(other, name) == pytest.approx(getattr(one, name), abs=tolerance, nan_ok=True)
+    assert (other.verdict, other.reasons) == (one.verdict, one.reasons)
     assert other.scales == pytest.approx(one.scales, rel=1e-9)
     assert other.certificate.lower_bound == pytest.approx(one.certificate.lower_bound, abs=tolerance)
     if one.known is not None and other.known is not None:

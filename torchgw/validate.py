@@ -134,9 +134,9 @@ def read(name: str, value: Any, expected: str = "an array") -> Array:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return as_numpy(from_dlpack(value))
         array = np.asarray(value)
-        if array.dtype == object and _has_numeric_columns(value):
-            array = value.to_numpy(np.float64, na_value=np.nan)
-    except RuntimeError as error:  # of tensors in a list
+        if array.dtype == object and (kinds := _kinds_of_columns(value)) and kinds <= set("fiub"):
+            array = _numbers_of_columns(name, value)
+    except (RuntimeError, BufferError) as error:  # of tensors in a list
         raise ValueError(
             f"{name} must be {expected}, got an unreadable one ({error}); torch.stack makes one tensor of several"
         ) from None
@@ -147,10 +147,18 @@ def read(name: str, value: Any, expected: str = "an array") -> Array:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _has_numeric_columns(value: Any) -> bool:
-    """Whether a data frame has columns of numbers alone, of dtypes that NumPy has no common one for."""
-    dtypes = getattr(value, "dtypes", None)
-    return hasattr(value, "to_numpy") and np.iterable(dtypes) and all(dtype.kind in "fiub" for dtype in dtypes)
+def _kinds_of_columns(value: Any) -> set[str]:
+    """The kinds of NumPy's dtypes that the columns of a data frame have, nothing of what is none."""
+    dtypes = getattr(value, "dtypes", ()) if hasattr(value, "to_numpy") else ()
+    return {getattr(dtype, "kind", "O") for dtype in dtypes} if np.iterable(dtypes) else set()
+
+
+def _numbers_of_columns(name: str, value: Any) -> Array:
+    """The numbers of a data frame whose columns have no dtype in common; NaN where one is missing."""
+    found: Array = value.to_numpy(np.float64, na_value=np.nan)
+    whole = [dtype.kind in "iu" for dtype in value.dtypes]
+    _check_exact(name, float(np.abs(np.nan_to_num(found[:, whole])).max(initial=0)))
+    return found
 
 
 def shape_of(space: Any) -> tuple[int, ...]:
@@ -173,12 +181,18 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
         hint = "; one number for each row goes as a column, x[:, None]" if (array.ndim, n_dim) == (1, 2) else ""
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}{hint}")
     found = array.astype(np.float64, copy=copy)
-    if array.dtype.kind in "iu" and array.dtype.itemsize == 8 and (largest := np.abs(found).max(initial=0.0)) > EXACT:
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        _check_exact(name, float(np.abs(found).max(initial=0.0)))
+    return found
+
+
+def _check_exact(name: str, largest: float) -> None:
+    """Refuse integers that float64 would round."""
+    if largest > EXACT:
         raise ValueError(
             f"{name} must have integers of at most {EXACT:g}, up to which float64 holds each, got {largest:g}; "
             f"take their smallest off, or floats if rounding does no harm"
         )
-    return found
 
 
 def is_condensed(length: int) -> bool:

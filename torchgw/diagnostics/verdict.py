@@ -2,15 +2,14 @@
 
 The value of the product plan (``chance``) is what a plan has that knows nothing. A matching is convincing if
 
-    value <= h chance,    distance correlation >= 1 - h,    energy of the best other matching > 1.25 times its own
+    value <= h chance,    distance correlation >= 1 - h,    energy of the best other matching > 1.25 energy of this one
 
-(3 times where points may be left out), the solve converged after a search, and gave no warning. The second condition is
-the first one without what points far away from all others add to chance; the correlation, which has n (n - 3) / 2
-degrees of freedom, counts two standard errors lower by Fisher's transform, so that a few points must agree closely. h
-is 0.1, and a third if Memoli's lower bound is below a tenth of the value: then both spaces have the same distributions
-of distances, and the rest of the value is noise of single distances, as between graphs, and no difference of shape. A
-matching whose value is above a third of chance is no better than chance, unless its distance correlation is 0.9 or
-more. All others are doubtful.
+(3 times where points may be left out), the solve converged after a search, and gave no warning. h is 0.1, and a third
+if Memoli's lower bound is below a tenth of the value: then both spaces have the same distributions of distances, and
+the rest of the value is noise of single distances, as between graphs, and no difference of shape. Points far away from
+all others make chance large, and the distance correlation does not count them; a linear cost that weighs more than half
+can decide a matching against all distances, so then it is not asked for. A matching whose value is above a third of
+chance is no better than chance, unless its distance correlation is 0.9 or more. All others are doubtful.
 
 The numbers were chosen on other draws of the problems of ``benchmarks/verdict.py`` than those that are measured.
 """
@@ -29,6 +28,7 @@ CLEAR, MEANINGLESS = 0.1, 1 / 3  # of the product plan's value
 ALIKE = 0.1  # of the value: a lower bound below it says that distances are distributed alike
 RIVAL, RIVAL_OF_PARTS = 1.25, 3.0  # times the energy: a part fits a whole in many more places than a whole does
 PROVEN = 1e-12  # of the largest squared distance: a gap that is rounding
+DISTANCES_DECIDE = 0.5  # alpha from which on
 HARMLESS = ("CheckpointWarning", "OutOfMemoryWarning")  # which say how a plan was found, not what it is worth
 
 
@@ -46,8 +46,6 @@ class Verdict(Enum):
 class Judged(Protocol):
     """What a verdict depends on; each member as `torchgw.GWResult` says."""
 
-    @property
-    def shape(self) -> tuple[int, int]: ...
     @property
     def status(self) -> Status: ...
     @property
@@ -77,11 +75,11 @@ class Judged(Protocol):
 def judge(result: Judged) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict, and the reasons for it in sentences: all doubts, or what speaks for a convincing matching."""
     ratio, most = value_over_chance(result), highest_clear(result)
-    agreed = result.alpha == 0 or least_correlation(result) >= 1 - most
+    agreed = result.alpha < DISTANCES_DECIDE or result.distance_correlation >= 1 - most
     found = doubts(result) if agreed else (of_correlation(result), *doubts(result))
     found = found if ratio <= most else (of_value(result, ratio), *found)
     known = result.chance > TINY * result.unit
-    if known and ratio > MEANINGLESS and not least_correlation(result) >= 1 - CLEAR:
+    if known and ratio > MEANINGLESS and not result.distance_correlation >= 1 - CLEAR:
         return Verdict.CHANCE, found
     if found:
         return Verdict.DOUBTFUL, found
@@ -145,21 +143,14 @@ def of_value(result: Judged, ratio: float) -> str:
     return f"{text}." if ratio <= most else f"{text}; a convincing value is at most {most:.2g} of it here."
 
 
-def least_correlation(result: Judged) -> float:
-    """The distance correlation less two standard errors; NaN where it is not known."""
-    found, n = result.distance_correlation, min(result.shape)
-    if math.isnan(found) or found >= 1:
-        return found
-    return math.tanh(math.atanh(found) - 2 / math.sqrt(max(n * (n - 3) / 2 - 1, 1)))
-
-
 def of_correlation(result: Judged) -> str:
     """How little distances of matched points agree, those of points far away from all others left out."""
     if math.isnan(result.distance_correlation):
-        return "The distance correlation is not known: points are fewer than four, or all equally far from each other."
+        few = "points are fewer than four, or all equally far from each other, or the file is of an earlier version"
+        return f"The distance correlation is not known: {few}."
     return (
-        f"The distance correlation of points and their matches is {result.distance_correlation:.2g}, of which "
-        f"{least_correlation(result):.2g} is sure; a convincing one is at least {1 - highest_clear(result):.2g} here."
+        f"The distance correlation of points and their matches is {result.distance_correlation:.2g}, less two standard "
+        f"errors; a convincing one is at least {1 - highest_clear(result):.2g} here."
     )
 
 

@@ -1,13 +1,17 @@
 """How far distances of points agree with those of their matches: the bias-corrected distance correlation
 
-    sum_ij A_ij B_ij / sqrt(sum_ij A_ij^2 sum_ij B_ij^2),        A = U(D_X), B = U(D_Y at the matches),
+    r = sum_ij A_ij B_ij / sqrt(sum_ij A_ij^2 sum_ij B_ij^2),        A = U(R_X), B = U(R_Y at the matches),
 
 of Szekely and Rizzo (2013, "The distance correlation t-test of independence in high dimension"), with entries
 
-    U(D)_ij = D_ij - (sum_k D_ik + sum_k D_kj) / (n - 2) + sum_kl D_kl / ((n - 1) (n - 2)),    0 on the diagonal.
+    U(R)_ij = R_ij - (sum_k R_ik + sum_k R_kj) / (n - 2) + sum_kl R_kl / ((n - 1) (n - 2)),    0 on the diagonal,
 
-It is 1 for copies, and 0 on average for matchings that know nothing. A point far away from all others adds to sums of
-rows and columns alone, so it does not count, whereas it can be nearly all of the product plan's value.
+of the ranks R of distances, as in Spearman's correlation. It is 1 for copies, and 0 on average for matchings that know
+nothing. A point far away from all others can be nearly all of the product plan's value; here it counts no more than
+another one, since its ranks are constant and U takes means of rows and columns away.
+
+r has n (n - 3) / 2 degrees of freedom, so a few points agree by luck. Two standard errors are taken off, by Fisher's
+transform: tanh(artanh r - 2 / sqrt(n (n - 3) / 2 - 1)).
 """
 
 from __future__ import annotations
@@ -18,36 +22,50 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.blocks import parts
+from torchgw.kernels.sampling import spread_over
 from torchgw.runtime.ranks import ranks_of
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.transfer import fetched
 from torchgw.spaces.landmark import placed
-from torchgw.spaces.resolution import evenly_spread
 from torchgw.types import Coupling, DistanceProvider
 
 LOOKED_AT, SEARCHED = 120, 64  # points that stand for all; fewer where each row of distances is a search
 LEAST = 4  # points, below which the correction has no meaning
+RESOLVED, TINY = 1e-6, 1e-300  # of the largest distance; what stands for none
+GIVES = 0.1  # of the largest share of its mass that a point gives: points that give less are left out
 
 
-def distance_correlation(plan: Coupling, spaces: tuple[DistanceProvider, DistanceProvider], rows: Tensor) -> float:
-    """Of points and the targets that most of their mass goes to; NaN of fewer than four points, and where all distances
-    are the same. 120 points stand for more, 64 where each row of distances is a search.
+def distance_correlation(
+    plan: Coupling, spaces: tuple[DistanceProvider, DistanceProvider], rows: Tensor, p: Tensor
+) -> float:
+    """The distance correlation of points and the targets that get most of their mass, less two standard errors.
+
+    NaN of fewer than four points, and where all distances are the same. 120 points, drawn evenly by mass, stand for
+    more; 64 where each row of distances is a search.
 
     Parameters
     ----------
     plan : the coupling (N, K).
     spaces : the two providers.
-    rows : (N,) masses that leave the points; those that give nothing are left out.
+    rows : (N,) masses that leave the points. Points that give next to nothing are left out.
+    p : (N,) masses of the points.
     """
     most = LOOKED_AT if all(space.stored for space in spaces) else SEARCHED
-    index = sent(evenly_spread(len(rows), most), rows.device)
+    every = torch.arange(len(rows), device=rows.device)
+    index = every if len(rows) <= most else spread_over(rows, most)[0]
     matches = torch.cat([plan.rows(part).argmax(1) for part in parts(index, plan.shape[1])])
-    *found, mass = fetched(_between(spaces[0], index), _between(spaces[1], matches), rows[index])
-    gives = mass > 0
-    if int(gives.sum()) < LEAST:
+    share = rows[index] / p[index]
+    *found, share, index = fetched(_between(spaces[0], index), _between(spaces[1], matches), share, index)
+    some = share > GIVES * share.max()
+    some[1:] &= index.diff() > 0  # a point of much mass is drawn several times
+    n = int(some.sum())
+    if n < LEAST:
         return math.nan
-    A, B = (_centred(D[gives][:, gives].double()) for D in found)
+    A, B = (_centred(_ranked(D[some][:, some])) for D in found)
     scale = float(A.norm() * B.norm())
-    return float((A * B).sum()) / scale if scale > 0 else math.nan
+    if scale == 0:
+        return math.nan
+    r = min(max(float((A * B).sum()) / scale, -1.0), 1.0)
+    return r if abs(r) == 1 else math.tanh(math.atanh(r) - 2 / math.sqrt(max(n * (n - 3) / 2 - 1, 1)))
 
 
 def _between(space: DistanceProvider, index: Tensor) -> Tensor:
@@ -60,9 +78,20 @@ def _between(space: DistanceProvider, index: Tensor) -> Tensor:
     return torch.cat([space.rows(part)[:, index] for part in parts(index, space.size)])
 
 
-def _centred(D: Tensor) -> Tensor:
-    """U(D); see the head of this file."""
-    n = len(D)
-    D = D - torch.diag(D.diagonal())
-    found = D - (D.sum(1)[:, None] + D.sum(0)) / (n - 2) + D.sum() / ((n - 1) * (n - 2))
+def _ranked(D: Tensor) -> Tensor:
+    """Ranks (n, n) of the entries off the diagonal, means of ranks where entries are equal up to rounding; 0 on the
+    diagonal."""
+    off = ~torch.eye(len(D), dtype=torch.bool)
+    steps = (D[off].double() / (RESOLVED * D.abs().max().clamp_min(TINY))).round()
+    _, place, count = torch.unique(steps, return_inverse=True, return_counts=True)
+    last = count.cumsum(0).double()
+    ranks = torch.zeros(D.shape, dtype=torch.float64)
+    ranks[off] = (last - (count - 1) / 2)[place]
+    return ranks
+
+
+def _centred(R: Tensor) -> Tensor:
+    """U(R); see the head of this file."""
+    n = len(R)
+    found = R - (R.sum(1)[:, None] + R.sum(0)) / (n - 2) + R.sum() / ((n - 1) * (n - 2))
     return found - torch.diag(found.diagonal())

@@ -71,8 +71,10 @@ class GWResult(Readable):
     chance : value of the product plan of the masses that were asked for, which knows nothing, scaled to the mass of a
         plan (of `Partial`, its mass): an estimate from 1000 rows of distances where points are more and have no
         factors, NaN for files of earlier versions.
-    distance_correlation : bias-corrected distance correlation between points and their matches: 1 for copies, about 0
-        for matchings that know nothing; points far away from all others do not count. NaN without distances.
+    distance_correlation : bias-corrected correlation of the ranks of distances between points and between their
+        matches, less two standard errors: 1 for copies, about 0 for matchings that know nothing, whatever single points
+        far away. NaN for alpha = 0, of fewer than four points, where all distances are the same, and for files of
+        earlier versions.
     violation : mass on pairs that break a rule of ``supervision``, counted for each rule and point that it breaks.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
     potentials : natural-log potentials f (N,), g (K,), in units of epsilon, masses included. Where ``coupling`` has
@@ -186,6 +188,7 @@ class GWResult(Readable):
         p, q = (sent(side, rows.device) for side in request.masses)
         sides = placed(spaces[0], rows.device), placed(spaces[1], rows.device)
         product = request.product or product_plan(model, sides, unit_of(spaces))
+        agreement = distance_correlation(solution.coupling, sides, rows, p) if model.alpha > 0 else math.nan
         unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
         sampled = solution.gradient == "sampled"
         return cls(
@@ -230,7 +233,7 @@ class GWResult(Readable):
             path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
             gain=product.gain,
             chance=product.chance * mass**2,
-            distance_correlation=distance_correlation(solution.coupling, sides, rows) if model.alpha > 0 else math.nan,
+            distance_correlation=agreement,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs) if alone else None,
             model=model.on(model.p, model.q, None, None) if alone else None,  # linear costs have no curvature

@@ -63,10 +63,10 @@ def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, genera
 
 
 def random_plans(product: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """``count`` plans (count, N, K) about the product plan, with masses near its own: entries are exponentially
-    distributed. Where a marginal gives way, features of points do not say which of them get mass at all."""
-    uniform = torch.rand(count, *product.shape, generator=generator, dtype=torch.float32, device=product.device)
-    return -uniform.log() * product
+    """``count`` plans (count, N, K): the product plan with each entry times an exponentially distributed number. Where
+    a marginal gives way, features of points do not say which of them get mass at all."""
+    factors = torch.empty(count, *product.shape, dtype=torch.float32, device=product.device)
+    return factors.exponential_(generator=generator) * product
 
 
 def _sizes(first: int, count: int) -> list[int]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.runtime.transfer import fetched, sent
+from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.landmark import placed
 from torchgw.spaces.scale import largest_of
 from torchgw.types import DistanceProvider
@@ -108,11 +109,15 @@ def explain_rounded_coordinates(space: Any, given: Any) -> str:
     given : the same as it was given.
     """
     unit = validate.resolution_of(given)
-    points = space.data if space.points else getattr(space.data, "coordinates", None)
-    if points is None or (unit == 0 and space.points):
+    points = (
+        space.data if space.points else space.data.coordinates if isinstance(space.data, EuclideanDistances) else None
+    )
+    of_points = space.points or isinstance(space.data, EuclideanDistances)
+    if not of_points or points is None or (unit == 0 and space.points):
         return ""
     few = torch.from_numpy(points[evenly_spread(space.size).numpy()])  # a copy, whatever strides points have
-    if torch.equal(few, few.float().double()):  # whatever has made float64 of them
+    whole = torch.equal(few, few.round()) and float(few.abs().max()) <= 2 / SINGLE  # which float32 holds unrounded
+    if torch.equal(few, few.float().double()) and not whole:  # whatever has made float64 of them
         unit = max(unit, SINGLE)
     if unit == 0 or float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (SPACINGS * unit) ** 2:
         return ""
