@@ -185,6 +185,37 @@ def test_integers_are_read_exactly_or_refused() -> None:
         )
         with pytest.raises(ValueError, match=r"X must have integers of at most 9.0072e\+15"):
             validate.points("X", np.array([[2**60], [2**60 + 1]], dtype=dtype))
+    for dtype, missing in (("Int64", pd.NA), ("Int64", 2**60 + 1)):
+        table = pd.DataFrame({0: [0.5, 1.5], 1: pd.array([missing, 7], dtype=dtype)})
+        with pytest.raises(ValueError, match=r"got 1 NaN|integers of at most"):
+            validate.points("X", table)
+
+
+class Foreign:
+    """A table of another library, whose dtypes have no kind, or an array that does not give its memory away."""
+
+    def __init__(self, **members: Any) -> None:
+        self.shape, self.members = (2, 2), members
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self.members:
+            raise AttributeError(name)
+        return self.members[name]
+
+
+class Locked(Foreign):
+    def __dlpack__(self, **how: Any) -> Any:
+        raise BufferError("memory is locked")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def test_objects_of_other_libraries_that_cannot_be_read_are_named() -> None:
+    with pytest.raises(ValueError, match=r"X must be an array .*\(memory is locked\)$"):
+        validate.points("X", Locked())
+    with pytest.raises(TypeError, match=r"X must be an array of real numbers .* got Foreign of dtype object"):
+        validate.points("X", Foreign(dtypes=["Float64", "Int64"], to_numpy=None))
 
 
 def points(given: Any) -> Space:
@@ -211,7 +242,9 @@ def test_coordinates_that_are_rounded_to_noise_are_said(dtype: str, of: Callable
 
 
 def test_a_cloud_about_the_origin_and_points_that_coincide_are_rounded_to_no_noise() -> None:
-    for quiet in (torch.tensor(X - X.mean(0), dtype=torch.bfloat16), np.full((5, 2), 7.0), np.zeros((5, 2))):
+    counted = 1e7 + np.arange(40.0)[:, None]  # whole numbers, which float32 holds without rounding
+    mean = torch.tensor(X - X.mean(0), dtype=torch.bfloat16)
+    for quiet in (mean, np.full((5, 2), 7.0), np.zeros((5, 2)), counted):
         assert not explain_rounded_coordinates(points(quiet), quiet)
 
 

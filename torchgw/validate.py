@@ -136,11 +136,11 @@ def read(name: str, value: Any, expected: str = "an array") -> Array:
         array = np.asarray(value)
         if array.dtype == object and (kinds := _kinds_of_columns(value)) and kinds <= set("fiub"):
             array = _numbers_of_columns(name, value)
-    except (RuntimeError, BufferError) as error:  # of tensors in a list
+    except RuntimeError as error:  # of tensors in a list
         raise ValueError(
             f"{name} must be {expected}, got an unreadable one ({error}); torch.stack makes one tensor of several"
         ) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, BufferError) as error:
         if isinstance(value, Tensor):
             raise
         raise ValueError(f"{name} must be {expected}, got an unreadable one ({error})") from None
