@@ -86,7 +86,7 @@ def _ranked(D: Tensor) -> Tensor:
     _, place, count = torch.unique(steps, return_inverse=True, return_counts=True)
     last = count.cumsum(0).double()
     ranks = torch.zeros(D.shape, dtype=torch.float64)
-    ranks[off] = (last - (count - 1) / 2)[place]
+    ranks[off] = (last - (count.double() - 1) / 2)[place]
     return ranks
 
 
