@@ -165,13 +165,14 @@ def test_points_far_from_all_others_make_no_matching_convincing(squared: bool) -
 
 
 @pytest.mark.parametrize("matches", [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 1, 0], [2, 3, 1, 0]])
-def test_four_points_have_a_verdict_whatever_their_matches(matches: list[int]) -> None:
-    X = np.array([[0.0], [1.0], [3.0], [7.0]])
-    pairs = np.stack((np.arange(4), matches), 1)
+@pytest.mark.parametrize("n", [4, 7])
+def test_a_few_points_are_convincing_if_their_distances_are_the_same(n: int, matches: list[int]) -> None:
+    X = 2.0 ** np.arange(n)[:, None]
+    pairs = np.stack((np.arange(n), np.r_[matches, 4:n]), 1)
     given = {"distances": "euclidean", "epsilon": 0, "supervision": Supervision(pairs=pairs, strength=math.inf)}
     result = quietly(gw_align, X, X, **given)
+    assert math.isnan(result.distance_correlation)
     assert (result.verdict is Verdict.CONVINCING) == (matches == [0, 1, 2, 3])
-    assert -1 <= result.distance_correlation <= 1
 
 
 def test_a_cost_that_weighs_more_than_distances_decides_alone() -> None:
@@ -212,15 +213,25 @@ CASES: dict[str, tuple[dict[str, Any], float, Verdict, str]] = {
     "a clear part": ({"marginals": Partial(0.5)}, RIVAL_OF_PARTS + 0.1, Verdict.CONVINCING, "has 3.1 times"),
     "no search": ({"basins": 0}, 0.0, Verdict.DOUBTFUL, "The solve tried no other start"),
     "warned": ({"warnings": WARNED}, 50.0, Verdict.DOUBTFUL, "The solve gave a GraphWarning; result.warnings"),
-    "high": ({"ratio": CLEAR + 0.02, "bound": 0.05}, 50.0, Verdict.DOUBTFUL, "a convincing value is at most 0.1 of it"),
+    "high": (
+        {"ratio": CLEAR + 0.02, "bound": 0.05, "distance_correlation": 0.92},
+        50.0,
+        Verdict.DOUBTFUL,
+        "a convincing value is at most 0.1 of it",
+    ),
     "high and alike": ({"ratio": 0.3, "bound": 0.01}, 50.0, Verdict.CONVINCING, "The value is 0.3 of that"),
     "high parts": (
-        {"ratio": 0.3, "bound": 0.0, "marginals": Partial(0.5)},
+        {"ratio": 0.3, "bound": 0.0, "marginals": Partial(0.5), "distance_correlation": 0.92},
         50.0,
         Verdict.DOUBTFUL,
         "at most 0.1 of it",
     ),
-    "sampled": ({"ratio": 0.09, "error": 0.02, "bound": 0.05}, 50.0, Verdict.DOUBTFUL, "The value is 0.13 of that"),
+    "sampled": (
+        {"ratio": 0.09, "error": 0.02, "bound": 0.05, "distance_correlation": 0.92},
+        50.0,
+        Verdict.DOUBTFUL,
+        "The value is 0.13 of that",
+    ),
     "unknown": ({"chance": math.nan}, 50.0, Verdict.DOUBTFUL, "of the product plan is not known"),
     "chance": (
         {"ratio": MEANINGLESS + 0.1, "distance_correlation": 0.4},
@@ -236,12 +247,18 @@ CASES: dict[str, tuple[dict[str, Any], float, Verdict, str]] = {
         "The value is 0.3 of that",
     ),
     "a far point": (
-        {"ratio": MEANINGLESS + 0.1, "distance_correlation": 0.95},
+        {"ratio": MEANINGLESS + 0.1, "distance_correlation": 0.92},
         50.0,
         Verdict.DOUBTFUL,
-        "The value is 0.43 of that",
+        "The value is 0.43 of that of the product plan; a convincing value",
     ),
-    "few points": ({"distance_correlation": math.nan}, 50.0, Verdict.DOUBTFUL, "points are fewer than four"),
+    "a far point alone": (
+        {"ratio": MEANINGLESS + 0.1, "distance_correlation": 0.96},
+        50.0,
+        Verdict.CONVINCING,
+        "is 0.96: only distances to a few points differ",
+    ),
+    "few points": ({"distance_correlation": math.nan}, 50.0, Verdict.DOUBTFUL, "fewer than eight points give mass"),
     "all alike": ({"chance": 0.0}, 50.0, Verdict.DOUBTFUL, "All plans have the same value"),
 }
 

@@ -7,9 +7,10 @@ The value of the product plan (``chance``) is what a plan has that knows nothing
 (3 times where points may be left out), the solve converged after a search, and gave no warning. h is 0.1, and a third
 if Memoli's lower bound is below a tenth of the value: then both spaces have the same distributions of distances, and
 the rest of the value is noise of single distances, as between graphs, and no difference of shape. Points far away from
-all others make chance large, and the distance correlation does not count them; a linear cost that weighs more than half
-can decide a matching against all distances, so then it is not asked for. A matching whose value is above a third of
-chance is no better than chance, unless its distance correlation is 0.9 or more. All others are doubtful.
+all others make chance or the value large, and the distance correlation does not count them: at 0.95 it is enough
+without the value. A linear cost that weighs more than half can decide a matching against all distances, so then it is
+not asked for. A matching whose value is above a third of chance is no better than chance, unless its distance
+correlation is 0.9 or more. All others are doubtful.
 
 The numbers were chosen on other draws of the problems of ``benchmarks/verdict.py`` than those that are measured.
 """
@@ -28,6 +29,7 @@ CLEAR, MEANINGLESS = 0.1, 1 / 3  # of the product plan's value
 ALIKE = 0.1  # of the value: a lower bound below it says that distances are distributed alike
 RIVAL, RIVAL_OF_PARTS = 1.25, 3.0  # times the energy: a part fits a whole in many more places than a whole does
 PROVEN = 1e-12  # of the largest squared distance: a gap that is rounding
+AGREED = 0.95  # distance correlation, at which the value may be large
 DISTANCES_DECIDE = 0.5  # alpha from which on
 HARMLESS = ("CheckpointWarning", "OutOfMemoryWarning")  # which say how a plan was found, not what it is worth
 
@@ -74,12 +76,13 @@ class Judged(Protocol):
 
 def judge(result: Judged) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict, and the reasons for it in sentences: all doubts, or what speaks for a convincing matching."""
-    ratio, most = value_over_chance(result), highest_clear(result)
-    agreed = result.alpha < DISTANCES_DECIDE or result.distance_correlation >= 1 - most
-    found = doubts(result) if agreed else (of_correlation(result), *doubts(result))
-    found = found if ratio <= most else (of_value(result, ratio), *found)
-    known = result.chance > TINY * result.unit
-    if known and ratio > MEANINGLESS and not result.distance_correlation >= 1 - CLEAR:
+    ratio, most, correlation = value_over_chance(result), highest_clear(result), result.distance_correlation
+    tiny, found = TINY * result.unit, doubts(result)
+    if not (result.alpha < DISTANCES_DECIDE or correlation >= 1 - most or result.value <= tiny):
+        found = (of_correlation(result), *found)
+    if not (ratio <= most or (result.chance > tiny and correlation >= AGREED)):
+        found = (of_value(result, ratio), *found)
+    if result.chance > tiny and ratio > MEANINGLESS and not correlation >= 1 - CLEAR:
         return Verdict.CHANCE, found
     if found:
         return Verdict.DOUBTFUL, found
@@ -139,14 +142,18 @@ def of_value(result: Judged, ratio: float) -> str:
     if not ratio >= 0:
         return "The value of the product plan is not known, as for a file of an earlier version."
     text = f"The value is {ratio:.2g} of that of the product plan"
-    most = highest_clear(result)
-    return f"{text}." if ratio <= most else f"{text}; a convincing value is at most {most:.2g} of it here."
+    most, found = highest_clear(result), result.distance_correlation
+    if ratio <= most:
+        return f"{text}."
+    if found >= AGREED:
+        return f"{text}, but the distance correlation is {found:.2g}: only distances to a few points differ."
+    return f"{text}; a convincing value is at most {most:.2g} of it here."
 
 
 def of_correlation(result: Judged) -> str:
     """How little distances of matched points agree, those of points far away from all others left out."""
     if math.isnan(result.distance_correlation):
-        few = "points are fewer than four, or all equally far from each other, or the file is of an earlier version"
+        few = "fewer than eight points give mass, all are equally far apart, or the file is of an earlier version"
         return f"The distance correlation is not known: {few}."
     return (
         f"The distance correlation of points and their matches is {result.distance_correlation:.2g}, less two standard "

@@ -29,7 +29,7 @@ from torchgw.spaces.landmark import placed
 from torchgw.types import Coupling, DistanceProvider
 
 LOOKED_AT, SEARCHED = 120, 64  # points that stand for all; fewer where each row of distances is a search
-LEAST = 4  # points, below which the correction has no meaning
+LEAST = 8  # points, below which distances of unrelated ones agree too often
 RESOLVED, TINY = 1e-6, 1e-300  # of the largest distance; what stands for none
 GIVES = 0.1  # of the largest share of its mass that a point gives: points that give less are left out
 
@@ -39,7 +39,7 @@ def distance_correlation(
 ) -> float:
     """The distance correlation of points and the targets that get most of their mass, less two standard errors.
 
-    NaN of fewer than four points, and where all distances are the same. 120 points, drawn evenly by mass, stand for
+    NaN of fewer than eight points, and where all distances are the same. 120 points, drawn evenly by mass, stand for
     more; 64 where each row of distances is a search.
 
     Parameters

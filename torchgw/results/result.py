@@ -73,7 +73,7 @@ class GWResult(Readable):
         factors, NaN for files of earlier versions.
     distance_correlation : bias-corrected correlation of the ranks of distances between points and between their
         matches, less two standard errors: 1 for copies, about 0 for matchings that know nothing, whatever single points
-        far away. NaN for alpha = 0, of fewer than four points, where all distances are the same, and for files of
+        far away. NaN for alpha = 0, of fewer than eight points, where all distances are the same, and for files of
         earlier versions.
     violation : mass on pairs that break a rule of ``supervision``, counted for each rule and point that it breaks.
     value_exact : False when ``value`` is an estimate from sampled pairs; ``value_error`` is then its standard error.
