@@ -272,6 +272,7 @@ for n_steps in (3, 20, 60):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_peak_memory_grows_by_the_basis_alone() -> None:
     """40 steps more of 40000 nodes and 2 columns: 26 MB of basis, beside which pages of a busy machine are few. Graphs

@@ -126,7 +126,7 @@ def test_shortest_paths(kind: str) -> None:
     cases.shortest_paths(searches, "cpu", cases.graphs()[kind])
 
 
-@pytest.mark.parametrize("kind", daily([("ties",), ("two",), ("short cuts",)], cases.clouds()))
+@pytest.mark.parametrize("kind", daily([("ties",), ("two",)], cases.clouds()))
 def test_neighbour_graphs(kind: str) -> None:
     built = neighbour_graphs.choose("triton", Workload(CPU, torch.float64, (1, 1))).function
     assert built is not None
