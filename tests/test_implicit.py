@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.fuzz_makers import apart, rng, shares
 from tests.problems import generator, potential_coupling
+from torchgw import GWOptions, Unbalanced, gw_align
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.kernels import LOG2E
@@ -434,3 +436,25 @@ def test_gmres_of_a_singular_system_has_a_finite_answer() -> None:
     found = gmres(lambda v: values * v, torch.tensor([1.0, 1.0, 1.0]).double(), tol=1e-12, max_iter=30, restart=3)
     assert bool(torch.isfinite(found.x).all())
     assert found.residual == pytest.approx(1 / math.sqrt(3), rel=1e-6)
+
+
+@pytest.mark.parametrize("total", [False, True])
+def test_a_plan_without_mass_is_known_to_be_empty(total: bool) -> None:
+    stiffness = torch.full((3,), 0.5, dtype=torch.float64), torch.full((4,), 0.5, dtype=torch.float64)
+    some = torch.full((3, 4), 0.1, dtype=torch.float64)
+    assert Response(DenseCoupling(0 * some), stiffness, 0.1, total).empty
+    assert not Response(DenseCoupling(some), stiffness, 0.1, total).empty
+
+
+def test_plans_whose_mass_vanishes_are_refused_in_words() -> None:
+    X, Y = rng(46).normal(size=(3, 2)) + 1e3 * (np.arange(3) % 2)[:, None], apart(rng(57).normal(size=(8, 2)))
+    features = rng(43).normal(size=(3, 3)), rng(44).normal(size=(8, 3))
+    given = {
+        "p": shares(rng(17).random(3) ** 8 + 1e-9),
+        "cost": tuple(1e-100 * side for side in features),
+        "alpha": 0.3,
+        "marginals": Unbalanced(1e-3, 1e-4),
+        "options": GWOptions(coarse=None, mixed_precision=False),
+    }
+    with pytest.raises(FloatingPointError, match=r"must leave a plan of some mass.*raise rho_x, rho_y"):
+        gw_align(X, Y, random_state=5, **given)

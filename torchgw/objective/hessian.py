@@ -106,7 +106,7 @@ class Hessian:
 
     @property
     def size(self) -> int:
-        return self.curvature.size
+        return 0 if self.respond.empty else self.curvature.size
 
     @property
     def device(self) -> torch.device:

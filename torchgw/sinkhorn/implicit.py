@@ -125,6 +125,7 @@ class Response:
     ----------
     n_iter : conjugate-gradient iterations so far.
     error : largest relative residual of a solve so far.
+    empty : whether the plan has no mass at all, as where both marginals give way for next to nothing.
     """
 
     plan: BlockCoupling
@@ -147,7 +148,7 @@ class Response:
         self._root = torch.where((nu > 0) & (k > 0), (k / nu).sqrt(), 0.0)
         self._mu, self._nu, self._mass = mu, nu, mu.sum()
         hard = (((firm == 1) | ~(mass > 0)).all() for firm, mass in zip(self.stiffness, self.sums, strict=True))
-        self._hard = list(map(bool, fetched(*hard)))
+        *self._hard, self.empty = map(bool, fetched(*hard, self._mass == 0))
         closed = all(self._hard)
         self._constant = (nu.sqrt() / self._mass.sqrt())[:, None] if closed and not self.total else None
 

@@ -80,7 +80,7 @@ def escaped(
     quadratic = ExactGradient(*spaces, *model.masses, model.loss)
     while True:
         hessian = hessian_of(DenseCoupling(solution.plan.double()), model, spaces, not model.fixed)
-        empty = hessian.size == 0  # of a space whose distances are all zero
+        empty = hessian.size == 0  # of a space whose distances are all zero, or a plan without mass
         ends = None if empty else lanczos(hessian, 1, tol=TOLERANCE, max_steps=STEPS, enough=_is_firm)
         if ends is None or len(ends.values) == 0:
             return SecondOrder(solution, math.inf, 0.0, escapes)
