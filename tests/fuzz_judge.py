@@ -209,7 +209,9 @@ def promises(result: GWResult, spaces: list[Any], keywords: dict[str, Any], warn
     inner = (
         keywords["options"].sinkhorn.tol if result.strategy == "dense" else 2 * keywords["options"].ladder.marginal_tol
     )
-    inner = max(inner, 1e-9 if result.differentiated is not None else 1e-12)
+    if result.differentiated is not None:  # a gradient mode says to which residual its plan is solved
+        inner = max(inner, getattr(keywords.get("gradient_mode"), "tol", None) or 1e-9)
+    inner = max(inner, 1e-12)
     if result.converged and result.strategy != "low-rank" and not result.marginal_residual <= 2 * inner:
         failures.append(f"{result.status.name} with a residual of {result.marginal_residual:.1e}")
     curvature = result.certificate.curvature
