@@ -30,7 +30,7 @@ from torchgw.types import Coupling, DistanceProvider
 
 LOOKED_AT, SEARCHED = 120, 64  # points that stand for all; fewer where each row of distances is a search
 LEAST = 8  # points, below which distances of unrelated ones agree too often
-RESOLVED, TINY = 1e-6, 1e-300  # of the largest distance; what stands for none
+RESOLVED = 1e-6  # of the largest distance: distances that differ by less have one rank
 GIVES = 0.1  # of the largest share of its mass that a point gives: points that give less are left out
 
 
@@ -82,7 +82,8 @@ def _ranked(D: Tensor) -> Tensor:
     """Ranks (n, n) of the entries off the diagonal, means of ranks where entries are equal up to rounding; 0 on the
     diagonal."""
     off = ~torch.eye(len(D), dtype=torch.bool)
-    steps = (D[off].double() / (RESOLVED * D.abs().max().clamp_min(TINY))).round()
+    D = D.double()
+    steps = (D[off] / (RESOLVED * D.abs().max()).clamp_min(torch.finfo(D.dtype).tiny)).round()
     _, place, count = torch.unique(steps, return_inverse=True, return_counts=True)
     last = count.cumsum(0).double()
     ranks = torch.zeros(D.shape, dtype=torch.float64)

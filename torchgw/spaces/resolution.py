@@ -108,12 +108,9 @@ def explain_rounded_coordinates(space: Any, given: Any) -> str:
     space : once it is validated, a `torchgw.spaces.prepare.Space`; only of points are there coordinates.
     given : the same as it was given.
     """
-    unit = validate.resolution_of(given)
-    points = (
-        space.data if space.points else space.data.coordinates if isinstance(space.data, EuclideanDistances) else None
-    )
-    of_points = space.points or isinstance(space.data, EuclideanDistances)
-    if not of_points or points is None or (unit == 0 and space.points):
+    provided, unit = isinstance(space.data, EuclideanDistances), validate.resolution_of(given)
+    points = space.data.coordinates if provided else space.data
+    if points is None or not (provided or (space.points and unit > 0)):
         return ""
     few = torch.from_numpy(points[evenly_spread(space.size).numpy()])  # a copy, whatever strides points have
     whole = torch.equal(few, few.round()) and float(few.abs().max()) <= 2 / SINGLE  # which float32 holds unrounded
