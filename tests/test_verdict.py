@@ -152,6 +152,13 @@ def test_a_few_points_stand_for_many_in_the_distance_correlation() -> None:
     assert distance_correlation(same, (X, X), mass, mass) == pytest.approx(1.0)
 
 
+def test_points_that_are_all_equally_far_apart_have_no_distance_correlation() -> None:
+    simplex = 1 - np.eye(12)
+    result = quietly(gw_align, simplex, simplex, distances="precomputed", random_state=0)
+    assert math.isnan(result.distance_correlation)
+    assert result.verdict is Verdict.DOUBTFUL
+
+
 @pytest.mark.parametrize("squared", [False, True])
 def test_points_far_from_all_others_make_no_matching_convincing(squared: bool) -> None:
     for seed in range(4):

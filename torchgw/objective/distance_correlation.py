@@ -79,15 +79,15 @@ def _between(space: DistanceProvider, index: Tensor) -> Tensor:
 
 
 def _ranked(D: Tensor) -> Tensor:
-    """Ranks (n, n) of the entries off the diagonal, means of ranks where entries are equal up to rounding; 0 on the
-    diagonal."""
+    """Ranks (n, n) of the entries off the diagonal, less their mean, which U takes away: zeros where all are equal.
+    Entries that are equal up to rounding have the mean of their ranks; 0 on the diagonal."""
     off = ~torch.eye(len(D), dtype=torch.bool)
     D = D.double()
     steps = (D[off] / (RESOLVED * D.abs().max()).clamp_min(torch.finfo(D.dtype).tiny)).round()
     _, place, count = torch.unique(steps, return_inverse=True, return_counts=True)
     last = count.cumsum(0).double()
     ranks = torch.zeros(D.shape, dtype=torch.float64)
-    ranks[off] = (last - (count.double() - 1) / 2)[place]
+    ranks[off] = (last - (count.double() - 1) / 2)[place] - (len(steps) + 1) / 2
     return ranks
 
 
