@@ -94,6 +94,9 @@ class OnDevice(Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
 
 class Generator(torch.Generator):
     """A generator of either device; draws are those of the CPU's."""
@@ -334,6 +337,8 @@ class Graph:
 
 
 class _Stream:
+    cuda_stream = 0
+
     def __init__(self, device: object = None) -> None:
         pass
 

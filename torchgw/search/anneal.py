@@ -8,7 +8,7 @@ product plan. Plans that agree are one basin; its count says how many starts fou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from torchgw.objective.linearise import Moments, energy, linearise, moments_of
 from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
 from torchgw.persist.codec import storable
-from torchgw.runtime.repeated import Repeated, State, own
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.search.initial_guesses import SHARPNESS, random_plans, start_costs
@@ -100,11 +100,6 @@ class Batch:
     def __getitem__(self, index: Tensor) -> Batch:
         return Batch(self.plan[index], self.f[index], self.g[index], self.epsilon[index])
 
-    def kept(self) -> Batch:
-        """The same in memory of its own, where steps from a graph would write over it."""
-        plan, f, g = own(self.plan, self.f, self.g)
-        return Batch(plan, f, g, self.epsilon)
-
 
 @dataclass(frozen=True)
 class LandmarkProblem:
@@ -133,22 +128,16 @@ class LandmarkProblem:
         solve = small_transport.choose(backend, workload).function.solve
         return cls(x, y, small, loss, small.linear(x.distances.dtype), solve)
 
-    @cached_property
-    def valued(self) -> Repeated:
-        """Plans (B, L, L') and their energies, for ``True`` rounded, in place, onto the masses."""
-        kernels = "valued", self.linear is None, self.loss.symmetric, self.model.marginals
-        return Repeated(self._value, kernels=kernels)
-
-    def _value(self, rounds: bool, plans: Tensor) -> tuple[State, Tensor]:
-        return (self.feasible(plans) if rounds else plans,), self.energies(plans)
+    @property
+    def alone(self) -> LandmarkProblem:
+        """The same without what landmarks are to other points, and without what it has cached."""
+        return replace(self, x=self.x.alone, y=self.y.alone)
 
     @cached_property
     def height(self) -> Tensor:
         """The product plan's energy (), float64, which temperatures are relative to; 1 where that is zero, and no plan
         is lower."""
-        # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
-        found = self.valued(False, self.product[None]).seen[0].double().abs() / max(float(self.model.weight(1.0)), 1.0)
-        return torch.where(found > torch.finfo(self.x.mass.dtype).tiny, found, 1.0)
+        return height_of(self.alone)
 
     @property
     def unit(self) -> float:
@@ -170,22 +159,6 @@ class LandmarkProblem:
     def logs(self) -> tuple[Tensor, Tensor]:
         """Base-2 logarithms of the masses."""
         return self.x.mass.log2(), self.y.mass.log2()
-
-    @cached_property
-    def balanced_levels(self) -> Repeated:
-        """Plans, potentials, their epsilon and the next (plan, f, g, epsilon, epsilon), under hard marginals, to those
-        at the next; the kind is so many linearisations, each solved by so many iterations."""
-        _ = self.logs  # made before any graph that uses them
-        return Repeated(self._level, kernels=("landmarks", self.solve, self.linear is None, self.loss.symmetric))
-
-    def _level(self, kind: tuple[int, int], *state: Tensor) -> tuple[State, Tensor]:
-        (n_outer, n_inner), (plan, f, g, before, epsilon) = kind, state
-        ratio = (before / epsilon)[:, None]
-        f, g = (rescale(side, own, ratio) for side, own in zip((f, g), self.logs, strict=True))
-        for _ in range(n_outer):
-            cost = linearise(self.model, self.loss.cost(plan, *self.model.masses), self.linear)
-            plan, f, g = self.solve(cost.stored_score(epsilon), *self.logs, f, g, n_inner)
-        return (plan, f, g, before, epsilon), epsilon
 
     def first_sides(self) -> tuple[Side, Side]:
         """Sides of a start's linear problem, which has no scale of its own to relax a marginal by."""
@@ -271,55 +244,68 @@ def basins_of_problems(
 ) -> list[list[CoarseBasin]]:
     """Those of several problems, whose plans come to the host together."""
     searched = [_searched(problem, epsilon, max(n_starts - 1, 1), generator) for problem in problems]
-    looks = [
-        (batch.plan, problem.valued(False, batch.plan).seen) for problem, batch in zip(problems, searched, strict=True)
-    ]
-    groups, units = grouped(looks, n_kept, [problem.height for problem in problems])
+    groups, units = grouped([found for _, found, _ in searched], n_kept, [height for *_, height in searched])
     begun = []
-    for problem, batch, group, unit in zip(problems, searched, groups, units, strict=True):
+    for problem, (batch, *_), group, unit in zip(problems, searched, groups, units, strict=True):
         kept, counts = [each[0] for each in group.groups], [len(each) for each in group.groups]
-        if batch.plan.is_cuda:  # as many of every problem, whose kernels are warm then
+        if batch.plan.is_cuda:  # as many of every problem, whose graph is the same then
             missing = n_kept - len(kept)
             kept, counts = kept + kept[:1] * missing, counts + [0] * missing
-        batch = batch[sent(torch.tensor(kept), batch.plan.device)]
-        begun.append((problem, batch, counts, max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)))
+        places = sent(torch.tensor(kept), batch.plan.device)
+        begun.append((problem, batch, places, counts, max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)))
     return cooled_basins(begun, n_kept)
 
 
-def _searched(problem: LandmarkProblem, epsilon: float, count: int, generator: torch.Generator) -> Batch:
-    """The product plan and `first_guesses`, annealed to the last of the temperatures."""
-    batch, dtype = first_guesses(problem, count, generator), problem.x.mass.dtype
-    shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(len(batch.plan)) % 2].T.contiguous()
-    for step in (problem.height * sent(shares, batch.plan.device)).to(dtype).clamp_min_(epsilon):
+def _searched(
+    problem: LandmarkProblem, epsilon: float, count: int, generator: torch.Generator
+) -> tuple[Batch, Compared, Tensor]:
+    """The product plan and `first_guesses`, annealed to the last of the temperatures; how they compare, and the height
+    of the problem."""
+    costs, random = first_guesses(problem, count, generator)
+    size = 1 + len(costs) + (0 if random is None else len(random))
+    shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
+    return _annealed_guesses(problem.alone, costs, random, sent(shares, costs.device), epsilon)
+
+
+@replayed()
+def _annealed_guesses(
+    problem: LandmarkProblem, costs: Tensor, random: Tensor | None, shares: Tensor, epsilon: float
+) -> tuple[Batch, Compared, Tensor]:
+    batch, height, dtype = guessed(problem, costs, random), height_of(problem), problem.x.mass.dtype
+    for step in (height * shares).to(dtype).clamp_min_(epsilon):
         batch = annealed_batch(problem, batch, step, *SEARCH_STEPS)
-    return batch
+    return batch, compared(batch.plan, problem.energies(batch.plan)), height
+
+
+@replayed()
+def height_of(problem: LandmarkProblem) -> Tensor:
+    """`LandmarkProblem.height`."""
+    # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
+    found = problem.energies(problem.product[None])[0].double().abs() / max(float(problem.model.weight(1.0)), 1.0)
+    return torch.where(found > torch.finfo(problem.x.mass.dtype).tiny, found, 1.0)
 
 
 def cooled_basins(
-    begun: Sequence[tuple[LandmarkProblem, Batch, list[int], float, float]], n_kept: int
+    begun: Sequence[tuple[LandmarkProblem, Batch, Tensor, list[int], float, float]], n_kept: int
 ) -> list[list[CoarseBasin]]:
     """What plans become at another temperature, of each problem lowest energy first, at most ``n_kept``.
 
-    ``begun`` : problems, plans, how many starts had ended in each, their temperature, and that which they cool to.
+    ``begun`` : problems, batches, the places in it of those plans, how many starts had ended in each, their
+    temperature, and that which they cool to.
     """
-    ends, looks = [], []
-    for problem, batch, _, now, epsilon in begun:
+    ends = []
+    for problem, batch, places, _, now, epsilon in begun:
         now = float(torch.tensor(now, dtype=batch.epsilon.dtype))  # as it was annealed
-        for fall in range(1, COOLING_STEPS + 1):
-            level = torch.full_like(batch.epsilon, cooled(now, epsilon, fall / COOLING_STEPS))
-            batch = annealed_batch(problem, batch, level, *COOLING)
-        ended, batch = problem.valued(True, batch.plan), batch.kept()
-        plans, values = own(ended.after[0], ended.seen)
-        ends.append((plans, batch))
-        looks.append((plans, values))
+        falls = [cooled(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
+        steps = sent(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
+        ends.append(_cooled(problem.alone, batch, places, steps))
     found = []
-    for (problem, _, counts, _, epsilon), (plans, batch), group in zip(
-        begun, ends, grouped(looks, n_kept)[0], strict=True
-    ):
+    groups, _ = grouped([looks for _, looks in ends], n_kept)
+    for (problem, _, _, counts, _, epsilon), (batch, _), group in zip(begun, ends, groups, strict=True):
         found.append(
             [
                 CoarseBasin(
-                    problem.x, problem.y, plans[i], batch.f[i], batch.g[i], epsilon, group.energies[i],
+                    problem.x, problem.y, batch.plan[i], batch.f[i], batch.g[i], epsilon, group.energies[i],
                     sum(counts[j] for j in each),
                 )
                 for each in group.groups
@@ -329,10 +315,26 @@ def cooled_basins(
     return found
 
 
-def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generator) -> Batch:
-    """The product plan, the plans of ``count`` start costs and, where a marginal may give way, random ones."""
+@replayed()
+def _cooled(problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tensor) -> tuple[Batch, Compared]:
+    """The plans at these places of the batch at temperatures (m,) in turn, in the end rounded, and how they compare."""
+    batch = batch[places]
+    for step in steps:
+        batch = annealed_batch(problem, batch, step.expand_as(batch.epsilon), *COOLING)
+    batch = replace(batch, plan=problem.feasible(batch.plan))
+    return batch, compared(batch.plan, problem.energies(batch.plan))
+
+
+def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    """``count`` start costs (count, L, L') and, where a marginal may give way, random plans."""
     x, y = problem.x, problem.y
-    score = start_costs(x.distances, y.distances, *problem.shares, count, generator).mul_(-SHARPNESS * LOG2E)
+    costs = start_costs(x.distances, y.distances, *problem.shares, count, generator)
+    return costs, None if problem.model.fixed else random_plans(problem.product, count // RANDOM, generator)
+
+
+def guessed(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> Batch:
+    """The product plan, the plans of start costs, and random ones."""
+    score, count = costs.mul(-SHARPNESS * LOG2E), len(costs)
     f, g = (side.expand(count, -1) for side in problem.logs)
     row, column = problem.first_sides()
     if row.hard and column.hard:
@@ -340,9 +342,7 @@ def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generat
     else:
         plan, _, _ = _solve(score, row, column, f, g, FIRST_ITERATIONS)
     plans = [problem.product[None], plan]
-    if not problem.model.fixed:
-        plans.append(random_plans(problem.product, count // RANDOM, generator))
-    return at_rest(problem, torch.cat(plans), 1.0)
+    return at_rest(problem, torch.cat(plans if random is None else [*plans, random]), 1.0)
 
 
 def at_rest(problem: LandmarkProblem, plans: Tensor, epsilon: float) -> Batch:
@@ -351,16 +351,16 @@ def at_rest(problem: LandmarkProblem, plans: Tensor, epsilon: float) -> Batch:
     return Batch(plans, f, g, plans.new_full((len(plans),), epsilon))
 
 
+@replayed()
 def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
-    """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations; in memory
-    that the next call may write over, see `Batch.kept`."""
-    if problem.model.fixed:
-        state = batch.plan, batch.f, batch.g, batch.epsilon, epsilon
-        plan, f, g = problem.balanced_levels((n_outer, n_inner), *state).after[:3]
-        return Batch(plan, f, g, epsilon)
-    ratio, (log_p, log_q) = (batch.epsilon / epsilon)[:, None], problem.logs
+    """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations."""
+    ratio, (log_p, log_q), model = (batch.epsilon / epsilon)[:, None], problem.logs, problem.model
     f, g, plan = rescale(batch.f, log_p, ratio), rescale(batch.g, log_q, ratio), batch.plan
     for _ in range(n_outer):
+        if model.fixed:
+            cost = linearise(model, problem.loss.cost(plan, *model.masses), problem.linear)
+            plan, f, g = problem.solve(cost.stored_score(epsilon), log_p, log_q, f, g, n_inner)
+            continue
         score, row, column = problem.linearised(plan, epsilon)
         f, g = row.settled(plan.sum(-1), f), column.settled(plan.sum(-2), g)
         plan, f, g = _solve(score, row, column, f, g, n_inner)
@@ -398,28 +398,43 @@ class Grouped(NamedTuple):
     energies: list[float]
 
 
+class Compared(NamedTuple):
+    """What plans (B, N, K) are grouped by.
+
+    flat : them (B, N K), of sum one.
+    energies : of theirs (B,), infinite where they are no numbers.
+    apart : their L1 distances (B, B); None on a CPU, which does not need all.
+    """
+
+    flat: Tensor
+    energies: Tensor
+    apart: Tensor | None
+
+
+@replayed()
+def compared(plans: Tensor, energies: Tensor) -> Compared:
+    """How plans (B, N, K) of these energies (B,) compare."""
+    flat = plans.flatten(1)
+    flat = flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+    apart = torch.cdist(flat, flat, p=1.0) if flat.is_cuda else None
+    return Compared(flat, torch.nan_to_num(energies, nan=torch.inf), apart)
+
+
 def basins_of(plans: Tensor, energy: Tensor, most: int) -> Grouped:
     """At most so many groups of plans (B, N, K) that agree up to an L1 distance of half their mass; of one problem,
     with counts, where `torchgw.batched.solve` has many and must not wait for each."""
-    return grouped([(plans, energy)], most)[0][0]
+    return grouped([compared(plans, energy)], most)[0][0]
 
 
-def grouped(
-    looks: Sequence[tuple[Tensor, Tensor]], most: int, numbers: Sequence[Tensor] = ()
-) -> tuple[list[Grouped], list[float]]:
-    """`basins_of` plans and energies of several problems, and other ``numbers`` (), in one transfer from a GPU."""
-    flats, tables, energies = list[Tensor](), list[Tensor](), list[Tensor]()
-    for plans, values in looks:
-        flat = plans.flatten(1)
-        flats.append(flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny))
-        energies.append(torch.nan_to_num(values, nan=torch.inf))
-        tables += [torch.cdist(flats[-1], flats[-1], p=1.0)] if flat.is_cuda else []
-    read = list(fetched(*energies, *numbers, *tables))
+def grouped(looks: Sequence[Compared], most: int, numbers: Sequence[Tensor] = ()) -> tuple[list[Grouped], list[float]]:
+    """`basins_of` plans of several problems, and other ``numbers`` (), in one transfer from a GPU."""
+    tables = [each.apart for each in looks if each.apart is not None]
+    read = list(fetched(*(each.energies for each in looks), *numbers, *tables))
     energies, read = read[: len(looks)], read[len(looks) :]
     others, tables = [float(each) for each in read[: len(numbers)]], read[len(numbers) :]
     found = []
-    for place, (flat, values) in enumerate(zip(flats, energies, strict=True)):
-        rest, groups = torch.argsort(values).tolist(), list[list[int]]()
+    for place, (look, values) in enumerate(zip(looks, energies, strict=True)):
+        flat, rest, groups = look.flat, torch.argsort(values).tolist(), list[list[int]]()
         while rest and len(groups) < most:
             first = rest[0]
             same = (tables[place][first] if tables else (flat - flat[first]).abs().sum(1)).le(SAME_PLAN).tolist()

@@ -14,14 +14,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from torchgw.persist.watch import Watch
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.replayed import replayed
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.search.anneal import (
     COLDEST,
     SAME_PLAN,
@@ -119,13 +120,8 @@ def crossed_basins(
     def ends(plans: Tensor, levels: list[float]) -> list[Annealed]:
         found: list[Annealed] = []
         for part in torch.split(plans, together):
-            batch = at_rest(problem, part, 1.0)
-            for level in levels:
-                batch = annealed_batch(problem, batch, mass.new_full((len(part),), level), *STEPS)
-            batch = batch.kept()
-            annealed = problem.feasible(batch.plan)
-            energies = problem.energies(annealed).tolist()
-            found += map(Annealed, itertools.repeat(CROSSED), annealed, energies, batch.f, batch.g)
+            batch, energies = _ends(problem.alone, part, sent(torch.tensor(levels, dtype=mass.dtype), mass.device))
+            found += map(Annealed, itertools.repeat(CROSSED), batch.plan, energies.tolist(), batch.f, batch.g)
         return found
 
     def born(fresh: list[tuple[Annealed, Annealed]], lowest: list[Annealed]) -> list[Annealed]:
@@ -139,7 +135,18 @@ def crossed_basins(
     plans, f, g = (torch.stack(parts) for parts in zip(*((each.plan, each.f, each.g) for each in best), strict=True))
     batch = Batch(plans, f, g, mass.new_full((len(best),), levels[-1]))
     last = max(epsilon, COLDEST * unit)
-    return cooled_basins([(problem, batch, [0] * len(best), levels[-1], last)], n_kept)[0]
+    places = torch.arange(len(best), device=mass.device)
+    return cooled_basins([(problem, batch, places, [0] * len(best), levels[-1], last)], n_kept)[0]
+
+
+@replayed()
+def _ends(problem: LandmarkProblem, plans: Tensor, levels: Tensor) -> tuple[Batch, Tensor]:
+    """What plans (B, L, L') become at temperatures (m,) in turn, in the end rounded, and their energies (B,)."""
+    batch = at_rest(problem, plans, 1.0)
+    for level in levels:
+        batch = annealed_batch(problem, batch, level.expand_as(batch.epsilon), *STEPS)
+    batch = replace(batch, plan=problem.feasible(batch.plan))
+    return batch, problem.energies(batch.plan)
 
 
 def _distinct(pool: Sequence[EntrantT], most: int, apart: float) -> list[EntrantT]:

@@ -57,6 +57,11 @@ class Landmarks:
         """All points of a space with these distances (N, N) and masses (N,)."""
         return cls(torch.arange(len(D), device=D.device), D, D, mass)
 
+    @property
+    def alone(self) -> Landmarks:
+        """The same without distances to other points."""
+        return Landmarks(self.index, self.distances, self.distances, self.mass)
+
     @cached_property
     def nearest(self) -> Tensor:
         """The landmark (N,) nearest to each point."""
