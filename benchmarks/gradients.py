@@ -39,7 +39,7 @@ from torchgw.kernels import softmin_dense
 from torchgw.kernels.dispatch import Workload
 from torchgw.objective.linearise import gradient_of
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.inner import StoredInner, solved
+from torchgw.solvers.inner import StoredInner
 from torchgw.solvers.warm_start import Start
 
 SIZES = (50, 100, 500, 1000, 2000)
@@ -103,7 +103,7 @@ def forward(found: Differentiable, steps: tuple[int, int], start: Tensor) -> Non
     cost = gradient(DenseCoupling(start), p)
     warm = Start(cost, p.log2(), q.log2(), model.epsilon)
     for _ in range(steps[0]):
-        (_, coupling, _), warm, _ = solved(inner, cost, model.epsilon, model, warm)
+        coupling, warm, *_ = inner.solved(cost, model.epsilon, warm)
         cost = gradient(coupling, p)
 
 

@@ -4,7 +4,7 @@ A GPU is told of each operation by the host, which takes longer over it than the
 keeps the launches of a function, and starts them as one. The first call of a `replayed` function with tensors of some
 shapes is taken as it is, so that all its kernels are compiled and loaded; the second is captured, and it and later
 ones, also those of another solve, are replays: what is given is copied to where the graph reads, and what it made is
-copied from where it writes, each in a launch for each dtype. Graphs that were not used for long are forgotten.
+copied from where it writes, each in one launch. Graphs that were not used for long are forgotten.
 
 What such a function may do is little. It is a function of its arguments: tensors, records of them, and constants that
 can be hashed, each of which has graphs of its own. It reads no number on the host and sends none to the GPU. It changes
@@ -52,6 +52,7 @@ MOST, SHARE = (
     1 / 16,
 )  # of a thread: graphs, and the share of a device's memory that their arguments and results take
 ALIGNED = 16  # bytes, by which libraries choose kernels
+WORD = torch.int32
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -197,6 +198,7 @@ class _Graphs:
             _like(each) if copied else None for each, copied in zip(wanted.tensors, wanted.copied, strict=True)
         )
         given = [each if own is None else own for each, own in zip(wanted.tensors, read, strict=True)]
+        _copy((own, each) for own, each in zip(read, wanted.tensors, strict=True) if own is not None)
         graph, _HERE.within = torch.cuda.CUDAGraph(), True
         try:
             place, current = _place(wanted.device), torch.cuda.current_stream(wanted.device)
@@ -250,19 +252,24 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Each second tensor to the first, those of a dtype in one launch."""
-    dense: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for into, given in pairs:
-        if 0 in given.stride():  # the same entry many times, which is written once
-            for axis, stride in enumerate(given.stride()):
-                into, given = (each.narrow(axis, 0, 1) if not stride else each for each in (into, given))
-        if given.is_contiguous() or given.mT.is_contiguous() if given.ndim > 1 else given.is_contiguous():
-            for held, each in zip(dense.setdefault(given.dtype, ([], [])), (into, given), strict=True):
-                held.append(each)
-        elif given.numel():
-            into.copy_(given)
-    for intos, givens in dense.values():
-        torch._foreach_copy_(intos, givens)
+    """Each second tensor to the first; all that are stored without gaps in one launch, as words of four bytes."""
+    words: tuple[list[Tensor], list[Tensor]] = [], []
+    for pair in pairs:
+        if 0 in pair[1].stride():  # the same entry many times, which is written once
+            for axis in [axis for axis, stride in enumerate(pair[1].stride()) if not stride]:
+                pair = (pair[0].narrow(axis, 0, 1), pair[1].narrow(axis, 0, 1))
+        given = pair[1]
+        if not given.is_contiguous() and given.ndim > 1 and given.mT.is_contiguous():
+            pair = (pair[0].mT, given.mT)
+        if given.numel() == 0:
+            continue
+        if given.itemsize % WORD.itemsize or not pair[1].is_contiguous():
+            pair[0].copy_(pair[1])
+            continue
+        for held, each in zip(words, pair, strict=True):
+            held.append((each[None] if each.ndim == 0 else each).view(WORD))
+    if words[0]:
+        torch._foreach_copy_(*words)
 
 
 def ungraphed(device: torch.device) -> str | None:

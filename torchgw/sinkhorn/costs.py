@@ -81,7 +81,7 @@ class FactoredCost:
             a, b, U = torch._foreach_mul((self.a, self.b, self.U), weight)
         return FactoredCost(a, b, U, self.V, extra)
 
-    def centred(self, epsilon: float) -> tuple[FactoredCost, Tensor, Tensor]:
+    def centred(self, epsilon: float | Tensor) -> tuple[FactoredCost, Tensor, Tensor]:
         """The same cost with U and V centred, and the row (N,) and column (K,) terms r, c this takes off the score.
 
         2 U V^T log2(e) / epsilon = 2 U' V'^T log2(e) / epsilon + r 1^T + 1 c^T, so potentials f, g of the score as it
@@ -91,8 +91,7 @@ class FactoredCost:
         row, column = self.U @ v0, self.V @ u0 - u0 @ v0
         a, b = torch._foreach_sub((self.a, self.b), (row, column), alpha=2)
         centred = FactoredCost(a, b, self.U - u0, self.V - v0, self.extra)
-        row, column = torch._foreach_mul((row, column), unit)
-        return centred, row, column
+        return centred, unit * row, unit * column
 
     @property
     def T(self) -> FactoredCost:
@@ -152,7 +151,7 @@ class FactoredCost:
         found: Tensor = torch.linalg.vecdot(self.a, row) + torch.linalg.vecdot(self.b, column)
         return torch.sub(found, cross, alpha=2)
 
-    def scored(self, overlap: Tensor, epsilon: float, row: Tensor, column: Tensor) -> Tensor:
+    def scored(self, overlap: Tensor, epsilon: float | Tensor, row: Tensor, column: Tensor) -> Tensor:
         """<C, T> (...) likewise, from <score, T> at ``epsilon`` of the stored score."""
         return self.expectation(overlap * (epsilon * LN2 / 2), row, column)
 

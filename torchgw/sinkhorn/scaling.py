@@ -14,14 +14,16 @@ over-relaxation as in `torchgw.sinkhorn.loop`.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw.kernels.logsumexp import flushed
 from torchgw.options import SinkhornOptions
-from torchgw.runtime.repeated import Repeated, State, own
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.loop import SinkhornState, checked_weight, largest_potential
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
@@ -30,79 +32,121 @@ from torchgw.types import Score
 LARGEST_DRIFT = 40.0
 LARGEST_EXPONENT = 100.0
 
-Kind: TypeAlias = tuple[int, float]
-ABSORB: Kind = (0, 0.0)
-END: Kind = (-1, 0.0)
+Rescale = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
+@dataclass(frozen=True)
 class Scaler:
-    """The steps of an iteration by scaling on one score, whose plan is made in ``out`` (N, K).
+    """An iteration by scaling.
 
-    Between calls of `scaling` it may be kept as long as the score, the sides and the memory are the same.
+    score : of the linear problem (N, K), see `torchgw.types.Score`.
+    row, column : its marginals, see `torchgw.sinkhorn.sides`.
+    out : (N, K), where its plan is made.
     """
 
-    def __init__(self, score: Score, row: Side, column: Side, out: Tensor) -> None:
-        self.score, self.row, self.column, self.out = score, row, column, out
-        self.scalings = list[Tensor]()  # memory of the last ones
-        models = tuple((side.hard, side.relaxed, side.offset is None) for side in (row, column))
-        for side in (row, column) if out.is_cuda else ():  # made before any graph that uses them
-            _ = side.mass, side.empty, side.filled
-        kernel = getattr(score.softmin, "func", score.softmin), score.rescaled
-        same = "scaling", out.shape, kernel, models
-        self.take = Repeated(self._taken, lambda kind: (min(kind[0], 2), kind[1] == 1.0), same)
+    score: Score
+    row: Side
+    column: Side
+    out: Tensor
 
-    def _taken(self, kind: Kind, f: Tensor, g: Tensor, u: Tensor, v: Tensor) -> tuple[State, Tensor]:
-        """A step with potentials and scalings: so many iterations, over-relaxed by a weight; or `ABSORB`, or `END`."""
-        if kind == ABSORB:
-            return self._absorbed(f, g)
-        if kind == END:  # the potentials with their scalings, which the plan gets
-            scaled(self.out, u, v)
-            f, g = f + u.log2(), g + v.log2()
-            return (f, g, u, v), largest_potential(f, g)
-        (u, v), seen = self._iterated(*kind, f, g, u, v)
-        return (f, g, u, v), seen
 
-    def _absorbed(self, f: Tensor, g: Tensor) -> tuple[State, Tensor]:
-        """The potentials after a half-step of each side, absorbed, and scalings u, v after an iteration; its residual,
-        its furthest scaling and the residual of the potentials that were given (3,)."""
-        score, row, column = self.score, self.row, self.column
-        softmin = score.softmin(f, 0)
-        before, g = g, column.potential(softmin)
-        change = column_change(g, before, softmin)
-        softmin = score.softmin(g, 1)
-        f = row.potential(softmin)
-        if row.relaxed or column.relaxed:  # while no scaling can overflow by it
-            shift, other = translation(row, column, f, g, log_total(f + softmin))
-            f, g = f + shift, g + other
-        score.absorb(f, g, self.out)
-        scalings, seen = self._iterated(1, 1.0, f, g, torch.ones_like(f), torch.ones_like(g))
-        return (f, g, *scalings), torch.cat((seen, change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None]))
+class Scaled(NamedTuple):
+    """The plan diag(u) K diag(v), K in the memory of the scaler.
 
-    def _iterated(self, count: int, weight: float, f: Tensor, g: Tensor, u: Tensor, v: Tensor) -> tuple[State, Tensor]:
-        """The scalings after so many iterations, over-relaxed by the weight but for the last; its residual and its
-        furthest scaling (2,)."""
-        row, column, kernel = self.row, self.column, self.out
-        for left in reversed(range(count)):
-            columns = u @ kernel
-            if row.relaxed or column.relaxed:
-                log_mass = (v * columns).sum(-1, keepdim=True).double().log2()
-                shift, other = translation(row, column, f + u.log2(), g + v.log2(), log_mass)
-                u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
-            if left:
-                v = self._scaled(column, g, columns, v, weight)
-                u = self._scaled(row, f, kernel @ v, u, weight)
-        new_v = self._scaled(column, g, columns, v, 1.0)
-        missed = (columns * (v - new_v)).abs().sum()
-        u = self._scaled(row, f, kernel @ new_v, u, 1.0)
-        furthest = torch.maximum(u.log2().abs().max(), new_v.log2().abs().max())
-        seen = torch.stack((missed, furthest)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
-        return (u, new_v), seen
+    f, g : base-2 potentials (N,), (K,) that are absorbed in K.
+    u, v : scalings (N,), (K,).
+    seen : the L1 column residual, the furthest scaling and, of a plan that was absorbed, the residual of the
+        potentials before, (2,) or (3,).
+    """
 
-    def _scaled(self, side: Side, f: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
-        if side.hard:
-            return self.score.rescaled(side.filled, sums, old, weight)
-        new = side.scaled(f, sums)
-        return new if weight == 1.0 else old * (new / old) ** weight
+    f: Tensor
+    g: Tensor
+    u: Tensor
+    v: Tensor
+    seen: Tensor
+
+
+class Opened(NamedTuple):
+    """Where an iteration ended, its plan diag(u) K diag(v).
+
+    scaled : the plan.
+    residual : L1 column residual.
+    n_iter : iterations done.
+    warm_residual : L1 column residual of the warm potentials.
+    """
+
+    scaled: Scaled
+    residual: float
+    n_iter: int
+    warm_residual: float
+
+
+@replayed("out")
+def absorbed(score: Score, row: Side, column: Side, out: Tensor, f: Tensor, g: Tensor) -> Scaled:
+    """The potentials after a half-step of each side, absorbed, and the scalings after an iteration."""
+    softmin = score.softmin(f, 0)
+    before, g = g, column.potential(softmin)
+    change = column_change(g, before, softmin)
+    softmin = score.softmin(g, 1)
+    f = row.potential(softmin)
+    if row.relaxed or column.relaxed:  # while no scaling can overflow by it
+        shift, other = translation(row, column, f, g, log_total(f + softmin))
+        f, g = f + shift, g + other
+    score.absorb(f, g, out)
+    u, v, seen = _iterated(score.rescaled, row, column, out, f, g, torch.ones_like(f), torch.ones_like(g), 1, 1.0)
+    seen = torch.cat((seen, change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None]))
+    return Scaled(f, g, u, v, seen)
+
+
+def iterated(scaler: Scaler, last: Scaled, count: int, weight: float) -> Scaled:
+    """The scalings after so many iterations, over-relaxed by the weight but for the last."""
+    f, g, u, v, _ = last
+    u, v, seen = _iterated(scaler.score.rescaled, scaler.row, scaler.column, scaler.out, f, g, u, v, count, weight)
+    return Scaled(f, g, u, v, seen)
+
+
+@replayed()
+def _iterated(
+    rescaled: Rescale,
+    row: Side,
+    column: Side,
+    kernel: Tensor,
+    f: Tensor,
+    g: Tensor,
+    u: Tensor,
+    v: Tensor,
+    count: int,
+    weight: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    for left in reversed(range(count)):
+        columns = u @ kernel
+        if row.relaxed or column.relaxed:
+            log_mass = (v * columns).sum(-1, keepdim=True).double().log2()
+            shift, other = translation(row, column, f + u.log2(), g + v.log2(), log_mass)
+            u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
+        if left:
+            v = _scaled(rescaled, column, g, columns, v, weight)
+            u = _scaled(rescaled, row, f, kernel @ v, u, weight)
+    new_v = _scaled(rescaled, column, g, columns, v, 1.0)
+    missed = (columns * (v - new_v)).abs().sum()
+    u = _scaled(rescaled, row, f, kernel @ new_v, u, 1.0)
+    furthest = torch.maximum(u.log2().abs().max(), new_v.log2().abs().max())
+    return u, new_v, torch.stack((missed, furthest)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+
+def _scaled(rescaled: Rescale, side: Side, f: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
+    if side.hard:
+        return rescaled(side.filled, sums, old, weight)
+    new = side.scaled(f, sums)
+    return new if weight == 1.0 else old * (new / old) ** weight
+
+
+@replayed("out")
+def closed(out: Tensor, last: Scaled) -> tuple[Tensor, Tensor, Tensor]:
+    """The plan in ``out`` with its scalings, its potentials, and the `largest_potential`."""
+    scaled(out, last.u, last.v)
+    f, g = last.f + last.u.log2(), last.g + last.v.log2()
+    return f, g, largest_potential(f, g)
 
 
 def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, max_iter: int) -> SinkhornState:
@@ -111,24 +155,29 @@ def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, m
 
     Parameters
     ----------
-    scaler : the score (N, K) and the marginals, see `torchgw.types.Score` and `torchgw.sinkhorn.sides`.
     options : tolerance, iterations between two readings of the residual, and weight of the half-steps there.
     max_iter : most iterations, those in the log domain included; at least two are done.
     """
+    if scaler.column.relaxed and not scaler.row.relaxed:
+        f = scaler.row.potential(scaler.score.softmin(g, 1))
+    first = absorbed(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
+    found = opened(scaler, first, options=options, max_iter=max_iter)
+    f, g, largest = closed(scaler.out, found.scaled)
+    return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
+
+
+def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter: int) -> Opened:
+    """Go on from where potentials were `absorbed`, as `scaling` does, whose last step is left."""
     score, row, column = scaler.score, scaler.row, scaler.column
-    change, largest, weight, n_iter = None, None, options.relaxation, 0
-    if column.relaxed and not row.relaxed:
-        f = row.potential(score.softmin(g, 1))
+    ahead, change, weight, n_iter = first, None, options.relaxation, 0
     while True:
-        ahead = scaler.take(ABSORB, f, g, *(scaler.scalings or (f, g)))
-        step, n_iter, known, state, seen = 1, n_iter + 2, float("inf"), ahead.after, ahead.seen
+        step, n_iter, known, now = 1, n_iter + 2, float("inf"), ahead
         # On a GPU the next iterations are on their way while the host reads what the last ones came to.
         while True:
-            reading = AsyncNumbers(seen)
+            reading = AsyncNumbers(now.seen)
             count = min(options.check_every - step % options.check_every, max_iter - n_iter)
             if reading.overlaps and count > 0:
-                ahead = scaler.take((count, weight), *state)
-                state = ahead.before
+                ahead = iterated(scaler, now, count, weight)
             last, (residual, drift, *changed) = known, reading.values()
             change = changed[0] if change is None else change
             solved = residual <= options.tol and drift <= LARGEST_EXPONENT
@@ -138,23 +187,21 @@ def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, m
             lighter, known = weight if step == 1 else checked_weight(weight, last, residual), residual
             if not reading.overlaps or lighter != weight:
                 weight = lighter
-                ahead = scaler.take((count, weight), *state)
-            state, seen = ahead.after, ahead.seen
-            step, n_iter = step + count, n_iter + count
+                ahead = iterated(scaler, now, count, weight)
+            now, step, n_iter = ahead, step + count, n_iter + count
         if safe:
-            end = scaler.take(END, *state)
-            f, g, *scaler.scalings = end.after
-            f, g, largest = own(f, g, end.seen)
             break
-        f, g, u, v = state
+        f, g, u, v, _ = now
         if drift <= torch.finfo(f.dtype).max:
             f, g = f + u.log2(), g + v.log2()
         if n_iter >= max_iter:
-            g = g.clone() if g.is_cuda else g
             f = row.potential(score.softmin(g, 1))
             score.absorb(f, g, scaler.out)
+            now = Scaled(f, g, torch.ones_like(f), torch.ones_like(g), now.seen)
             break
-    return SinkhornState(f, g, residual, n_iter, change, largest)
+        ahead = absorbed(score, row, column, scaler.out, f, g)
+    assert change is not None
+    return Opened(now, residual, n_iter, change)
 
 
 def scaled(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:

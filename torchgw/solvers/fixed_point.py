@@ -34,7 +34,7 @@ from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import annealed, epsilon_at
 from torchgw.solvers.finish import require_resolved
-from torchgw.solvers.inner import Inner, solved
+from torchgw.solvers.inner import Inner
 from torchgw.solvers.iterate import Check, iterate
 from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start
@@ -122,7 +122,7 @@ def descend(
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
     concave = model.fixed and model.loss is SQUARE
-    nothing, summed = row.new_zeros(()), list[Tensor]()
+    nothing = row.new_zeros(())
 
     def evaluated(at: BlockCoupling) -> tuple[FactoredCost, Tensor]:
         """The cost at a plan, and the objective there without its entropy."""
@@ -130,12 +130,6 @@ def descend(
             return gradient.evaluated(at, row)
         found = gradient(at, row)
         return found, mean_cost(found, at, row, column)
-
-    def terms(cost: FactoredCost) -> Tensor:
-        """What cancels in the value of a plan under the cost; between hard marginals its terms stay the same."""
-        if not summed or summed[0] is not cost.a or summed[1] is not cost.b:
-            summed[:] = cost.a, cost.b, cost.a.abs() @ row + cost.b.abs() @ column
-        return summed[2]
 
     def begin() -> FixedPoint:
         cost = gradient(start.coupling(), row) if start.cost is None else start.cost
@@ -148,9 +142,11 @@ def descend(
             assert state.coupling is not None
             cost = gradient(state.coupling, row)
         now = annealed(state.n_iter, epsilon, start.epsilon, annealing)
-        (found, coupling, overlap), end, centred = solved(inner, cost, now, model, state.end, state.marginals)
+        found = inner.solved(cost, now, state.end, state.marginals)
+        coupling, end = found.coupling, found.end
         following, marginals, damped = None, None, state.damped
         change, moved, evaluates = nothing, nothing, isinstance(gradient, ModelGradient) or damped is not None
+        (energy, *known), told = found.told, found.told
         if evaluates:
             at = coupling
             if (damped is not None or not concave) and isinstance(coupling, DenseCoupling):
@@ -161,15 +157,15 @@ def descend(
             if not model.fixed:
                 marginals = model.marginals_of(at)
                 change = _distance(state.marginals, marginals)
-        else:
-            energy = centred.scored(overlap, now, row, column)
         # All that the host is to know of the iteration, in one wait.
-        known = energy, terms(cost), change, moved, found.largest
         residuals = [each for each in (found.residual, found.warm_residual) if isinstance(each, Tensor)]
-        reading, ahead = AsyncNumbers(torch.stack((*known, *residuals))), None
+        if evaluates or residuals:
+            told = torch.stack((energy, *known, change, moved, *residuals))
+        reading, ahead = AsyncNumbers(told), None
         if reading.overlaps and following is None:  # the next cost, on a GPU while the host waits
             ahead = gradient(coupling, row)
-        value, cancelling, changed, swapped, largest, *read = reading.values()
+        value, cancelling, largest, *read = reading.values()
+        changed, swapped = (read.pop(0), read.pop(0)) if read else (0.0, 0.0)
         residual, warm_residual = (
             read.pop(0) if isinstance(each, Tensor) else each for each in (found.residual, found.warm_residual)
         )

@@ -6,13 +6,13 @@ score tile by tile (`torchgw.kernels.softmin_tiles`), and what leaves it is a co
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.couplings.rounding import round_tiles, rounded
+from torchgw.couplings.rounding import feasible, round_tiles, rounded
 from torchgw.kernels import LOG2E
 from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
@@ -23,16 +23,14 @@ from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.repeated import Repeated, State
+from torchgw.runtime.replayed import replayed
+from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, scaling
+from torchgw.sinkhorn.scaling import Opened, Scaled, Scaler, absorbed, closed, opened
 from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import Start, brought
 from torchgw.types import Softmins
-
-# Where a linear problem ended, its plan T (N, K) rounded onto the marginals, and <score, T> ().
-Transported: TypeAlias = "tuple[SinkhornState, BlockCoupling, Tensor]"
 
 SKIPPED_FROM = 4096
 # Up to that rho / epsilon sums of solved problems tell potentials better than warm ones, where both sides give way;
@@ -56,12 +54,10 @@ class Linear(NamedTuple):
     extra: Tensor | None = None
 
     @classmethod
-    def of(cls, cost: FactoredCost, epsilon: float, model: Model) -> Linear:
+    def of(cls, cost: FactoredCost, epsilon: float | Tensor, row: Side, column: Side) -> Linear:
         """The problem with this cost; its potentials are those of the score 2 U V^T log2(e) / epsilon."""
-        A, B = cost.balanced_score(epsilon)
-        row, column = model.sides(epsilon, cost, A.dtype)
         extra = None if cost.extra is None else cost.extra * (-LOG2E / epsilon)
-        return cls(A, B, row, column, extra)
+        return cls(*cost.balanced_score(epsilon), row, column, extra)
 
     def settled(self, sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Warm potentials f, g, or those that belong to the sums of the last plan where divergences hold marginals."""
@@ -70,33 +66,35 @@ class Linear(NamedTuple):
         return self.row.settled(rows, f, largest), self.column.settled(columns, g, largest)
 
 
-class Inner(Protocol):
-    """Solves linear problems of a model from warm potentials f (N,), g (K,)."""
+class Transported(NamedTuple):
+    """A linear problem that was solved.
 
-    def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
-        """Its potentials and its plan."""
+    coupling : the plan T (N, K), rounded onto the marginals.
+    end : the cost with its own potentials.
+    told : what the host is to know (3,): <C, T>, the sum of the absolute terms that cancel in it, and the largest
+        potential.
+    residual, n_iter, warm_residual : of the iteration, see `torchgw.sinkhorn.loop.SinkhornState`.
+    """
+
+    coupling: BlockCoupling
+    end: Start
+    told: Tensor
+    residual: Tensor | float
+    n_iter: int
+    warm_residual: Tensor | float
+
+
+class Inner(Protocol):
+    """Solves linear problems of a model."""
+
+    def solved(
+        self, cost: FactoredCost, epsilon: float, warm: Start, sums: tuple[Tensor, Tensor] | None = None
+    ) -> Transported:
+        """The plan of a cost from warm potentials of any epsilon. The marginals ``sums`` (N,), (K,) of the last plan,
+        where they may give way, can tell potentials better."""
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
-        """Only its potentials."""
-
-
-def solved(
-    inner: Inner,
-    cost: FactoredCost,
-    epsilon: float,
-    model: Model,
-    warm: Start,
-    sums: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Transported, Start, FactoredCost]:
-    """The plan of a cost from warm potentials of any epsilon, the cost with its own potentials, and the centred cost.
-
-    The marginals ``sums`` (N,), (K,) of the last plan, where they may give way, can tell potentials better.
-    """
-    centred, row, column, f, g = warm.at(cost, epsilon, model)
-    linear = Linear.of(centred, epsilon, model)
-    found = inner(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
-    f, g = torch._foreach_sub((found[0].f, found[0].g), (row, column))
-    return found, Start(cost, f, g, epsilon), centred
+        """Only its potentials, from warm ones f (N,), g (K,)."""
 
 
 class StoredInner:
@@ -104,41 +102,139 @@ class StoredInner:
 
     def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
         self.kernel, self.model, self.options = kernel, model, options
-        self._score, self._plan, self._masses = torch.empty(0), torch.empty(0), model.masses
-        self._scaler: Scaler | None = None
-        self._ended = Repeated(self._end)  # of no memory yet
+        self._score, self._plan = torch.empty(0), torch.empty(0)
 
-    def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
-        state = self.potentials(linear, f, g)
-        if self.model.marginals.balanced:
-            overlap = self._ended(None, *self._masses).seen
-        else:  # which tell the host how much they miss
-            _, overlap = self._end(None, *self._masses)
-        return state, DenseCoupling(self._plan), overlap
-
-    def _end(self, _: object, p: Tensor, q: Tensor) -> tuple[State, Tensor]:
-        """<score, T> of the plan T, which is rounded."""
-        rounded(self._plan, p, q, self.model.marginals)
-        return (p, q), _overlap(self._score, self._plan)
+    def solved(
+        self, cost: FactoredCost, epsilon: float, warm: Start, sums: tuple[Tensor, Tensor] | None = None
+    ) -> Transported:
+        assert warm.epsilon is not None
+        score, plan = self._memory(cost.a, len(cost.b))
+        ratio, at = _on(cost.a.device, warm.epsilon / epsilon, epsilon, self.model)
+        begun = _begun(self.kernel, *_ends(self.model, cost.a), cost, warm.f, warm.g, ratio, at, sums, score, plan)
+        found, balanced = self._opened(begun.row, begun.column, begun.scaled), self.model.marginals.balanced
+        masses = self.model.masses_in(cost.a.dtype)
+        if not balanced:  # whose rounding tells the host how much they miss
+            f, g, largest = closed(plan, found.scaled)
+            rounded(plan, *masses, self.model.marginals)
+            found = found._replace(scaled=Scaled(f, g, torch.ones_like(f), torch.ones_like(g), largest))
+        f, g, told = _ended(score, plan, found.scaled, begun[:3], (cost.a, cost.b), *masses, at, balanced)
+        return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, *found[1:])
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         """Leaves the plan, not rounded, in the buffer."""
-        A, B = linear.A, linear.B
-        shape, dtype = (len(A), len(B)), A.dtype
-        if self._score.shape != shape or self._score.dtype != dtype or self._score.device != A.device:
-            self._score, self._plan, self._scaler = A.new_empty(shape), A.new_empty(shape), None
-            self._ended = Repeated(self._end, kernels=("rounded", shape))
-            p, q = self.model.masses
-            self._masses = p.to(dtype), q.to(dtype)
-        score, options, sides = self._score, self.options, (linear.row, linear.column)
-        torch.mm(A, B.T, out=score)
-        if linear.extra is not None:
-            score += linear.extra
-        known = self._scaler
-        if known is None or known.row is not linear.row or known.column is not linear.column:
-            self._scaler = Scaler(self.kernel.on(score), *sides, self._plan)
-        assert self._scaler is not None
-        return scaling(self._scaler, f, g, options=options, max_iter=options.exact_max_iter)
+        score, plan = self._memory(linear.A, len(linear.B))
+        first = _first(self.kernel, linear, f, g, score, plan)
+        found = self._opened(linear.row, linear.column, first)
+        f, g, largest = closed(plan, found.scaled)
+        return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
+
+    def _memory(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """The buffers of score and plan (N, K)."""
+        shape = len(like), columns
+        if self._score.shape != shape or self._score.dtype != like.dtype or self._score.device != like.device:
+            self._score, self._plan = like.new_empty(shape), like.new_empty(shape)
+        return self._score, self._plan
+
+    def _opened(self, row: Side, column: Side, first: Scaled) -> Opened:
+        scaler = Scaler(self.kernel.on(self._score), row, column, self._plan)
+        return opened(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
+
+
+class Begun(NamedTuple):
+    """A linear problem of a stored score after its first iteration.
+
+    a, b : row (N,) and column (K,) terms of the centred cost.
+    shifts : row (N,) and column (K,) terms that this takes off its score.
+    row, column : its sides.
+    scaled : where the iteration is.
+    """
+
+    a: Tensor
+    b: Tensor
+    shifts: tuple[Tensor, Tensor]
+    row: Side
+    column: Side
+    scaled: Scaled
+
+
+def _on(device: torch.device, ratio: float, epsilon: float, model: Model) -> tuple[float | Tensor, float | Tensor]:
+    """The numbers as a graph takes them: on a GPU, where they do not enter the sides, as tensors; a ratio of 1, which
+    changes no bit, as it is."""
+    if device.type != "cuda" or not model.marginals.balanced:
+        return ratio, epsilon
+    numbers = sent(torch.tensor([ratio, epsilon], dtype=torch.float64), device)
+    return 1.0 if ratio == 1 else numbers[0], numbers[1]
+
+
+def _ends(model: Model, like: Tensor) -> tuple[Model | None, tuple[Tensor, Tensor], tuple[Side, Side] | None]:
+    """The model where its sides belong to a cost, the logarithms of its masses, and its sides where they do not."""
+    if not model.marginals.balanced:
+        return model, model.logs, None
+    nothing = FactoredCost.stored(like.new_zeros(0, 0))
+    return None, model.logs, model.sides(1.0, nothing, like.dtype)
+
+
+@replayed("score", "plan")
+def _begun(
+    kernel: Kernel,
+    model: Model | None,
+    logs: tuple[Tensor, Tensor],
+    sides: tuple[Side, Side] | None,
+    cost: FactoredCost,
+    f: Tensor,
+    g: Tensor,
+    ratio: float | Tensor,
+    epsilon: float | Tensor,
+    sums: tuple[Tensor, Tensor] | None,
+    score: Tensor,
+    plan: Tensor,
+) -> Begun:
+    """The problem of a cost from warm potentials of ``ratio`` times its epsilon."""
+    centred, *shifts, f, g = brought(cost, f, g, ratio, epsilon, logs)
+    if sides is None:
+        assert model is not None
+        assert isinstance(epsilon, float)
+        sides = model.sides(epsilon, centred, f.dtype)
+    linear = Linear.of(centred, epsilon, *sides)
+    if sums is not None:
+        f, g = linear.settled(sums, f, g)
+    return Begun(centred.a, centred.b, (shifts[0], shifts[1]), *sides, _first(kernel, linear, f, g, score, plan))
+
+
+@replayed("score", "plan")
+def _first(kernel: Kernel, linear: Linear, f: Tensor, g: Tensor, score: Tensor, plan: Tensor) -> Scaled:
+    """A linear problem after its first iteration, its score stored."""
+    torch.mm(linear.A, linear.B.T, out=score)
+    if linear.extra is not None:
+        score += linear.extra
+    bound, row, column = kernel.on(score), linear.row, linear.column
+    if column.relaxed and not row.relaxed:
+        f = row.potential(bound.softmin(g, 1))
+    return absorbed(bound, row, column, plan, f, g)
+
+
+@replayed("plan")
+def _ended(
+    score: Tensor,
+    plan: Tensor,
+    last: Scaled,
+    begun: tuple[Tensor, Tensor, tuple[Tensor, Tensor]],
+    terms: tuple[Tensor, Tensor],
+    p: Tensor,
+    q: Tensor,
+    epsilon: float | Tensor,
+    rounds: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The potentials of the cost as it was, and what is told of the plan, which is rounded here if it is balanced."""
+    (a, b, (row, column)), (f, g, largest) = begun, (last.f, last.g, last.seen)
+    if rounds:
+        f, g, largest = closed(plan, last)
+        feasible(plan, p, q)
+    overlap = _overlap(score, plan)
+    value = FactoredCost(a, b, a, b).scored(overlap, epsilon, p, q)
+    cancelling = terms[0].abs() @ p + terms[1].abs() @ q
+    f, g = torch._foreach_sub((f, g), (row, column))
+    return f, g, torch.stack((value, cancelling, largest))
 
 
 class StreamedInner:
@@ -157,15 +253,25 @@ class StreamedInner:
         self.kernel, self.tiled, self.model = kernel, tiled, model
         self.options, self.omitted, self.ranks = options, omitted, ranks
 
-    def __call__(self, linear: Linear, f: Tensor, g: Tensor) -> Transported:
+    def solved(
+        self, cost: FactoredCost, epsilon: float, warm: Start, sums: tuple[Tensor, Tensor] | None = None
+    ) -> Transported:
+        centred, *shifts, f, g = warm.at(cost, epsilon, self.model)
+        model = self.model
+        linear = Linear.of(centred, epsilon, *model.sides(epsilon, centred, f.dtype))
         A, B = linear.A, linear.B
-        state = self.potentials(linear, f, g)
+        state = self.potentials(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
         tiles = self.tiles(A, B, state.f, state.g)
-        (p, q), left, right = self.model.masses, self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
+        (p, q), left, right = model.masses, self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
         f, g = state.f.double(), state.g.double()
-        rounded = round_tiles(self.tiled, left, right, tiles, f, g, p, q, self.model.marginals, left, right)
+        rounded = round_tiles(self.tiled, left, right, tiles, f, g, p, q, model.marginals, left, right)
         overlap = rounded.core.trace() + (rounded.x @ A.double()) @ (rounded.y @ B.double())
-        return state, rounded.coupling(A, B), overlap.to(A.dtype)
+        p, q = model.masses_in(A.dtype)
+        value = centred.scored(overlap.to(A.dtype), epsilon, p, q)
+        told = torch.stack((value, cost.a.abs() @ p + cost.b.abs() @ q, state.largest))
+        f, g = torch._foreach_sub((state.f, state.g), shifts)
+        known = state.residual, state.n_iter, state.warm_residual
+        return Transported(rounded.coupling(A, B), Start(cost, f, g, epsilon), told, *known)
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         assert linear.extra is None, "what streams has factors"

@@ -26,7 +26,7 @@ from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.inner import Inner, solved
+from torchgw.solvers.inner import Inner
 from torchgw.solvers.iterate import Check, iterate
 from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start
@@ -94,7 +94,8 @@ def refined(
 
     def step(state: NewtonState) -> tuple[NewtonState, Check, Status | None]:
         cost, y = following(state)
-        (found, coupling, _), end, _ = solved(inner, cost, model.epsilon, model, state.end)
+        found = inner.solved(cost, model.epsilon, state.end)
+        coupling, end = found.coupling, found.end
         read = around(cost).read(coupling, *model.marginals_of(coupling))
         last, change = state.last_change, float("inf")
         if y is not None:

@@ -50,11 +50,7 @@ class Start:
         """A cost centred, the row (N,) and column (K,) terms that this takes off its score, and the potentials (N,),
         (K,) as warm ones of it at ``epsilon``."""
         assert self.epsilon is not None
-        centred, row, column = cost.centred(epsilon)
-        ends, ratio = zip((self.f, self.g), model.logs, strict=True), self.epsilon / epsilon
-        f, g = (rescale(side, log, ratio) for side, log in ends)
-        f, g = torch._foreach_add((f, g), (row, column))
-        return centred, row, column, f, g
+        return brought(cost, self.f, self.g, self.epsilon / epsilon, epsilon, model.logs)
 
     def column_dual(self, q: Tensor) -> Tensor:
         """Column potentials (K,) of the linear problem in units of cost, float64; q (K,) are the masses."""
@@ -90,6 +86,21 @@ class Start:
         exponent = centred.stored_score(self.epsilon).add_(g + column).mul_(LN2)
         plan = exponent.softmax(1).mul_(mass[:, None])
         return plan.T if turned else plan
+
+
+def brought(
+    cost: FactoredCost,
+    f: Tensor,
+    g: Tensor,
+    ratio: float | Tensor,
+    epsilon: float | Tensor,
+    logs: tuple[Tensor, Tensor],
+) -> tuple[FactoredCost, Tensor, Tensor, Tensor, Tensor]:
+    """`Start.at` of potentials of ``ratio`` times this epsilon, with the base-2 logarithms of the masses."""
+    centred, row, column = cost.centred(epsilon)
+    f, g = (rescale(side, log, ratio) for side, log in zip((f, g), logs, strict=True))
+    f, g = torch._foreach_add((f, g), (row, column))
+    return centred, row, column, f, g
 
 
 def coupling_of(
