@@ -18,7 +18,6 @@ Sources: M. Cuturi, "Sinkhorn distances", 2013; log domain as in B. Schmitzer, "
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from torchgw.kernels.kernel import relax
 from torchgw.options import AnnealingOptions, SinkhornOptions
-from torchgw.runtime.repeated import Repeated
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
 from torchgw.types import Softmins
@@ -94,33 +93,29 @@ def sinkhorn(
     warm_residual = g.new_full((), torch.inf) if warm is None else column_change(g, warm, softmin)
     if max_iter < 1:
         return SinkhornState(f, g, f.new_full((), float("inf")), 0, warm_residual)
-    repeated = Repeated(partial(_iterated, score, row, column), lambda kind: (min(kind[0], 2), kind[1]))
     n_iter, known, weight = min(options.check_every, max_iter), float("inf"), options.relaxation
-    ahead = repeated((n_iter, weight), f, g, g)
-    while True:
-        (f, g, following), residual, count = ahead.after, ahead.seen[0], min(options.check_every, max_iter - n_iter)
-        if count <= 0:
-            break
-        reading = AsyncNumbers(ahead.seen)
+    f, g, following, seen = _iterated(score, row, column, f, g, g, n_iter, weight)
+    while (count := min(options.check_every, max_iter - n_iter)) > 0:
+        # On a GPU the next iterations are on their way while the host reads what the last ones came to.
+        reading, ahead = AsyncNumbers(seen), None
         if reading.overlaps:
-            ahead = repeated((count, weight), f, g, following)
-            f, g, following = ahead.before
+            ahead = _iterated(score, row, column, f, g, following, count, weight)
         last, (known,) = known, reading.values()
         if known <= options.tol:
             return SinkhornState(f, g, known, n_iter, warm_residual)
         lighter = checked_weight(weight, last, known)
-        if not reading.overlaps or lighter != weight:
-            weight, ahead = lighter, repeated((count, lighter), f, g, following)
-        n_iter += count
-    return SinkhornState(f, g, residual, n_iter, warm_residual)
+        if ahead is None or lighter != weight:
+            weight, ahead = lighter, _iterated(score, row, column, f, g, following, count, lighter)
+        (f, g, following, seen), n_iter = ahead, n_iter + count
+    return SinkhornState(f, g, seen[0], n_iter, warm_residual)
 
 
+@replayed()
 def _iterated(
-    score: Softmins, row: Side, column: Side, kind: tuple[int, float], f: Tensor, g: Tensor, following: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """The f and g of the last of a number of iterations, over-relaxed by a weight but for that one, the ``kind``, and
-    the g that follows; its residual (1,)."""
-    count, weight = kind
+    score: Softmins, row: Side, column: Side, f: Tensor, g: Tensor, following: Tensor, count: int, weight: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The f and g of the last of a number of iterations, over-relaxed by a weight but for that one, the g that follows,
+    and its residual (1,)."""
     hard = row.hard and column.hard  # a relaxed marginal may end with less mass than a sweep keeps count of
     for left in reversed(range(count)):
         step, g = weight if left else 1.0, following
@@ -134,7 +129,7 @@ def _iterated(
                 f, g, softmin = f + shift, g + other, softmin + shift
         new_g = column.potential(softmin)
         following = relax(g, new_g, step)
-    return (f, g, following), column_change(new_g, g, softmin)[None]
+    return f, g, following, column_change(new_g, g, softmin)[None]
 
 
 def checked_weight(weight: float, last: float, residual: float) -> float:
