@@ -53,8 +53,8 @@ class AsyncNumbers:
             self._host = numbers.detach()
 
     def values(self) -> list[float]:
-        """The numbers (n,); waits for them."""
+        """All numbers, row by row; waits for them."""
         if self.overlaps:
             self._copied.synchronize()
-        found: list[float] = self._host.tolist()
+        found: list[float] = self._host.flatten().tolist()
         return found

@@ -31,6 +31,7 @@ from torchgw.types import Score
 
 LARGEST_DRIFT = 40.0
 LARGEST_EXPONENT = 100.0
+CHECKS, FEW_PAIRS = 3, 2**20  # of a GPU in one launch, between so few pairs that it is faster than the host
 
 Rescale = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
@@ -55,8 +56,8 @@ class Scaled(NamedTuple):
 
     f, g : base-2 potentials (N,), (K,) that are absorbed in K.
     u, v : scalings (N,), (K,).
-    seen : the L1 column residual, the furthest scaling and, of a plan that was absorbed, the residual of the
-        potentials before, (2,) or (3,).
+    seen : the residual of the potentials before, the L1 column residual and the furthest scaling of a plan that was
+        absorbed, (3,); the last two of one that was iterated, at each check (m, 2).
     """
 
     f: Tensor
@@ -94,18 +95,40 @@ def absorbed(score: Score, row: Side, column: Side, out: Tensor, f: Tensor, g: T
         f, g = f + shift, g + other
     score.absorb(f, g, out)
     u, v, seen = _iterated(score.rescaled, row, column, out, f, g, torch.ones_like(f), torch.ones_like(g), 1, 1.0)
-    seen = torch.cat((seen, change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None]))
-    return Scaled(f, g, u, v, seen)
-
-
-def iterated(scaler: Scaler, last: Scaled, count: int, weight: float) -> Scaled:
-    """The scalings after so many iterations, over-relaxed by the weight but for the last."""
-    f, g, u, v, _ = last
-    u, v, seen = _iterated(scaler.score.rescaled, scaler.row, scaler.column, scaler.out, f, g, u, v, count, weight)
+    seen = torch.cat((change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None], seen))
     return Scaled(f, g, u, v, seen)
 
 
 @replayed()
+def _checked(
+    rescaled: Rescale,
+    row: Side,
+    column: Side,
+    kernel: Tensor,
+    last: Scaled,
+    counts: tuple[int, ...],
+    weight: float,
+    tol: float,
+) -> Scaled:
+    """The plan after several numbers of iterations, up to that check by which the host has to do something else: the
+    plan is solved, or to be absorbed, or has become worse."""
+    f, g, u, v, known = last
+    found, goes_on, before = list[Tensor](), None, known.flatten()[-2]
+    for count in counts:
+        new = _iterated(rescaled, row, column, kernel, f, g, u, v, count, weight)
+        if goes_on is not None:
+            ends = zip(new, (u, v, found[-1]), strict=True)
+            u, v, seen = (torch.where(goes_on, one, other) for one, other in ends)
+        else:
+            u, v, seen = new
+        found.append(seen)
+        if len(found) < len(counts):
+            residual, drift = seen.double()
+            stops = (residual <= tol) | (drift > LARGEST_DRIFT) | (residual > before)
+            goes_on, before = ~stops if goes_on is None else goes_on & ~stops, residual
+    return Scaled(f, g, u, v, torch.stack(found))
+
+
 def _iterated(
     rescaled: Rescale,
     row: Side,
@@ -169,26 +192,43 @@ def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, m
 def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter: int) -> Opened:
     """Go on from where potentials were `absorbed`, as `scaling` does, whose last step is left."""
     score, row, column = scaler.score, scaler.row, scaler.column
-    ahead, change, weight, n_iter = first, None, options.relaxation, 0
+    now, change, weight, n_iter = first, None, options.relaxation, 0
+    together = CHECKS if scaler.out.is_cuda and scaler.out.numel() <= FEW_PAIRS else 1
+
+    def following(step: int, n_iter: int) -> list[int]:
+        """The numbers of iterations to the next checks."""
+        counts = list[int]()
+        while len(counts) < together and (count := min(every - step % every, max_iter - n_iter)) > 0:
+            counts.append(count)
+            step, n_iter = step + count, n_iter + count
+        return counts
+
+    every = options.check_every
     while True:
-        step, n_iter, known, now = 1, n_iter + 2, float("inf"), ahead
-        # On a GPU the next iterations are on their way while the host reads what the last ones came to.
+        step, n_iter, known, counts = 1, n_iter + 2, float("inf"), [0]
         while True:
-            reading = AsyncNumbers(now.seen)
-            count = min(options.check_every - step % options.check_every, max_iter - n_iter)
-            if reading.overlaps and count > 0:
-                ahead = iterated(scaler, now, count, weight)
-            last, (residual, drift, *changed) = known, reading.values()
-            change = changed[0] if change is None else change
-            solved = residual <= options.tol and drift <= LARGEST_EXPONENT
-            safe = drift <= LARGEST_DRIFT or solved
-            if solved or not safe or count <= 0:
+            reading, ahead, after = AsyncNumbers(now.seen), None, following(step + sum(counts), n_iter + sum(counts))
+            if reading.overlaps and after and together == 1:
+                # On a GPU the next iterations are on their way while the host reads what the last ones came to.
+                ahead = _gone_on(scaler, now, after, weight, options.tol)
+            numbers = reading.values()
+            if change is None:
+                change = numbers[0]
+            looks = numbers[-2 * len(counts) :]
+            for count, residual, drift in zip(counts, looks[::2], looks[1::2], strict=True):
+                last, known, step, n_iter = known, residual, step + count, n_iter + count
+                solved = residual <= options.tol and drift <= LARGEST_EXPONENT
+                safe = drift <= LARGEST_DRIFT or solved
+                lighter = weight if step == 1 else checked_weight(weight, last, residual)
+                if solved or not safe or lighter != weight:
+                    break
+            counts = following(step, n_iter)
+            if solved or not safe or not counts:
                 break
-            lighter, known = weight if step == 1 else checked_weight(weight, last, residual), residual
-            if not reading.overlaps or lighter != weight:
+            if ahead is None or lighter != weight:
                 weight = lighter
-                ahead = iterated(scaler, now, count, weight)
-            now, step, n_iter = ahead, step + count, n_iter + count
+                ahead = _gone_on(scaler, now, counts, weight, options.tol)
+            now = ahead
         if safe:
             break
         f, g, u, v, _ = now
@@ -199,9 +239,14 @@ def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter:
             score.absorb(f, g, scaler.out)
             now = Scaled(f, g, torch.ones_like(f), torch.ones_like(g), now.seen)
             break
-        ahead = absorbed(score, row, column, scaler.out, f, g)
+        now = absorbed(score, row, column, scaler.out, f, g)
     assert change is not None
     return Opened(now, residual, n_iter, change)
+
+
+def _gone_on(scaler: Scaler, last: Scaled, counts: list[int], weight: float, tol: float) -> Scaled:
+    sides = scaler.row, scaler.column
+    return _checked(scaler.score.rescaled, *sides, scaler.out, last, tuple(counts), weight, tol)
 
 
 def scaled(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:
