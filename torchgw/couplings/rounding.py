@@ -21,7 +21,8 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.shared import TileReader
 from torchgw.kernels.tiles import Tiles
 from torchgw.marginals import Balanced, Marginals
-from torchgw.runtime.transfer import AsyncNumbers, fetched
+from torchgw.runtime.replayed import replayed
+from torchgw.runtime.transfer import fetched
 from torchgw.types import Coupling
 
 
@@ -32,14 +33,14 @@ class Rounding(NamedTuple):
     ----------
     row, column : scalings (N,), (K,).
     x, y : factors (N,), (K,) of the rank-one correction.
-    residual : the larger L1 error that the marginals of T had.
+    missed : L1 errors (m,) of the marginals that T should have had.
     """
 
     row: Tensor
     column: Tensor
     x: Tensor
     y: Tensor
-    residual: float
+    missed: Tensor
 
 
 def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Rounding:
@@ -49,24 +50,24 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
     what a total misses is spread over what room is left. Marginals that KL relaxes stay as they are.
     """
     row_sums, column_sums = plan.marginal(1).to(p), plan.marginal(0).to(q)
-    missed = AsyncNumbers(_missed(row_sums, column_sums, p, q, marginals))
+    missed = _missed(row_sums, column_sums, p, q, marginals)
     if min(marginals.weights) < math.inf and not marginals.varied:
         row, column = (
             _ratio(mass, sums) if weight == math.inf else torch.ones_like(mass)
             for mass, sums, weight in zip((p, q), (row_sums, column_sums), marginals.weights, strict=True)
         )
-        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), max(missed.values(), default=0.0))
+        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), missed)
     row = _shrink(p, row_sums)
     columns = plan.apply(row[:, None], 0)[:, 0]
     column = _shrink(q, columns)
     if marginals.varied:
-        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), max(missed.values(), default=0.0))
+        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), missed)
     rows = row * plan.apply(column[:, None], 1)[:, 0]
     if marginals.total is not None:
         most = (marginals.total / rows.sum()).clamp_max(1.0)
         row, rows, columns = row * most, rows * most, columns * most
     x, y = _spread((p - rows).clamp_min(0.0), (q - column * columns).clamp_min(0.0), rows.sum(), marginals.total)
-    return Rounding(row, column, x, y, max(missed.values(), default=0.0))
+    return Rounding(row, column, x, y, missed)
 
 
 def _spread(
@@ -86,6 +87,7 @@ def marginal_error(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginal
     return max(fetched(_missed(rows, columns, p, q, marginals))[0].tolist(), default=0.0)
 
 
+@replayed()
 def _missed(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
     """All of these residuals (m,)."""
     if marginals.total is not None or marginals.varied:
@@ -103,16 +105,17 @@ def round_to_marginals(
     q: Tensor,
     stored: Coupling | None = None,
     marginals: Marginals = Balanced(),  # noqa: B008
-) -> tuple[PotentialCoupling, float]:
-    """The rounded coupling, still factored, and the larger L1 marginal error that it had before.
+) -> tuple[PotentialCoupling, Tensor]:
+    """The rounded coupling, still factored, and the L1 marginal errors (m,) that it had before.
 
     ``stored`` is the same plan where it is at hand as a matrix, for faster products. O((N + K) r) memory.
     """
-    row, column, x, y, residual = rounding(coupling if stored is None else stored, p, q, marginals)
+    row, column, x, y, missed = rounding(coupling if stored is None else stored, p, q, marginals)
     scaled = coupling.rescaled(row, column)
-    return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, x, y), residual
+    return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, x, y), missed
 
 
+@replayed("plan")
 def rounded(plan: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
     """A stored plan (N, K) rounded in place."""
     if marginals.balanced:

@@ -24,8 +24,10 @@ from torch import Tensor
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import spread_over
 from torchgw.runtime.ranks import ranks_of
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
 from torchgw.spaces.landmark import placed
+from torchgw.spaces.scale import bare
 from torchgw.types import Coupling, DistanceProvider
 
 LOOKED_AT, SEARCHED = 120, 64  # points that stand for all; fewer where each row of distances is a search
@@ -50,11 +52,7 @@ def distance_correlation(
     p : (N,) masses of the points.
     """
     most = LOOKED_AT if all(space.stored for space in spaces) else SEARCHED
-    every = torch.arange(len(rows), device=rows.device)
-    index = every if len(rows) <= most else spread_over(rows, most)[0]
-    matches = torch.cat([plan.rows(part).argmax(1) for part in parts(index, plan.shape[1])])
-    share = rows[index] / p[index]
-    *found, share, index = fetched(_between(spaces[0], index), _between(spaces[1], matches), share, index)
+    *found, share, index = fetched(*_looked_at(plan, bare(spaces[0]), bare(spaces[1]), rows, p, most))
     some = share > GIVES * share.max()
     some[1:] &= index.diff() > 0  # a point of much mass is drawn several times
     n = int(some.sum())
@@ -66,6 +64,18 @@ def distance_correlation(
         return math.nan
     r = min(max(float((A * B).sum()) / scale, -1.0), 1.0)
     return r if abs(r) == 1 else math.tanh(math.atanh(r) - 2 / math.sqrt(max(n * (n - 3) / 2 - 1, 1)))
+
+
+@replayed()
+def _looked_at(
+    plan: Coupling, source: DistanceProvider, target: DistanceProvider, rows: Tensor, p: Tensor, most: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Distances (m, m) between at most so many points, drawn evenly by mass, and between their matches; which shares
+    of their masses they give (m,), and which points they are (m,)."""
+    every = torch.arange(len(rows), device=rows.device)
+    index = every if len(rows) <= most else spread_over(rows, most)[0]
+    matches = torch.cat([plan.rows(part).argmax(1) for part in parts(index, plan.shape[1])])
+    return _between(source, index), _between(target, matches), rows[index] / p[index], index
 
 
 def _between(space: DistanceProvider, index: Tensor) -> Tensor:

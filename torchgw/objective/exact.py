@@ -23,6 +23,7 @@ M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distances using
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -33,8 +34,10 @@ from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.sums import inner_product
 from torchgw.losses import SQUARE, SeparableLoss, loss_factors
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.scale import bare
 from torchgw.types import Coupling, DistanceProvider, is_symmetric, multiplies
 
 BLOCK_ROWS = 256
@@ -63,15 +66,27 @@ class ExactGradient:
             self.target = PrecomputedDistances.stored_matrix(h2, y.scale, y.symmetric)
         self.a, self.b = self.means(p, q)
 
+    @property
+    def bare(self) -> ExactGradient:
+        """The same of spaces with their scaled distances alone, see `torchgw.spaces.scale.bare`."""
+        made, known = copy(self), vars(self)
+        spaces = {name: bare(known[name]) for name in ("source", "target")}
+        vars(made).update(spaces, sides=tuple(map(bare, self.sides)))
+        return made
+
     def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The row (N,) and column (K,) terms of the cost of a plan with these marginals."""
         if self.loss is SQUARE:
-            return mean_squares(self.source, p), mean_squares(self.target, q)
+            return mean_squares(bare(self.source), p), mean_squares(bare(self.target), q)
         x, y = self.sides
         f1, f2 = self.loss.f1(dense(x)), self.loss.f2(dense(y))
         return mean_of(f1, p, is_symmetric(x)), mean_of(f2, q, is_symmetric(y))
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
+        return _cost(self.bare, coupling, p, q) if p.is_cuda else self.cost(coupling, p, q)
+
+    def cost(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
+        """What the gradient is called for."""
         a, b = (self.a, self.b) if q is None else self.means(p, q)
         left, right = self.source.factors(), self.target.factors()
         if left is not None and right is not None:
@@ -118,6 +133,11 @@ class ExactGradient:
             (F, s), (G, t) = left, right
             return FactoredCost(self.a, self.b, F @ (s[:, None] * (F[rows].T @ T @ G[columns]) * t), G)
         return FactoredCost(self.a, self.b, self.source.rows(rows).T @ T, self.target.rows(columns).T)
+
+
+@replayed()
+def _cost(gradient: ExactGradient, coupling: Coupling, p: Tensor, q: Tensor | None) -> FactoredCost:
+    return gradient.cost(coupling, p, q)
 
 
 class PairLoss(NamedTuple):
@@ -225,6 +245,7 @@ def directed_product(
     return (one + other) / 2
 
 
+@replayed()
 def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
     """(D o D) mass (N,), the squared eccentricities; of asymmetric D their mean over both directions."""
     factors = space.factors()

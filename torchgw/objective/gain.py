@@ -33,9 +33,11 @@ from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import factored_mean_square, mean_squares, product
 from torchgw.objective.model import Model
 from torchgw.runtime.ranks import ranks_of
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.landmark import placed
+from torchgw.spaces.scale import bare
 from torchgw.types import DistanceProvider, multiplies
 
 # Points whose distances, or costs, stand for those of all. A search is kept by its provider for the solve; which ones
@@ -64,7 +66,7 @@ def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]
     chance = gain = 0.0
     if model.alpha > 0:
         sides = zip(spaces, (p, q), (0, 1), strict=True)
-        one, other = fetched(*(moments(space, mass, model.loss, side) for space, mass, side in sides))
+        one, other = fetched(*(moments(bare(space), mass, model.loss, side) for space, mass, side in sides))
         quadratic = float(one[2] + other[2] - one[0] * other[0])
         gain += model.alpha * float(deviation(one) * deviation(other))
         chance += model.alpha * max(quadratic, 0.0)
@@ -79,6 +81,7 @@ def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]
     return ProductPlan(chance, gain if NONE * unit < gain < math.inf else unit)
 
 
+@replayed()
 def moments(space: DistanceProvider, mass: Tensor, loss: SeparableLoss = SQUARE, side: int = 0) -> Tensor:
     """Means (3,) of h, h^2 and f of the distances of a space, the functions that the loss has for this ``side``, over
     pairs drawn by their ``mass``."""

@@ -28,6 +28,7 @@ from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals, damping
 from torchgw.objective.divergence import kl, negentropy, relative_entropy, squared
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.hierarchy import Cells
@@ -196,13 +197,17 @@ class Model:
 
     def sides(self, epsilon: float, cost: FactoredCost, dtype: torch.dtype) -> tuple[Side, Side]:
         """Both sides of the linear problem with this cost, in the gauge of the score 2 U V^T log2(e) / epsilon."""
-        if dtype in self._hard_sides:
-            return self._hard_sides[dtype]
+        if self.fixed:
+            return self.hard_sides(dtype)
         log_p, log_q = (side.to(dtype) for side in self.logs)
-        found = self.sides_of(log_p, log_q, epsilon, *cost.offsets(epsilon))
-        if self.marginals.balanced:  # the same for every cost and epsilon
-            self._hard_sides[dtype] = found
-        return found
+        return self.sides_of(log_p, log_q, epsilon, *cost.offsets(epsilon))
+
+    def hard_sides(self, dtype: torch.dtype) -> tuple[Side, Side]:
+        """Those of a balanced problem, the same for every cost and epsilon."""
+        if dtype not in self._hard_sides:
+            log_p, log_q = self.logs
+            self._hard_sides[dtype] = Side(log_p.to(dtype)), Side(log_q.to(dtype))
+        return self._hard_sides[dtype]
 
     def sides_of(
         self, log_p: Tensor, log_q: Tensor, epsilon: float | Tensor, row_offset: Tensor, column_offset: Tensor
@@ -280,6 +285,11 @@ class Model:
         return self.alpha * double + self.beta * single
 
 
+def timeless(model: Model) -> Model:
+    """A model whose entropy plays no part in its objective without it; of others it is the same."""
+    return replace(model, epsilon=0.0) if model.plain else model
+
+
 def problem_weight(alpha: float | Tensor, beta: float | Tensor, mass: float | Tensor) -> float | Tensor:
     """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
     return alpha * mass + beta / 2
@@ -331,6 +341,7 @@ def largest_entry(cost: FactoredCost) -> float:
     return found if cost.extra is None else found + float(cost.extra.max())
 
 
+@replayed()
 def mean_cost(cost: FactoredCost, plan: Tensor | Carrier, rows: Tensor, columns: Tensor) -> Tensor:
     """<C, T> (...) of a stored plan (..., N, K) or a coupling: a product with the factors of C and, where it has a
     stored part, a pass over the plan."""

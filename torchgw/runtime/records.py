@@ -20,20 +20,20 @@ PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Siz
 
 
 class Leaf(NamedTuple):
-    """The place of a tensor in the list."""
+    """The place of a tensor in the list, its ``number``."""
 
     number: int
 
 
 class Constant(NamedTuple):
-    """A value that is no record, with its class: 1, 1.0 and True are not the same."""
+    """A ``value`` that is no record, with its class, the ``kind``: 1, 1.0 and True are not the same."""
 
     kind: type
     value: Hashable
 
 
 class Node(NamedTuple):
-    """A record of a class: its parts, and their names where it has any."""
+    """A record of a class, the ``kind``: its ``parts``, and their ``names`` where it has any."""
 
     kind: Any
     names: tuple[Hashable, ...]

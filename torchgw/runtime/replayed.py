@@ -103,7 +103,10 @@ def replayed(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def call(*given: P.args, **named: P.kwargs) -> R:
             if not torch.cuda.is_available() or getattr(_HERE, "within", False):
                 return function(*given, **named)
-            tensors, tree = flattened((given, named))
+            try:
+                tensors, tree = flattened((given, named))
+            except TypeError:  # what cannot be hashed
+                return function(*given, **named)
             device = next((each.device for each in tensors if each.is_cuda), None)
             if device is None or not _is_taken(tensors, device):
                 return function(*given, **named)
@@ -115,6 +118,12 @@ def replayed(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return mark
+
+
+def refuse_within(what: str) -> None:
+    """Refuse within a function that is captured what its graph would not do again."""
+    if getattr(_HERE, "within", False):
+        raise RuntimeError(f"{what}: not permitted while a graph is captured")
 
 
 def _is_taken(tensors: list[Tensor], device: torch.device) -> bool:
@@ -130,6 +139,7 @@ def _is_taken(tensors: list[Tensor], device: torch.device) -> bool:
 class _Call(NamedTuple):
     """A function with its arguments.
 
+    function, device : what is called, and where its tensors are.
     tensors, tree : of the arguments, positional and named.
     changed : for each tensor, whether the function writes over it.
     """

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchgw.runtime.replayed import refuse_within
+
 ASIDE, PINNED = 2**16, 2**26  # bytes that CUDA copies aside at once, and that at most are pinned to be sent
 
 
@@ -30,6 +32,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device; on a GPU behind what is queued there, for which the host waits only if it is large."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
+    refuse_within("what the host sends")
     if ASIDE < tensor.nbytes <= PINNED and not tensor.requires_grad:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -26,6 +26,7 @@ from torchgw.diagnostics.evidence import APART, Basin
 from torchgw.objective.exact import ExactGradient, mean_squares
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
 from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkProblem, coarse_basins, stands_out
 from torchgw.search.candidate import Candidate, as_low
@@ -233,20 +234,27 @@ def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landm
 
 def described(found: Sequence[Candidate | Basin], best: Candidate, reference: Landmarks, mass: Tensor) -> list[Basin]:
     """What the result says of basins, by their distances from the best one."""
-    shifts = [reference.between(best.matching, each.matching) for each in found]
-    differences = fetched(*(mass @ shift / mass.sum() for shift in shifts))
+    shifts, apart = _shifts(reference, best.matching, [each.matching for each in found], mass)
+    differences = fetched(apart)[0].tolist()
     return [
         Basin(
             energy=each.energy,
             count=each.count,
             level=each.level,
-            difference=float(difference),
+            difference=difference,
             origin=each.origin,
             matching=each.matching,
             shift=shift,
         )
         for each, shift, difference in zip(found, shifts, differences, strict=True)
     ]
+
+
+@replayed()
+def _shifts(reference: Landmarks, best: Tensor, matchings: list[Tensor], mass: Tensor) -> tuple[list[Tensor], Tensor]:
+    """How far each point's matches (N,) are from those of the best matching, and on average (m,)."""
+    shifts = [reference.between(best, each) for each in matchings]
+    return shifts, torch.stack([mass @ shift / mass.sum() for shift in shifts])
 
 
 def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
@@ -260,10 +268,15 @@ def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
 def _worst_sides(basin: CoarseBasin, p: Tensor, q: Tensor) -> tuple[float, float]:
     """Coverage and unlikeness of the landmarks, of the space where it is larger: they grow with dimension and lack of
     structure."""
-    sides = ((basin.source, p), (basin.target, q))
-    read = fetched(*(measure(*side) for measure in (coverage, unlikeness) for side in sides))
-    one, other, third, last = map(float, read)
+    (read,) = fetched(_measured(((basin.source, p), (basin.target, q))))
+    one, other, third, last = read.tolist()
     return max(one, other), max(third, last)
+
+
+@replayed()
+def _measured(sides: tuple[tuple[Landmarks, Tensor], ...]) -> Tensor:
+    """Coverage of both spaces and their unlikeness (4,)."""
+    return torch.stack([measure(*side) for measure in (coverage, unlikeness) for side in sides])
 
 
 def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:
@@ -316,6 +329,7 @@ def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     return model.values(found.value, coupling).total
 
 
+@replayed()
 def _apart(reference: Landmarks, some: Tensor, others: Tensor, mass: Tensor) -> Tensor:
     """How far the matchings (m, N) of others are from those (..., 1, N) of some, (..., m)."""
     return reference.between(some, others) @ mass / mass.sum()

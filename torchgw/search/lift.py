@@ -17,10 +17,13 @@ from torchgw.kernels.softmin_dense.reference import softmin
 from torchgw.losses import loss_factors
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.linearise import weights_of
-from torchgw.objective.model import Model
+from torchgw.objective.model import Model, timeless
+from torchgw.runtime.replayed import replayed
 from torchgw.search.anneal import LandmarkProblem, Solved
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.inner import temperatures
 from torchgw.solvers.warm_start import Start
+from torchgw.spaces.quantisation import Landmarks
 
 Points: TypeAlias = tuple[Tensor, Tensor]
 
@@ -40,8 +43,29 @@ def lift(
     ``softmin`` is of stored scores.
     O(N L L' + K L L') work, O(N L' + K L) memory.
     """
-    x, y, plan, epsilon = solved.source, solved.target, solved.plan, solved.epsilon
-    small = (whole or model).taken(x.index, y.index, x.mass, y.mass)
+    _, epsilon = temperatures(solved.plan.device, 1.0, solved.epsilon, model)
+    ends = solved.source, solved.target, solved.plan, solved.f, solved.g, epsilon
+    exact, model, whole = None if gradient is None else gradient.bare, timeless(model), timeless(whole or model)
+    cost, f, g, matching = _lifted(*ends, model, exact, whole, at, softmin)
+    return Start(cost, f, g, solved.epsilon), matching
+
+
+@replayed()
+def _lifted(
+    x: Landmarks,
+    y: Landmarks,
+    plan: Tensor,
+    f: Tensor,
+    g: Tensor,
+    epsilon: float | Tensor,
+    model: Model,
+    gradient: ExactGradient | None,
+    whole: Model,
+    at: Points | None,
+    softmin: Callable[..., Tensor],
+) -> tuple[FactoredCost, Tensor, Tensor, Tensor]:
+    """The cost, potentials and matching of what was solved between landmarks by a plan and potentials f, g."""
+    small = whole.taken(x.index, y.index, x.mass, y.mass)
     factored = None if gradient is None else gradient.of_points(x.index, y.index, plan)
     if factored is not None and model.fixed:
         near, far = loss_factors(model.loss, x.rows.T, y.rows.T)
@@ -50,20 +74,20 @@ def lift(
         seen = PairLoss.of(model.loss, x.rows.T, y.rows.T).cost(plan, plan.sum(1), plan.sum(0))
         U, V, quadratic = seen.U, seen.V, replace(seen, V=seen.V.contiguous())
         quadratic = quadratic if factored is None else replace(quadratic, U=factored.U, V=factored.V)
-    moments = LandmarkProblem.of(x, y, whole or model).moments(plan) if model.marginals.free_mass else None
+    moments = LandmarkProblem.of(x, y, whole).moments(plan) if model.marginals.free_mass else None
     weights = weights_of(small, moments)
     cost = quadratic if model.plain else weights.applied(quadratic, model.linear(U.dtype))
-    row, column = model.sides(epsilon, cost, U.dtype)
+    row, column = model.hard_sides(U.dtype) if model.fixed else model.sides(float(epsilon), cost, U.dtype)
 
     def score(U: Tensor, V: Tensor, rows: Tensor | slice, columns: Tensor | slice) -> Tensor:
         """The score between some points and landmarks, up to row and column terms."""
         part = FactoredCost(U.new_empty(len(U)), V.new_empty(len(V)), U, V)
         return weights.applied(part, None if linear is None else linear.taken(rows, columns)).stored_score(epsilon)
 
-    linear, every = (whole or model).linear(U.dtype), (slice(None), slice(None))
+    linear, every = whole.linear(U.dtype), (slice(None), slice(None))
     D, E = loss_factors(model.loss, x.distances, y.distances)
     to_y = score(U, E, (at or every)[0], y.index)
     to_x = score(D @ plan, V, x.index, (at or every)[1])
-    f = row.potential(softmin(to_y, solved.g, 1))
-    g = column.potential(softmin(to_x, solved.f, 0))
-    return Start(cost, f, g, epsilon), y.index[(to_y + solved.g).argmax(1)]
+    matching = y.index[(to_y + g).argmax(1)]
+    f, g = row.potential(softmin(to_y, g, 1)), column.potential(softmin(to_x, f, 0))
+    return cost, f, g, matching

@@ -34,6 +34,7 @@ from torchgw.kernels.logsumexp import flushed
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import PairLoss
 from torchgw.persist.watch import Watch
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
 from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
 from torchgw.search.subtrees import likeness
@@ -51,6 +52,13 @@ TIMES = (1.0, 3.0, 10.0)
 WIDTHS = (0.1, 0.3, 1.0)
 DEPTHS = (6, 20)
 EDGES, MOST_MISSING = 2.0, 20.0  # more in common, for e times the likelihood, and the largest exponent
+
+
+@replayed()
+def _counted(D: Tensor) -> tuple[Tensor, Tensor]:
+    """The median entry () of a matrix; how many entries, and how many on its diagonal, are that and are zero (4,)."""
+    middle, diagonal = D.median(), D.diagonal()
+    return middle, torch.stack([(side == value).sum() for value in (middle, D.new_zeros(())) for side in (D, diagonal)])
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,8 @@ class Graph:
     @cached_property
     def _counts(self) -> tuple[float, int, int]:
         """The value that most entries have, zero where none has; how many have it, and how many on the diagonal."""
-        middle, diagonal = self.D.median(), self.D.diagonal()
-        counts = [(side == value).sum() for value in (middle, torch.zeros_like(middle)) for side in (self.D, diagonal)]
-        value, *each = fetched(middle, *counts)
-        many, at, zeros, zeros_at = map(int, each)
+        value, counts = fetched(*_counted(self.D))
+        many, at, zeros, zeros_at = counts.tolist()
         return (float(value), many, at) if 2 * many > self.D.numel() else (0.0, zeros, zeros_at)
 
     @property

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from torchgw import ranges
 from torchgw.couplings.blocks import DenseCoupling
@@ -13,13 +15,17 @@ from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.rounding import round_to_marginals
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import reach, unsafe
+from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import Scaler, scaling
+from torchgw.sinkhorn.scaling import Scaled, Scaler, absorbed, closed, opened
+from torchgw.sinkhorn.sides import Side
+from torchgw.solvers.inner import ends_of, temperatures
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import Start, brought
 
 
 def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, options: SinkhornOptions) -> Solution:
@@ -36,31 +42,92 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     end = solution.end
     assert end is not None
     assert end.cost is not None
-    cost, (p, q), (centred, row, column, f, g) = end.cost, model.masses, end.at(end.cost, epsilon, model)
-    start = PotentialCoupling(*centred.balanced_score(epsilon), f, g).to(torch.float64)
-    low_rank = cost.extra is None and start.A.shape[1] < min(len(p), len(q)) // 2
-    score = start.A @ start.B.T if low_rank else centred.stored_score(epsilon).to(torch.float64)
-    plan = torch.empty_like(score)
-    sides, most = model.sides(epsilon, centred, torch.float64), options.final_max_iter
-    state = scaling(Scaler(kernel.on(score), *sides, plan), start.f, start.g, options=options, max_iter=most)
-    largest = AsyncNumbers(state.largest[None])
-    solved = PotentialCoupling(start.A, start.B, state.f, state.g)
-    rounded, residual = round_to_marginals(solved, p, q, DenseCoupling(plan), model.marginals)
-    require_resolved(largest.values()[0], epsilon)
-    assert rounded.x is not None
-    assert rounded.y is not None
-    plan.mul_((rounded.f - state.f).nan_to_num(nan=0.0).exp2()[:, None])
-    plan.mul_((rounded.g - state.g).nan_to_num(nan=0.0).exp2()).addr_(rounded.x, rounded.y)
-    f, g = state.f - row, state.g - column
-    residual = residual if model.fixed else max(residual, float(state.residual))
+    assert end.epsilon is not None
+    cost, (p, q) = end.cost, model.masses
+    score, plan = (p.new_empty(len(p), len(q)) for _ in range(2))
+    ratio, at = temperatures(p.device, end.epsilon / epsilon, epsilon, model)
+    low_rank = cost.extra is None and cost.U.shape[1] < min(len(p), len(q)) // 2
+    begun = _begun(kernel, *ends_of(model, torch.float64), cost, end.f, end.g, ratio, at, low_rank, score, plan)
+    scaler = Scaler(kernel.on(score), begun.row, begun.column, plan)
+    found = opened(scaler, begun.scaled, options=options, max_iter=options.final_max_iter)
+    rounded, f, g, numbers = _ended(plan, found.scaled, begun, p, q, model.marginals)
+    largest, *missed = AsyncNumbers(numbers).values()
+    require_resolved(largest, epsilon)
+    residual = max(missed, default=0.0) if model.fixed else max([*missed, found.residual])
     return replace(
         solution,
         coupling=rounded if low_rank else DenseCoupling(plan, f, g),
         stored=DenseCoupling(plan),
         end=Start(cost, f, g, epsilon),  # widened when the matrices of this solve are gone
         marginal_residual=residual,
-        n_iter_sinkhorn=solution.n_iter_sinkhorn + state.n_iter,
+        n_iter_sinkhorn=solution.n_iter_sinkhorn + found.n_iter,
     )
+
+
+class Begun(NamedTuple):
+    """The last problem, in float64, after its first iteration.
+
+    A, B : factors (N, r), (K, r) of its score.
+    shifts : row (N,) and column (K,) terms that centring takes off the score.
+    row, column : its sides.
+    scaled : where the iteration is.
+    """
+
+    A: Tensor
+    B: Tensor
+    shifts: tuple[Tensor, Tensor]
+    row: Side
+    column: Side
+    scaled: Scaled
+
+
+@replayed("score", "plan")
+def _begun(
+    kernel: Kernel,
+    model: Model | None,
+    logs: tuple[Tensor, Tensor],
+    sides: tuple[Side, Side] | None,
+    cost: FactoredCost,
+    f: Tensor,
+    g: Tensor,
+    ratio: float | Tensor,
+    epsilon: float | Tensor,
+    low_rank: bool,
+    score: Tensor,
+    plan: Tensor,
+) -> Begun:
+    """The problem from potentials of ``ratio`` times its epsilon, its score a product where it is ``low_rank``."""
+    centred, row, column, f, g = brought(cost, f, g, ratio, epsilon, logs)
+    if sides is None:
+        assert model is not None
+        assert isinstance(epsilon, float)
+        sides = model.sides(epsilon, centred, torch.float64)
+    start = PotentialCoupling(*centred.balanced_score(epsilon), f, g).to(torch.float64)
+    if low_rank:
+        torch.mm(start.A, start.B.T, out=score)
+    else:
+        score.copy_(centred.stored_score(epsilon))
+    bound, (one, other), f = kernel.on(score), sides, start.f
+    if other.relaxed and not one.relaxed:
+        f = one.potential(bound.softmin(start.g, 1))
+    return Begun(start.A, start.B, (row, column), one, other, absorbed(bound, one, other, plan, f, start.g))
+
+
+@replayed("plan")
+def _ended(
+    plan: Tensor, last: Scaled, begun: Begun, p: Tensor, q: Tensor, marginals: Marginals
+) -> tuple[PotentialCoupling, Tensor, Tensor, Tensor]:
+    """The rounded coupling, the potentials (N,), (K,) of the cost as it was, and the largest potential beside the
+    marginal errors that there were (m,)."""
+    f, g, largest = closed(plan, last)
+    rounded, missed = round_to_marginals(
+        PotentialCoupling(begun.A, begun.B, f, g), p, q, DenseCoupling(plan), marginals
+    )
+    assert rounded.x is not None
+    assert rounded.y is not None
+    plan.mul_((rounded.f - f).nan_to_num(nan=0.0).exp2()[:, None])
+    plan.mul_((rounded.g - g).nan_to_num(nan=0.0).exp2()).addr_(rounded.x, rounded.y)
+    return rounded, f - begun.shifts[0], g - begun.shifts[1], torch.cat((largest[None], missed))
 
 
 def precision_warning(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
@@ -72,9 +139,15 @@ def watched_precision(cost: FactoredCost, epsilon: float, options: GWOptions) ->
     """What says so once the device has come to it."""
     if not options.mixed_precision:
         return lambda: None
-    A, B = cost.centred(epsilon)[0].balanced_score(epsilon)
-    reading, rank = AsyncNumbers(reach(A, B)[None]), A.shape[1]
-    return lambda: unsafe(reading.values()[0], rank)
+    reading, rank = AsyncNumbers(_reach(replace(cost, extra=None))), cost.U.shape[1]
+    return lambda: unsafe(reading.values()[0] / epsilon, rank)
+
+
+@replayed()
+def _reach(cost: FactoredCost) -> Tensor:
+    """How far the scores of the factors of a cost reach (1,), times epsilon."""
+    A, B = cost.centred(1.0)[0].balanced_score(1.0)
+    return reach(A, B)[None]
 
 
 def require_resolved(largest: float, epsilon: float) -> None:

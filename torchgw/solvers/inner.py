@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.couplings.rounding import feasible, round_tiles, rounded
+from torchgw.couplings.rounding import round_tiles, rounded
 from torchgw.kernels import LOG2E
 from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.shared import StreamedKernel, TileReader
 from torchgw.kernels.sums import inner
 from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, choose_tiles
+from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
@@ -109,15 +110,13 @@ class StoredInner:
     ) -> Transported:
         assert warm.epsilon is not None
         score, plan = self._memory(cost.a, len(cost.b))
-        ratio, at = _on(cost.a.device, warm.epsilon / epsilon, epsilon, self.model)
-        begun = _begun(self.kernel, *_ends(self.model, cost.a), cost, warm.f, warm.g, ratio, at, sums, score, plan)
-        found, balanced = self._opened(begun.row, begun.column, begun.scaled), self.model.marginals.balanced
-        masses = self.model.masses_in(cost.a.dtype)
-        if not balanced:  # whose rounding tells the host how much they miss
-            f, g, largest = closed(plan, found.scaled)
-            rounded(plan, *masses, self.model.marginals)
-            found = found._replace(scaled=Scaled(f, g, torch.ones_like(f), torch.ones_like(g), largest))
-        f, g, told = _ended(score, plan, found.scaled, begun[:3], (cost.a, cost.b), *masses, at, balanced)
+        ratio, at = temperatures(cost.a.device, warm.epsilon / epsilon, epsilon, self.model)
+        begun = _begun(
+            self.kernel, *ends_of(self.model, cost.a.dtype), cost, warm.f, warm.g, ratio, at, sums, score, plan
+        )
+        found, masses = self._opened(begun.row, begun.column, begun.scaled), self.model.masses_in(cost.a.dtype)
+        terms, marginals = (cost.a, cost.b), self.model.marginals
+        f, g, told = _ended(score, plan, found.scaled, begun[:3], terms, *masses, marginals, at)
         return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, *found[1:])
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
@@ -157,7 +156,9 @@ class Begun(NamedTuple):
     scaled: Scaled
 
 
-def _on(device: torch.device, ratio: float, epsilon: float, model: Model) -> tuple[float | Tensor, float | Tensor]:
+def temperatures(
+    device: torch.device, ratio: float, epsilon: float, model: Model
+) -> tuple[float | Tensor, float | Tensor]:
     """The numbers as a graph takes them: on a GPU, where they do not enter the sides, as tensors; a ratio of 1, which
     changes no bit, as it is."""
     if device.type != "cuda" or not model.marginals.balanced:
@@ -166,12 +167,9 @@ def _on(device: torch.device, ratio: float, epsilon: float, model: Model) -> tup
     return 1.0 if ratio == 1 else numbers[0], numbers[1]
 
 
-def _ends(model: Model, like: Tensor) -> tuple[Model | None, tuple[Tensor, Tensor], tuple[Side, Side] | None]:
+def ends_of(model: Model, dtype: torch.dtype) -> tuple[Model | None, tuple[Tensor, Tensor], tuple[Side, Side] | None]:
     """The model where its sides belong to a cost, the logarithms of its masses, and its sides where they do not."""
-    if not model.marginals.balanced:
-        return model, model.logs, None
-    nothing = FactoredCost.stored(like.new_zeros(0, 0))
-    return None, model.logs, model.sides(1.0, nothing, like.dtype)
+    return (None, model.logs, model.hard_sides(dtype)) if model.fixed else (model, model.logs, None)
 
 
 @replayed("score", "plan")
@@ -222,14 +220,12 @@ def _ended(
     terms: tuple[Tensor, Tensor],
     p: Tensor,
     q: Tensor,
+    marginals: Marginals,
     epsilon: float | Tensor,
-    rounds: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The potentials of the cost as it was, and what is told of the plan, which is rounded here if it is balanced."""
-    (a, b, (row, column)), (f, g, largest) = begun, (last.f, last.g, last.seen)
-    if rounds:
-        f, g, largest = closed(plan, last)
-        feasible(plan, p, q)
+    """The potentials of the cost as it was, and what is told of the plan, which is rounded."""
+    (a, b, (row, column)), (f, g, largest) = begun, closed(plan, last)
+    rounded(plan, p, q, marginals)
     overlap = _overlap(score, plan)
     value = FactoredCost(a, b, a, b).scored(overlap, epsilon, p, q)
     cancelling = terms[0].abs() @ p + terms[1].abs() @ q

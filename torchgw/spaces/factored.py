@@ -39,6 +39,7 @@ class FactoredDistances(ScaledDistances):
         When the arrays do not fit together.
     """
 
+    divided = True
     _signed: Tensor | None = None  # F diag(signs), where a launch is worth its memory
 
     def __init__(self, F: Array | Tensor, signs: Array | Tensor, scale: float = 1.0, *, name: str = "F") -> None:

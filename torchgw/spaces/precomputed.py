@@ -40,6 +40,8 @@ class PrecomputedDistances(ScaledDistances):
         When D is not such a matrix.
     """
 
+    divided = True
+
     def __init__(self, D: Array | Tensor, *, name: str = "D") -> None:
         self._take(validate.distance_matrix(name, D), name)
         self.leaf = D if isinstance(D, Tensor) and D.requires_grad else None

@@ -11,7 +11,6 @@ the median of Delta over that of S is the resolution that a space needs.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +18,11 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.landmark import placed
-from torchgw.spaces.scale import largest_of
+from torchgw.spaces.scale import bare, largest_of
 from torchgw.types import DistanceProvider
 
 SAMPLED = 16
@@ -67,18 +67,24 @@ def explain_unresolved_points(
     masses : (N,) of each, positive, on the device that solves.
     numbers : (N,) of each, what its points are called; None where they are counted from 0.
     """
-    rows = [_sampled_rows(space, mass) for space, mass in zip(spaces, masses, strict=True)]
-    read = fetched(*itertools.chain.from_iterable(map(_differences, rows, masses)))
+    rows, looked_at = list[Tensor](), list[Tensor]()
+    for space, mass in zip(spaces, masses, strict=True):
+        index = sent(evenly_spread(len(mass)), mass.device)
+        sampled, *differences = _sampled(bare(placed(space, mass.device)), mass, index)
+        rows.append(sampled)
+        looked_at += differences
+    read = fetched(*looked_at)
     measured = (_median_ratio(*pair).numpy() for pair in zip(read[::2], read[1::2], strict=True))
     numbers = [None] * len(rows) if numbers is None else numbers
     sides = zip(names, spaces, masses, rows, map(float, measured), numbers, strict=True)
     return [_explain(*side) for side in sides]
 
 
-def _sampled_rows(space: DistanceProvider, mass: Tensor) -> Tensor:
-    """Distances (m, N) from a few points."""
-    index = sent(evenly_spread(len(mass)), mass.device)
-    return placed(space, mass.device).rows(index)
+@replayed()
+def _sampled(space: DistanceProvider, mass: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances (m, N) from a few points, and their `_differences`."""
+    rows = space.rows(index)
+    return rows, *_differences(rows, mass)
 
 
 def _explain(

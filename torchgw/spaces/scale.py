@@ -35,10 +35,11 @@ class ScaledDistances(ABC):
     fixed : whether the scale was set by `with_scale`.
     leaf : the tensor that the distances came from, where it requires gradients.
     metric, symmetric : see `torchgw.types.DistanceProvider`.
+    divided : whether what it holds is divided by the scale already.
     """
 
     stored = metric = symmetric = True
-    fixed = False
+    fixed = divided = False
     leaf: Tensor | None = None
     scale: float
     largest: float
@@ -65,6 +66,12 @@ class ScaledDistances(ABC):
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
         return None
+
+
+def bare(space: DistanceProvider) -> DistanceProvider:
+    """A space without what its distances were divided by, where it holds them divided; others as they are."""
+    holds = isinstance(space, ScaledDistances) and space.divided
+    return space._with(scale=1.0, largest=1.0, leaf=None) if holds else space
 
 
 def positive_scale(largest: float) -> float:
