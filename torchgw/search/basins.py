@@ -43,7 +43,7 @@ from torchgw.search.full_starts import (
 from torchgw.search.rung import Rung, lifted, rough, seen, spread
 from torchgw.search.views import Graph
 from torchgw.solvers.problem import StoredProblem, descended
-from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, unlikeness
+from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, spread_of, unlikeness
 from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
@@ -260,7 +260,7 @@ def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
 def _worst_sides(basin: CoarseBasin, p: Tensor, q: Tensor) -> tuple[float, float]:
     """Coverage and unlikeness of the landmarks, of the space where it is larger: they grow with dimension and lack of
     structure."""
-    sides = ((basin.source, p), (basin.target, q))
+    sides = [(some, mass, spread_of(some, mass)) for some, mass in ((basin.source, p), (basin.target, q))]
     read = fetched(*(measure(*side) for measure in (coverage, unlikeness) for side in sides))
     one, other, third, last = map(float, read)
     return max(one, other), max(third, last)
