@@ -7,6 +7,7 @@ Triton kernels in the interpreter, the GPU suite on everything.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +23,13 @@ from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, in_two_reads
 from torchgw.kernels.neighbour_graphs import reference as graphs_reference
 from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges, Graphs
-from torchgw.kernels.principal_directions import Directions
+from torchgw.kernels.principal_directions import Keys
 from torchgw.kernels.shortest_paths import reference as paths
 from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.kernels.small_transport import SmallTransport
 from torchgw.kernels.small_transport.reference import Effort
 from torchgw.options import SinkhornOptions
+from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.device_graph import DeviceGraph
@@ -229,26 +231,52 @@ def rescaled(kernel: Kernel, device: str, n: int, dtype: torch.dtype, weight: fl
     close(found, u * (m / s / u) ** weight, dtype, factor=10.0)
 
 
-def principal_directions(find: Directions, device: str, n: int, d: int, dtype: torch.dtype) -> None:
-    """Cells of odd sizes, of one point and of equal points; against a float64 oracle, and unit vectors."""
+class _Second(Ranks):
+    """The second of two ranks, to whom the first has sent nothing but zeros."""
+
+    rank, count = 1, 2
+
+    def __init__(self, features: Tensor) -> None:
+        self.features = features
+
+    def joined(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
+        return torch.cat((share.new_zeros(n - len(share)), share))
+
+    def taken(self, share: Tensor, n: int, index: Tensor) -> Tensor:
+        return self.features[index]
+
+
+def principal_directions(find: Keys, device: str, n: int, d: int, dtype: torch.dtype) -> None:
+    """Keys of cells of odd sizes, of one point and of equal points rise from cell to cell, and along the directions of
+    a float64 oracle; those of a rank's share do, among cells of all points."""
     gen = torch.Generator().manual_seed(n * 31 + d)
     features = torch.randn(n, d, generator=gen, dtype=torch.float64) * torch.linspace(3, 0.1, d, dtype=torch.float64)
     features[: n // 4] = features[0]
     order = torch.randperm(n, generator=gen)
     order = order[torch.argsort((order >= n // 4).to(torch.int64), stable=True)]  # equal points in the first cells
     ends = torch.unique(torch.cat((torch.randint(0, n, (9,), generator=gen), torch.tensor([0, 1, n // 4, n]))))
-    found = find(features.to(dtype).to(device), order.to(device), ends.to(device))
-    points = features.to(dtype).double().numpy()[order]
-    for at, (first, last) in enumerate(itertools.pairwise(ends.tolist())):
-        steps = ((np.arange(32) + 0.5) / 32 * (last - first)).astype(int)
-        sample = points[first + steps] - points[first + steps].mean(0)
-        u = sample[-1] - sample[0]
-        for _ in range(3):
-            u = sample.T @ (sample @ u)
-            u = u / max(float(np.linalg.norm(u)), 1e-30)
-        if np.abs(sample).max() > 1e-6:  # what is rounding has no direction
-            close(found[at], u, dtype, factor=10.0)
-        assert float(found[at].norm()) < 1.001
+    given, largest = [each.to(device) for each in (features.to(dtype), order, ends)], int(ends.diff().max())
+    second = _Second(given[0])
+    own = second.share(n)
+    found = find(*given, largest, ALONE), find(given[0][own], *given[1:], largest, second)
+    points, every = features.to(dtype).double().numpy()[order], torch.arange(n)
+    for key, known in zip(found, (every >= 0, every >= own.start), strict=True):
+        key, known, below = key.cpu()[order], known[order], -math.inf
+        for first, last in itertools.pairwise(ends.tolist()):
+            which = known[first:last].nonzero()[:, 0] + first
+            which = which[key[which].argsort(stable=True)]
+            if len(which):
+                assert below < int(key[which[0]])
+                below = int(key[which[-1]])
+            steps = ((np.arange(32) + 0.5) / 32 * (last - first)).astype(int)
+            sample = points[first + steps] - points[first + steps].mean(0)
+            u = sample[-1] - sample[0]
+            for _ in range(3):
+                u = sample.T @ (sample @ u)
+                u = u / max(float(np.linalg.norm(u)), 1e-30)
+            if np.abs(sample).max() > 1e-6:  # what is rounding has no direction
+                slack = 10 * TOLERANCE[dtype] * np.abs(points).max()
+                assert np.diff(points[which.numpy()] @ u).min(initial=0.0) > -slack
 
 
 def sweeps(kernel: Kernel, operands: tuple[Tensor, ...], score: np.ndarray, dtype: torch.dtype, device: str) -> None:

@@ -18,6 +18,7 @@ graph is one.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import thread
@@ -139,7 +140,8 @@ class Simulation(TorchDispatchMode):
     ``reads``, events that it waits for behind other work, ``launches``, all that compute, ``captured``, what goes into
     graphs instead, ``uploads``, copies to the device. A copy is waited for unless it is asked not to block, and on the
     way to the device comes from pinned memory or is small. ``crossings`` are the most entries of a copy between
-    devices, ``variants`` the kinds of arguments that each Triton kernel is compiled for."""
+    devices, ``variants`` the kinds of arguments that each Triton kernel is compiled for, ``memory`` what tensors
+    take."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,6 +152,7 @@ class Simulation(TorchDispatchMode):
         self.reads: Counter[str] = Counter()
         self.crossings: Counter[str] = Counter()
         self.variants: defaultdict[str, set[Hashable]] = defaultdict(set)
+        self.memory = Memory()
         self.capturing: Graph | None = None
         self._within_launch = False
 
@@ -194,7 +197,16 @@ class Simulation(TorchDispatchMode):
         if not lands or (func is aten.copy_.default and not isinstance(args[0], OnDevice)):
             return args[0] if func is aten.copy_.default else found
         known = {id(t.held): t for t in there}
-        return _mapped(lambda x: known[id(x)] if id(x) in known else OnDevice(x) if isinstance(x, Tensor) else x, found)
+
+        def there_too(x: Any) -> Any:
+            if not isinstance(x, Tensor) or id(x) in known:
+                return known.get(id(x), x)
+            made = OnDevice(x)
+            if not self._within_launch:  # what a kernel keeps in registers takes no memory
+                self.memory.add(made)
+            return made
+
+        return _mapped(there_too, found)
 
     def _refuse(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], there: list[OnDevice]) -> None:
         name = func.overloadpacket.__name__
@@ -272,6 +284,35 @@ class Simulation(TorchDispatchMode):
     def table(self, most: int = 20) -> str:
         """The places that waited most often."""
         return "\n".join(f"{count:6}  {place}" for place, count in self.waits.most_common(most))
+
+
+class Memory:
+    """The bytes that tensors of the device take: ``now``, at the ``peak``, and the line that reached it.
+
+    What an operation needs beside its result, and what an allocator keeps, is not there.
+    """
+
+    def __init__(self) -> None:
+        self.now, self.peak, self.place = 0, 0, ""
+        self._users: Counter[int] = Counter()
+
+    def add(self, tensor: OnDevice) -> None:
+        storage = tensor.held.untyped_storage() if tensor.held.layout is torch.strided else None
+        if storage is None or not storage.nbytes():
+            return
+        key, size = storage.data_ptr(), storage.nbytes()
+        self._users[key] += 1
+        if self._users[key] == 1:
+            self.now += size
+            if self.now > self.peak:
+                self.peak, self.place = self.now, caller()
+        weakref.finalize(tensor, self._remove, key, size).atexit = False
+
+    def _remove(self, key: int, size: int) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self.now -= size
 
 
 def _computes(func: Any) -> bool:

@@ -113,8 +113,18 @@ def tiled_read(
         held[0] = new
 
 
-def principal(grid: Grid, features: Tensor, order: Tensor, ends: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
-    out.copy_(directions.directions(features, order, ends))
+def principal(
+    grid: Grid, standing: Tensor, places: Tensor, runs: Tensor, features: Tensor, order: Tensor, ends: Tensor,
+    out: Tensor, n: int, d: int, start: int, parts: int, shift: int, **_: Any,
+) -> None:  # fmt: skip
+    if n == len(order):
+        out.copy_(directions.keys(features, order, ends, parts))
+        return
+    cell = torch.empty_like(order)
+    cell[order] = torch.repeat_interleave(torch.arange(len(ends) - 1, device=order.device), ends.diff())
+    cell = cell[start : start + n]
+    bits = (features * directions.directions(standing, places, runs)[cell]).sum(1).double().view(torch.int64)
+    out.copy_((cell << (64 - shift)) + ((bits ^ ((bits >> 63) & 2**63 - 1)) >> shift))
 
 
 def small_solve(
@@ -246,7 +256,7 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "softmin_stream": {"softmin_kernel": stream_softmin, "absorb_kernel": stream_absorb},
     "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read},
-    "principal_directions": {"directions_kernel": principal},
+    "principal_directions": {"keys_kernel": principal},
     "small_transport": {"solve_kernel": small_solve, "scalings_kernel": small_scalings},
     "neighbour_graphs": {
         "nearest_kernel": nearest,

@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import linprog
 
 from tests.problems import all_rows, linearised_cost, quietly, random_distances, random_masses, random_plan
+from tests.simulated_device import simulated_gpu
 from torchgw import EuclideanDistances, GWResult, PrecomputedDistances, gw_align
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.datasets import make_spiral
@@ -81,6 +82,22 @@ def test_bounds_hold_for_signed_factors_and_blocks_of_rows(monkeypatch: pytest.M
     assert second_bound(*spaces, p, q) == pytest.approx(whole, rel=1e-9)
     monkeypatch.setattr(bounds_module, "MOST_PAIRS", 100)
     assert second_bound(*spaces, p, q) == 0.0
+
+
+def test_a_gpu_bounds_by_integers_and_a_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    spaces = [EuclideanDistances(rng.normal(size=(n, 2))) for n in (700, 800)]
+    p, q = (torch.from_numpy(rng.dirichlet(np.full(n, 0.3))) for n in (700, 800))
+    known = second_bound(*spaces, p, q)
+    for module, name in ((bounds_module, "COUNTED"), (blocks, "BLOCK_ELEMENTS")):
+        monkeypatch.setattr(module, name, {"cuda": 10_000})
+    with simulated_gpu() as simulation:
+        x, y = (space.to(torch.device("cuda"), torch.float64) for space in spaces)
+        given, held = (p.to("cuda"), q.to("cuda")), simulation.memory.now
+        found = second_bound(x, y, *given)
+        assert simulation.memory.peak - held < 6 * 8 * 10_000 + 24 * 8 * bounds_module.N_BINS
+    widest = max(float(space.rows(torch.arange(space.size)).max()) for space in spaces)
+    assert known**0.5 - widest * 1500 / 2**31 - 1e-7 <= found**0.5 <= known**0.5
 
 
 @pytest.mark.parametrize("seed", range(3))

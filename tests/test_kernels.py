@@ -77,7 +77,7 @@ def test_eager_scalings(dtype: torch.dtype, weight: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "d"), [(8, 1), (100, 3), (500, 60), (333, 130)])
 def test_eager_principal_directions(n: int, d: int, dtype: torch.dtype, poison: None) -> None:
-    cases.principal_directions(principal_directions.reference.directions, "cpu", n, d, dtype)
+    cases.principal_directions(principal_directions.reference.keys, "cpu", n, d, dtype)
 
 
 def test_problems_too_large_for_a_program_and_a_compiler_are_solved_eagerly() -> None:

@@ -18,6 +18,7 @@ from torchgw import GWOptions, StoppingOptions, gw_align, gw_pairwise
 from torchgw.datasets import make_spiral, make_swiss_roll
 
 SMALL, DENSE, STREAMED = CASES
+MEGABYTES = {SMALL: 20, DENSE: 550, STREAMED: 120}  # score and plan of 4000 x 5000 in both precisions are 480
 BINS = (2 * (2**14 + 1) + 3) * 8  # bytes of what lower bounds are made of: histograms of distances and three numbers
 STARTS = 47 * 60**2  # entries of first guesses between landmarks
 
@@ -29,6 +30,7 @@ def test_a_solve_launches_and_waits_no_more_than_is_said(case: Case) -> None:
     found = counted(case)
     assert 0 < found.n_launches <= case.launches
     assert 0 < found.n_waits <= case.waits, found.table()
+    assert 0 < found.memory.peak <= MEGABYTES[case] * 10**6, found.memory.place
     assert sum(count for place, count in found.launches.items() if place.endswith(" graph")) > 50
     assert largest_crossing(found) <= max(BINS, STARTS)  # whatever the number of points
 

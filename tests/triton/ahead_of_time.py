@@ -78,7 +78,7 @@ def small_launches(dtype: torch.dtype, n: int, k: int) -> Iterator[Case]:
 def direction_launches(dtype: torch.dtype, d: int) -> Iterator[Case]:
     """The same for the kernel on cells with d features."""
     features, order, ends = torch.zeros(100, d, dtype=dtype), torch.arange(100), torch.tensor([0, 40, 100])
-    yield f"principal directions of {d} {dtype}", False, lambda: principal.build()(features, order, ends)
+    yield f"principal directions of {d} {dtype}", False, lambda: principal.build()(features, order, ends, 60)
 
 
 def path_launches() -> Iterator[Case]:

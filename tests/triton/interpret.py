@@ -135,7 +135,7 @@ def test_neighbour_graphs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "d"), [(8, 1), (100, 3), (333, 60)])
+@pytest.mark.parametrize(("n", "d"), [(8, 1), (1500, 3), (333, 60)])
 def test_principal_directions(n: int, d: int, dtype: torch.dtype) -> None:
     find = principal_directions.choose("triton", Workload(CPU, dtype, (n, 9), d)).function
     cases.principal_directions(find, "cpu", n, d, dtype)

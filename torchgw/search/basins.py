@@ -44,7 +44,7 @@ from torchgw.search.full_starts import (
 from torchgw.search.rung import Rung, lifted, rough, seen, spread
 from torchgw.search.views import Graph
 from torchgw.solvers.problem import StoredProblem, descended
-from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, unlikeness
+from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, spread_of, unlikeness
 from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
@@ -276,7 +276,8 @@ def _worst_sides(basin: CoarseBasin, p: Tensor, q: Tensor) -> tuple[float, float
 @replayed()
 def _measured(sides: tuple[tuple[Landmarks, Tensor], ...]) -> Tensor:
     """Coverage of both spaces and their unlikeness (4,)."""
-    return torch.stack([measure(*side) for measure in (coverage, unlikeness) for side in sides])
+    measured = [(some, mass, spread_of(some, mass)) for some, mass in sides]
+    return torch.stack([measure(*side) for measure in (coverage, unlikeness) for side in measured])
 
 
 def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:

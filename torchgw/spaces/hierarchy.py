@@ -17,7 +17,6 @@ from torch import Tensor
 
 from torchgw.kernels import principal_directions
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.principal_directions.reference import positions
 from torchgw.kernels.sums import add_by_label, narrowed
 from torchgw.kernels.tiles import inverse_permutation
 from torchgw.persist.codec import storable
@@ -52,7 +51,8 @@ class Hierarchy:
     def cells(self, level: int) -> Cells:
         """The cells of one level."""
         ends = self.levels[level]
-        label = _labels(ends.diff(), torch.arange(len(ends) - 1, device=ends.device), len(self.order))
+        number = torch.arange(len(ends) - 1, device=ends.device)
+        label = torch.repeat_interleave(number, ends.diff(), output_size=len(self.order))
         by_point = torch.empty_like(label)
         by_point[self.order] = label
         return Cells(by_point, len(ends) - 1)
@@ -124,35 +124,26 @@ def bisect(
 
     Notes
     -----
-    O(N (d + log N)) for each of log2(n_cells) levels; directions come from at most 32 points of each cell.
+    O(N (d + log N)) for each of log2(n_cells) levels; directions come from at most 32 points of each cell. On a GPU a
+    level is two launches: one that finds keys, and one that sorts them.
     """
     n, device = len(features) if n is None else n, features.device
     order = torch.arange(n, device=device)
     levels = _levels(n, n_cells, unit)  # where cells end depends on their numbers alone, so the host knows
-    parts = (*levels, *(ends.diff() for ends in levels))
-    held = torch.split(sent(torch.cat(parts), device), [len(part) for part in parts])
-    levels, sizes = list(held[: len(levels)]), held[len(levels) :]
-    node, numbers = torch.zeros_like(order), torch.arange(n, device=device)
+    held = torch.split(sent(torch.cat(levels), device), [len(ends) for ends in levels])
     workload = Workload(device, features.dtype, (n, n_cells), features.shape[1])
-    directions = principal_directions.choose(backend, workload).function
-    for ends, halves in zip(levels[:-1], sizes[1:], strict=True):
-        direction = directions(*_standing_for(features, order, ends, ranks))
-        order = torch.argsort(_keys(ranks.joined(_along(features, direction, ranks.own(node)), n), node), stable=True)
-        node[order] = _labels(halves, numbers[: len(halves)], n)
-    return Hierarchy(order, tuple(levels))
+    keys = principal_directions.choose(backend, workload).function
+    for ends, here in zip(held[:-1], levels, strict=False):
+        order = torch.argsort(keys(features, order, ends, int(here.diff().max()), ranks), stable=True)
+    return Hierarchy(order, held)
 
 
 def _levels(n: int, n_cells: int, unit: int) -> list[Tensor]:
     """Where the cells of each level begin and end, from one cell to ``n_cells`` at least, or to one for each point."""
-    levels = [torch.tensor([0, n])]
+    levels = [torch.tensor([0, n], device="cpu")]
     while len(levels[-1]) - 1 < min(n_cells, n):
         levels.append(torch.unique(torch.cat((levels[-1], _cuts(levels[-1], unit)))))
     return levels
-
-
-def _labels(sizes: Tensor, numbers: Tensor, n: int) -> Tensor:
-    """The number of the cell (n,) of each position, from the sizes of cells with these numbers."""
-    return torch.repeat_interleave(numbers, sizes, output_size=n)
 
 
 def _cuts(ends: Tensor, unit: int) -> Tensor:
@@ -160,24 +151,3 @@ def _cuts(ends: Tensor, unit: int) -> Tensor:
     first, size = ends[:-1], ends[1:] - ends[:-1]
     half = torch.where(size > unit, ((size + unit) // (2 * unit)).clamp_min(1) * unit, size // 2)
     return (first + half)[size > 1]
-
-
-def _standing_for(features: Tensor, order: Tensor, ends: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, order and ends of cells with the same directions, all of them here."""
-    if ranks.count == 1:
-        return features, order, ends
-    sample = order[positions(ends)]
-    every = torch.arange(sample.numel() + 1, device=ends.device)
-    return ranks.taken(features, len(order), sample.flatten()), every[:-1], every[:: sample.shape[1]]
-
-
-def _along(features: Tensor, direction: Tensor, node: Tensor) -> Tensor:
-    """Coordinates (N,), float64, of the points along the direction (cells, d) of the cell, ``node`` (N,), of each."""
-    blocks = zip(torch.split(features, BLOCK_POINTS), torch.split(node, BLOCK_POINTS), strict=True)
-    return torch.cat([(block * direction[which]).sum(1) for block, which in blocks]).to(torch.float64)
-
-
-def _keys(along: Tensor, node: Tensor) -> Tensor:
-    """Numbers that rise along each cell, and from cell to cell."""
-    low, high = along.aminmax()
-    return node + 0.999 * (along - low) / (high - low).clamp_min(torch.finfo(along.dtype).tiny)

@@ -117,10 +117,11 @@ def choose_landmarks(
     return Landmarks(index, rows, ((among + among.T) / 2).fill_diagonal_(0.0), cells)
 
 
-def coverage(landmarks: Landmarks, mass: Tensor) -> Tensor:
-    """Mean square distance to the nearest landmark, relative to that between two random points, ()."""
+def coverage(landmarks: Landmarks, mass: Tensor, spread: Tensor | None = None) -> Tensor:
+    """Mean square distance to the nearest landmark, relative to that between two random points, (), whose ``spread``
+    may be known."""
     near = landmarks.rows.amin(0).clamp_min(0.0).square() @ mass
-    return mass.sum() * near / _spread_of(landmarks, mass)
+    return mass.sum() * near / (spread_of(landmarks, mass) if spread is None else spread)
 
 
 def few_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
@@ -154,18 +155,19 @@ def along_curves(sides: Sequence[tuple[Landmarks, Tensor]]) -> bool:
     return True
 
 
-def unlikeness(landmarks: Landmarks, mass: Tensor) -> Tensor:
+def unlikeness(landmarks: Landmarks, mass: Tensor, spread: Tensor | None = None) -> Tensor:
     """Mean square difference between a point's distances to all landmarks and those of its nearest landmark, relative
-    to the distance between two random points, ().
+    to that between two random points, (), whose ``spread`` may be known.
 
     In a metric space it is at most the coverage. In an adjacency most distances are zero, which the coverage takes for
     nearness; only this says how little landmarks mean.
     """
     seen = landmarks.mass @ ((landmarks.rows - landmarks.distances[:, landmarks.nearest]).square() @ mass)
-    return seen / _spread_of(landmarks, mass)
+    return seen / (spread_of(landmarks, mass) if spread is None else spread)
 
 
-def _spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
+def spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
+    """Mean square distance from the landmarks to all points, ()."""
     spread = landmarks.mass @ (landmarks.rows.square() @ mass)
     return spread.clamp_min(torch.finfo(mass.dtype).tiny)
 

@@ -1,4 +1,4 @@
-"""Directions of largest variance of the cells of a partition: the dispatch chain of this family."""
+"""Keys that sort points along the directions of largest variance of their cells: the dispatch chain of this family."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from torch import Tensor
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Implementation, Selection, Workload, select
 from torchgw.kernels.principal_directions import reference, triton
+from torchgw.runtime.ranks import Ranks
 
 NAME = "principal_directions"
 
-Directions: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+Keys: TypeAlias = Callable[[Tensor, Tensor, Tensor, int, Ranks], Tensor]
 
-FAMILY: tuple[Implementation[Directions], ...] = (
+FAMILY: tuple[Implementation[Keys], ...] = (
     Implementation("triton", triton.unable, partial(gpu.unwise, NAME), lambda _: triton.build()),
-    Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.directions),
+    Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.keys),
 )
 
 
-def choose(backend: str, workload: Workload) -> Selection[Directions]:
+def choose(backend: str, workload: Workload) -> Selection[Keys]:
     """The implementation that runs this workload, whose rank is the number of features; see `dispatch.select`.
 
     The eager one serves where the compiler is asked for, of which this family has none, and where a Triton program

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.principal_directions.reference import POWER_ITERATIONS, SAMPLED_POINTS, SMALLEST_NORM
+from torchgw.kernels.principal_directions.reference import POWER_ITERATIONS, SAMPLED_POINTS, SMALLEST_NORM, standing
+from torchgw.runtime.ranks import ALONE, Ranks
 
 MOST_FEATURES = 256
 LEAST = 16
+POINTS = 256  # of a cell that a program has, at most
 
 
 def unable(workload: Workload) -> str | None:
@@ -24,19 +26,21 @@ def unable(workload: Workload) -> str | None:
 
 @cache
 def build() -> Any:
-    """`torchgw.kernels.principal_directions.reference.directions` in one launch; loads triton."""
+    """`torchgw.kernels.principal_directions.reference.keys` in one launch; loads triton."""
     from torchgw.kernels.principal_directions import triton_kernels
 
     kernels: Any = triton_kernels
 
-    def directions(features: Tensor, order: Tensor, ends: Tensor) -> Tensor:
-        features, (cells, d) = features.contiguous(), (len(ends) - 1, features.shape[1])
-        out = features.new_empty(cells, d)
+    def keys(features: Tensor, order: Tensor, ends: Tensor, largest: int, ranks: Ranks = ALONE) -> Tensor:
+        given = standing(features, order, ends, ranks)
+        features, (n, d), cells = features.contiguous(), features.shape, len(ends) - 1
+        out, parts = order.new_empty(n), gpu.divided(largest, POINTS)
         with gpu.active(features):
-            kernels.directions_kernel[(cells,)](
-                features, order.contiguous(), ends.contiguous(), out, d, SMALLEST=SMALLEST_NORM,
-                POINTS=SAMPLED_POINTS, ITERATIONS=POWER_ITERATIONS, WIDTH=max(gpu.power_of_two(d), LEAST),
+            kernels.keys_kernel[(cells * parts,)](
+                *(each.contiguous() for each in given), features, order, ends, out, n, d, ranks.share(len(order)).start,
+                parts, (cells - 1).bit_length() + 1, SMALLEST=SMALLEST_NORM, SAMPLED=SAMPLED_POINTS,
+                ITERATIONS=POWER_ITERATIONS, POINTS=POINTS, WIDTH=max(gpu.power_of_two(d), LEAST),
             )  # fmt: skip
-        return out
+        return ranks.joined(out, len(order))
 
-    return directions
+    return keys
