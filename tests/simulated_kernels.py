@@ -191,14 +191,18 @@ def edges(grid: Grid, keys: Tensor, place: Tensor, points: Tensor, *given: Any, 
         held.copy_(new)
     for held, value in zip(given[5:8], (torch.inf, -1, 0), strict=True):
         held.fill_(value)
+    given[8].copy_(torch.arange(len(given[8])))
 
 
 def doubts(
-    grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, mutual: Tensor, waiting: Tensor, **_: Any
-) -> None:
+    grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, mutual: Tensor, waiting: Tensor, label: Tensor,
+    **_: Any,
+) -> None:  # fmt: skip
     row = torch.repeat_interleave(torch.arange(len(pointer) - 1, device=pointer.device), pointer.diff())
     padded = torch.nn.functional.pad(row.int(), (0, len(target) - len(row)))
-    waiting.copy_(graphs.waiting(Edges(pointer, padded, target, length, mutual)))
+    held = Edges(pointer, padded, target, length, mutual)
+    waiting.copy_(graphs.waiting(held))
+    label.copy_(graphs.linked(held, waiting))
 
 
 def listed(
@@ -219,27 +223,24 @@ def _real(pointer: Tensor, target: Tensor) -> Tensor:
 
 
 def joined(
-    grid: Grid, pointer: Tensor, target: Tensor, rank: Tensor, length: Tensor, low: Tensor, high: Tensor,
-    label: Tensor, state: Tensor, parts: Tensor, n: int, *_: Any, **__: Any,
+    grid: Grid, length: Tensor, low: Tensor, high: Tensor, label: Tensor, state: Tensor, parts: Tensor, *_: Any,
+    **__: Any,
 ) -> None:  # fmt: skip
-    row = torch.repeat_interleave(torch.arange(n, device=pointer.device), pointer.diff()).int()
-    padded = torch.nn.functional.pad(row, (0, len(target) - len(row)))
-    held = Edges(pointer, padded, target, _real(pointer, target), target)
-    parts.copy_(graphs.joined(held, Doubtful(rank, length, low, high, state)))
+    parts.copy_(graphs.joined(Edges(label, *[low] * 4), Doubtful(low, length, low, high, state, label)))
 
 
 def tries(grid: Grid, points: Tensor, pointer: Tensor, target: Tensor, length: Tensor, *given: Any, **_: Any) -> None:
     n, factor = len(points), number(given[-1])
     row = torch.repeat_interleave(torch.arange(n, device=pointer.device), pointer.diff()).int()
     padded = torch.nn.functional.pad(row, (0, len(target) - len(row)))
-    graphs.tried(points, Edges(pointer, padded, target, length, target), Doubtful(*given[:5]), factor)
+    graphs.tried(points, Edges(pointer, padded, target, length, target), Doubtful(*given[:5], target), factor)
 
 
 def closed(
     grid: Grid, waiting: Tensor, rank: Tensor, row: Tensor, target: Tensor, length: Tensor, low: Tensor, high: Tensor,
     state: Tensor, told: Tensor, size: int, *_: Any, **__: Any,
 ) -> None:  # fmt: skip
-    doubtful = Doubtful(rank, waiting, low, high, state)
+    doubtful = Doubtful(rank, waiting, low, high, state, rank)
     told.copy_(graphs.closed(Edges(row, row, target, length, row), doubtful, number(size)))
 
 

@@ -96,7 +96,7 @@ def graph_launches(d: int) -> Iterator[Case]:
     points, built = torch.zeros(300, d, dtype=F64), graphs.build()
     numbers, lengths = torch.zeros(3000).int(), torch.zeros(3000, dtype=F64)
     edges = Edges(numbers[:301], numbers, numbers, lengths, numbers.to(torch.int8))
-    doubtful = Doubtful(numbers, lengths, *[numbers] * 3)
+    doubtful = Doubtful(numbers, lengths, *[numbers] * 4)
     for order in (None, torch.arange(300)):
         yield f"neighbours of {d}", False, lambda order=order: built.neighbours(points, 20, order)
     yield "joined", False, lambda: built.joined(edges, doubtful)

@@ -35,6 +35,8 @@ class Doubtful(NamedTuple):
     length : (E,) float64, infinite behind the last.
     low, high : (E,) int32, their ends.
     state : (E,) int32: `UNDECIDED`, `STAYS` or `CUT`.
+    label : (N,) int32, leads from each point, step by step, to the first of those that edges beside the list join it
+        with.
     """
 
     rank: Tensor
@@ -42,6 +44,7 @@ class Doubtful(NamedTuple):
     low: Tensor
     high: Tensor
     state: Tensor
+    label: Tensor
 
 
 class Graphs(NamedTuple):

@@ -86,7 +86,20 @@ def listed(edges: Edges, waiting: Tensor) -> Doubtful:
     which = length.isfinite().nonzero()[:, 0]
     for one, other in ((low, high), (high, low)):
         rank[torch.searchsorted(key, one[which].long() * n + other[which])] = which.int()
-    return Doubtful(rank, length, low, high, torch.zeros_like(low))
+    return Doubtful(rank, length, low, high, torch.zeros_like(low), linked(edges, waiting))
+
+
+def linked(edges: Edges, waiting: Tensor) -> Tensor:
+    """The first point (N,) of the part of each, int32, by the edges that are not ``waiting`` (E,)."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    n = len(edges.pointer) - 1
+    kept = ((edges.row < edges.target) & waiting.isinf()).nonzero()[:, 0]
+    one, other = (end[kept].cpu().numpy() for end in (edges.row, edges.target))
+    of = torch.from_numpy(connected_components(csr_matrix((one >= 0, (one, other)), shape=(n, n)))[1])
+    first = torch.full((n,), n).scatter_reduce_(0, of.long(), torch.arange(n), "amin")
+    return first[of].to(edges.pointer)
 
 
 def joined(edges: Edges, doubtful: Doubtful) -> Tensor:
@@ -94,13 +107,10 @@ def joined(edges: Edges, doubtful: Doubtful) -> Tensor:
     before them do, stay."""
     from scipy.cluster.hierarchy import DisjointSet
 
-    parts = DisjointSet(range(len(edges.pointer) - 1))
-    for i, others in enumerate(_neighbours(edges, doubtful.rank < 0)):
-        for j in others:
-            parts.merge(i, j)
+    parts, label = DisjointSet(set(doubtful.label.tolist())), doubtful.label.tolist()
     which = doubtful.length.isfinite().nonzero()[:, 0]
     for turn, i, j in zip(which.tolist(), doubtful.low[which].tolist(), doubtful.high[which].tolist(), strict=True):
-        if parts.merge(i, j):
+        if parts.merge(label[i], label[j]):
             doubtful.state[turn] = STAYS
     return edges.pointer.new_full((1,), parts.n_subsets)
 

@@ -15,8 +15,9 @@ from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, TOLD, Doubtful, Edg
 ROWS, COLUMNS = 16, 128  # of a tile of distances
 BLOCK = 256  # entries
 EDGES = 32  # of a point, at a time
-TOGETHER = {"NODES": 64, "EDGES": 32, "LISTED": 1024, "num_warps": 16}  # of the one program that joins parts
+TOGETHER = {"LISTED": 1024, "num_warps": 16}  # of the one program that joins parts
 STEP = {"NODES": 16, "EDGES": 32, "num_warps": 8}  # of a search: no thread holds what another does
+LINKED = 64  # edges of a point that link their ends together, a thread each at most, on GPUs of either maker
 SEARCHES = 4  # that a multiprocessor runs at once
 ALIGNED = 4  # numbers of 32 bits in 16 bytes
 ROUNDS, SWEEPS = 4, 4  # of tries: launches, and turns of each program in one
@@ -57,26 +58,25 @@ def build() -> Graphs:
         ints = place.new_empty(6, gpu.divided(entries, ALIGNED) * ALIGNED)[:, :entries]
         mutual = torch.empty(entries, dtype=torch.int8, device=device)
         made = Edges(place.new_empty(n + 1), ints[0], ints[1], points.new_empty(entries), mutual)
-        waiting = torch.empty_like(made.length)
+        waiting, label = torch.empty_like(made.length), torch.empty_like(made.pointer[1:])
         rank, low, high, state = ints[2:]
         with gpu.active(points):
             kernels.edges_kernel[(gpu.divided(entries, BLOCK),)](
-                keys, place, points, *made, waiting, rank, state, n, d, entries, BLOCK=BLOCK
+                keys, place, points, *made, waiting, rank, state, label, n, d, entries, BLOCK=BLOCK
             )
-            kernels.doubts_kernel[(n,)](*made[:1], *made[2:], waiting, EDGES=EDGES, num_warps=1)
+            kernels.doubts_kernel[(n,)](*made[:1], *made[2:], waiting, label, EDGES=EDGES, LINKED=LINKED, num_warps=1)
             length, order = waiting.sort(stable=True)
             kernels.listed_kernel[(gpu.divided(entries, ROWS),)](
                 length, order, *made[:3], rank, low, high, entries, BLOCK=ROWS, EDGES=EDGES, num_warps=1
             )
-        return made, Doubtful(rank, length, low, high, state)
+        return made, Doubtful(rank, length, low, high, state, label)
 
     def joined(edges: Edges, doubtful: Doubtful) -> Tensor:
         n, parts = len(edges.pointer) - 1, edges.pointer.new_empty(1)
         with gpu.active(parts):
             kernels.joined_kernel[(1,)](
-                edges.pointer, edges.target, doubtful.rank, *doubtful[1:4], edges.pointer.new_empty(n), doubtful.state,
-                parts, n, len(edges.row), **TOGETHER,
-            )  # fmt: skip
+                *doubtful[1:4], doubtful.label, doubtful.state, parts, n, len(edges.row), **TOGETHER
+            )
         return parts
 
     def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> None:
@@ -88,7 +88,7 @@ def build() -> Graphs:
         with gpu.active(points):
             for _ in range(ROUNDS):
                 kernels.tries_kernel[(programs,)](
-                    points, edges.pointer, edges.target, edges.length, *doubtful, distance, queued, queue, touched,
+                    points, edges.pointer, edges.target, edges.length, *doubtful[:5], distance, queued, queue, touched,
                     n, d, len(edges.row), gpu.bits(factor), SWEEPS=SWEEPS, **STEP,
                 )  # fmt: skip
 
@@ -96,7 +96,7 @@ def build() -> Graphs:
         told = edges.pointer.new_zeros(2 + 3 * TOLD)
         with gpu.active(told):
             kernels.closed_kernel[(gpu.divided(len(edges.row), BLOCK),)](
-                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:], told, gpu.bits(size), len(edges.row),
+                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:5], told, gpu.bits(size), len(edges.row),
                 MOST=TOLD, BLOCK=BLOCK,
             )  # fmt: skip
         return told

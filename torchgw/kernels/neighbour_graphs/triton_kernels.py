@@ -73,12 +73,14 @@ def nearest_kernel(
 
 @triton.jit(do_not_specialize=["n", "d", "entries"])
 def edges_kernel(
-    keys, place, points, pointer, row, target, length, mutual, waiting, rank, state, n, d, entries, BLOCK: tl.constexpr
-):
+    keys, place, points, pointer, row, target, length, mutual, waiting, rank, state, label, n, d, entries,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """CSR rows of the edges with these sorted keys, of which twice the same is one: a mutual edge.
 
     ``place`` (entries - 1,) counts the others up to the next one. Behind them come as many as there are pairs, of
-    infinite length, from point 0 to itself. Of all entries none ``waits``, has a ``rank`` or a ``state``.
+    infinite length, from point 0 to itself. Of all entries none ``waits``, has a ``rank`` or a ``state``. The ``label``
+    (n,) of a point is its number.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < entries
@@ -102,14 +104,20 @@ def edges_kernel(
     tl.store(waiting + at, float("inf"), mask=inside)
     tl.store(rank + at, -1, mask=inside)
     tl.store(state + at, UNDECIDED, mask=inside)
+    tl.store(label + at, at, mask=at < n)
     tl.store(pointer + one, spot, mask=inside & fresh & ((at == 0) | (one != (before // n).to(tl.int32))))
     tl.store(pointer + n, edges, mask=tl.program_id(0) == 0)
 
 
 @triton.jit
-def doubts_kernel(pointer, target, length, mutual, waiting, EDGES: tl.constexpr):
+def doubts_kernel(pointer, target, length, mutual, waiting, label, EDGES: tl.constexpr, LINKED: tl.constexpr):
     """The lengths, in ``waiting``, of the edges from point pid to later points that are not mutual, and whose ends
-    share no neighbour through edges that are; infinite for others."""
+    share no neighbour through edges that are; infinite for others.
+
+    Those others link their ends: in the end ``label``, at first the number of each point, leads from each of a part to
+    the first of it, step by step. Of two roots the later one is put below the other. If it was put below a third one
+    meanwhile, the first two of the three are linked next, so no link is lost.
+    """
     node = tl.program_id(0)
     lane = tl.arange(0, EDGES)
     low, high = tl.load(pointer + node), tl.load(pointer + node + 1)
@@ -132,6 +140,23 @@ def doubts_kernel(pointer, target, length, mutual, waiting, EDGES: tl.constexpr)
                     shared |= tl.max(tl.max((near[:, None] == far[None, :]).to(tl.int32), 1), 0) > 0
                 first += EDGES
         tl.store(waiting + entry, tl.where(shared, float("inf"), tl.load(length + entry)))
+    tl.debug_barrier()
+    for step in range(low, high, LINKED):
+        at = step + tl.arange(0, LINKED)
+        linked = at < high
+        linked &= tl.load(waiting + at, mask=linked, other=0.0, volatile=True) == float("inf")
+        left = tl.load(target + at, mask=linked, other=0)
+        right = tl.zeros((LINKED,), tl.int32) + node
+        apart = linked & (left > right)
+        while tl.max(apart.to(tl.int32), 0) > 0:
+            above = tl.load(label + left, mask=apart, other=0, volatile=True)
+            beyond = tl.load(label + right, mask=apart, other=0, volatile=True)
+            roots = apart & (above == left) & (beyond == right)
+            before, after = tl.minimum(left, right), tl.maximum(left, right)
+            old = tl.atomic_min(label + after, before, mask=roots, sem="relaxed")
+            left = tl.where(roots, before, above)
+            right = tl.where(roots, tl.where(old == after, before, old), beyond)
+            apart &= left != right
 
 
 @triton.jit(do_not_specialize=["entries"])
@@ -158,42 +183,13 @@ def listed_kernel(
 
 
 @triton.jit(do_not_specialize=["n", "entries"])
-def joined_kernel(
-    pointer, target, rank, waiting, low, high, label, state, parts, n, entries,
-    NODES: tl.constexpr, EDGES: tl.constexpr, LISTED: tl.constexpr,
-):  # fmt: skip
+def joined_kernel(waiting, low, high, label, state, parts, n, entries, LISTED: tl.constexpr):
     """Marks the edges that join parts which neither edges that stay nor those before them do, as in a spanning tree,
     and counts the parts that are left: by one program, as few edges do.
 
-    ``label`` (n,) becomes a point of the part of each.
+    ``label`` (n,) leads from each point to the first of its part, step by step.
     """
-    at, edge, listing = tl.arange(0, NODES), tl.arange(0, EDGES), tl.arange(0, LISTED)
-    for first in range(0, n, LISTED):
-        tl.store(label + first + listing, first + listing, mask=first + listing < n)
-    lowered = 1
-    while lowered > 0:
-        tl.debug_barrier()
-        tl.store(parts, 0)  # whether a label fell: of labels that others lower, threads may see different ones
-        tl.debug_barrier()
-        for first in range(0, n, NODES):
-            node = first + at
-            inside = node < n
-            own = tl.load(label + node, mask=inside, other=0, volatile=True)
-            least = tl.minimum(own, tl.load(label + own, mask=inside, other=0, volatile=True))
-            begin = tl.load(pointer + node, mask=inside, other=0)
-            end = tl.load(pointer + node + 1, mask=inside, other=0)
-            for step in range(0, tl.max(end - begin, 0), EDGES):
-                entry = begin[:, None] + step + edge[None, :]
-                known = entry < end[:, None]
-                known &= tl.load(rank + entry, mask=known, other=0) < 0
-                near = tl.load(target + entry, mask=known, other=0)
-                least = tl.minimum(least, tl.min(tl.load(label + near, mask=known, other=n, volatile=True), 1))
-            falls = inside & (least < own)
-            tl.atomic_min(label + own, least, mask=falls, sem="relaxed")
-            tl.atomic_min(label + node, least, mask=falls, sem="relaxed")
-            tl.store(parts + at * 0, 1, mask=falls)
-        tl.debug_barrier()
-        lowered = tl.load(parts, volatile=True)
+    listing = tl.arange(0, LISTED)
     first = 0
     ahead = 1
     while ahead > 0:

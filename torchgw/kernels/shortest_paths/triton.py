@@ -14,12 +14,13 @@ from torchgw.kernels.shortest_paths.searches import Searches
 
 # Nodes, edges of each, and warps of a step: no thread holds what another does, as atomics are taken once. Few searches
 # end sooner by large steps, more than a device runs at once by small ones (measured on an H100).
-LARGE = {"NODES": 64, "EDGES": 32, "num_warps": 16}
-SMALL = {"NODES": 16, "EDGES": 32, "num_warps": 8}
-AT_ONCE_LARGE = 4  # searches by large steps that a multiprocessor runs at once
+STEP = {"NODES": 16, "EDGES": 32, "num_warps": 8}
+MANY = {**STEP, "QUEUED": 256}  # of those that wait, looked at together
+FEW = {"NODES": 64, "EDGES": 32, "QUEUED": 512, "num_warps": 16}
+FEW_AT_ONCE, MANY_AT_ONCE = 1, 4  # searches by such steps that a multiprocessor has the registers for
 BLOCK, MANY_WARPS = 4096, 16  # of points that one program goes through
 ENTRIES = 1024  # of a row of a matrix, at a time
-AT_ONCE = 2**26  # distances that are searched at once, of 20 bytes each
+AT_ONCE = 2**26  # distances of one launch, of 20 bytes each, where a device runs no more at once
 
 
 def unable(workload: Workload) -> str | None:
@@ -34,7 +35,7 @@ def blocks(workload: Workload) -> dict[str, int]:
 
 def step(searches: int, device: torch.device) -> dict[str, int]:
     """The nodes, edges and warps of a step."""
-    return LARGE if searches <= AT_ONCE_LARGE * gpu.processors(device) else SMALL
+    return FEW if searches <= FEW_AT_ONCE * gpu.processors(device) else MANY
 
 
 @cache
@@ -46,8 +47,9 @@ def build() -> Searches:
 
     def searched(low: Tensor, high: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
         n = len(high)
-        found, size = length.new_empty(len(sources), n), max(1, AT_ONCE // n)
-        for part, into in zip(torch.split(sources.contiguous(), size), torch.split(found, size), strict=True):
+        most = max(MANY_AT_ONCE * gpu.processors(length.device), AT_ONCE // n)
+        found = length.new_empty(len(sources), n)
+        for part, into in zip(torch.split(sources.contiguous(), most), torch.split(found, most), strict=True):
             queued, queue = target.new_empty(len(part), n), target.new_empty(len(part), 2, n)
             with gpu.active(length):
                 kernels.search_kernel[(len(part),)](
@@ -64,8 +66,8 @@ def build() -> Searches:
         matrix, listed = length.new_full((m, m), torch.inf), length.new_empty(count, count)
         column, high = target.new_empty(count, count), target.new_empty(count)
         with gpu.active(length):
-            kernels.ways_kernel[(gpu.divided(n, SMALL["NODES"]),)](
-                pointer, target, length, distance, label, matrix.view(torch.int64), n, m, **SMALL
+            kernels.ways_kernel[(gpu.divided(n, STEP["NODES"]),)](
+                pointer, target, length, distance, label, matrix.view(torch.int64), n, m, **STEP
             )
             kernels.entries_kernel[(count,)](matrix, high, column, listed, count, m, BLOCK=ENTRIES)
         low = torch.arange(0, count * count, count, dtype=high.dtype, device=label.device)
@@ -76,8 +78,8 @@ def build() -> Searches:
     ) -> tuple[Tensor, Tensor]:
         new, n = (torch.empty_like(distance), torch.empty_like(label)), len(label)
         with gpu.active(length):
-            kernels.spread_kernel[(gpu.divided(n, SMALL["NODES"]),)](
-                pointer, target, length, distance, label, *new, n, **SMALL
+            kernels.spread_kernel[(gpu.divided(n, STEP["NODES"]),)](
+                pointer, target, length, distance, label, *new, n, **STEP
             )
         return new
 

@@ -45,10 +45,10 @@ def entries_kernel(matrix, high, target, length, m, stride, BLOCK: tl.constexpr)
 @triton.jit(do_not_specialize=["n"])
 def search_kernel(
     lows, highs, target, length, source, distance, queued, queue, n,
-    NODES: tl.constexpr, EDGES: tl.constexpr,
+    NODES: tl.constexpr, EDGES: tl.constexpr, QUEUED: tl.constexpr,
 ):  # fmt: skip
     """Distances of the n points from source pid, as the integers that have their bits: rounds of Bellman and Ford over
-    the points whose distance fell since they were looked at last.
+    the points whose distance fell since they were looked at last, of which each round takes about the NODES nearest.
 
     The edges of a point are the entries from ``lows`` to ``highs``. ``queued`` (M, n) is whether a point is in the
     ``queue`` (M, 2, n).
@@ -58,43 +58,63 @@ def search_kernel(
     distance += search * n
     queued += search * n
     queue += search * 2 * n
-    every = tl.arange(0, NODES * EDGES)
-    for first in range(0, n, NODES * EDGES):
+    every = tl.arange(0, QUEUED)
+    for first in range(0, n, QUEUED):
         tl.store(distance + first + every, INFINITE, mask=first + every < n)
         tl.store(queued + first + every, 0, mask=first + every < n)
     tl.debug_barrier()
     tl.store(distance + begin, 0)
     tl.store(queue, begin)
-    tl.store(queued + begin, 1)
     at, edge = tl.arange(0, NODES), tl.arange(0, EDGES)
     count = 1
     turn = 0
+    least, width = tl.zeros((), tl.float64), tl.zeros((), tl.float64)
     while count > 0:
         tl.debug_barrier()  # what all have written is read from here on
         here, there = queue + turn * n, queue + (1 - turn) * n
-        fallen = 0
-        for first in range(0, count, NODES):
-            inside = first + at < count
+        width = tl.where(width > 0, width, least)
+        taken = 0
+        nearest = tl.full((), INFINITE, tl.int64)  # of those that are left
+        for first in range(0, count, QUEUED):
+            inside = first + every < count
+            node = tl.load(here + first + every, mask=inside, other=0, volatile=True)
+            bits = tl.load(distance + node, mask=inside, other=INFINITE, volatile=True)
+            chosen = (inside & (bits.to(tl.float64, bitcast=True) <= least + width)).to(tl.int32)
+            near, far = chosen != 0, inside & (chosen == 0)
+            before = tl.cumsum(chosen, 0) - chosen
+            tl.debug_barrier()  # those taken come first in the queue that they are read from
+            tl.store(here + taken + before, node, mask=near)
+            tl.store(queued + node, 0, mask=near)
+            tl.store(there + first - taken + every - before, node, mask=far)
+            nearest = tl.minimum(nearest, tl.min(tl.where(far, bits, INFINITE), 0))
+            taken += tl.sum(chosen, 0)
+        tl.debug_barrier()  # a distance that falls from here on queues its point again
+        kept = count - taken
+        count = kept
+        for first in range(0, taken, NODES):
+            inside = first + at < taken
             node = tl.load(here + first + at, mask=inside, other=0, volatile=True)
-            tl.store(queued + node, 0, mask=inside)
-            tl.debug_barrier()  # a distance that falls from here on queues its point again
             so_far = tl.load(distance + node, mask=inside, other=0, volatile=True).to(tl.float64, bitcast=True)
             low = tl.load(lows + node, mask=inside, other=0)
             high = tl.load(highs + node, mask=inside, other=0)
             for step in range(0, tl.max(high - low, 0), EDGES):
                 entry = low[:, None] + step + edge[None, :]
                 known = entry < high[:, None]
-                near = tl.load(target + entry, mask=known, other=0)
+                other = tl.load(target + entry, mask=known, other=0)
                 new = so_far[:, None] + tl.load(length + entry, mask=known, other=0.0)
                 bits = new.to(tl.int64, bitcast=True)  # in the order of the numbers, as none is negative
-                shorter = known & (bits < tl.load(distance + near, mask=known, other=0, volatile=True))
-                shorter &= bits < tl.atomic_min(distance + near, bits, mask=shorter, sem="relaxed")
-                fresh = shorter & (tl.atomic_max(queued + near, 1, mask=shorter, sem="relaxed") == 0)
+                shorter = known & (bits < tl.load(distance + other, mask=known, other=0, volatile=True))
+                # Who queues a point need not be who lowers its distance, so neither of the two waits for the other.
+                tl.atomic_min(distance + other, bits, mask=shorter, sem="relaxed")
+                fresh = shorter & (tl.atomic_max(queued + other, 1, mask=shorter, sem="relaxed") == 0)
+                nearest = tl.minimum(nearest, tl.min(tl.min(tl.where(shorter, bits, INFINITE), 1), 0))
                 chosen = tl.reshape(fresh.to(tl.int32), (NODES * EDGES,))
-                spot = fallen + tl.cumsum(chosen, 0) - chosen
-                tl.store(there + spot, tl.reshape(near, (NODES * EDGES,)), mask=chosen != 0)
-                fallen += tl.sum(chosen, 0)
-        count = fallen
+                spot = count + tl.cumsum(chosen, 0) - chosen
+                tl.store(there + spot, tl.reshape(other, (NODES * EDGES,)), mask=chosen != 0)
+                count += tl.sum(chosen, 0)
+        least = nearest.to(tl.float64, bitcast=True)
+        too_few = (2 * taken < NODES) & (kept > 0)
+        width *= tl.where(taken > NODES, 0.75, tl.where(too_few, 1.25, 1.0)).to(tl.float64)
         turn = 1 - turn
 
 
