@@ -33,16 +33,14 @@ class Tile(NamedTuple):
 def tile(width: int, dtype: torch.dtype, dot: str) -> Tile:
     """The tile for factors of ``width`` columns.
 
-    Chosen by compiling for sm_80 to sm_120 and gfx942: the largest without spills and within shared memory.
+    Chosen on an H200 among those that compile for sm_80 to sm_120 and gfx942 without spills and within shared memory.
     Products on ordinary units ("ieee") hold their operands in registers, and tf32x3 holds more than one copy of them on
-    sm_80, so these take thin chunks and more warps.
+    sm_80, so these take thin chunks.
     """
     if dtype == torch.float64:
         return Tile(32, 32, 16, 8, 2)
-    product = dot_precision(dot, dtype, gpu.amd())
-    if dtype == torch.float32 and product in ("ieee", "tf32x3"):
-        return Tile(64, 64, 16, 8, 2)
-    return Tile(64, 64, 16 if width <= 16 else 32, 4, 2)
+    thin = width <= 16 or (dtype == torch.float32 and dot_precision(dot, dtype, gpu.amd()) != "tf32")
+    return Tile(64, 128, 16 if thin else 32, 4, 3)
 
 
 def blocks(workload: Workload) -> dict[str, int]:
@@ -81,7 +79,7 @@ def build(dot: str = "") -> Kernel:
         out = bias.new_empty(parts, n)
         with gpu.active(kept):
             kernels.softmin_kernel[(gpu.divided(n, chosen.rows), parts)](
-                kept, summed, bias.contiguous(), out, n, k, width, part, **launch(chosen, dot, kept.dtype)
+                kept, summed, bias.contiguous(), out, n, k, part, **launch(chosen, width, dot, kept.dtype)
             )
         return sum_of_parts(out)
 
@@ -91,17 +89,18 @@ def build(dot: str = "") -> Kernel:
         grid = (gpu.divided(n, chosen.rows), gpu.divided(k, chosen.columns))
         with gpu.active(A):
             kernels.absorb_kernel[grid](
-                A, B, f.contiguous(), g.contiguous(), out, n, k, width, out.stride(0), out.stride(1),
-                **launch(chosen, dot, A.dtype),
+                A, B, f.contiguous(), g.contiguous(), out, n, k, out.stride(0), out.stride(1),
+                **launch(chosen, width, dot, A.dtype),
             )  # fmt: skip
         return out
 
     return Kernel(softmin, in_two_reads(softmin), absorb, prepare)
 
 
-def launch(chosen: Tile, dot: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The compile-time arguments of a launch."""
+def launch(chosen: Tile, width: int, dot: str, dtype: torch.dtype) -> dict[str, Any]:
+    """The compile-time arguments of a launch on factors of ``width`` columns."""
     return {
+        "WIDTH": width,
         "ROWS": chosen.rows,
         "COLUMNS": chosen.columns,
         "CHUNK": chosen.chunk,

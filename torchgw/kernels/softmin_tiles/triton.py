@@ -82,8 +82,8 @@ def build(dot: str = "") -> TileKernel:
         out = bias.new_empty(parts, n)
         with gpu.active(A):
             kernels.softmin_kernel[(programs, parts)](
-                A, B, bias, tiles.first, tiles.column, out, n, len(B), width,
-                SIZE=tiles.size, **stream.launch(chosen, dot, dtype),
+                A, B, bias, tiles.first, tiles.column, out, n, len(B),
+                SIZE=tiles.size, **stream.launch(chosen, width, dot, dtype),
             )  # fmt: skip
         return sum_of_parts(out).to(given)
 
@@ -106,8 +106,8 @@ def build(dot: str = "") -> TileKernel:
         with gpu.active(A):
             kernels.read_kernel[(programs, V.shape[1] // values, parts)](
                 A, B, f.contiguous(), g.contiguous(), V.contiguous(), tiles.first, tiles.column, out, best, argmax,
-                n, k, width, V.shape[1],
-                SIZE=tiles.size, VALUES=values, LARGEST=largest, **stream.launch(chosen, dot, A.dtype),
+                n, k, V.shape[1],
+                SIZE=tiles.size, VALUES=values, LARGEST=largest, **stream.launch(chosen, width, dot, A.dtype),
             )  # fmt: skip
         return out[:, :, :d].sum(0), best, argmax
 
