@@ -73,7 +73,7 @@ def dense_rescale(
 
 
 def stream_softmin(
-    grid: Grid, A: Tensor, B: Tensor, bias: Tensor, out: Tensor, n: int, k: int, width: int, part: int, **_: Any
+    grid: Grid, A: Tensor, B: Tensor, bias: Tensor, out: Tensor, n: int, k: int, part: int, **_: Any
 ) -> None:
     for split in range(grid[1]):
         here = slice(split * part, min((split + 1) * part, k))

@@ -215,6 +215,23 @@ def test_sizes_and_epsilons_do_not_compile_again() -> None:
     assert counters["stats"]["unique_graphs"] == 3
 
 
+@pytest.mark.parametrize("rank", [0, 1, 5, 33, 100])
+def test_factors_split_for_tf32_give_products_near_those_of_float32(rank: int) -> None:
+    """Matrix units see the first 11 digits of each number; the order in which sums are added up is theirs."""
+    A, B = factors(60, 70, rank, torch.float32, 1) if rank else (torch.zeros(60, 0), torch.zeros(70, 0))
+    given = softmin_stream.triton.prepare(A.T.contiguous().T, B, "tf32x3")
+    assert given[0].shape[1] == given[1].shape[1] == softmin_stream.triton.padded_width(3 * rank)
+    found, plain = _on_matrix_units(*given), _on_matrix_units(A, B)
+    exact, terms = A.double() @ B.double().T, A.double().abs() @ B.double().abs().T
+    assert ((found - exact).abs() <= 2.0**-20 * terms).all()
+    assert rank == 0 or ((plain - exact).abs() > 2.0**-14 * terms).any()
+
+
+def _on_matrix_units(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    left, right = ((side.view(torch.int32) & -(2**13)).view(torch.float32).double() for side in (A, B))
+    return left @ right.T
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["eager", "compile", "triton"])
 class TestOnTheGPU:

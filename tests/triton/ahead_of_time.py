@@ -215,6 +215,6 @@ def test_the_check_finds_spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     A, f = torch.zeros(64, 64), torch.zeros(64)
     with compiled_for("sm_80") as made:
         stream_kernels.softmin_kernel[(1,)](
-            A, A, f, f, 64, 64, 64, 64, ROWS=64, COLUMNS=64, CHUNK=32, DOT="tf32x3", maxnreg=64
+            A, A, f, f, 64, 64, 64, WIDTH=64, ROWS=64, COLUMNS=64, CHUNK=32, DOT="tf32x3", maxnreg=64
         )
     assert resources(made[0])["spilled"] > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,24 +30,28 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile(width: int, dtype: torch.dtype, dot: str) -> Tile:
-    """The tile for factors of ``width`` columns.
+def tile(width: int, dtype: torch.dtype, product: str) -> Tile:
+    """The tile for factors of ``width`` columns and a product of `products`.
 
-    Chosen by compiling for sm_80 to sm_120 and gfx942: the largest without spills and within shared memory.
+    Chosen on an H200 among those that compile for sm_80 to sm_120 and gfx942 without spills and within shared memory.
     Products on ordinary units ("ieee") hold their operands in registers, and tf32x3 holds more than one copy of them on
-    sm_80, so these take thin chunks and more warps.
+    sm_80, so these take thin chunks.
     """
     if dtype == torch.float64:
         return Tile(32, 32, 16, 8, 2)
-    product = dot_precision(dot, dtype, gpu.amd())
-    if dtype == torch.float32 and product in ("ieee", "tf32x3"):
-        return Tile(64, 64, 16, 8, 2)
-    return Tile(64, 64, 16 if width <= 16 else 32, 4, 2)
+    thin = width <= 16 or (dtype == torch.float32 and product != "tf32")
+    return Tile(64, 128, 16 if thin else 32, 4, 3)
+
+
+def products(dot: str, dtype: torch.dtype) -> tuple[str, bool]:
+    """The products of a kernel on factors of ``dtype``, and whether these are `split` for them: tf32x3 is tf32 then."""
+    asked = dot_precision(dot, dtype, gpu.amd())
+    return ("tf32", True) if asked == "tf32x3" else (asked, False)
 
 
 def blocks(workload: Workload) -> dict[str, int]:
     """The block sizes that a workload gets."""
-    chosen = tile(workload.rank, workload.dtype, workload.dot)
+    chosen = tile(workload.rank, workload.dtype, products(workload.dot, workload.dtype)[0])
     n, k = workload.shape
     return chosen._asdict() | {"splits": splits(n, k, chosen, workload.device)}
 
@@ -58,11 +62,36 @@ def splits(n: int, k: int, chosen: Tile, device: torch.device) -> int:
     return max(min(wanted, gpu.divided(k, 4 * chosen.columns)), 1)
 
 
-def prepare(A: Tensor, B: Tensor) -> Operands:
-    """Contiguous factors, padded with zero columns to 16 or a multiple of 32: every load is then whole and aligned."""
-    width = A.shape[1]
-    missing = 16 - width if width <= 16 else -width % 32
-    return tuple(torch.nn.functional.pad(side, (0, missing)).contiguous() for side in (A, B))
+def prepare(A: Tensor, B: Tensor, dot: str = "") -> Operands:
+    """The factors, `split` where that makes ``dot``, and `padded`."""
+    if products(dot, A.dtype)[1]:
+        return split(A, slice(1, 3), 0), split(B, slice(0, 3, 2), 1)
+    return padded(A), padded(B)
+
+
+def padded_width(width: int) -> int:
+    """16 or a multiple of 32, so that every load is whole and aligned."""
+    return 16 if width <= 16 else gpu.divided(width, 32) * 32
+
+
+def padded(A: Tensor) -> Tensor:
+    """A contiguous factor, with zero columns up to its `padded_width`."""
+    return torch.nn.functional.pad(A, (0, padded_width(A.shape[1]) - A.shape[1])).contiguous()
+
+
+def split(A: Tensor, large: slice, rest: int) -> Tensor:
+    """A float32 factor as a + a', where a has the 11 digits of tf32, three times as wide and `padded`.
+
+    With [a' a a] and [b b' b] on the two sides a product in tf32 is a' b + a b' + a b, which is A B^T to 2^-20 of its
+    terms. ``large`` and ``rest`` are the places of a and a'.
+    """
+    n, width = A.shape
+    out = A.new_zeros(n, padded_width(3 * width))
+    parts = out[:, : 3 * width].view(n, 3, width)
+    digits = (A.view(torch.int32) + 2**12)[:, None].expand(n, 2, width)
+    torch.bitwise_and(digits, -(2**13), out=parts[:, large].view(torch.int32))
+    torch.sub(A, parts[:, large.start], out=parts[:, rest])
+    return out
 
 
 @cache
@@ -75,37 +104,40 @@ def build(dot: str = "") -> Kernel:
     def softmin(A: Tensor, B: Tensor, bias: Tensor, axis: int) -> Tensor:
         kept, summed = (A, B) if axis == 1 else (B, A)
         (n, width), k = kept.shape, len(summed)
-        chosen = tile(width, kept.dtype, dot)
+        product, _ = products(dot, kept.dtype)
+        chosen = tile(width, kept.dtype, product)
         part = gpu.divided(gpu.divided(k, splits(n, k, chosen, kept.device)), chosen.columns) * chosen.columns
         parts = gpu.divided(k, part)
         out = bias.new_empty(parts, n)
         with gpu.active(kept):
             kernels.softmin_kernel[(gpu.divided(n, chosen.rows), parts)](
-                kept, summed, bias.contiguous(), out, n, k, width, part, **launch(chosen, dot, kept.dtype)
+                kept, summed, bias.contiguous(), out, n, k, part, **launch(chosen, width, product)
             )
         return sum_of_parts(out)
 
     def absorb(A: Tensor, B: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         (n, width), k = A.shape, len(B)
-        chosen = tile(width, A.dtype, dot)
+        product, _ = products(dot, A.dtype)
+        chosen = tile(width, A.dtype, product)
         grid = (gpu.divided(n, chosen.rows), gpu.divided(k, chosen.columns))
         with gpu.active(A):
             kernels.absorb_kernel[grid](
-                A, B, f.contiguous(), g.contiguous(), out, n, k, width, out.stride(0), out.stride(1),
-                **launch(chosen, dot, A.dtype),
+                A, B, f.contiguous(), g.contiguous(), out, n, k, out.stride(0), out.stride(1),
+                **launch(chosen, width, product),
             )  # fmt: skip
         return out
 
-    return Kernel(softmin, in_two_reads(softmin), absorb, prepare)
+    return Kernel(softmin, in_two_reads(softmin), absorb, partial(prepare, dot=dot))
 
 
-def launch(chosen: Tile, dot: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The compile-time arguments of a launch."""
+def launch(chosen: Tile, width: int, product: str) -> dict[str, Any]:
+    """The compile-time arguments of a launch on factors of ``width`` columns."""
     return {
+        "WIDTH": width,
         "ROWS": chosen.rows,
         "COLUMNS": chosen.columns,
         "CHUNK": chosen.chunk,
-        "DOT": dot_precision(dot, dtype, gpu.amd()),
+        "DOT": product,
         "num_warps": chosen.warps,
         "num_stages": chosen.stages,
     }

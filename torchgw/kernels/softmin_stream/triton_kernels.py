@@ -1,7 +1,8 @@
 """Triton kernels over the score S = A B^T in base-2 logarithms, tile by tile; the score is never stored.
 
-A tile of the product is made by `scores`, in chunks of CHUNK columns of A and B, whose width is a multiple of CHUNK
-(the host pads it with zeros). Sums and maxima have the dtype of the bias.
+A tile of the product is made by `scores`, in chunks of CHUNK columns of A and B, whose WIDTH is a multiple of CHUNK
+(the host pads it with zeros). A chunk of the whole width leaves no loop over chunks, and the rows of A are then read
+once for all columns. Sums and maxima have the dtype of the bias.
 """
 
 import triton
@@ -11,23 +12,23 @@ from torchgw.kernels.softmin_dense.triton_kernels import FLOOR, merge, store_pla
 
 
 @triton.jit
-def scores(A, B, row, column, n, k, width, CHUNK: tl.constexpr, DOT: tl.constexpr, dtype: tl.constexpr):
-    """S[row, column], a tile; rows and columns outside are zero."""
+def scores(
+    A, B, row, column, n, k, WIDTH: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr, dtype: tl.constexpr
+):  # fmt: skip
+    """S[row, column], a tile; rows and columns outside are those of the last one, so that no load needs a mask."""
     part = tl.arange(0, CHUNK)
     tile = tl.zeros((row.shape[0], column.shape[0]), dtype)
-    left = A + row[:, None].to(tl.int64) * width + part[None, :]
-    right = B + column[None, :].to(tl.int64) * width + part[:, None]
-    for start in range(0, width, CHUNK):
-        a = tl.load(left + start, mask=(row < n)[:, None], other=0.0)
-        b = tl.load(right + start, mask=(column < k)[None, :], other=0.0)
-        tile = tl.dot(a, b, tile, input_precision=DOT, out_dtype=dtype)
+    left = A + tl.minimum(row, n - 1)[:, None].to(tl.int64) * WIDTH + part[None, :]
+    right = B + tl.minimum(column, k - 1)[None, :].to(tl.int64) * WIDTH + part[:, None]
+    for start in range(0, WIDTH, CHUNK):
+        tile = tl.dot(tl.load(left + start), tl.load(right + start), tile, input_precision=DOT, out_dtype=dtype)
     return tile
 
 
-@triton.jit(do_not_specialize=["n", "k", "per_split"])
+@triton.jit(do_not_specialize=["n", "k", "per_split"], do_not_specialize_on_alignment=["bias", "out"])
 def softmin_kernel(
-    A, B, bias, out, n, k, width, per_split,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
+    A, B, bias, out, n, k, per_split,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """out[split, i] = log2 sum_j 2^(A_i . B_j + bias_j) over the j of this split."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -40,18 +41,18 @@ def softmin_kernel(
     for start in range(first, last, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         b = tl.load(bias + column, mask=column < last, other=float("-inf"))
-        tile = scores(A, B, row, column, n, k, width, CHUNK, DOT, dtype)
+        tile = scores(A, B, row, column, n, k, WIDTH, CHUNK, DOT, dtype)
         highest, total = merge(highest, total, tile + b[None, :])
     tl.store(out + split.to(tl.int64) * n + row, highest + tl.log2(total), mask=row < n)
 
 
 @triton.jit(do_not_specialize=["n", "k"])
 def absorb_kernel(
-    A, B, f, g, out, n, k, width, out_n, out_k,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
+    A, B, f, g, out, n, k, out_n, out_k,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """`store_plan` of all of S."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    tile = scores(A, B, row, column, n, k, width, CHUNK, DOT, out.dtype.element_ty)
+    tile = scores(A, B, row, column, n, k, WIDTH, CHUNK, DOT, out.dtype.element_ty)
     store_plan(tile, f, g, out, row, column, n, k, out_n, out_k)

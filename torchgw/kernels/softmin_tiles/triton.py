@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
+from torchgw.kernels.precision import dot_precision
 from torchgw.kernels.softmin_dense.triton import sum_of_parts
 from torchgw.kernels.softmin_stream import triton as stream
 from torchgw.kernels.softmin_tiles import reference
@@ -38,7 +39,7 @@ def block(size: int, width: int, dtype: torch.dtype, dot: str) -> stream.Tile:
     """
     if size < LEAST_BLOCK or size % LEAST_BLOCK:
         raise ValueError(f"tiles must have a multiple of {LEAST_BLOCK} points for the Triton kernels, got {size}")
-    chosen = stream.tile(width, dtype, dot)
+    chosen = stream.tile(width, dtype, dot_precision(dot, dtype, gpu.amd()))
     return chosen._replace(rows=math.gcd(size, chosen.rows), columns=math.gcd(size, chosen.columns))
 
 
@@ -60,8 +61,8 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 def prepare(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """Factors in the width that `softmin_stream` pads to; as they are where they have it."""
-    ready = A.shape[1] == 16 or A.shape[1] % 32 == 0
-    return (A.contiguous(), B.contiguous()) if ready else stream.prepare(A, B)
+    ready = A.shape[1] == stream.padded_width(A.shape[1])
+    return (A.contiguous(), B.contiguous()) if ready else (stream.padded(A), stream.padded(B))
 
 
 @cache
@@ -82,8 +83,8 @@ def build(dot: str = "") -> TileKernel:
         out = bias.new_empty(parts, n)
         with gpu.active(A):
             kernels.softmin_kernel[(programs, parts)](
-                A, B, bias, tiles.first, tiles.column, out, n, len(B), width,
-                SIZE=tiles.size, **stream.launch(chosen, dot, dtype),
+                A, B, bias, tiles.first, tiles.column, out, n, len(B),
+                SIZE=tiles.size, **stream.launch(chosen, width, dot_precision(dot, dtype, gpu.amd())),
             )  # fmt: skip
         return sum_of_parts(out).to(given)
 
@@ -106,8 +107,9 @@ def build(dot: str = "") -> TileKernel:
         with gpu.active(A):
             kernels.read_kernel[(programs, V.shape[1] // values, parts)](
                 A, B, f.contiguous(), g.contiguous(), V.contiguous(), tiles.first, tiles.column, out, best, argmax,
-                n, k, width, V.shape[1],
-                SIZE=tiles.size, VALUES=values, LARGEST=largest, **stream.launch(chosen, dot, A.dtype),
+                n, k, V.shape[1],
+                SIZE=tiles.size, VALUES=values, LARGEST=largest,
+                **stream.launch(chosen, width, dot_precision(dot, A.dtype, gpu.amd())),
             )  # fmt: skip
         return out[:, :, :d].sum(0), best, argmax
 

@@ -31,8 +31,9 @@ def columns_at(column, step, COLUMNS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "k"])
 def softmin_kernel(
-    A, B, bias, first, column, out, n, k, width,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DOT: tl.constexpr,
+    A, B, bias, first, column, out, n, k,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """out[part, i] = log2 sum_j 2^(A_i . B_j + bias_j) over the kept j of this part of the list."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -44,16 +45,16 @@ def softmin_kernel(
     for step in range(begin, end):
         here = columns_at(column, step, COLUMNS, SIZE)
         b = tl.load(bias + here, mask=here < k, other=float("-inf"))
-        tile = scores(A, B, row, here, n, k, width, CHUNK, DOT, dtype)
+        tile = scores(A, B, row, here, n, k, WIDTH, CHUNK, DOT, dtype)
         highest, total = merge(highest, total, tile + b[None, :])
     tl.store(out + part.to(tl.int64) * n + row, highest + tl.log2(total), mask=row < n)
 
 
 @triton.jit(do_not_specialize=["n", "k"])
 def read_kernel(
-    A, B, f, g, V, first, column, out, largest, at, n, k, width, d,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, VALUES: tl.constexpr,
-    DOT: tl.constexpr, LARGEST: tl.constexpr,
+    A, B, f, g, V, first, column, out, largest, at, n, k, d,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    VALUES: tl.constexpr, DOT: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """out[part] = T V for T = 2^(S + f + g) on this part of the list and V (K, d), d a multiple of VALUES.
 
@@ -71,7 +72,7 @@ def read_kernel(
     for step in range(begin, end):
         here = columns_at(column, step, COLUMNS, SIZE)
         right = tl.load(g + here, mask=here < k, other=float("-inf"))
-        exponent = scores(A, B, row, here, n, k, width, CHUNK, DOT, dtype) + right[None, :]
+        exponent = scores(A, B, row, here, n, k, WIDTH, CHUNK, DOT, dtype) + right[None, :]
         plan = tl.exp2(exponent + left[:, None])
         values = tl.load(V + here[:, None].to(tl.int64) * d + value[None, :], mask=(here < k)[:, None], other=0.0)
         total = tl.dot(plan, values, total, input_precision=DOT, out_dtype=dtype)
