@@ -413,6 +413,8 @@ def simulated_gpu() -> Iterator[Simulation]:
         "mem_get_info": lambda device=None: (2**36, 2**37),
         "memory_reserved": lambda device=None: 0,
         "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "get_allocator_backend": lambda: "native",
