@@ -11,7 +11,7 @@ CHECKS := $(VENV)/.installed-check
 DOCS   := $(VENV)/.installed-docs
 SITE   := docs/_build/html
 
-.PHONY: demo docs docs-quick docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-peers bench-quality bench-kinds bench-small bench-sizes bench-scale bench-gpu report clean
+.PHONY: demo docs docs-quick docs-external test test-slow test-gpu test-peer test-browser coverage check format bench-env bench bench-quick bench-peers bench-quality bench-kinds bench-small bench-sizes bench-scale report clean
 
 demo: $(DONE)
 	$(BIN)/torchgw demo
@@ -116,12 +116,6 @@ bench: $(DONE) bench-env
 
 report: $(DONE)
 	$(BIN)/python -m benchmarks report
-
-# Every figure that needs a GPU; a short table last. Peers that cannot be installed are left out of it.
-bench-gpu: $(DONE)
-	-$(BIN)/python -m pip install -q -e '.[peers]'
-	$(BIN)/python -m benchmarks verify
-	$(BIN)/python -m benchmarks gpu
 
 # torch comes first, as the build that is pinned; the log says why a package is missing.
 .venv-%/.installed: Makefile

@@ -153,8 +153,16 @@ def once(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, partial: bool = False, **more: Any) -> Path:
-    """Store a suite's rows with the environment they were measured in.
+def write(
+    name: str,
+    rows: list[dict[str, Any]],
+    *,
+    quick: bool = False,
+    partial: bool = False,
+    made: dict[str, Any] | None = None,
+    **more: Any,
+) -> Path:
+    """Store a suite's rows with the environment they were measured in: this one, or the one that they were ``made`` in.
 
     Only where the tests have passed on this very code. What a ``quick`` run finds goes to a folder of its own, which no
     document reads and nothing commits. A ``partial`` run keeps rows of an earlier one on the same machine, whose
@@ -162,37 +170,37 @@ def write(name: str, rows: list[dict[str, Any]], *, quick: bool = False, partial
     """
     folder = QUICK if quick else RESULTS
     path = folder / f"{name}.json"
-    content = {"environment": environment(), "rows": rows} | more
+    content = {"environment": made or environment(), "rows": rows} | more
     if rehearsed():
         json.dumps(content)  # what cannot be stored is found now
         return path
     if not quick:
         require_green()
     folder.mkdir(exist_ok=True)
-    if partial and (before := kept(path, [name])):
+    if partial and (before := kept(path, [name], made)):
         content["environment_of_kept_rows"] = before.get("environment_of_kept_rows", before["environment"])
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
 
 
-def kept(path: Path, groups: Sequence[str] | None) -> dict[str, Any]:
+def kept(path: Path, groups: Sequence[str] | None, made: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The stored results whose rows may stay beside new ones, of named ``groups`` or of the whole suite; {} for none.
+    The new ones are of this machine, or of the one that they were ``made`` on.
 
     One table is of one machine. On another one a whole run begins anew, and a run of named groups ends with the reason.
     """
     if not path.exists():
         return {}
     stored: dict[str, Any] = json.loads(path.read_text())
-    if not (why := other_machine(stored)):
+    if not (why := other_machine(stored, made or environment())):
         return stored
     if groups is None:
         return {}
     raise SystemExit(f"{path.name} {why}: run the whole suite, without naming groups")
 
 
-def other_machine(stored: Mapping[str, Any]) -> str:
-    """How the machine of some stored rows differs from this one; empty where it does not."""
-    here = environment()
+def other_machine(stored: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """How the machine of some stored rows differs from the one ``here``; empty where it does not."""
     for made in (stored["environment"], stored.get("environment_of_kept_rows", {})):
         for name in MACHINE:
             if made.get(name) != here.get(name) and name in made:

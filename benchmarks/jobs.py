@@ -1,106 +1,111 @@
 """Whole solves on a GPU, as a user calls them: seconds by stage, launches, waits, memory, and the same bits twice.
 
-Launches are those of the runtime by torch's profiler, a graph one of them; waits are torch's warnings of synchronising
-operations, which do not speak of numbers that are read behind other work. Each is counted in a run of its own that is
-not timed. `benchmarks.launches` counts both on a simulated device, which these figures are to be held against.
+A trace of torch's profiler says what the host launched, a graph once, and how long the GPU computed. Waits are torch's
+warnings of synchronising operations, which do not speak of numbers that are read behind other work. Both come from runs
+of their own that are not timed. `benchmarks.launches` counts on a simulated device, to which these figures compare.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import Any
-from unittest.mock import patch
+from typing import Any, NamedTuple
 
 import torch
 from scipy.stats import spearmanr
 
 from benchmarks.common import rehearsed
-from benchmarks.kernels import Rates
 from torchgw import GWOptions, GWResult, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.runtime.repeated import SWITCH
 
 Row = dict[str, Any]
 RUNS, LONG = 5, 10.0  # of each job; seconds from which one that is timed is enough, and nothing is counted
+TOP = 12  # kernels that are told of each job
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "hipLaunchKernel", "hipGraphLaunch")
-ASKED = {(400, 500): 0.05, (4000, 5000): 0.15, (45_000, 45_000): 1.0, (1_000_000, 1_000_000): 20.0}  # seconds
+HOST = (*LAUNCHES, "cudaStreamSync", "cudaEventSync", "cudaMemcpy", "cudaStreamBeginCapture", "cudaGraphInstantiate",
+        "cudaMalloc", "cudaHostAlloc")  # fmt: skip
 
 
-def machine(device: torch.device) -> list[Row]:
-    """The ceilings of the machine, as measured: bytes copied, read and written, and products of matrices."""
-    rates = Rates(device, torch.float32)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return [
-        {"what": "copy", "device": name, "figure": 1 / rates.byte / 1e12, "unit": "TB/s"},
-        {"what": "product, tf32 on a GPU", "device": name, "figure": 2 / rates.product / 1e12, "unit": "TFLOP/s"},
-    ]
+class Trace(NamedTuple):
+    """What a call did on a GPU.
+
+    busy : seconds that the GPU computed.
+    kernels : name, count and milliseconds of each kernel, the longest first.
+    host : how often the host made each kind of call.
+    """
+
+    busy: float
+    kernels: list[tuple[str, int, float]]
+    host: dict[str, int]
+
+    @property
+    def launches(self) -> int:
+        """How often the host launched a kernel or a graph."""
+        return sum(count for name, count in self.host.items() if name.startswith(LAUNCHES))
 
 
-def jobs(device: torch.device, sizes: tuple[tuple[int, int], ...]) -> list[Row]:
-    """A job of each size, a spiral onto a roll with all defaults but the epsilon of 1e-3."""
-    return [job(device, *size) for size in sizes]
+def traced(call: Callable[[], object]) -> Trace:
+    """One run of ``call`` under torch's profiler; in a rehearsal, where there is no GPU, without it."""
+    if rehearsed():
+        call()
+        return Trace(0.0, [], {})
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        call()
+        torch.cuda.synchronize()
+    events = profile.key_averages()
+    there = [each for each in events if each.device_type == torch.autograd.DeviceType.CUDA]
+    there.sort(key=lambda each: -each.self_device_time_total)
+    kernels = [(each.key[:70], each.count, each.self_device_time_total / 1e3) for each in there]
+    host = {each.key: each.count for each in events if each.key.startswith(HOST)}
+    return Trace(sum(ms for *_, ms in kernels) / 1e3, kernels, host)
 
 
-def job(device: torch.device, n: int, k: int) -> Row:
-    """One of them."""
+def job(n: int, k: int, strategy: str = "auto", counted: bool = True) -> Row:
+    """A spiral onto a roll at an epsilon of 1e-3, all else by default: the median after a first call."""
     (X, angle_x), (Y, angle_y) = make_spiral(n), make_swiss_roll(k, random_state=1)
-    solve = partial(gw_align, X, Y, epsilon=1e-3, device=device, random_state=0)
-    first, began = solve(), time.perf_counter()
-    last = solve()
-    taken = [time.perf_counter() - began]
-    same = bool(torch.equal(*(torch.as_tensor(result.argmax()) for result in (first, last)))) and same_bits(first, last)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    while len(taken) < RUNS and taken[0] < LONG and not rehearsed():
+    options = GWOptions(strategy=strategy)  # type: ignore[arg-type]
+    solve = partial(gw_align, X, Y, epsilon=1e-3, device="cuda", random_state=0, options=options)
+    first, taken = solve(), list[float]()
+    torch.cuda.reset_peak_memory_stats()
+    while not taken or (counted and len(taken) < RUNS and taken[0] < LONG and not rehearsed()):
         began = time.perf_counter()
         last = solve()
-        last.argmax()
+        match = last.argmax()
         taken.append(time.perf_counter() - began)
-    seconds = statistics.median(taken)
-    return {
-        "size": f"{n} x {k}",
+    seconds, memory = statistics.median(taken), torch.cuda.max_memory_allocated() / 2**30
+    row = {
         "strategy": last.strategy,
         "s": seconds,
-        "asked s": ASKED.get((n, k)),
+        "runs s": taken,
         **{f"{stage} s": of_stage for stage, of_stage in last.timings.items()},
-        "launches": launches(solve) if seconds < LONG else None,
-        "waits": waits(solve) if seconds < LONG else None,
-        "GPU GiB": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0,
-        "same bits": same,
-        "rho": float(spearmanr(angle_x, angle_y[last.argmax()])[0]),
+        "GPU GiB": memory,
+        "same bits": same_bits(first, last),
+        "rho": float(spearmanr(angle_x, angle_y[match])[0]),
         "value": last.value,
+        "residual": last.marginal_residual,
+        "omitted": last.omitted_mass,
         "backend": last.backend,
     }
+    if not counted or seconds > LONG:
+        return row
+    trace = traced(solve)
+    counts = {"launches": trace.launches, "waits": waits(solve), "busy ms": trace.busy * 1e3}
+    return row | counts | {"kernels": trace.kernels[:TOP], "host": trace.host}
 
 
 def same_bits(one: GWResult, other: GWResult) -> bool:
-    """Whether two solves ended in the same numbers."""
-    same = (
-        torch.equal(torch.as_tensor(a), torch.as_tensor(b))
-        for a, b in zip(one.potentials, other.potentials, strict=True)
-    )
-    return one.value == other.value and all(same)
+    """Whether two solves ended in the same numbers, and in the same matching."""
+    pairs = (*zip(one.potentials, other.potentials, strict=True), (one.argmax(), other.argmax()))
+    return one.value == other.value and all(torch.equal(*map(torch.as_tensor, pair)) for pair in pairs)
 
 
-def launches(solve: Any) -> int:
-    """How often the host launches a kernel or a graph in one solve; zero where there is no GPU."""
-    if not torch.cuda.is_available():
-        solve()
-        return 0
-    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds) as profile:
-        solve()
-        torch.cuda.synchronize()
-    return sum(event.name.startswith(LAUNCHES) for event in profile.events())
-
-
-def waits(solve: Any) -> int:
-    """How often the host waits in one solve; zero where there is no GPU."""
-    if not torch.cuda.is_available():
+def waits(solve: Callable[[], object]) -> int:
+    """How often the host waits in one solve; zero in a rehearsal."""
+    if rehearsed():
         return 0
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("warn")
@@ -111,31 +116,3 @@ def waits(solve: Any) -> int:
     finally:
         torch.cuda.set_sync_debug_mode(before)
     return sum("synchroniz" in str(each.message) for each in caught)
-
-
-def variants(device: torch.device, sizes: tuple[tuple[int, int], ...], backends: tuple[str, ...]) -> list[Row]:
-    """The same with and without graphs, by backend."""
-    rows = []
-    for n, k in sizes:
-        X, Y = make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
-        for backend in backends:
-            for graphs in (True, False):
-                with patch.dict(os.environ, {SWITCH: str(int(graphs))}):
-                    solve = partial(gw_align, X, Y, epsilon=1e-3, device=device, random_state=0, backend=backend)
-                    solve(options=GWOptions())
-                    taken = []
-                    for _ in range(1 if rehearsed() else RUNS):
-                        began = time.perf_counter()
-                        result = solve()
-                        result.argmax()
-                        taken.append(time.perf_counter() - began)
-                rows.append(
-                    {
-                        "size": f"{n} x {k}",
-                        "backend": backend,
-                        "graphs": graphs,
-                        "s": statistics.median(taken),
-                        "value": result.value,
-                    }
-                )
-    return rows

@@ -455,10 +455,14 @@ def simulated_gpu() -> Iterator[Simulation]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: (9, 0),
-        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=132, total_memory=2**37),
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            multi_processor_count=132, total_memory=2**37, name="a card"
+        ),
         "mem_get_info": lambda device=None: (2**36, 2**37),
         "memory_reserved": lambda device=None: 0,
         "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "get_allocator_backend": lambda: "native",

@@ -1,102 +1,177 @@
-"""The GPU suite without a GPU: what it refuses, and that its short table has a line for every kind of figure."""
+"""The GPU suite without a GPU: what it refuses, that a section cannot cost the others, and who may store."""
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu, kernels
+from benchmarks import common, gpu, jobs, kernels
 from benchmarks.common import RESULTS, rehearsal, write
+from torchgw import gw_align
 from torchgw.kernels import dispatch
-
-ROWS = {
-    "machine": {"what": "copy", "device": "a GPU", "figure": 4.3, "unit": "TB/s"},
-    "jobs": {
-        "size": "400 x 500",
-        "strategy": "dense",
-        "s": 0.04,
-        "asked s": 0.05,
-        "launches": 1400,
-        "waits": 20,
-        "GPU GiB": 0.1,
-        "same bits": True,
-    },
-    "million": {
-        "size": "1000000 x 1000000",
-        "strategy": "streaming",
-        "s": 20.4,
-        "asked s": None,
-        "launches": None,
-        "waits": None,
-        "GPU GiB": 5.6,
-        "same bits": False,
-    },
-    "variants": {"size": "400 x 500", "backend": "triton", "graphs": False, "s": 0.1, "value": 0.0017},
-    "dense": {"what": "100 iterations", "size": "5001 x 6001 float32", "ms": 5.6, "two-read floor / time": 0.91},
-    "stream": {"what": "half-step", "size": "45000 x 45000", "ms": 2.0, "ps a pair": 0.98},
-    "tiles": {"what": "read", "size": "45000 x 45000", "ms": 2.0, "kept": 0.2, "ps a pair": 1.5},
-    "preparation": {"what": "graph", "size": 45000, "ms": 9.0},
-    "rows": {
-        "size": "400 x 500",
-        "distances": "landmark",
-        "backend": "triton",
-        "search s": 1.0,
-        "solve s": 2,
-        "|rho|": 1.0,
-    },
-    "sharp": {"size": "2000 x 2500", "epsilon": 0.0, "search s": 1.0, "solve s": 0.25, "rho": 0.999, "value": 0.001},
-    "large": {"size": "45000 x 45000", "s": 3.2, "GPU GiB": 1.9, "rho": 0.999, "residual": 2e-3},
-    "phases": {"phase": "3 mixed precision", "problem": "spiral", "ratio": 1.8, "how": "alone", "verdict": "pays"},
-}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_without_a_gpu_it_says_what_waits():
+def test_without_a_gpu_it_says_what_waits() -> None:
     with pytest.raises(SystemExit, match="no GPU here"):
         gpu.run()
 
 
-def test_the_short_table_has_a_line_for_every_figure():
-    lines = gpu.summary({name: [row] for name, row in ROWS.items()})
-    assert set(gpu.LINES) == set(gpu.GROUPS) == set(ROWS)
-    assert [line["figure"] for line in lines] == [
-        "4.3 TB/s",
-        "0.04 s, 1400 launches, 20 waits, 0.10 GiB",
-        "20.4 s, 5.60 GiB",
-        "0.1 s, value 0.0017",
-        "5.6 ms",
-        "0.98 ps a pair",
-        "1.50 ps a kept pair",
-        "9 ms",
-        "3.00 s",
-        "1.25 s",
-        "3.2 s, 1.9 GiB",
-        "1.80x (alone)",
-    ]
-    assert all(line["what"] and line["size"] and line["against"] for line in lines)
-
-
-def stored() -> dict[Path, bytes]:
+def written() -> dict[Path, bytes]:
     """What measurements write."""
     return {path: path.read_bytes() for path in (dispatch.MEASURED, *RESULTS.glob("*.json"))}
 
 
-@pytest.mark.parametrize("name", ["machine", "jobs", "dense", "stream", "tiles"])
-def test_a_group_comes_to_its_end_on_the_cpu_and_stores_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    before = stored()
+@pytest.mark.parametrize("name", ["ceilings", "graphs", "kernels", "prepared"])
+def test_a_section_comes_to_its_end_on_a_simulated_gpu_and_stores_nothing(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = written()
     gpu.run([name], cpu_check=True)
-    assert capsys.readouterr().out.rstrip().endswith(gpu.LINES[name](ROWS[name])[3].split()[-1])
-    assert stored() == before
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.count("  ") == len(gpu.COLUMNS) - 1 for line in lines)
+    assert written() == before
+
+
+@pytest.mark.filterwarnings("ignore")  # of problems that are too small for their strategy
+@pytest.mark.parametrize("name", ["jobs", "cold", "default", "million"])
+def test_one_of_whole_solves_does_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes a tenth of the time of the simulation."""
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    for module in (gpu, jobs):
+        monkeypatch.setattr(module, "gw_align", lambda *spaces, **given: gw_align(*spaces, **given | {"device": "cpu"}))
+    section = gpu.GROUPS[name]
+    with rehearsal():
+        (row,) = section.measure(*section.toy)
+    assert all(isinstance(row[column], str) for column in gpu.COLUMNS)
+    json.dumps(row)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["kernels", "variants", "rows", "sharp", "large", "phases"])
-def test_a_long_group_does_too(name: str) -> None:
-    before = stored()
-    gpu.run([name], cpu_check=True)
-    assert stored() == before
+def test_every_section_does_with_its_solves_there_too(capsys: pytest.CaptureFixture[str]) -> None:
+    before = written()
+    gpu.run(cpu_check=True)
+    assert all(word in capsys.readouterr().out for word in ("tests collected", "gw_align by default", "streaming"))
+    assert written() == before
+
+
+def test_what_fails_in_a_section_costs_neither_its_rows_nor_the_other_sections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+import os, subprocess, sys, time
+name, path = sys.argv[-2:]
+print("what it said")
+open(path, "w").write('{"what": "%s", "size": "1", "figure": "2", "against": "-"}' % name)
+if name == "crash":
+    os.abort()
+if name == "hang":
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(5); open('%s.late', 'w')" % path])
+"""
+    monkeypatch.setattr(gpu, "command", lambda name, rows: [sys.executable, "-c", code, name, str(rows)])
+    sections = {
+        name: gpu.Section(limit, gpu.graphs, (), ()) for name, limit in (("crash", 9), ("hang", 1), ("fine", 9))
+    }
+    monkeypatch.setattr(gpu, "GROUPS", sections)
+    began = time.monotonic()
+    found = gpu.measured([*sections], tmp_path)
+    assert time.monotonic() - began < 5  # what hangs is ended, with what it had begun
+    assert [each["what"] for each in gpu.short(found["groups"])] == ["crash", "hang", "fine"]
+    ended = [found["sections"][name].split(",")[0] for name in sections]
+    assert ended == ["ended with status -6", "stopped after 1 s", "done"]
+    assert "what it said" in capsys.readouterr().out
+    assert json.loads((tmp_path / "gpu.json").read_text()) == found
+
+
+def test_no_section_begins_when_the_time_of_all_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "TOTAL", gpu.LEAST / 2)
+    monkeypatch.setattr(gpu, "limited", lambda *_: pytest.fail("it began"))
+    assert gpu.measured(["jobs"], tmp_path)["sections"] == {"jobs": "no time was left"}
+    assert sum(section.limit for section in gpu.GROUPS.values()) <= 560
+
+
+def test_rows_of_a_section_are_kept_as_they_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def two() -> gpu.Rows:
+        yield gpu.line("one", "1", "2", more=[3])
+        raise RuntimeError("the second")
+
+    monkeypatch.setitem(gpu.GROUPS, "jobs", gpu.Section(1, two, (), ()))
+    with pytest.raises(RuntimeError, match="the second"):
+        gpu.inside("jobs", tmp_path / "rows")
+    row = {"what": "one", "size": "1", "figure": "2", "against": "-", "more": [3]}
+    assert [json.loads(text) for text in (tmp_path / "rows").read_text().splitlines()] == [row]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("[gw3] [ 12%] FAILED tests/test_a.py::test_x[1-a] \n", "tests/test_a.py::test_x[1-a]"),
+        ("tests/test_a.py::test_x[1-a] FAILED    [ 12%]\n", "tests/test_a.py::test_x[1-a]"),
+        ("ERROR tests/test_a.py - ImportError: no\n", "tests/test_a.py"),
+        ("[gw3] [ 12%] PASSED tests/test_a.py::test_x \n", None),
+    ],
+)
+def test_failures_are_told_by_name(text: str, name: str | None) -> None:
+    found = gpu.FAILED.search(text)
+    assert (found and (found[1] or found[2])) == name
+
+
+HERE = {"cpu": "here", "cores": 2, "gpu": None, "commit": "abc", "uncommitted_changes": False}
+CARD = {"cpu": "there", "cores": 16, "gpu": "a card", "commit": "unknown", "uncommitted_changes": None}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stores what a machine with a card has found in some sections, and gives what stands there then."""
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
+    for module in (common, gpu):
+        monkeypatch.setattr(module, "environment", lambda: dict(HERE))
+        monkeypatch.setattr(module, "require_green", lambda: None)
+    monkeypatch.setattr(gpu, "fingerprint", lambda: "this code")
+
+    def stored(*names: str, code: str = "this code", figure: str = "1", **other: Any) -> Any:
+        groups = {name: [gpu.line(name, "1", figure)] for name in names}
+        found = {"environment": CARD | other, "code": code, "sections": dict.fromkeys(names, "done"), "groups": groups}
+        (tmp_path / "found").write_text(json.dumps(found))
+        gpu.run(store=str(tmp_path / "found"))
+        return json.loads((tmp_path / "gpu.json").read_text())
+
+    return stored
+
+
+def test_what_a_card_measured_is_stored_with_its_name_and_the_commit(store: Any) -> None:
+    content = store(*gpu.GROUPS)
+    assert content["environment"] == CARD | {"commit": "abc", "uncommitted_changes": False}
+    assert [row["what"] for row in content["rows"]] == [*gpu.GROUPS]
+
+
+def test_some_sections_keep_the_others_of_the_same_machine_alone(store: Any) -> None:
+    store(*gpu.GROUPS)
+    content = store("jobs", figure="2")
+    assert {row["what"]: row["figure"] for row in content["rows"]} == dict.fromkeys(gpu.GROUPS, "1") | {"jobs": "2"}
+    with pytest.raises(SystemExit, match=r"gpu = a card, and here it is another: run the whole"):
+        store("jobs", gpu="another")
+
+
+def test_what_ran_on_other_code_is_not_stored(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="was measured on other code"):
+        store("jobs", code="other code")
+
+    def refuse() -> None:
+        raise SystemExit("not green")
+
+    monkeypatch.setattr(gpu, "require_green", refuse)
+    with pytest.raises(SystemExit, match="not green"):
+        store("jobs")
 
 
 def test_kernels_are_timed_in_every_way_that_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:

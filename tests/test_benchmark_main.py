@@ -66,7 +66,7 @@ def test_a_suite_that_stores_is_refused_where_the_tests_have_not_passed(monkeypa
 def test_unknown_groups_are_refused_at_once_with_the_known_ones(monkeypatch, called, suite):
     module = "benchmarks.phases.suite" if suite == "phases" else f"benchmarks.{suite}"
     known = list(importlib.import_module(module).GROUPS)
-    assert command.GROUPS[suite].split() == (["kernels", *known] if suite == "gpu" else known)
+    assert command.GROUPS[suite].split() == known
     with pytest.raises(SystemExit, match=rf"groups must be among {command.GROUPS[suite]}, got nosuch"):
         say(monkeypatch, suite, known[0], "nosuch")
     assert called == []
@@ -155,9 +155,18 @@ def test_a_machine_without_git_has_an_environment(monkeypatch):
     assert found["uncommitted_changes"] is None
 
 
-def test_checking_the_gpu_suite_needs_neither_a_gpu_nor_tests(monkeypatch, called):
-    say(monkeypatch, "gpu", "dense", "--cpu-check")
-    assert called == [("gpu", {"groups": ["dense"], "cpu_check": True})]
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (("jobs", "--cpu-check"), {"groups": ["jobs"], "cpu_check": True, "store": None}),
+        (("--store", "x/gpu.json"), {"groups": None, "cpu_check": False, "store": "x/gpu.json"}),
+        ((), {"groups": None, "cpu_check": False, "store": None}),
+    ],
+)
+def test_the_gpu_suite_measures_where_the_tests_have_not_run(monkeypatch, called, words, given):
+    monkeypatch.setattr(command, "require_green", lambda: pytest.fail("what it found is asked for that"))
+    say(monkeypatch, "gpu", *words)
+    assert called == [("gpu", given)]
 
 
 FOREIGN = ROOT / "benchmarks" / "peers" / "run_published.py"  # has a package of the same name

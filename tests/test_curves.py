@@ -13,6 +13,8 @@ import torch
 from scipy.stats import spearmanr
 
 from tests.problems import quietly
+from tests.simulated_device import simulated_gpu
+from tests.simulated_kernels import triton_stands_in
 from torchgw import EuclideanDistances, GWOptions, GWResult, SemiRelaxed, StoppingOptions, gw_align, resume
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import Status
@@ -34,7 +36,7 @@ DENSE = GWOptions(strategy="dense")
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done between very many points is done between these."""
     for name in ("SHARPENED_PAIRS", "CURVED_PAIRS"):
-        monkeypatch.setattr(request, name, {"cpu": 1e5})
+        monkeypatch.setattr(request, name, 1e5)
 
 
 def curves(**given: Any) -> GWResult:
@@ -74,6 +76,20 @@ def test_a_solve_begun_between_cells_ends_as_one_of_all_points(epsilon: float | 
     assert result.converged
     assert rho(result) > 0.999
     assert result.path[-1].value == pytest.approx(result.value, rel=1e-3) if epsilon == "auto" else not result.path
+
+
+@pytest.mark.parametrize("kind", ["curves", pytest.param("surfaces", marks=pytest.mark.slow)])
+def test_a_default_call_on_a_gpu_takes_the_course_that_it_takes_on_a_cpu(kind: str, few: None) -> None:
+    """And waits a few dozen times; linear programs between curves would be a thousand waits."""
+    points = (X, Y) if kind == "curves" else surfaces(600, 600)[:2]
+    expected = quietly(gw_align, *points, distances="landmark", device="cpu", random_state=0)
+    with simulated_gpu() as simulation, triton_stands_in(simulation):
+        found = quietly(gw_align, *points, distances="landmark", device="cuda", random_state=0)
+    assert found.ladder
+    assert len(found.path) == len(expected.path)
+    assert found.epsilon == pytest.approx(expected.epsilon, rel=1e-2)
+    assert found.value == pytest.approx(expected.value, rel=2e-2, abs=1e-5)
+    assert simulation.n_waits <= (40 if kind == "curves" else 200), simulation.table()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +203,7 @@ def test_surfaces_of_equal_sizes_stream_and_end_sharp_as_they_would_dense(monkey
     flat, bent, _ = surfaces(600, 600)
     at_once = quietly(gw_align, flat, bent, distances="landmark", random_state=0)
     assert len(at_once.path) == 1
-    monkeypatch.setattr(request, "SHARPENED_PAIRS", {"cpu": 1e5})
+    monkeypatch.setattr(request, "SHARPENED_PAIRS", 1e5)
     result = quietly(gw_align, flat, bent, distances="landmark", random_state=0)
     assert (result.strategy, result.epsilon) == ("dense", 0)
     assert len(result.path) == 2

@@ -38,7 +38,7 @@ NOT_MEASURED = {
         "before most of what was built for it, in\n75 s",
         '`"compile"` takes up to 20 s then',
         "took 9 s on an H100, the first of a later process 1.5 s",
-        "in stages of less than ten minutes",
+        "takes at most ten minutes",
     ),
     "docs/pairwise.md": ("which leaves 0.2 % on average",),
 }

@@ -113,7 +113,8 @@ def gw_align(
     gradient_mode : `Envelope`, `Implicit` or `Unrolled` where ``result.loss``, and with the last two ``result.plan``,
         ``push`` and ``pull``, are to be differentiated in X, Y, p, q, cost or alpha, given as tensors. None takes all
         of them for numbers.
-    device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
+    device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if one can be used and there are
+        more than 12 000 pairs of points, else the CPU, which is as fast for few.
     backend : "auto", "triton", "compile" or "eager".
     random_state : of landmarks, starts and anchors: int, torch.Generator or numpy.random.Generator; the same seed on
         the same machine, with as many threads, gives the same bits. None takes fresh entropy. Global random state is

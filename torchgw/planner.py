@@ -16,6 +16,7 @@ from torchgw import validate
 from torchgw.entry import check_options
 from torchgw.options import GWOptions
 from torchgw.request.combinations import facts_of, refuse, settled, why_settled
+from torchgw.request.devices import pick_device
 from torchgw.request.limits import (
     CURVED_PAIRS,
     UNRESOLVED,
@@ -121,7 +122,7 @@ def estimate(
     N, K : numbers of points.
     epsilon : entropy, or "auto", for masses that are equal; without any only distances with factors stream.
     options : ``strategy``, ``gradient``, ``loss``, ``max_memory`` and the rank of ``low_rank`` count here.
-    device : where it would run; by default a GPU if there is one.
+    device : where it would run; by default where `gw_align` would run it.
 
     Raises
     ------
@@ -148,14 +149,14 @@ def estimate(
         facts = facts_of(options, epsilon)
     check_rank(options, min(n, k))
     # The device need not be there: one may plan for another machine.
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = pick_device(None, (), n * k) if device is None else torch.device(device)
     decided = why_settled("strategy", facts)
     if decided is None:
         decided = f"the {options.strategy} strategy is asked for"
     cheap = "the dense strategy is cheap here"
     if asked == AUTO and epsilon == 0:
         cheap += ", and epsilon='auto' ends without entropy"
-        if n != k and n * k >= CURVED_PAIRS.get(where.type, math.inf):
+        if n != k and n * k >= CURVED_PAIRS:
             cheap += ", but between points on curves"
     options = settled(options, facts)
     names = ("dense", "streaming", "low-rank", *(["sparse"] if options.strategy == "sparse" else []))

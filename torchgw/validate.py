@@ -22,6 +22,10 @@ MASS_TOLERANCE = 5e-7
 ROUNDINGS = 16
 DOUBLE = float(np.finfo(np.float64).eps)
 EXACT = 2**53
+OTHER_DEVICES = {  # of torch, and why no solve runs there
+    "mps": "solves end in float64, which Apple's GPUs do not have",
+    "xpu": "Intel's GPUs are not supported",
+}
 BLOCK = 256  # of a matrix, which stays in the cache with its mirror image
 
 
@@ -535,7 +539,8 @@ def device(name: str, value: object) -> torch.device:
     except RuntimeError:
         raise ValueError(f"{name} must name a torch device such as 'cpu' or 'cuda:0', got {value!r}") from None
     if found.type not in ("cpu", "cuda"):
-        raise ValueError(f"{name} must be 'cpu' or 'cuda', got {str(found)!r}")
+        why = OTHER_DEVICES.get(found.type, "no other devices are supported")
+        raise ValueError(f"{name} must be 'cpu' or 'cuda', got {str(found)!r}: {why}; use 'cpu'")
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (found.index or 0) >= count:

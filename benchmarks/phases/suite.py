@@ -46,17 +46,15 @@ def line(entry: Row) -> dict[str, str]:
     }
 
 
-def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu") -> list[Row]:
+def run(groups: list[str] | None = None, quick: bool = False) -> list[Row]:
     """The rows of the groups, and the stored ones of the others; stored."""
     unknown = set(groups or ()) - set(GROUPS)
     if unknown:
         raise SystemExit(f"groups must be among {', '.join(GROUPS)}, got {', '.join(sorted(unknown))}")
-    on_gpu = device != "cpu"
-    bench = Bench(device=device, backend="triton" if on_gpu else "eager", quick=quick)
+    bench = Bench(quick=quick)
     if quick:
         bench = replace(bench, max_iter=40, budget=0.5)
-    name = "phases_gpu" if on_gpu else "phases"
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / "phases.json"
     before = {} if quick else kept(path, groups)
     held: dict[str, list[Row]] = before.get("groups", {})
     warnings.simplefilter("ignore")
@@ -69,5 +67,5 @@ def run(groups: list[str] | None = None, quick: bool = False, device: str = "cpu
         rows = [entry for key in GROUPS if key != "cumulative" for entry in held.get(key, [])]
         short = [line(entry) for entry in rows]
         more = {"summary": short, "cumulative": held.get("cumulative", []), "groups": held}
-        write(name, rows, quick=quick, partial=bool(before) and bool(left), **more)
+        write("phases", rows, quick=quick, partial=bool(before) and bool(left), **more)
     return rows

@@ -179,7 +179,7 @@ def of_gpu(results: Results) -> tuple[list[Plot], list[Table]]:
     return [], tables
 
 
-GPU = ("gpu", "kernels_gpu", "phases_gpu")
+GPU = ("gpu", "kernels_gpu")
 SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[Table]]]]] = {
     "peers": (
         "Other libraries",
@@ -282,7 +282,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "Error of the sampled gradient by how its anchors are used.",
         partial(of_rows, name="sampling"),
     ),
-    "gpu": ("On a GPU", "Kernels against their floors, whole solves and large sizes.", of_gpu),
+    "gpu": ("On a GPU", "Whole solves by stage, and kernels against their floors.", of_gpu),
 }
 QUICK = ("peers", "phases", "overhead")
 

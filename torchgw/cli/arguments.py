@@ -144,7 +144,7 @@ def _distances(command: ArgumentParser, kinds: tuple[str, ...]) -> None:
 
 
 def _device(command: ArgumentParser, backend: bool = True) -> None:
-    command.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
+    command.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if it pays)")
     if backend:
         command.add_argument("--backend", choices=BACKENDS, default="auto", help="default: %(default)s")
 

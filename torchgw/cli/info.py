@@ -20,7 +20,9 @@ from torchgw.kernels.dispatch import Workload
 from torchgw.options import GWOptions, LowRankOptions
 from torchgw.planner import estimate
 from torchgw.report.contents import finite
+from torchgw.request.devices import unusable
 from torchgw.runtime.repeated import ungraphed
+from torchgw.validate import OTHER_DEVICES
 
 NEEDED = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
 OPTIONAL = {
@@ -40,14 +42,17 @@ BESIDES = "these are times of solves; a command takes some seconds besides, to l
 def run_info(arguments: argparse.Namespace) -> dict[str, Any] | str:
     """What is here, and for what is not, the reason; as a table, or as JSON."""
     usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    ways = {device: backends(torch.device(device)) for device in usable}
     found = {
         "torchgw": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: _version(name) or "not installed" for name in NEEDED},
         "optional": {name: _version(name) or f"not installed ({use})" for name, use in OPTIONAL.items()},
-        "devices": devices(),
-        "backends": {device: backends(torch.device(device)) for device in usable},
+        "devices": {
+            name: "; ".join(filter(None, (text, in_short(ways.get(name, {}))))) for name, text in devices().items()
+        },
+        "backends": ways,
     }
     return found if arguments.json else as_text(found)
 
@@ -58,13 +63,32 @@ def devices() -> dict[str, str]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
-            found[f"cuda:{index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+            kind = (
+                properties.gcnArchName
+                if torch.version.hip
+                else "sm_{}{}".format(*torch.cuda.get_device_capability(index))
+            )
+            found[f"cuda:{index}"] = f"{properties.name}, {kind}, {properties.total_memory / 2**30:.0f} GiB"
+            if why := unusable(index):
+                found[f"cuda:{index}"] += f"; not used unless device='cuda' asks for it: {why}"
     else:
         built = torch.version.cuda or torch.version.hip
         found["cuda"] = "not available: " + (
             "no GPU or driver found" if built else "this build of torch is for CPUs only; install one for your GPU"
         )
+    for name, module in (("mps", torch.backends.mps), ("xpu", torch.xpu)):
+        if module.is_available():
+            found[name] = f"not used: {OTHER_DEVICES[name]}; solves run on the CPU"
     return found
+
+
+def in_short(ways: dict[str, dict[str, str]]) -> str:
+    """What runs on a GPU, in a line; nothing for other devices."""
+    if "steps" not in ways:
+        return ""
+    kernels = next(name for name, text in ways["dense"].items() if text == "taken")
+    graphs = ways["steps"]["graphs"]
+    return f"backend {kernels}, " + ("steps in graphs" if graphs == "taken" else f"no graphs: {graphs}")
 
 
 def backends(device: torch.device) -> dict[str, dict[str, str]]:

@@ -24,7 +24,7 @@ from torchgw.pairwise.result import Pair, PairStatus, PairwiseResult, SolvedPair
 from torchgw.pairwise.schedule import Tasks, outcomes
 from torchgw.pairwise.store import Store, check_place
 from torchgw.persist.watch import Watch, stopped_by_interrupt
-from torchgw.request.spaces import pick_device
+from torchgw.request.devices import pick_device
 from torchgw.runtime.caller import warn_caller
 from torchgw.types import Array, Callback, ConvergenceWarning, Progress, RandomState
 
@@ -75,7 +75,8 @@ def gw_pairwise(
     n_jobs : None solves in this process, with a thread for each of torch's (within a `joblib.parallel_config`, as that
         says). A number distributes batches over joblib's workers, whose start costs seconds; -1 takes all cores. With
         joblib's backends "dask" or "ray" these are on other machines too.
-    device : of the batches: "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if there is one.
+    device : of the batches: "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if
+        one can be used.
     store : path of a file that keeps finished pairs, batch by batch. After an end of any kind, a kill included, the
         same call goes on from there and returns the same bits as an undisturbed one.
     callback : called after every batch with a `Progress`: ``iteration`` pairs done of ``max_iter``, ``cost`` their mean

@@ -24,7 +24,7 @@ from torchgw.pairwise.api import warn_of
 from torchgw.pairwise.inputs import as_list, check_jobs, read_spaces
 from torchgw.pairwise.result import Pair, PairStatus
 from torchgw.pairwise.schedule import Tasks, outcomes
-from torchgw.request.spaces import pick_device
+from torchgw.request.devices import pick_device
 from torchgw.types import Array, RandomState
 
 AT_ONCE = 2

@@ -29,6 +29,7 @@ from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
 from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
+from torchgw.request.devices import pick_device
 from torchgw.request.limits import (
     CURVED_PAIRS,
     DENSE_PAIRS,
@@ -66,7 +67,6 @@ from torchgw.request.spaces import (
     check_init,
     check_loss,
     check_spaces,
-    pick_device,
     sizes_of,
     warn_of_adjacencies,
     with_factors,
@@ -220,11 +220,10 @@ class Request:
         )
         refuse(facts)
         options = settled(asked.options, facts)
-        device = pick_device(asked.device, (asked.X, asked.Y, *tensors_of(cost)))
-        generator = make_generator(asked.random_state, device)
-
         kinds = check_distances(asked.distances)
         spaces, whole = check_spaces(asked.X, asked.Y, kinds, weight, cost, options.spaces), asked
+        device = pick_device(asked.device, (asked.X, asked.Y, *tensors_of(cost)), math.prod(sizes_of(spaces)))
+        generator = make_generator(asked.random_state, device)
         p, q = (validate.masses(*side) for side in zip("pq", (asked.p, asked.q), sizes_of(spaces), "NK", strict=True))
         init = check_init(asked.init, *sizes_of(spaces), device)
         support = Support.of(p, q, spaces)
@@ -343,7 +342,7 @@ class Request:
     def _looked_at(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[float, bool]:
         """How well a few landmarks cover the space that they cover worst, and whether what is given as points lies on
         curves; infinite and False where nothing depends on it."""
-        many = self.from_points and math.prod(self.shape) >= CURVED_PAIRS.get(self.device.type, math.inf)
+        many = self.from_points and math.prod(self.shape) >= CURVED_PAIRS
         left = self.asked.epsilon == AUTO
         ends = (left and self.ends_assigned) or ((left or self.model.epsilon == 0) and self.streams_by_choice)
         if not (many or ends):
@@ -395,7 +394,7 @@ class Request:
     @property
     def streams_first(self) -> bool:
         """Whether points on surfaces, which end without entropy by assignments, do so faster from a streamed plan."""
-        many = math.prod(self.shape) >= SHARPENED_PAIRS.get(self.device.type, math.inf)
+        many = math.prod(self.shape) >= SHARPENED_PAIRS
         ends = self.model.epsilon == 0 or self.ends_assigned
         return self.from_points and many and ends and assigned(self.masses)
 

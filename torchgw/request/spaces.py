@@ -175,16 +175,6 @@ def check_init(init: object, n: int, k: int, device: torch.device) -> Tensor | N
     return validate.plan("init", values, n, k).to(device)
 
 
-def pick_device(device: object, inputs: tuple[object, ...]) -> torch.device:
-    """The device asked for, else that of the first tensor given, else a GPU where there is one."""
-    if device is not None:
-        return validate.device("device", device)
-    for given in inputs:
-        if isinstance(given, Tensor) and given.device.type != "meta":  # those hold nothing, which is said when read
-            return validate.device("device", given.device)
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
 def without_distances(X: Any, Y: Any, cost: Any) -> tuple[FactoredDistances, FactoredDistances]:
     """Spaces of the right sizes whose points all coincide, for a problem that has no use for distances."""
     sides = features_of(cost)
