@@ -70,8 +70,9 @@ class ScaledDistances(ABC):
 
 def bare(space: DistanceProvider) -> DistanceProvider:
     """A space without what its distances were divided by, where it holds them divided; others as they are."""
-    holds = isinstance(space, ScaledDistances) and space.divided
-    return space._with(scale=1.0, largest=1.0, leaf=None) if holds else space
+    if isinstance(space, ScaledDistances) and space.divided:
+        return space._with(scale=1.0, largest=1.0, leaf=None)
+    return space
 
 
 def positive_scale(largest: float) -> float:
