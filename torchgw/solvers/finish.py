@@ -19,6 +19,7 @@ from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.runtime.replayed import replayed
+from torchgw.runtime.scratch import scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import Scaled, Scaler, absorbed, closed, opened
@@ -44,7 +45,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     assert end.cost is not None
     assert end.epsilon is not None
     cost, (p, q) = end.cost, model.masses
-    score, plan = (p.new_empty(len(p), len(q)) for _ in range(2))
+    score, plan = (scratch(len(p), len(q), dtype=p.dtype, device=p.device) for _ in range(2))
     ratio, at = temperatures(p.device, end.epsilon / epsilon, epsilon, model)
     low_rank = cost.extra is None and cost.U.shape[1] < min(len(p), len(q)) // 2
     begun = _begun(kernel, *ends_of(model, torch.float64), cost, end.f, end.g, ratio, at, low_rank, score, plan)

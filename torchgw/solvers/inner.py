@@ -25,6 +25,7 @@ from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.replayed import replayed
+from torchgw.runtime.scratch import scratch
 from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
@@ -131,7 +132,8 @@ class StoredInner:
         """The buffers of score and plan (N, K)."""
         shape = len(like), columns
         if self._score.shape != shape or self._score.dtype != like.dtype or self._score.device != like.device:
-            self._score, self._plan = like.new_empty(shape), like.new_empty(shape)
+            self._score = self._plan = torch.empty(0)  # which may be the same memory
+            self._score, self._plan = (scratch(*shape, dtype=like.dtype, device=like.device) for _ in range(2))
         return self._score, self._plan
 
     def _opened(self, row: Side, column: Side, first: Scaled) -> Opened:
