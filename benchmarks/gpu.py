@@ -308,7 +308,7 @@ PRODUCTS = ((45_000, 45_000, 64), (45_000, 45_000, 100))
 LARGE = tuple((n, n, "auto") for n in (100_000, 300_000, 1_000_000))
 GROUPS = {
     "ceilings": Section(40, ceilings, (((4000, 5000),),), (((20, 24),),)),
-    "tests": Section(120, tests, (("tests",),), (("tests/test_repeated.py",), "--collect-only", "-n0")),
+    "tests": Section(120, tests, (("tests",),), (("tests/test_replayed.py",), "--collect-only", "-n0")),
     "graphs": Section(45, graphs, (CLOUDS,), ((("sphere", 60),),)),
     "jobs": Section(90, whole, (JOBS,), (((8, 9, "auto"),),)),
     "cold": Section(60, cold, (FIRST,), (((8, 9),),)),

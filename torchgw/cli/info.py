@@ -21,7 +21,7 @@ from torchgw.options import GWOptions, LowRankOptions
 from torchgw.planner import estimate
 from torchgw.report.contents import finite
 from torchgw.request.devices import unusable
-from torchgw.runtime.repeated import ungraphed
+from torchgw.runtime.replayed import ungraphed
 from torchgw.validate import OTHER_DEVICES
 
 NEEDED = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")

@@ -28,8 +28,10 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import WIDE, block_rows, blocks
 from torchgw.kernels.sums import running
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.spaces.scale import bare
 from torchgw.types import Array, DistanceProvider
 
 N_BINS, AT_ONCE = 2**14, 2**17
@@ -102,9 +104,15 @@ def frank_wolfe_gap(
     b may be anything; the better it is, the tighter the gap. Under a ``total`` it holds prices up to a constant. Of a
     factored cost the rows may be a sample, with masses p that sum to those of all.
     """
+    return gap(value, _lowest(cost, p, q, b, total))
+
+
+@replayed()
+def _lowest(cost: Tensor | FactoredCost, p: Tensor, q: Tensor, b: Tensor, total: float | None) -> Tensor:
+    """What every plan costs at least (...), by column potentials."""
     if total is not None:
         b = partial_prices(b, q)
-    return gap(value, dual_bound(c_transform(cost, b, q), b, p, q, total))
+    return dual_bound(c_transform(cost, b, q), b, p, q, total)
 
 
 def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> Tensor:
@@ -114,23 +122,37 @@ def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
 
 def second_bound(
-    source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, other: Tensor | float = 0.0
+    source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, means: tuple[Tensor, Tensor] | None = None
 ) -> float:
-    """Memoli's second lower bound, or an ``other`` one () where that is higher, which comes to the host with it; 0,
-    which is a bound, where there are too many distances to look at.
+    """Memoli's second lower bound, or the first one where that is higher and mean squared distances (N,), (K,) are
+    given; where there are too many distances to look at the first one, or 0, which is a bound.
 
     O(N^2 + K^2) work, no memory beyond a block of rows.
     """
-    if max(source.size**2, target.size**2) > MOST_PAIRS or not (source.stored and target.stored):
-        return float(other)
+    few = max(source.size**2, target.size**2) <= MOST_PAIRS and source.stored and target.stored
+    spaces = (bare(source), bare(target)) if few else None
+    return float(fetched(_bound(spaces, p, q, means))[0]) if few or means is not None else 0.0
+
+
+@replayed()
+def _bound(
+    spaces: tuple[DistanceProvider, DistanceProvider] | None, p: Tensor, q: Tensor, means: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """The higher one () of the second bound between spaces and of the first by means, where there are both."""
+    found = [] if means is None else [first_bound(means[0].to(p), means[1].to(p), p, q)]
+    found += [] if spaces is None else [_second(*spaces, p, q)]
+    return torch.stack(found).max()
+
+
+def _second(source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor) -> Tensor:
+    """Memoli's second lower bound ()."""
     low, high = _range(((source, p), (target, q)))
     width = (high - low).clamp_min(torch.finfo(p.dtype).tiny) / N_BINS
     histograms = (_histogram(space, mass, low, width) for space, mass in ((source, p), (target, q)))
     centres = low + torch.arange(N_BINS + 1, dtype=torch.float64, device=low.device) * width
     distance = _wasserstein_squared(centres, centres, *histograms).sqrt()
     off = 1 + N_BINS * (source.size + target.size) / UNITS if p.is_cuda else 1  # widths
-    found = distance.sub(width, alpha=off).clamp_min(0.0).square()
-    return float(fetched(found.maximum(torch.as_tensor(other, dtype=found.dtype, device=found.device)))[0])
+    return distance.sub(width, alpha=off).clamp_min(0.0).square()
 
 
 def _blocks(space: DistanceProvider, mass: Tensor, elements: dict[str, int] | None = None) -> list[Tensor]:

@@ -17,7 +17,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
-from torchgw.objective.bounds import c_transform, dual_bound, first_bound, frank_wolfe_gap, gap, second_bound
+from torchgw.objective.bounds import c_transform, dual_bound, frank_wolfe_gap, gap, second_bound
 from torchgw.objective.exact import ExactGradient, cost_of_core, factored_quadratic
 from torchgw.objective.leading import leads, stored_cost
 from torchgw.objective.linearise import linearise
@@ -136,11 +136,7 @@ def certify(
     values, lower = model.summed(found.quadratic.value, found.linear, found.penalty, rows, columns), 0.0
     error = ROUNDING_ERROR if found.cost.U.dtype == torch.float64 else FLOAT32_ERROR
     if model.fixed and model.loss is SQUARE and model.alpha > 0:
-        first: Tensor | float = 0.0
-        if found.means is not None:
-            a, b = found.means
-            first = first_bound(a.double(), b.double(), model.p, model.q)
-        lower = second_bound(*spaces, model.p, model.q, first)
+        lower = second_bound(*spaces, model.p, model.q, found.means)
         # An isometric copy has both at zero, up to rounding.
         lower = max(lower - error * unit, 0.0)
     lower *= model.alpha

@@ -1,7 +1,8 @@
 """Records of tensors as a list of tensors and a tree that can be hashed, and back.
 
 What is taken apart: lists, tuples, dictionaries, dataclasses, partial functions, and the package's own objects by their
-attributes. What they have cached (`functools.cached_property`) is left behind. Everything else is a constant.
+attributes. What they have cached (`functools.cached_property`) is left behind. Constants are numbers, strings,
+functions, and the like; objects of other packages are none, as nobody knows what they do.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def flattened(value: Any) -> tuple[list[Tensor], Tree]:
     Raises
     ------
     TypeError
-        For a constant that cannot be hashed.
+        For an object of another package.
     """
     tensors, known = list[Tensor](), dict[int, int]()
 
@@ -72,10 +73,11 @@ def flattened(value: Any) -> tuple[list[Tensor], Tree]:
             return Node(partial, (), (tree(value.func), tree(value.args), tree(value.keywords)))
         if isinstance(value, tuple):
             return Node(kind, (), tuple(map(tree, value)))
+        if isinstance(value, Enum):
+            return Constant(kind, value)
         names = _members(kind)
         if names is None:
-            hash(value)
-            return Constant(kind, value)
+            raise TypeError(f"{kind.__name__} is no record of the package")
         held = vars(value)
         shown = names or tuple(name for name in held if name not in _cached(kind))
         return Node(kind, shown, tuple(tree(held[name]) for name in shown))
@@ -110,7 +112,7 @@ def _members(kind: type) -> tuple[str, ...] | None:
     """The names of the members of a record, none where each object has its own; None of what is no record."""
     if dataclasses.is_dataclass(kind):
         return tuple(entry.name for entry in dataclasses.fields(kind))
-    ours = kind.__module__.partition(".")[0] == "torchgw" and not issubclass(kind, Enum)
+    ours = kind.__module__.partition(".")[0] == "torchgw"
     return () if ours and hasattr(kind, "__dict__") and "__dict__" in dir(kind) else None
 
 

@@ -194,6 +194,7 @@ class _Graphs:
         if found is None:  # whatever it fails by, it has warmed nothing then
             result = wanted.taken()
             self.kept[key] = True
+            self._forget()
             return result
         self.kept.move_to_end(key)
         if found is True:

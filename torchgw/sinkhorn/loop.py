@@ -3,7 +3,7 @@
 A sweep takes g to the f that belongs to it and to the column sums of the plan (f, g): its row sums are exact (under a
 hard marginal), and what the next g would change, sum_j q_j |2^(g - g_new) - 1|, is its L1 column residual. So the
 residual needs no plan. It is read only every ``check_every`` iterations, because reading waits for the device; on a GPU
-those after it are one launch (`torchgw.runtime.repeated`) and already on their way while the host waits, in vain where
+those after it are one launch (`torchgw.runtime.replayed`) and already on their way while the host waits, in vain where
 it was the last or asks for another weight. The residual of the last iteration is left for the caller.
 
 Between checks each half-step may be over-relaxed, old + w (new - old): near the fixed point that cuts the iterations by

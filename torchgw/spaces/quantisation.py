@@ -10,7 +10,7 @@ Sources: T. Gonzalez, "Clustering to minimize the maximum intercluster distance"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
 from torchgw.persist.codec import storable
-from torchgw.runtime.repeated import Repeated, State
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
+from torchgw.spaces.scale import bare
 from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
 ROUNDS = 10
-AT_ONCE = 4  # farthest points that a GPU is told to find
 FEW = 64
 # Coverage by so many: of curves up to 0.006, of surfaces and clouds in the plane 0.01 to 0.02, in 3, 5, 10 dimensions
 # 0.07, 0.2, 0.35.
@@ -92,16 +92,13 @@ def choose_landmarks(
     ``mass`` (N,), above zero, is in the dtype of the space; ``first`` is the index that farthest-point landmarks begin
     with. The points ``named`` are landmarks in any case, beyond the count: as many of them as that at the most.
     """
-    if len(mass) <= count:
-        index = torch.arange(len(mass), device=mass.device)
-        rows = space.rows(index)
-    elif kind == "farthest":
-        index, rows = _farthest(space, mass, count, first)
-    elif kind == "spread":
-        index, rows = _spread(space, mass, count, generator)
-    else:
-        index = _without_replacement(_uniform(mass, generator), mass, mass, count)
-        rows = space.rows(index)
+    draws: Tensor | torch.Generator | None = None
+    if kind != "farthest" and len(mass) > count:
+        draws = generator
+        if mass.is_cuda and _is_read(space):  # a graph draws nothing
+            shape = _rounds(count) if kind == "spread" else 1, len(mass)
+            draws = torch.rand(shape, generator=generator, device=mass.device, dtype=torch.float64)
+    index, rows = _chosen(bare(space), mass, kind, count, first, draws)
     own = type(space).__module__.startswith("torchgw.")  # whose rows are finite; looking would wait for the device
     if not own and not bool(rows.isfinite().all()):
         raise ValueError(f"{type(space).__name__}.rows must give finite distances, got NaN or infinite ones")
@@ -110,6 +107,33 @@ def choose_landmarks(
         new = new[torch.linspace(0, len(new) - 1, min(len(new), count), dtype=torch.float32, device=new.device).long()]
         if len(new):
             index, rows = torch.cat((index, new)), torch.cat((rows, space.rows(new)))
+    return _with_cells(index, rows, mass)
+
+
+@replayed()
+def _chosen(
+    space: DistanceProvider,
+    mass: Tensor,
+    kind: str,
+    count: int,
+    first: Tensor | None,
+    draws: Tensor | torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """The landmarks (L,) and their rows (L, N), by uniform numbers (rounds, N) or a generator of such."""
+    if len(mass) <= count:
+        index = torch.arange(len(mass), device=mass.device)
+        return index, space.rows(index)
+    if kind == "farthest":
+        return _farthest(space, mass, count, first)
+    if kind == "spread":
+        return _spread(space, mass, count, draws)
+    index = _without_replacement(_uniform(mass, draws, 0), mass, mass, count)
+    return index, space.rows(index)
+
+
+@replayed()
+def _with_cells(index: Tensor, rows: Tensor, mass: Tensor) -> Landmarks:
+    """Landmarks with their rows, and the masses of their cells."""
     nearest = rows.argmin(0)
     nearest[index] = torch.arange(len(index), device=index.device)
     cells = add_by_label(torch.zeros(len(index), dtype=mass.dtype, device=mass.device), nearest, mass)
@@ -140,10 +164,7 @@ def along_curves(sides: Sequence[tuple[Landmarks, Tensor]]) -> bool:
     """
     from scipy.sparse.csgraph import minimum_spanning_tree  # late: it takes long to import
 
-    known = []
-    for landmarks, mass in sides:
-        known += [coverage(landmarks, mass), landmarks.rows.amin(0).max(), landmarks.distances]
-    found = fetched(*known)
+    found = fetched(*_looked_at(tuple(sides)))
     sizes = (len(mass) for _, mass in sides)
     for size, covered, radius, distances in zip(sizes, *(found[part::3] for part in range(3)), strict=True):
         others = 1 - len(distances) / size
@@ -153,6 +174,15 @@ def along_curves(sides: Sequence[tuple[Landmarks, Tensor]]) -> bool:
         if not (len(steps) > 0 and float(steps.max()) <= LONGEST_STEP * float(radius)):
             return False
     return True
+
+
+@replayed()
+def _looked_at(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
+    """Of each space the coverage (), the radius () that landmarks cover, and the distances (L, L) between them."""
+    known = list[Tensor]()
+    for landmarks, mass in sides:
+        known += [coverage(landmarks, mass), landmarks.rows.amin(0).max(), landmarks.distances]
+    return known
 
 
 def unlikeness(landmarks: Landmarks, mass: Tensor, spread: Tensor | None = None) -> Tensor:
@@ -178,79 +208,66 @@ def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor |
         first = mass.argmax()
         for _ in range(2):
             first = space.rows(first[None])[0].argmax()
-    chosen = torch.nn.functional.pad(first[None], (0, count))
-    given, look, kept = _looks(space)
-
-    def steps(number: int, *state: Tensor) -> tuple[State, Tensor]:
-        """The count of landmarks, the landmarks and the next one, and distances to the nearest of them."""
-        at, chosen, nearest = state
-        for _ in range(number):
-            index = chosen.gather(0, at)
-            nearest = torch.minimum(nearest, look(index)[0]).index_fill(0, index, -1.0)
-            at, chosen = at + 1, chosen.scatter(0, at + 1, nearest.argmax(0, keepdim=True))
-        return (at, chosen, nearest), nearest
-
-    state: State = chosen.new_zeros(1), chosen, torch.full_like(mass, torch.inf)
-    repeated = Repeated(steps, kernels=("farthest", type(space)))
-    for start in range(0, count, AT_ONCE):
-        number = min(AT_ONCE, count - start)
-        state = repeated(number, *state).after if given else steps(number, *state)[0]
-    index = state[1][:count]
-    return index, space.rows(index) if given else torch.cat(kept)
+    look, chosen, nearest, index = _Look(space), list[Tensor](), torch.full_like(mass, torch.inf), first[None]
+    for _ in range(count):
+        chosen.append(index)
+        nearest = torch.minimum(nearest, look(index)[0]).index_fill(0, index, -1.0)
+        index = nearest.argmax(0, keepdim=True)
+    index = torch.cat(chosen)
+    return index, look.rows(index)
 
 
-def _spread(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _spread(
+    space: DistanceProvider, mass: Tensor, count: int, draws: Tensor | torch.Generator | None
+) -> tuple[Tensor, Tensor]:
     """Each round draws a tenth of the landmarks in proportion to mass times squared distance from those before.
 
     k-means++ but in ten rounds: rows of a space may each be a shortest-path search, and many at once cost less. Medoids
     of stored distances are drawn one by one (`torchgw.solvers.low_rank.group_cells`).
     """
-    device, most, (given, look, kept) = mass.device, max(count // ROUNDS, 1), _looks(space)
-    together = mass.is_cuda and given
-    rounds = -(-count // most)
-    ahead = torch.rand(rounds, len(mass), generator=generator, device=device, dtype=torch.float64) if together else mass
-
-    def drawn(number: int, at: Tensor, weight: Tensor, other: Tensor) -> Tensor:
-        uniform = ahead[at][0] if together else _uniform(mass, generator)
-        return _without_replacement(uniform, weight, other, number)
-
-    def one(number: int, *state: Tensor) -> tuple[State, Tensor]:
-        """The number of the round, the landmarks, the first one in place of those to come, and distances to the nearest
-        of them."""
-        at, chosen, nearest = state
+    look, most = _Look(space), max(count // ROUNDS, 1)
+    chosen = _without_replacement(_uniform(mass, draws, 0), mass, mass, most)
+    nearest = look(chosen).amin(0)
+    for turn in range(1, _rounds(count)):
         left = mass.index_fill(0, chosen, 0.0)
-        new = drawn(number, at, left * nearest.clamp_min(0.0).square(), left)
-        places = at * most + torch.arange(number, device=device)
-        nearest = torch.minimum(nearest, look(new).amin(0))
-        return (at + 1, chosen.scatter(0, places, new), nearest), nearest
-
-    at = torch.zeros(1, dtype=torch.int64, device=device)
-    first = drawn(most, at, mass, mass)
-    chosen = torch.cat((first, first[:1].expand(count - most)))
-    state: State = at + 1, chosen, look(first).amin(0)
-    repeated = Repeated(one, kernels=("spread", type(space), len(mass)))
-    for start in range(most, count, most):
-        number = min(most, count - start)
-        state = repeated(number, *state).after if together else one(number, *state)[0]
-    return state[1], space.rows(state[1]) if given else torch.cat(kept)
+        weight, number = left * nearest.clamp_min(0.0).square(), min(most, count - len(chosen))
+        new = _without_replacement(_uniform(mass, draws, turn), weight, left, number)
+        chosen, nearest = torch.cat((chosen, new)), torch.minimum(nearest, look(new).amin(0))
+    return chosen, look.rows(chosen)
 
 
-def _looks(space: DistanceProvider) -> tuple[bool, Callable[[Tensor], Tensor], list[Tensor]]:
-    """Whether rows of a space are products or copies, which a device does by itself; what gives rows, and a list of
-    those that it gave where they are not: each may be a search."""
-    if space.stored or space.factors() is not None:
-        return True, space.rows, []
-    kept = list[Tensor]()
-
-    def look(index: Tensor) -> Tensor:
-        kept.append(space.rows(index))
-        return kept[-1]
-
-    return False, look, kept
+def _rounds(count: int) -> int:
+    """How often landmarks are drawn."""
+    return -(-count // max(count // ROUNDS, 1))
 
 
-def _uniform(mass: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(mass.shape, generator=generator, device=mass.device, dtype=torch.float64)
+def _is_read(space: DistanceProvider) -> bool:
+    """Whether rows of a space are products or copies, which a device does by itself, and no search each."""
+    return space.stored or space.factors() is not None
+
+
+class _Look:
+    """Rows of a space, which are kept where each may be a search."""
+
+    def __init__(self, space: DistanceProvider) -> None:
+        self._space, self._kept = space, None if _is_read(space) else list[Tensor]()
+
+    def __call__(self, index: Tensor) -> Tensor:
+        found = self._space.rows(index)
+        if self._kept is not None:
+            self._kept.append(found)
+        return found
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Of all points that were looked at, in turn."""
+        return self._space.rows(index) if self._kept is None else torch.cat(self._kept)
+
+
+def _uniform(mass: Tensor, draws: Tensor | torch.Generator | None, turn: int) -> Tensor:
+    """Numbers (N,) of a turn."""
+    if isinstance(draws, Tensor):
+        return draws[turn]
+    return torch.rand(mass.shape, generator=draws, device=mass.device, dtype=torch.float64)
 
 
 def _without_replacement(uniform: Tensor, weight: Tensor, other: Tensor, count: int) -> Tensor:
