@@ -162,7 +162,7 @@ def entries(
 
 def search(
     grid: Grid, low: Tensor, high: Tensor, target: Tensor, length: Tensor, source: Tensor, distance: Tensor,
-    queued: Tensor, queue: Tensor, n: int, **_: Any,
+    queued: Tensor, queue: Tensor, state: Tensor, n: int, *_: Any, **__: Any,
 ) -> None:  # fmt: skip
     count = high - low[:n]
     pointer = torch.nn.functional.pad(count.cumsum(0), (1, 0)).int()

@@ -126,6 +126,13 @@ def test_shortest_paths(kind: str) -> None:
     cases.shortest_paths(searches, "cpu", cases.graphs()[kind])
 
 
+def test_searches_go_on_from_one_launch_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = shortest_paths.choose("triton", Workload(CPU, torch.float64, (1, 1))).function
+    assert searches is not None
+    monkeypatch.setattr(shortest_paths.triton, "ROUNDS", 9)
+    cases.shortest_paths(searches, "cpu", cases.graphs()["ties"])
+
+
 @pytest.mark.parametrize("kind", daily([("ties",), ("two",)], cases.clouds()))
 def test_neighbour_graphs(kind: str) -> None:
     built = neighbour_graphs.choose("triton", Workload(CPU, torch.float64, (1, 1))).function

@@ -84,7 +84,4 @@ def built(points: Array, graphs: Graphs, device: torch.device, backend: str) -> 
     parts = graphs.joined(edges, doubtful)
     lines = there if points.shape[1] <= TREE_DIMENSIONS else there[:, :0]  # they lead no search in many dimensions
     graphs.tried(lines, edges, doubtful, DETOUR)
-    told = torch.cat((parts, graphs.closed(edges, doubtful, size)))
-    held = torch.arange(len(edges.length), device=device) < edges.pointer[-1]
-    told[1] += ((edges.length == 0) & held).sum()  # the CPU takes one of points that coincide
-    return edges, Built(k, doubtful, told)
+    return edges, Built(k, doubtful, torch.cat((parts, graphs.closed(edges, doubtful, size))))

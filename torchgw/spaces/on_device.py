@@ -14,7 +14,7 @@ from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.resolution import evenly_spread, measure_resolution
+from torchgw.spaces.resolution import differences, evenly_spread, median_ratio
 from torchgw.spaces.scale import fill_unreachable
 from torchgw.types import DistanceProvider
 
@@ -94,35 +94,37 @@ def finished(begun: Sequence[Begun]) -> list[tuple[DistanceProvider, GraphReport
         fits = built is None or report is not None
         made.append((each.provider(among, float(largest)), report) if fits else None)
     looked = [(i, *found) for i, found in enumerate(made) if found is not None and begun[i].kind == "checked"]
-    errors = fetched(*(_error(begun[i], cast(LandmarkDistances, factored)) for i, factored, _ in looked))
-    for (i, factored, report), error in zip(looked, errors, strict=True):
-        if not serves(cast(LandmarkDistances, factored), begun[i].name, float(error)):
+    read = fetched(*(number for i, factored, _ in looked for number in _errors(begun[i], factored)))
+    for (i, factored, report), *errors in zip(looked, *(read[part::3] for part in range(3)), strict=True):
+        if not serves(cast(LandmarkDistances, factored), begun[i].name, *errors):
             known = begun[i].graph._replace(built=None)
             ((provider, _),) = cast(Any, finished([Begun(begun[i].name, "precomputed", known, 0)]))
             made[i] = provider, report
     return made
 
 
-def _error(begun: Begun, factored: LandmarkDistances) -> Tensor:
+def _errors(begun: Begun, factored: DistanceProvider) -> tuple[Tensor, Tensor, Tensor]:
+    found = cast(LandmarkDistances, factored)
     sources, rows = begun.sources[begun.n_landmarks :], begun.rows[begun.n_landmarks :]
     if len(begun.graph.parts) > 1:
-        fill_unreachable(rows, factored.scale)
-    return relative_error(factored, sources, rows)
+        fill_unreachable(rows, found.scale)
+    return errors(found, sources, rows)
 
 
-def relative_error(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> Tensor:
-    """Relative Frobenius error () of factored distances on some rows (M, N) of the graph's, all finite; infinite where
-    those tell points apart only below what landmarks resolve, since far points then are all that the error sees."""
+def errors(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Relative Frobenius error () of factored distances on some rows (M, N) of the graph's, all finite, and the
+    `differences` between those rows."""
     true = rows / factored.scale
     found = torch.linalg.norm(factored.rows(sources) - true)
-    error: Tensor = found / torch.linalg.norm(true).clamp_min(torch.finfo(true.dtype).tiny)
-    measured = measure_resolution(true, true.new_full(true.shape[1:], 1 / factored.size))
-    return torch.where(measured < factored.resolution, torch.inf, error)
+    error = found / torch.linalg.norm(true).clamp_min(torch.finfo(true.dtype).tiny)
+    return error, *differences(true, true.new_full(true.shape[1:], 1 / factored.size))
 
 
-def serves(factored: LandmarkDistances, name: str, error: float) -> bool:
-    """Whether they do, with this error."""
-    if error <= (LANDMARK_ERROR if factored.size <= FEW_POINTS else POOR_LANDMARKS):
+def serves(factored: LandmarkDistances, name: str, error: Tensor, apart: Tensor, sums: Tensor) -> bool:
+    """Whether they do, with these errors on the host. They do not where rows tell points apart only below what
+    landmarks resolve, since far points then are all that the error sees."""
+    off = float(error) if median_ratio(apart, sums) >= factored.resolution else torch.inf
+    if off <= (LANDMARK_ERROR if factored.size <= FEW_POINTS else POOR_LANDMARKS):
         return True
-    logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * error)
+    logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * off)
     return False

@@ -22,7 +22,7 @@ from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.farthest import BUILT_ASIDE, SearchAside, farthest_points, worthwhile
 from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import LandmarkDistances, storage
-from torchgw.spaces.on_device import CHECKED_ROWS, SEARCHED_THERE, Begun, finished, relative_error, serves
+from torchgw.spaces.on_device import CHECKED_ROWS, SEARCHED_THERE, Begun, errors, finished, serves
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.resolution import evenly_spread
 from torchgw.spaces.scale import fill_unreachable, largest_of
@@ -206,8 +206,8 @@ def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider |
         every = np.arange(space.size) if kept is None else kept
         sources = evenly_spread(space.size, CHECKED_ROWS)
         rows = torch.from_numpy(shortest_paths([(graph, every[sources.numpy()])])[0][:, every])
-        error = relative_error(factored, sources, fill_unreachable(rows, factored.scale))
-        return factored if serves(factored, name, float(error)) else None
+        found = errors(factored, sources, fill_unreachable(rows, factored.scale))
+        return factored if serves(factored, name, *found) else None
     if kind == "dijkstra":
         return DijkstraDistances.between(kept, graph, options.cache_rows, name)
     if kind == "euclidean":

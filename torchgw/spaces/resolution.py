@@ -35,16 +35,17 @@ SPACINGS = 4  # of floats, which coordinates of neighbours must differ by
 def measure_resolution(rows: Tensor, weight: Tensor) -> Tensor:
     """The median of the least positive Delta over that of S, of rows (m, d) with weights (d,); 1 where all coincide.
     A tensor (), for which nothing waits."""
-    return _median_ratio(*_differences(rows, weight))
+    return median_ratio(*differences(rows, weight))
 
 
-def _differences(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def differences(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Delta (m, m) between rows (m, d) with weights (d,), and S (m,)."""
     x = rows.double() * weight.double().sqrt()
     return torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square(), x.square().sum(1)
 
 
-def _median_ratio(apart: Tensor, sums: Tensor) -> Tensor:
+def median_ratio(apart: Tensor, sums: Tensor) -> Tensor:
+    """The resolution () that the differences between rows measure, see `measure_resolution`."""
     least = torch.where(apart > 0, apart, torch.inf).amin(1).sort().values
     middle = (least.isfinite().sum() - 1).clamp_min(0) // 2
     found = least.index_select(0, middle.view(1))[0] / sums.sort().values[(len(sums) - 1) // 2]
@@ -70,11 +71,11 @@ def explain_unresolved_points(
     rows, looked_at = list[Tensor](), list[Tensor]()
     for space, mass in zip(spaces, masses, strict=True):
         index = sent(evenly_spread(len(mass)), mass.device)
-        sampled, *differences = _sampled(bare(placed(space, mass.device)), mass, index)
+        sampled, *apart = _sampled(bare(placed(space, mass.device)), mass, index)
         rows.append(sampled)
-        looked_at += differences
+        looked_at += apart
     read = fetched(*looked_at)
-    measured = (_median_ratio(*pair).numpy() for pair in zip(read[::2], read[1::2], strict=True))
+    measured = (median_ratio(*pair).numpy() for pair in zip(read[::2], read[1::2], strict=True))
     numbers = [None] * len(rows) if numbers is None else numbers
     sides = zip(names, spaces, masses, rows, map(float, measured), numbers, strict=True)
     return [_explain(*side) for side in sides]
@@ -82,9 +83,9 @@ def explain_unresolved_points(
 
 @replayed()
 def _sampled(space: DistanceProvider, mass: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances (m, N) from a few points, and their `_differences`."""
+    """Distances (m, N) from a few points, and their `differences`."""
     rows = space.rows(index)
-    return rows, *_differences(rows, mass)
+    return rows, *differences(rows, mass)
 
 
 def _explain(

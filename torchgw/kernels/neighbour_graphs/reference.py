@@ -140,7 +140,8 @@ def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> No
 
 def closed(edges: Edges, doubtful: Doubtful, size: float) -> Tensor:
     """The edges get the unit ``size``, and those that were cut become loops of infinite length. How many of the list
-    are undecided, and are cut, and of the first of these, in any order, place and both ends (2 + 3 `TOLD`,) int32."""
+    are undecided, and are cut, and of the first of these, in any order, place and both ends (2 + 3 `TOLD`,) int32.
+    With the undecided ones count those between points that coincide, of which the CPU takes one."""
     state = doubtful.state[doubtful.rank.clamp_min(0).long()]
     gone = (doubtful.rank >= 0) & (state == CUT)
     edges.target.copy_(torch.where(gone, edges.row, edges.target))
@@ -149,6 +150,7 @@ def closed(edges: Edges, doubtful: Doubtful, size: float) -> Tensor:
     cut = (known & (doubtful.state == CUT)).nonzero()[:, 0]
     told = edges.target.new_zeros(2 + 3 * TOLD)
     told[:2] = torch.stack([(known & (doubtful.state == kind)).sum() for kind in (UNDECIDED, CUT)])
+    told[0] += (edges.length == 0).sum()
     first = torch.stack((cut, doubtful.low[cut], doubtful.high[cut]), 1)[:TOLD].flatten()
     told[2 : 2 + len(first)] = first
     return told

@@ -334,20 +334,23 @@ def closed_kernel(
     MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The graph without the edges that were cut, which become loops of infinite length, in units of ``size``. Of those
-    in doubt the numbers that are undecided, and that are cut, and place and ends of the latter, in any order."""
+    in doubt the numbers that are undecided, and that are cut, and place and ends of the latter, in any order. With the
+    undecided ones count those of no length."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < entries
     listed = tl.load(waiting + at, mask=inside, other=float("inf")) < float("inf")
     decided = tl.load(state + at, mask=listed, other=STAYS)
+    place = tl.load(rank + at, mask=inside, other=-1)
+    cut = tl.load(state + tl.maximum(place, 0), mask=inside & (place >= 0), other=STAYS) == CUT
+    own = tl.load(length + at, mask=inside, other=0.0) * size.to(tl.float64, bitcast=True)
+    own = tl.where(cut, float("inf"), own)
     undecided, gone = (decided == UNDECIDED).to(tl.int32), (decided == CUT).to(tl.int32)
+    undecided += (inside & (own == 0)).to(tl.int32)
     tl.atomic_add(told, tl.sum(undecided, 0), sem="relaxed")
     spot = tl.atomic_add(told + 1, tl.sum(gone, 0), sem="relaxed") + tl.cumsum(gone, 0) - 1
     kept = (gone != 0) & (spot < MOST)
     tl.store(told + 2 + 3 * spot, at, mask=kept)
     tl.store(told + 3 + 3 * spot, tl.load(low + at, mask=kept, other=0), mask=kept)
     tl.store(told + 4 + 3 * spot, tl.load(high + at, mask=kept, other=0), mask=kept)
-    place = tl.load(rank + at, mask=inside, other=-1)
-    cut = tl.load(state + tl.maximum(place, 0), mask=inside & (place >= 0), other=STAYS) == CUT
-    own = tl.load(length + at, mask=inside, other=0.0)
-    tl.store(length + at, tl.where(cut, float("inf"), own * size.to(tl.float64, bitcast=True)), mask=inside)
+    tl.store(length + at, own, mask=inside)
     tl.store(target + at, tl.load(row + at, mask=inside, other=0), mask=inside & cut)

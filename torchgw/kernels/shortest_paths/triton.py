@@ -19,6 +19,7 @@ MANY = {**STEP, "QUEUED": 256}  # of those that wait, looked at together
 FEW = {"NODES": 64, "EDGES": 32, "QUEUED": 512, "num_warps": 16}
 FEW_AT_ONCE, MANY_AT_ONCE = 1, 4  # searches by such steps that a multiprocessor has the registers for
 BLOCK, MANY_WARPS = 4096, 16  # of points that one program goes through
+ROUNDS, ALL = 2**17, 2**31 - 1  # of a search in one launch: some tenths of a second; and in the last, which ends it
 ENTRIES = 1024  # of a row of a matrix, at a time
 AT_ONCE = 2**26  # distances of one launch, of 20 bytes each, where a device runs no more at once
 
@@ -48,14 +49,17 @@ def build() -> Searches:
     def searched(low: Tensor, high: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
         n = len(high)
         most = max(MANY_AT_ONCE * gpu.processors(length.device), AT_ONCE // n)
+        budgets = [*[ROUNDS] * (n // ROUNDS), ALL]
         found = length.new_empty(len(sources), n)
         for part, into in zip(torch.split(sources.contiguous(), most), torch.split(found, most), strict=True):
             queued, queue = target.new_empty(len(part), n), target.new_empty(len(part), 2, n)
+            state = target.new_empty(len(part), 2)
             with gpu.active(length):
-                kernels.search_kernel[(len(part),)](
-                    low, high, target, length, part, into.view(torch.int64), queued, queue, n,
-                    **step(len(part), length.device),
-                )  # fmt: skip
+                for launch, rounds in enumerate(budgets):
+                    kernels.search_kernel[(len(part),)](
+                        low, high, target, length, part, into.view(torch.int64), queued, queue, state, n, launch,
+                        rounds, **step(len(part), length.device),
+                    )  # fmt: skip
         return found
 
     def paths(pointer: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:

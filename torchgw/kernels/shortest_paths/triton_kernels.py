@@ -42,16 +42,17 @@ def entries_kernel(matrix, high, target, length, m, stride, BLOCK: tl.constexpr)
     tl.store(high + row, (row * m + found).to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "resumed", "rounds"])
 def search_kernel(
-    lows, highs, target, length, source, distance, queued, queue, n,
+    lows, highs, target, length, source, distance, queued, queue, state, n, resumed, rounds,
     NODES: tl.constexpr, EDGES: tl.constexpr, QUEUED: tl.constexpr,
 ):  # fmt: skip
     """Distances of the n points from source pid, as the integers that have their bits: rounds of Bellman and Ford over
     the points whose distance fell since they were looked at last, of which each round takes about the NODES nearest.
 
     The edges of a point are the entries from ``lows`` to ``highs``. ``queued`` (M, n) is whether a point is in the
-    ``queue`` (M, 2, n).
+    ``queue`` (M, 2, n). What is left after so many ``rounds`` another launch does, ``resumed`` from the ``state``
+    (M, 2): the length of the queue, and which half of it.
     """
     search = tl.program_id(0).to(tl.int64)
     begin = tl.load(source + search).to(tl.int32)
@@ -59,17 +60,19 @@ def search_kernel(
     queued += search * n
     queue += search * 2 * n
     every = tl.arange(0, QUEUED)
-    for first in range(0, n, QUEUED):
+    state += search * 2
+    new_search = resumed == 0
+    for first in range(0, tl.where(new_search, n, 0), QUEUED):
         tl.store(distance + first + every, INFINITE, mask=first + every < n)
         tl.store(queued + first + every, 0, mask=first + every < n)
     tl.debug_barrier()
-    tl.store(distance + begin, 0)
-    tl.store(queue, begin)
+    tl.store(distance + begin, 0, mask=new_search)
+    tl.store(queue, begin, mask=new_search)
     at, edge = tl.arange(0, NODES), tl.arange(0, EDGES)
-    count = 1
-    turn = 0
+    count = tl.load(state, mask=resumed > 0, other=1)
+    turn = tl.load(state + 1, mask=resumed > 0, other=0)
     least, width = tl.zeros((), tl.float64), tl.zeros((), tl.float64)
-    while count > 0:
+    while (count > 0) & (rounds > 0):
         tl.debug_barrier()  # what all have written is read from here on
         here, there = queue + turn * n, queue + (1 - turn) * n
         width = tl.where(width > 0, width, least)
@@ -107,15 +110,19 @@ def search_kernel(
                 # Who queues a point need not be who lowers its distance, so neither of the two waits for the other.
                 tl.atomic_min(distance + other, bits, mask=shorter, sem="relaxed")
                 fresh = shorter & (tl.atomic_max(queued + other, 1, mask=shorter, sem="relaxed") == 0)
-                nearest = tl.minimum(nearest, tl.min(tl.min(tl.where(shorter, bits, INFINITE), 1), 0))
                 chosen = tl.reshape(fresh.to(tl.int32), (NODES * EDGES,))
                 spot = count + tl.cumsum(chosen, 0) - chosen
                 tl.store(there + spot, tl.reshape(other, (NODES * EDGES,)), mask=chosen != 0)
                 count += tl.sum(chosen, 0)
+                nearest = tl.minimum(nearest, tl.min(tl.min(tl.where(shorter, bits, INFINITE), 1), 0))
         least = nearest.to(tl.float64, bitcast=True)
         too_few = (2 * taken < NODES) & (kept > 0)
         width *= tl.where(taken > NODES, 0.75, tl.where(too_few, 1.25, 1.0)).to(tl.float64)
         turn = 1 - turn
+        rounds -= 1
+    tl.debug_barrier()
+    tl.store(state, count)
+    tl.store(state + 1, turn)
 
 
 @triton.jit(do_not_specialize=["n"])
