@@ -41,7 +41,7 @@ def test_a_section_comes_to_its_end_on_a_simulated_gpu_and_stores_nothing(
 
 
 @pytest.mark.filterwarnings("ignore")  # of problems that are too small for their strategy
-@pytest.mark.parametrize("name", ["jobs", "cold", "default", "million"])
+@pytest.mark.parametrize("name", ["jobs", "cold", "warm", "default", "million"])
 def test_one_of_whole_solves_does_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes a tenth of the time of the simulation."""
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
