@@ -97,5 +97,5 @@ def test_few_kernels_are_left_to_compile_for_other_sizes() -> None:
     known = set[Any]()
     for n, k, strategy in warm.CASES:
         known |= variants(n, k, epsilon=1e-3, options=warm.GWOptions(strategy=strategy))  # type: ignore[arg-type]
-    for n, k in ((300, 333), (1000, 1200), (4000, 4500)):
+    for n, k in ((300, 333), (1000, 1200)):
         assert len(variants(n, k) - known) <= 1
