@@ -46,7 +46,7 @@ GROUPS = {
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
     "peers": "sizes such as 400x500, which are shown and not stored",
     "ranks": "same sharp dimensions bytes weak memory",
-    "gpu": "ceilings tests graphs jobs cold default kernels prepared million",
+    "gpu": "ceilings tests graphs jobs cold warm default kernels prepared million",
 }
 QUICK = ("phases", "peers", "overhead")
 HAVE_QUICK = (*QUICK, "kinds")  # which `all --quick` leaves out: it needs POT in this environment

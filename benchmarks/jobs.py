@@ -48,9 +48,8 @@ class Trace(NamedTuple):
 
 
 def traced(call: Callable[[], object]) -> Trace:
-    """One run of ``call`` under torch's profiler; in a rehearsal, where there is no GPU, without it."""
+    """One run of ``call`` under torch's profiler; nothing in a rehearsal, where there is no GPU."""
     if rehearsed():
-        call()
         return Trace(0.0, [], {})
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as profile:

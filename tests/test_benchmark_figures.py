@@ -59,3 +59,10 @@ def test_small_problems_are_said_by_the_median_over_kinds():
 def test_long_times_are_said_in_minutes():
     rows = [{"case": "long", "measured": "rho 0.9, 2.74e+03 s, then 4 s"}, {"case": "short", "measured": "10.7 s"}]
     assert [figures.taken({"rows": rows}, case) for case in ("long", "short")] == ["46 minutes", "11 s"]
+
+
+def test_what_no_gpu_has_measured_is_said_to_be_so():
+    groups = {"jobs": [{"size": "4 x 5", "s": 0.36, "GPU GiB": 1.73}], "cold": [{"size": "4 x 5", "s": 12.3}]}
+    content = {"groups": groups}
+    assert [figures.solve(content, size, "time") for size in ("4 x 5", "9 x 9")] == ["0.36 s", figures.UNKNOWN]
+    assert [figures.call(content, "4 x 5", kernels) for kernels in ("cold", "warm")] == ["12 s", figures.UNKNOWN]

@@ -41,7 +41,7 @@ def test_a_section_comes_to_its_end_on_a_simulated_gpu_and_stores_nothing(
 
 
 @pytest.mark.filterwarnings("ignore")  # of problems that are too small for their strategy
-@pytest.mark.parametrize("name", ["jobs", "cold", "default", "million"])
+@pytest.mark.parametrize("name", ["jobs", "cold", "warm", "default", "million"])
 def test_one_of_whole_solves_does_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes a tenth of the time of the simulation."""
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
@@ -59,7 +59,8 @@ def test_one_of_whole_solves_does_on_the_cpu(name: str, monkeypatch: pytest.Monk
 def test_every_section_does_with_its_solves_there_too(capsys: pytest.CaptureFixture[str]) -> None:
     before = written()
     gpu.run(cpu_check=True)
-    assert all(word in capsys.readouterr().out for word in ("tests collected", "gw_align by default", "streaming"))
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("tests collected", "gw_align by default", "streaming"))
     assert written() == before
 
 
@@ -74,21 +75,21 @@ open(path, "w").write('{"what": "%s", "size": "1", "figure": "2", "against": "-"
 if name == "crash":
     os.abort()
 if name == "hang":
-    subprocess.run([sys.executable, "-c", "import time; time.sleep(5); open('%s.late', 'w')" % path])
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(1); open('%s.late', 'w')" % path])
 """
     monkeypatch.setattr(gpu, "command", lambda name, rows: [sys.executable, "-c", code, name, str(rows)])
     sections = {
-        name: gpu.Section(limit, gpu.graphs, (), ()) for name, limit in (("crash", 9), ("hang", 1), ("fine", 9))
+        name: gpu.Section(limit, gpu.graphs, (), ()) for name, limit in (("crash", 60), ("hang", 0.8), ("fine", 60))
     }
     monkeypatch.setattr(gpu, "GROUPS", sections)
-    began = time.monotonic()
     found = gpu.measured([*sections], tmp_path)
-    assert time.monotonic() - began < 5  # what hangs is ended, with what it had begun
     assert [each["what"] for each in gpu.short(found["groups"])] == ["crash", "hang", "fine"]
     ended = [found["sections"][name].split(",")[0] for name in sections]
     assert ended == ["ended with status -6", "stopped after 1 s", "done"]
     assert "what it said" in capsys.readouterr().out
     assert json.loads((tmp_path / "gpu.json").read_text()) == found
+    time.sleep(1)
+    assert not [*tmp_path.glob("*.late")]  # what a section has begun ends with it
 
 
 def test_no_section_begins_when_the_time_of_all_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,7 @@ def test_info_says_in_a_line_what_runs_on_a_gpu(
 
 def test_info_says_why_a_device_is_not_used(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**20, 2**37))
+    monkeypatch.setattr("torchgw.kernels.gpu.failure", lambda _: pytest.fail("it is tried on that GPU"))
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     found = told()
     assert "not used unless device='cuda' asks for it: only 1 MiB of its memory are free" in found["cuda:0"]

@@ -34,12 +34,7 @@ NOT_MEASURED = {
         "Where few factors carry the distances to 1 %",
         "where at most 1 % of the entries of each matrix are not zero",
     ),
-    "docs/gpu.md": (
-        "before most of what was built for it, in\n75 s",
-        '`"compile"` takes up to 20 s then',
-        "took 9 s on an H100, the first of a later process 1.5 s",
-        "takes at most ten minutes",
-    ),
+    "docs/gpu.md": ("whose kernels take up to 20 s", "takes at most ten minutes"),
     "docs/pairwise.md": ("which leaves 0.2 % on average",),
 }
 COUNT = r"(?:\d[\d.,]*(?:e-?\d+)?|two|three|four|five|six|seven|eight|nine|ten|twenty|thirty|half an?)"

@@ -112,6 +112,11 @@ def info(command: ArgumentParser) -> None:
     """Of ``torchgw info``: none of its own."""
 
 
+def warm(command: ArgumentParser) -> None:
+    """Of ``torchgw warm``."""
+    command.add_argument("--device", default="cuda", help="cuda, cuda:1 (default: %(default)s)")
+
+
 def demo(command: ArgumentParser) -> None:
     """Of ``torchgw demo``."""
     command.add_argument("-o", "--output", type=Path, default=Path("demo.png"), help="picture (default: %(default)s)")

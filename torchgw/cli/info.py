@@ -41,7 +41,7 @@ BESIDES = "these are times of solves; a command takes some seconds besides, to l
 
 def run_info(arguments: argparse.Namespace) -> dict[str, Any] | str:
     """What is here, and for what is not, the reason; as a table, or as JSON."""
-    usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()) if unusable(index) is None)]
     ways = {device: backends(torch.device(device)) for device in usable}
     found = {
         "torchgw": __version__,

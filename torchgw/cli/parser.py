@@ -16,6 +16,7 @@ COMMANDS = {
     "pairwise": "Gromov-Wasserstein distances between all pairs of files",
     "estimate": "memory and time of an alignment, and how it would be solved",
     "info": "versions, devices and backends, and why each is or is not available",
+    "warm": "compile the kernels of a GPU ahead of the first solve",
     "demo": "align a spiral with a Swiss roll and draw the result",
     "completion": "print a script that completes this command in your shell",
 }

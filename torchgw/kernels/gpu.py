@@ -41,8 +41,9 @@ def failure(device: torch.device) -> str | None:
     Triton builds its launchers with a C compiler at the first launch. A machine may have Triton and a GPU, but no
     compiler, no headers of Python, or a driver that is too old.
     """
-    from torchgw.kernels import triton_kernels
+    from torchgw.kernels import compilations, triton_kernels
 
+    compilations.follow()
     out = torch.zeros(1, dtype=torch.float32, device=device)
     try:
         with active(out):
