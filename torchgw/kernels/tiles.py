@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LN2
-from torchgw.kernels.blocks import block_rows
+from torchgw.kernels.blocks import ON_GPU, block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
 from torchgw.kernels.sums import running
 from torchgw.runtime.ranks import ALONE, Ranks
 
 TILE, UNIT = 128, 2048  # points of the tiles that most is read in, and of the largest ones, which shares end with
-CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": ON_GPU}
 SLACK_BITS = 0.02  # covers the rounding of float32 scores of up to some ten thousand bits
 
 
