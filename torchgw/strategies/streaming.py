@@ -178,8 +178,8 @@ def keep(problem: StreamedProblem, state: Climb) -> Kept:
     if problem.model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
         as_lifted = f, g
         f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p, q)
-        raised = [float((new - old).nan_to_num(nan=0.0).max()) for new, old in zip((f, g), as_lifted, strict=True)]
-        omitted *= 2.0 ** max(sum(raised), 0.0)  # tiles that are left out would have gained as much, at most
+        raised = sum((new - old).nan_to_num(nan=0.0).max() for new, old in zip((f, g), as_lifted, strict=True))
+        omitted *= 2.0 ** max(float(raised), 0.0)  # tiles that are left out would have gained as much, at most
     return Kept(rows, columns, A, B, f, g, tiles, omitted, _precision_warning(score, problem.options, ranks))
 
 
