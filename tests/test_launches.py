@@ -14,7 +14,7 @@ from benchmarks.launches import CASES, Case, counted, largest_crossing
 from tests.problems import quietly
 from tests.simulated_device import simulated_gpu
 from tests.simulated_kernels import triton_stands_in
-from torchgw import GWOptions, StoppingOptions, gw_align, gw_pairwise
+from torchgw import GWOptions, StoppingOptions, estimate, gw_align, gw_pairwise
 from torchgw.datasets import make_spiral, make_swiss_roll
 
 SMALL, DENSE, STREAMED = CASES
@@ -31,6 +31,9 @@ def test_a_solve_launches_and_waits_no_more_than_is_said(case: Case) -> None:
     assert 0 < found.n_launches <= case.launches
     assert 0 < found.n_waits <= case.waits, found.table()
     assert 0 < found.memory.peak <= MEGABYTES[case] * 10**6, found.memory.place
+    if case is not SMALL:
+        given = {"epsilon": 1e-3, "options": GWOptions(strategy=case.strategy), "device": "cuda"}
+        assert estimate(case.n, case.k, **given)[case.strategy].memory == pytest.approx(found.memory.peak, rel=0.2)
     assert sum(count for place, count in found.launches.items() if place.endswith(" graph")) > 50
     assert largest_crossing(found) <= max(BINS, STARTS)  # whatever the number of points
 

@@ -1,6 +1,7 @@
 """What each strategy would cost, by size: memory and time; which of them a solve takes is `torchgw.request.limits`.
 
-Memory is counted: a dense solve stores score and plan, the others a few hundred numbers for each point. Seconds are a
+Memory is counted: a dense solve stores score and plan, the others a few hundred numbers for each point; on a GPU its
+tensors are, where most points need most for their neighbour graph. Seconds are a
 model of what two CPU cores measured from points to matching, see `benchmarks/results/scale.json`; on other devices no
 time is claimed.
 """
@@ -28,6 +29,7 @@ from torchgw.request.limits import (
 )
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.solvers.factored_transport import finds_vertices
+from torchgw.spaces.device_neighbours import build_bytes
 from torchgw.types import AUTO, Epsilon
 
 STREAMING_BYTES = 2200  # for each point: graph and landmark distances first, then factors, cost, score and orders
@@ -36,6 +38,7 @@ SPARSE_BYTES = 20_000  # for each node of degree ten
 SPARSE_SECONDS = 5e-5  # for each node of degree ten
 NEAREST_SECONDS = 8e-9  # for each pair
 BASE_BYTES = 600 * 2**20
+GPU_SEARCHES = 4 * 132  # of a neighbour graph, at once, on an H100
 DENSE_SECONDS = 2.2e-7  # for each pair
 SHARP_SECONDS = 1.2e-6  # the same without entropy, by linear programs
 ASSIGNED_SECONDS = 1e-3, 2e-7  # for each point and each pair, where these are assignments
@@ -53,7 +56,7 @@ class Forecast:
     Attributes
     ----------
     strategy : "dense", "streaming", "low-rank", or "sparse" where it is asked for.
-    memory : bytes, the library and its packages included.
+    memory : bytes, the library and its packages included; on a GPU those of tensors there.
     seconds : from points to matching on two CPU cores, for clouds along curves and surfaces; NaN on other devices.
     against : why it cannot or should not run here; empty for the one that would.
     """
@@ -176,7 +179,7 @@ def forecast(
 ) -> Forecast:
     """What a strategy would cost, with options that are settled."""
     taken = seconds(strategy, n, k, options, epsilon == 0) if where.type == "cpu" else math.nan
-    memory = peak_memory(strategy, n, k, epsilon, options)
+    memory = peak_memory(strategy, n, k, epsilon, options, where)
     return Forecast(strategy=strategy, memory=memory, seconds=taken, against=against)
 
 
@@ -199,15 +202,14 @@ def why_not(
     return None if dense else cheap
 
 
-def peak_memory(strategy: str, n: int, k: int, epsilon: float, options: GWOptions) -> int:
+def peak_memory(strategy: str, n: int, k: int, epsilon: float, options: GWOptions, where: torch.device) -> int:
     """Peak bytes of a strategy."""
-    if strategy == "dense":
-        return BASE_BYTES + dense_bytes(n, k, epsilon)
-    if strategy == "streaming":
-        return BASE_BYTES + STREAMING_BYTES * (n + k)
-    if strategy == "sparse":
-        return BASE_BYTES + SPARSE_BYTES * (n + k)
-    return BASE_BYTES + STREAMING_BYTES * (n + k) + 8 * LOW_RANK_COPIES * options.low_rank.rank * (n + k)
+    held = {"dense": dense_bytes(n, k, epsilon, where), "sparse": SPARSE_BYTES * (n + k)}
+    held |= {"streaming": STREAMING_BYTES * (n + k)}
+    held |= {"low-rank": held["streaming"] + 8 * LOW_RANK_COPIES * options.low_rank.rank * (n + k)}
+    if where.type == "cuda":
+        return max(held[strategy], build_bytes(max(n, k), 3, GPU_SEARCHES))
+    return BASE_BYTES + held[strategy]
 
 
 def seconds(strategy: str, n: int, k: int, options: GWOptions, sharp: bool = False) -> float:

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.blocks import block_rows
+from torchgw.kernels.blocks import ON_GPU, block_rows
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import running, scatter
 from torchgw.persist.codec import storable
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.types import Array, Coupling
 
-BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": ON_GPU}
 
 
 @partial(undisturbed_methods, traced=True)

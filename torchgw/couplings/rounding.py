@@ -230,9 +230,9 @@ def round_tiles(
     x, y = torch.zeros_like(p), torch.zeros_like(q)
     if bounded:
         # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.
-        most = max(1.0, _excess(rows, p), _excess(columns, q))
-        if marginals.total is not None:
-            most = max(most, float(rows.sum()) / marginals.total)
+        beyond = [_excess(rows, p), _excess(columns, q)]
+        beyond += [] if marginals.total is None else [rows.sum() / marginals.total]
+        most = max(1.0, *fetched(torch.stack(beyond))[0].tolist())
         residual = max(residual, 1 - 1 / most)
         rows, columns, core, largest = (part / most for part in (rows, columns, core, largest))
         f = f - math.log2(most)
@@ -241,15 +241,13 @@ def round_tiles(
     return RoundedTiles(f, g, x, y, tiles, rows, columns, core, largest, after.argmax, residual)
 
 
-def _excess(actual: Tensor, wanted: Tensor) -> float:
-    """The largest ratio of a point's mass to the mass it should have, of points with more than rounding too much.
+def _excess(actual: Tensor, wanted: Tensor) -> Tensor:
+    """The largest ratio () of a point's mass to the mass it should have, of points with more than rounding too much.
 
     The whole plan is divided by it: a point of next to no mass, whose entries kernels clamp, must not take part.
     """
     beyond = actual - wanted > torch.finfo(wanted.dtype).eps * wanted.sum()
-    return float(
-        torch.where(beyond & (wanted > 0), actual / wanted.clamp_min(torch.finfo(wanted.dtype).tiny), 0.0).max()
-    )
+    return torch.where(beyond & (wanted > 0), actual / wanted.clamp_min(torch.finfo(wanted.dtype).tiny), 0.0).max()
 
 
 def _kept(target: Tensor, actual: Tensor) -> Tensor:

@@ -157,17 +157,18 @@ class TiledCoupling(BlockCoupling):
         size = self.tiles.size
         return centres(self._ordered["A"], size), centres(self._ordered["B"], size)
 
+    @cached_property
+    def _kept(self) -> Tensor:
+        """Which tiles are kept, (row tiles, column tiles) of booleans."""
+        tiles, row = self.tiles, self.tiles.rows
+        kept = row.new_zeros(len(tiles.first) - 1, -(-tiles.k // tiles.size), dtype=torch.bool)
+        kept[row, tiles.column] = True
+        return kept
+
     def _mask(self, where: Tensor) -> Tensor:
         """Which entries of the rows ``where`` in the tile order are in kept tiles, (len, K) of booleans."""
-        tiles = self.tiles
-        tile = where // tiles.size
-        count = tiles.first[tile + 1] - tiles.first[tile]
-        row = torch.repeat_interleave(torch.arange(len(where), device=where.device), count)
-        start = torch.repeat_interleave(tiles.first[tile] - (count.cumsum(0) - count), count)
-        column = tiles.column[start + torch.arange(len(row), device=where.device)]
-        kept = torch.zeros(len(where), -(-tiles.k // tiles.size), dtype=torch.bool, device=where.device)
-        kept[row, column] = True
-        return kept.repeat_interleave(tiles.size, 1)[:, : tiles.k]
+        size = self.tiles.size
+        return self._kept[where // size].repeat_interleave(size, 1)[:, : self.tiles.k]
 
     def _products(self, V: Tensor, axis: int, find: bool = False) -> PlanProducts:
         """Products of the uncorrected plan (axis 1) or its transpose (axis 0) with V, in the tile order."""

@@ -16,7 +16,8 @@ from torchgw.kernels.kernel import HIGHEST_EXPONENT, half_step, relax
 from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, exponentials, maxima
 from torchgw.runtime.threads import share
 
-BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+ON_GPU = 2**25  # entries of a block on a GPU: few launches, and some blocks fit beside what a solve stores
+BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": ON_GPU}
 WIDE = 2**14  # columns, at most, of a block that is made of factors: of longer rows too few fit to read these once
 
 Fill = Callable[[slice, Tensor, Tensor], Tensor]
@@ -34,9 +35,16 @@ def rows(workload: Workload) -> dict[str, int]:
     return {"rows": block_rows(*workload.shape, workload.device)}
 
 
+def points_at_once(k: int, device: torch.device, points: int) -> int:
+    """How many points with k numbers are worked on together: on a GPU a block of numbers, elsewhere ``points``, whose
+    copies stay small."""
+    return max(1, ON_GPU // max(k, 1)) if device.type == "cuda" else max(points, 1)
+
+
 def parts(index: Tensor, k: int, elements: int = 2**22) -> tuple[Tensor, ...]:
-    """Indices (m,) in parts of at most so many ``elements``, with rows of k entries; a row at least."""
-    return torch.split(index, max(1, elements // k))
+    """Indices (m,) in parts of at most so many ``elements``, with rows of k entries, of which several copies are made;
+    a row at least."""
+    return torch.split(index, max(1, (ON_GPU // 4 if index.is_cuda else elements) // k))
 
 
 def blocks(n: int, step: int) -> Iterator[slice]:

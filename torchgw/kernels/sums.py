@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchgw.kernels.blocks import points_at_once
 from torchgw.runtime.ranks import ALONE, Ranks
 
 RUN, BLOCK_POINTS = 256, 2**14
@@ -71,7 +72,7 @@ def inner_product(F: Tensor, G: Tensor, mass: Tensor | None = None, ranks: Ranks
     at a time, so that no wider copy of the factors is made. F and G are the ranks' shares, masses are all."""
     dtype, found = torch.float64 if mass is None else mass.dtype, []
     mass = mass if mass is None else ranks.own(mass)
-    size = max(BLOCK_POINTS // ranks.count, 1)
+    size = points_at_once(F.shape[1] + G.shape[1], F.device, BLOCK_POINTS // ranks.count)
     for start in range(0, max(len(F), 1), size):
         where = slice(start, start + size)
         left = F[where].to(dtype)

@@ -24,13 +24,14 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LN2
-from torchgw.kernels.blocks import block_rows
+from torchgw.kernels.blocks import ON_GPU, block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
 from torchgw.kernels.sums import running
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.transfer import fetched
 
 TILE, UNIT = 128, 2048  # points of the tiles that most is read in, and of the largest ones, which shares end with
-CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": ON_GPU}
 SLACK_BITS = 0.02  # covers the rounding of float32 scores of up to some ten thousand bits
 
 
@@ -57,10 +58,13 @@ class Tiles:
     @property
     def pairs(self) -> int:
         """How many pairs of points the kept tiles hold."""
-        rows = self._lengths(self.n)
-        columns = self._lengths(self.k)
-        count = self.first[1:] - self.first[:-1]
-        return int((torch.repeat_interleave(rows, count) * columns[self.column]).sum())
+        return int((self._lengths(self.n)[self.rows] * self._lengths(self.k)[self.column]).sum())
+
+    @property
+    def rows(self) -> Tensor:
+        """The row tile of each kept tile, (kept tiles,)."""
+        every = torch.arange(len(self.first) - 1, device=self.first.device)
+        return torch.repeat_interleave(every, self.first.diff(), output_size=len(self.column))
 
     def _lengths(self, points: int) -> Tensor:
         starts = torch.arange(0, points, self.size, device=self.first.device)
@@ -87,13 +91,9 @@ class Tiles:
     @cached_property
     def transposed(self) -> Tiles:
         """The same tiles, listed by columns."""
-        count = self.first[1:] - self.first[:-1]
-        row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
-        order = torch.argsort(self.column, stable=True)
-        n_tiles = -(-self.k // self.size)
-        lengths = torch.bincount(self.column, minlength=n_tiles)
-        first = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
-        return Tiles(self.size, self.k, self.n, first, row[order], self.separable)
+        column, order = self.column.sort(stable=True)
+        first = torch.searchsorted(column, torch.arange(-(-self.k // self.size) + 1, device=column.device))
+        return Tiles(self.size, self.k, self.n, first, self.rows[order], self.separable)
 
     def of_rows(self, rows: slice) -> Tiles:
         """The tiles of a run of rows that begins with a row tile, and ends with one."""
@@ -187,17 +187,19 @@ def choose_tiles(
     small[torch.arange(len(rows_mass), device=A.device), bound.argmax(1)] = False
     small[bound.argmax(0), torch.arange(len(columns_mass), device=A.device)] = False
     least = bound.clamp_min(LOWEST_EXPONENT)
-    omitted = float(torch.where(small, least, -torch.inf).exp2_().sum(dtype=torch.float64))
+    omitted = torch.where(small, least, -torch.inf).exp2_().sum(dtype=torch.float64)
     displaced = second.exp2_().masked_fill_(small, 0.0).double()
     tiny = torch.finfo(torch.float64).tiny
     masses = (rows_mass, columns_mass)
-    runs = [float((displaced.sum(1 - i) / mass.clamp_min(tiny)).max()) for i, mass in enumerate(masses)]
+    runs = [(displaced.sum(1 - i) / mass.clamp_min(tiny)).max() for i, mass in enumerate(masses)]
     cross = torch.where(small, 0.0, (rows_widest[:, None] * columns_widest).sqrt())
     keep = small.logical_not_()
     count = keep.sum(1)
     first = torch.cat((count.new_zeros(1), count.cumsum(0)))
     tiles = Tiles(size, n, k, first, keep.nonzero()[:, 1])
-    return Chosen(tiles, omitted, float(displaced.sum()), max(runs), float(cross.max()))
+    told = torch.stack((omitted, displaced.sum(), *(each.double() for each in (*runs, cross.max()))))
+    omitted_mass, moved, *in_runs, widest_cross = fetched(told)[0].tolist()
+    return Chosen(tiles, omitted_mass, moved, max(in_runs), widest_cross)
 
 
 def _least(bound: Tensor, most: Tensor) -> Tensor:

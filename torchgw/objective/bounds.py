@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.blocks import WIDE, block_rows, blocks
+from torchgw.kernels.blocks import ON_GPU, WIDE, block_rows, blocks
 from torchgw.kernels.sums import running
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
@@ -35,7 +35,7 @@ from torchgw.spaces.scale import bare
 from torchgw.types import Array, DistanceProvider
 
 N_BINS, AT_ONCE = 2**14, 2**17
-COUNTED = {"cpu": 2**19, "cuda": 2**23}  # pairs that are put into bins together
+COUNTED = {"cpu": 2**19, "cuda": ON_GPU // 4}  # pairs that are put into bins together
 UNITS = 2**31  # whose square is the mass of all pairs, where masses are integers
 MOST_PAIRS = 2.5e7
 

@@ -174,7 +174,7 @@ def stationarity(
         index = draw(p, SAMPLED_ROWS, sample)
         some = FactoredCost(cost.a[index], ranks.own(cost.b), ranks.taken(cost.U, len(p), index), cost.V)
         a = ranks.least(c_transform(some, ranks.own(dual), ranks.own(q)))
-        lowest = dual_bound(a, dual, p.new_full((SAMPLED_ROWS,), float(p.sum()) / SAMPLED_ROWS), q)
+        lowest = dual_bound(a, dual, (p.sum() / SAMPLED_ROWS).expand(SAMPLED_ROWS), q)
         return min(weight * float(gap(value, lowest)), most)
     if varied:
         mass = float(found.marginals[0].sum())

@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torchgw.kernels.blocks import block_rows, blocks
+from torchgw.kernels.blocks import block_rows, blocks, points_at_once
 from torchgw.kernels.sums import inner_product
 from torchgw.losses import SQUARE, SeparableLoss, loss_factors
 from torchgw.runtime.ranks import ALONE, Ranks
@@ -217,7 +217,9 @@ def product(space: DistanceProvider, V: Tensor, axis: int = 1) -> Tensor:
     if isinstance(space, PrecomputedDistances):
         return matrix_product(space.matrix.to(V.dtype), V, axis)
     out = V.new_zeros(space.size, V.shape[1])
-    for part in torch.split(torch.arange(space.size, device=V.device), BLOCK_ROWS):
+    for part in torch.split(
+        torch.arange(space.size, device=V.device), points_at_once(space.size, V.device, BLOCK_ROWS)
+    ):
         rows = space.rows(part).to(V.dtype)
         if axis == 1:
             out[part] = rows @ V
@@ -257,7 +259,9 @@ def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
     n, every = space.size, torch.arange(space.size, device=mass.device)
     stored = space.matrix if isinstance(space, PrecomputedDistances) else None
     out = mass.new_zeros(n)
-    for where in blocks(n, BLOCK_ROWS if stored is None else block_rows(n, n, mass.device)):
+    for where in blocks(
+        n, points_at_once(n, mass.device, BLOCK_ROWS) if stored is None else block_rows(n, n, mass.device)
+    ):
         squares = (space.rows(every[where]) if stored is None else stored[where]).to(mass.dtype).square()
         out[where] += squares @ mass
         if not is_symmetric(space):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgw.kernels.blocks import points_at_once
 from torchgw.objective.exact import BLOCK_ROWS, factored_cross, mean_squares, product
 from torchgw.objective.sampled import sample_anchors
 from torchgw.types import Coupling, DistanceProvider, multiplies
@@ -76,7 +77,9 @@ def exact_objective(
         cross = factored_cross(right[1], products, product(source, products))
     else:
         cross = p.new_zeros(())
-        for index in torch.split(torch.arange(source.size, device=p.device), BLOCK_ROWS):
+        for index in torch.split(
+            torch.arange(source.size, device=p.device), points_at_once(source.size, p.device, BLOCK_ROWS)
+        ):
             products = coupling.apply(source.rows(index).T.to(p.dtype), 0)
             cross += (coupling.rows(index) * product(target, products).T).sum()
     return Objective(max(float(squares - 2 * cross), 0.0), True, 0.0)

@@ -40,6 +40,7 @@ logger = logging.getLogger("torchgw")
 SCATTERED_PAIRS = 1e8  # up to which points that cells do not stand for are solved dense, where epsilon is left open
 UNRESOLVED = 1e-3  # an epsilon that the spaces decide, as far as sizes depend on it: there is one
 SHARP_BYTES = 60
+GPU_BYTES = 25  # for each pair of a dense solve with entropy on a GPU: score and plan in both precisions
 DENSE_PAIRS = {"cpu": 2.5e7, "cuda": 1e9}
 CURVED_PAIRS = 2.5e5  # from which points on curves are solved from cells, at an epsilon that stays
 SHARPENED_PAIRS = 1e6  # from which points on surfaces stream before assignments end them without entropy
@@ -90,7 +91,7 @@ def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: to
         return f"score and plan take {needed / 2**30:.1f} GiB, over options.max_memory = {limit:.1f} GiB"
     if options.strategy == "auto" and n * k >= DENSE_PAIRS.get(device.type, 2.5e7):
         return "streaming is faster"
-    free = free_memory(device)
+    free, needed = free_memory(device), dense_bytes(n, k, epsilon, device)
     if options.strategy == "auto" and needed > free:
         return f"score and plan take {needed / 2**30:.1f} GiB, the device has {free / 2**30:.1f} GiB free"
     return None
@@ -132,9 +133,10 @@ def takes_few_entries(facts: Mapping[str, Fact], spaces: Sequence[Space]) -> boo
     return free and excluded({**facts, **sparse}) is None and all(map(has_few_entries, spaces))
 
 
-def dense_bytes(n: int, k: int, epsilon: float) -> int:
+def dense_bytes(n: int, k: int, epsilon: float, device: torch.device = torch.device("cpu")) -> int:  # noqa: B008
     """Bytes of score and plan of a dense solve."""
-    return (DENSE_BYTES if epsilon > 0 else SHARP_BYTES) * n * k
+    blurred = GPU_BYTES if device.type == "cuda" else DENSE_BYTES
+    return (blurred if epsilon > 0 else SHARP_BYTES) * n * k
 
 
 def choose_kernels(

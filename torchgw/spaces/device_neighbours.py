@@ -61,9 +61,9 @@ def fewest(n: int) -> int:
     return min(candidates(n)[0], n - 1)
 
 
-def build_bytes(n: int, d: int) -> int:
-    """About the memory that building takes, from points (n, d)."""
-    searched = SEARCH_BYTES * min(AT_ONCE, MOST_SEARCHES * n)
+def build_bytes(n: int, d: int, searches: int = MOST_SEARCHES) -> int:
+    """About the memory that building takes, from points (n, d), with so many ``searches`` at once."""
+    searched = SEARCH_BYTES * min(AT_ONCE, searches * n)
     return 2 * n * fewest(n) * ENTRY_BYTES + 8 * COPIES * n * d + searched
 
 

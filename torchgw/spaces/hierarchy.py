@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import principal_directions
+from torchgw.kernels.blocks import blocks, points_at_once
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.sums import add_by_label, narrowed
 from torchgw.kernels.tiles import inverse_permutation
@@ -87,19 +88,19 @@ class Cells:
         norm = self.sums(mass)
         out = values.new_zeros(self.count, values.shape[1], dtype=torch.promote_types(values.dtype, mass.dtype))
         label, weight = ranks.own(self.label), ranks.own(mass)
-        for start in range(0, len(values), BLOCK_POINTS):
-            where = slice(start, start + BLOCK_POINTS)
+        for where in blocks(len(values), points_at_once(values.shape[1], values.device, BLOCK_POINTS)):
             add_by_label(out, label[where], values[where] * weight[where, None])
         return narrowed(ranks.sum(out) / norm[:, None], values.dtype)
 
     def nearest(self, values: Tensor, centres: Tensor, ranks: Ranks = ALONE) -> Tensor:
         """For each cell the index of its point whose values (N, d), the ranks' shares, are closest to the centre,
         (count,)."""
-        labels = torch.split(ranks.own(self.label), BLOCK_POINTS)
+        size = points_at_once(values.shape[1], values.device, BLOCK_POINTS)
+        labels = torch.split(ranks.own(self.label), size)
         distance = torch.cat(
             [
                 (block - centres[label]).square().sum(1)
-                for block, label in zip(torch.split(values, BLOCK_POINTS), labels, strict=True)
+                for block, label in zip(torch.split(values, size), labels, strict=True)
             ]
         )
         distance = ranks.joined(distance, len(self.label))

@@ -36,6 +36,7 @@ from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.threads import threads_for
+from torchgw.runtime.transfer import fetched
 from torchgw.search.coarsen import CellSpace
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
@@ -123,7 +124,7 @@ class Climb(State):
 
     def require_numbers(self) -> None:
         """Refuse potentials that are none."""
-        if not all(bool((side < math.inf).all()) for side in (self.f, self.g)):  # NaN as well
+        if not bool(torch.cat((self.f, self.g)).lt(math.inf).all()):  # NaN as well
             epsilon = float(self.solved.score.epsilon)
             raise FloatingPointError(f"epsilon = {epsilon:g} is too small: potentials are beyond what float64 holds")
 
@@ -233,8 +234,9 @@ def marginal_residual(problem: StreamedProblem, step: SolvedRung, f: Tensor, g: 
         weight = mass[index] if every else total.expand(len(index)) / len(index)
         wanted = side.at(index).reached(sums - own[index], weight)
         off = weight * ((sums - mass[index].log2()).exp2() - wanted / mass[index]).abs()
-        found.append((float(off.sum()), 0.0 if every else float(off.std()) * SAMPLED_POINTS**0.5))
-    return max(found)
+        found += [off.sum(), off.new_zeros(()) if every else off.std() * SAMPLED_POINTS**0.5]
+    one, its_error, other, other_error = fetched(torch.stack(found))[0].tolist()
+    return max((one, its_error), (other, other_error))
 
 
 def _changed(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Tensor, g: Tensor) -> float:

@@ -20,7 +20,7 @@ from torchgw.couplings.rounding import RoundedTiles, round_tiles, swept
 from torchgw.couplings.tiled import NEGLIGIBLE, TiledCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.kernels import LN2
-from torchgw.kernels.blocks import blocks
+from torchgw.kernels.blocks import blocks, points_at_once
 from torchgw.kernels.precision import LAST, reach, unsafe
 from torchgw.kernels.sums import BLOCK_POINTS, inner_product
 from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, centres, choose_tiles
@@ -178,8 +178,8 @@ def keep(problem: StreamedProblem, state: Climb) -> Kept:
     if problem.model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
         as_lifted = f, g
         f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p, q)
-        raised = [float((new - old).nan_to_num(nan=0.0).max()) for new, old in zip((f, g), as_lifted, strict=True)]
-        omitted *= 2.0 ** max(sum(raised), 0.0)  # tiles that are left out would have gained as much, at most
+        raised = sum((new - old).nan_to_num(nan=0.0).max() for new, old in zip((f, g), as_lifted, strict=True))
+        omitted *= 2.0 ** max(float(raised), 0.0)  # tiles that are left out would have gained as much, at most
     return Kept(rows, columns, A, B, f, g, tiles, omitted, _precision_warning(score, problem.options, ranks))
 
 
@@ -289,7 +289,7 @@ def _usual_square(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
     """The mean squared distance of n points from the centres of their tiles; ln(2)^2 / 2 times those of both sides is
     the usual share of mass that short sums of products displace."""
     centre, total = centres(A, size).to(A.dtype), torch.zeros((), dtype=torch.float64, device=A.device)
-    for where in blocks(len(A), BLOCK_POINTS):
+    for where in blocks(len(A), points_at_once(A.shape[1], A.device, BLOCK_POINTS) // size * size):
         near = centre[where.start // size : -(-where.stop // size)].repeat_interleave(size, 0)
         block = A[where]
         total += (block - near[: len(block)]).square().sum(1).sum(dtype=torch.float64)
