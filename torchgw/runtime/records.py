@@ -3,6 +3,13 @@
 What is taken apart: lists, tuples, dictionaries, dataclasses, partial functions, and the package's own objects by their
 attributes. What they have cached (`functools.cached_property`) is left behind. Constants are numbers, strings,
 functions, and the like; objects of other packages are none, as nobody knows what they do.
+
+A tree is, and is made of plain tuples because it is made often,
+
+    a number                a tensor, by its place in the list
+    (class, value)          a constant: 1, 1.0 and True are not the same
+    (class, names, trees)   a record with tensors somewhere in it, and the names of its members where it has any
+    `Whole`                 a record without
 """
 
 from __future__ import annotations
@@ -12,36 +19,28 @@ from collections.abc import Hashable, Iterator
 from enum import Enum
 from functools import cache, cached_property, partial
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, FunctionType, type)
+Tree: TypeAlias = Any
+PLAIN = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, FunctionType, type))
 
 
-class Leaf(NamedTuple):
-    """The place of a tensor in the list, its ``number``."""
+class Whole:
+    """A record without tensors, which stays the same object: it may be asked whether it is another one."""
 
-    number: int
+    __slots__ = ("tree", "value")
 
+    def __init__(self, tree: Hashable, value: Any) -> None:
+        self.tree, self.value = tree, value
 
-class Constant(NamedTuple):
-    """A ``value`` that is no record, with its class, the ``kind``: 1, 1.0 and True are not the same."""
+    def __hash__(self) -> int:
+        return hash(self.tree)
 
-    kind: type
-    value: Hashable
-
-
-class Node(NamedTuple):
-    """A record of a class, the ``kind``: its ``parts``, and their ``names`` where it has any."""
-
-    kind: Any
-    names: tuple[Hashable, ...]
-    parts: tuple[Tree, ...]
-
-
-Tree = Leaf | Constant | Node
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Whole) and self.tree == other.tree
 
 
 def flattened(value: Any) -> tuple[list[Tensor], Tree]:
@@ -55,70 +54,79 @@ def flattened(value: Any) -> tuple[list[Tensor], Tree]:
     tensors, known = list[Tensor](), dict[int, int]()
 
     def tree(value: Any) -> Tree:
-        kind: Any = type(value)
+        kind = type(value)
+        if kind in PLAIN:
+            return kind, value
         if isinstance(value, Tensor):
             number = known.setdefault(id(value), len(tensors))
             if number == len(tensors):
                 tensors.append(value)
-            return Leaf(number)
+            return number
         if kind is float:
-            return Constant(float, value.hex())  # which tells -0.0 from 0.0, and is the same for every NaN
-        if kind in PLAIN:
-            return Constant(kind, value)
-        if kind is tuple or kind is list:
-            return Node(kind, (), tuple(map(tree, value)))
-        if kind is dict:
-            return Node(dict, tuple(value), tuple(map(tree, value.values())))
-        if kind is partial:
-            return Node(partial, (), (tree(value.func), tree(value.args), tree(value.keywords)))
-        if isinstance(value, tuple):
-            return Node(kind, (), tuple(map(tree, value)))
-        if isinstance(value, Enum):
-            return Constant(kind, value)
-        names = _members(kind)
-        if names is None:
-            raise TypeError(f"{kind.__name__} is no record of the package")
-        held = vars(value)
-        shown = names or tuple(name for name in held if name not in _cached(kind))
-        return Node(kind, shown, tuple(tree(held[name]) for name in shown))
+            return kind, value.hex()  # which tells -0.0 from 0.0, and is the same for every NaN
+        names: tuple[Hashable, ...] = ()
+        members: Any
+        if isinstance(value, tuple | list):
+            members = value
+        elif kind is dict:
+            names, members = tuple(value), value.values()
+        elif kind is partial:
+            members = value.func, value.args, value.keywords
+        elif isinstance(value, Enum):
+            return kind, value
+        else:
+            names = _members(kind, value)
+            held = vars(value)
+            members = [held[name] for name in names]
+        parts = tuple([tree(member) for member in members])
+        found = kind, names, parts
+        return found if any(map(_holds, parts)) else Whole(found, value)
 
     return tensors, tree(value)
 
 
+def _holds(tree: Tree) -> bool:
+    """Whether there is a tensor in it."""
+    return type(tree) is int or (type(tree) is tuple and len(tree) == 3)
+
+
 def restored(tree: Tree, tensors: list[Tensor]) -> Any:
     """The record of a tree with these tensors."""
-    if isinstance(tree, Leaf):
-        return tensors[tree.number]
-    if isinstance(tree, Constant):
-        return float.fromhex(str(tree.value)) if tree.kind is float else tree.value
-    parts: Iterator[Any] = (restored(part, tensors) for part in tree.parts)
-    kind = tree.kind
+    if type(tree) is int:
+        return tensors[tree]
+    if type(tree) is Whole:
+        return tree.value
+    if len(tree) == 2:
+        kind, value = tree
+        return float.fromhex(value) if kind is float else value
+    kind, names, trees = tree
+    parts: Iterator[Any] = (restored(part, tensors) for part in trees)
     if kind is tuple or kind is list:
         return kind(parts)
     if kind is dict:
-        return dict(zip(tree.names, parts, strict=True))
+        return dict(zip(names, parts, strict=True))
     if kind is partial:
         function, given, named = parts
         return partial(function, *given, **named)
     if issubclass(kind, tuple):
         return kind(*parts)
     made = object.__new__(kind)
-    made.__dict__.update(zip(tree.names, parts, strict=True))
+    made.__dict__.update(zip(names, parts, strict=True))
     return made
 
 
+def _members(kind: type, value: Any) -> tuple[str, ...]:
+    """The names of the members of a record."""
+    fields, cached = _fields(kind)
+    return fields or tuple(name for name in vars(value) if name not in cached)
+
+
 @cache
-def _members(kind: type) -> tuple[str, ...] | None:
-    """The names of the members of a record, none where each object has its own; None of what is no record."""
+def _fields(kind: Any) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The members of a dataclass, none where each object has its own; what objects keep once they have computed it."""
     if dataclasses.is_dataclass(kind):
-        return tuple(entry.name for entry in dataclasses.fields(kind))
-    ours = kind.__module__.partition(".")[0] == "torchgw"
-    return () if ours and hasattr(kind, "__dict__") and "__dict__" in dir(kind) else None
-
-
-@cache
-def _cached(kind: type) -> frozenset[str]:
-    """The names of what objects of a class keep once they have computed it."""
-    return frozenset(
-        name for base in kind.__mro__ for name, held in vars(base).items() if isinstance(held, cached_property)
-    )
+        return tuple(entry.name for entry in dataclasses.fields(kind)), frozenset()
+    if kind.__module__.partition(".")[0] != "torchgw" or "__dict__" not in dir(kind):
+        raise TypeError(f"{kind.__name__} is no record of the package")
+    held = (entry for base in kind.__mro__ for entry in vars(base).items())
+    return (), frozenset(name for name, each in held if isinstance(each, cached_property))
