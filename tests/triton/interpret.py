@@ -194,6 +194,12 @@ def test_tiled_reads_of_any_rank_and_width(rank: int, width: int) -> None:
         tile_cases.reads(TILES, "cpu", 32, 70, 50, rank, width, dtypes)
 
 
+@pytest.mark.parametrize("below", [softmin_tiles.triton.MOST_BELOW, 0])
+def test_tiled_reads_of_two_widths(below: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(softmin_tiles.triton, "MOST_BELOW", below)
+    tile_cases.reads_of_two_widths(TILES, "cpu", (torch.float32, torch.float64))
+
+
 @pytest.mark.parametrize("parts", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_tiled_kernels_merge_the_parts_of_a_list(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(softmin_tiles.triton, "splits", lambda *_: parts)

@@ -85,15 +85,19 @@ class Tiles:
         return [runs[a:b] for a, b in pairwise(cuts)]
 
     @cached_property
+    def by_column(self) -> Tensor:
+        """(kept tiles,), the places in the list in the order in which `transposed` has them."""
+        return torch.argsort(self.column, stable=True)
+
+    @cached_property
     def transposed(self) -> Tiles:
         """The same tiles, listed by columns."""
         count = self.first[1:] - self.first[:-1]
         row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
-        order = torch.argsort(self.column, stable=True)
         n_tiles = -(-self.k // self.size)
         lengths = torch.bincount(self.column, minlength=n_tiles)
         first = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
-        return Tiles(self.size, self.k, self.n, first, row[order], self.separable)
+        return Tiles(self.size, self.k, self.n, first, row[self.by_column], self.separable)
 
     def of_rows(self, rows: slice) -> Tiles:
         """The tiles of a run of rows that begins with a row tile, and ends with one."""
