@@ -82,15 +82,19 @@ class Scaler:
         """The scalings after so many iterations, over-relaxed by the weight but for the last; its residual and its
         furthest scaling (2,)."""
         row, column, kernel = self.row, self.column, self.out
+        columns = u @ kernel
         for left in reversed(range(count)):
-            columns = u @ kernel
             if row.relaxed or column.relaxed:
                 log_mass = (v * columns).sum(-1, keepdim=True).double().log2()
                 shift, other = translation(row, column, f + u.log2(), g + v.log2(), log_mass)
                 u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
             if left:
                 v = self._scaled(column, g, columns, v, weight)
-                u = self._scaled(row, f, kernel @ v, u, weight)
+                if row.hard:
+                    u, columns = self.score.rescaled_sweep(kernel, row.filled, v, u, weight)
+                else:
+                    u = self._scaled(row, f, kernel @ v, u, weight)
+                    columns = u @ kernel
         new_v = self._scaled(column, g, columns, v, 1.0)
         missed = (columns * (v - new_v)).abs().sum()
         u = self._scaled(row, f, kernel @ new_v, u, 1.0)
