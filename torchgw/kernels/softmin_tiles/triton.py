@@ -24,7 +24,8 @@ from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts, TileKernel
 from torchgw.kernels.tiles import TILE, Tiles
 
 LEAST_BLOCK = 16
-VALUES = (0, 1, 16, 64)  # columns of V that a program reads at a time; 32 would spill on sm_100 in float32
+# How many columns of V a program reads at a time; 32 would spill on sm_100 in float32, and 64 in float64.
+VALUES = {torch.float32: (0, 1, 16, 64), torch.float64: (0, 1, 16, 32)}
 ENTRIES = 16  # of a list, whose sums of a column are read at once
 MOST_BELOW = 2**26  # such sums, at the most; beyond it columns are read on their own
 PROGRAMS_PER_PROCESSOR = 4
@@ -112,7 +113,7 @@ def build(dot: str = "") -> TileKernel:
         (n, width), d, k, m = A.shape, V.shape[1], len(B), len(tiles.column)
         product = dot_precision(dot, A.dtype, gpu.amd())
         chosen = read_block(tiles.size, width, A.dtype, product, d)
-        values = next((size for size in VALUES if size >= d), VALUES[-1])
+        values = next((size for size in VALUES[A.dtype] if size >= d), VALUES[A.dtype][-1])
         V = torch.nn.functional.pad(V, (0, -d % values if values else 0))
         groups, subs = gpu.divided(V.shape[1], values or 1) or 1, tiles.size // chosen.rows
         programs = gpu.divided(n, tiles.size) * subs
