@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tests.simulated_device import Simulation
 from torchgw.kernels import gpu
-from torchgw.kernels.kernel import rescaled
+from torchgw.kernels.kernel import rescaled, rescaled_in_two_reads
 from torchgw.kernels.neighbour_graphs import reference as graphs
 from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges
 from torchgw.kernels.principal_directions import reference as directions
@@ -72,6 +72,14 @@ def dense_rescale(
     out.copy_(rescaled(mass, sums, old, number(weight)))
 
 
+def dense_rescaled_sweep(
+    grid: Grid, plan: Tensor, mass: Tensor, v: Tensor, old: Tensor, out: Tensor, sums: Tensor, *given: Any, **_: Any
+) -> None:
+    sums.zero_()
+    out_, sums[0] = rescaled_in_two_reads(plan, mass, v, old, number(given[-1]))
+    out.copy_(out_)
+
+
 def stream_softmin(
     grid: Grid, A: Tensor, B: Tensor, bias: Tensor, out: Tensor, n: int, k: int, part: int, **_: Any
 ) -> None:
@@ -92,25 +100,28 @@ def tiled_softmin(
 
 
 def tiled_read(
-    grid: Grid,
-    A: Tensor,
-    B: Tensor,
-    f: Tensor,
-    g: Tensor,
-    V: Tensor,
-    first: Tensor,
-    column: Tensor,
-    out: Tensor,
-    largest: Tensor,
-    at: Tensor,
-    *_: Any,
-    **more: Any,
-) -> None:
+    grid: Grid, A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor, W: Tensor, first: Tensor, column: Tensor,
+    out: Tensor, down: Tensor, largest: Tensor, at: Tensor, *_: Any, **more: Any,
+) -> None:  # fmt: skip
     tiles = Tiles(more["SIZE"], len(A), len(B), first, column)
-    found = tiled.read(A, B, tiles, f, g, V, f.new_zeros(len(A), 0), more["LARGEST"])
+    found = tiled.read(A, B, tiles, f, g, V, W, more["LARGEST"])
     for held, new in ((out, found.TV), (largest, found.largest), (at, found.argmax)):
         held.zero_()
         held[0] = new
+    if more["DOWN"]:  # all of a column in the first entry of its list
+        ends = tiles.transposed.first
+        kept = ends[:-1] < ends[1:]
+        sums = torch.nn.functional.pad(found.TtW[:, 0], (0, -len(B) % tiles.size)).view(-1, tiles.size)
+        down.zero_()
+        down[0, tiles.by_column[ends[:-1][kept]]] = sums[kept].to(down.dtype)
+
+
+def tiled_down(
+    grid: Grid, down: Tensor, first: Tensor, entry: Tensor, out: Tensor, k: int, m: int, **more: Any
+) -> None:
+    tile = torch.repeat_interleave(torch.arange(len(first) - 1, device=first.device), first.diff())
+    sums = torch.zeros(len(first) - 1, more["SIZE"], dtype=out.dtype, device=out.device)
+    out.copy_(sums.index_add(0, tile, down.sum(0)[entry].to(out.dtype)).flatten()[:k, None])
 
 
 def principal(
@@ -254,9 +265,10 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
         "sweep_kernel": dense_sweep,
         "absorb_kernel": dense_absorb,
         "rescale_kernel": dense_rescale,
+        "rescaled_sweep_kernel": dense_rescaled_sweep,
     },
     "softmin_stream": {"softmin_kernel": stream_softmin, "absorb_kernel": stream_absorb},
-    "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read},
+    "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read, "down_kernel": tiled_down},
     "principal_directions": {"keys_kernel": principal},
     "small_transport": {"solve_kernel": small_solve, "scalings_kernel": small_scalings},
     "neighbour_graphs": {

@@ -55,6 +55,11 @@ def test_reads_of_any_rank_and_width(rank: int, width: int, poison: None) -> Non
         cases.reads(EAGER, "cpu", 32, 70, 50, rank, width, dtypes)
 
 
+@pytest.mark.parametrize("dtypes", MIXED)
+def test_reads_of_two_widths(dtypes: tuple[torch.dtype, ...], poison: None) -> None:
+    cases.reads_of_two_widths(EAGER, "cpu", dtypes)
+
+
 def test_blocks_narrower_than_what_a_tile_keeps(monkeypatch: pytest.MonkeyPatch, poison: None) -> None:
     monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 320)
     cases.softmins(EAGER, "cpu", 32, 70, 130, 7, F64)
@@ -280,6 +285,7 @@ class TestOnTheGPU:
             cases.reads(kernel, "cuda", size, n, k, 7, 3, dtypes)
         for rank in RANKS:
             cases.reads(kernel, "cuda", 32, 70, 130, rank, 70, dtypes)
+        cases.reads_of_two_widths(kernel, "cuda", dtypes)
 
     def test_equal_entries_and_large_scores(self, backend: str) -> None:
         cases.equal_entries(self.kernel(backend, F64), "cuda")

@@ -136,6 +136,28 @@ def reads(
     np.testing.assert_allclose(chosen, plan.max(1), rtol=10 * TOLERANCE[narrow], atol=1e-30)
 
 
+def reads_of_two_widths(kernel: TileKernel, device: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Products either way of any widths, with rows and columns of tiles that are partial or keep one tile alone."""
+    size, n, k = 32, 70, 145
+    narrow, dtype = dtypes
+    A, B = factors(n, k, 9, narrow, 3, reach=20.0)
+    tiles, _, mask = some_tiles(size, n, k, 4, share=0.2)
+    f, g = log_masses(n, dtype, 1, holes=True), log_masses(k, dtype, 2, holes=True)
+    plan = np.exp2(masked(A, B, mask) + wide(f)[0][:, None] + wide(g)[0])
+    given = [A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device)]
+    gen = torch.Generator().manual_seed(1)
+    for d, e in ((1, 1), (1, 5), (5, 1), (0, 1), (1, 0), (17, 2)):
+        V, W = (torch.randn(points, width, generator=gen).to(dtype) for points, width in ((k, d), (n, e)))
+        for find in (False, True):
+            found = kernel.read(*given, V.to(device), W.to(device), find)
+            assert (found.TV.shape, found.TtW.shape) == ((n, d), (k, e))
+            tolerance = TOLERANCE[narrow] * max(plan.sum(1).max(), plan.sum(0).max(), 1)
+            np.testing.assert_allclose(wide(found.TV)[0], plan @ wide(V)[0], rtol=0, atol=tolerance)
+            np.testing.assert_allclose(wide(found.TtW)[0], plan.T @ wide(W)[0], rtol=0, atol=tolerance)
+            largest = plan.max(1) if find else np.zeros(n)
+            np.testing.assert_allclose(wide(found.largest)[0], largest, rtol=10 * TOLERANCE[narrow], atol=1e-30)
+
+
 def equal_entries(kernel: TileKernel, device: str) -> None:
     """Among equal entries the lowest column is named, within a block, between blocks and between tiles."""
     n, k, size = 48, 130, 32
@@ -171,9 +193,11 @@ def wide_potentials_keep_large_scores(kernel: TileKernel, device: str) -> None:
     expected = softmin_oracle(score, wide(g)[0], 1)
     np.testing.assert_allclose(wide(softmin)[0], expected, rtol=0, atol=3e-5)
     f = -torch.from_numpy(expected)
-    one = torch.ones(k, 1, dtype=F64, device=device)
-    read = kernel.read(*operands, f.to(device), g.to(device), one, operands[0][:, :0], False)
+    one, other = (torch.ones(points, 1, dtype=F64, device=device) for points in (k, n))
+    read = kernel.read(*operands, f.to(device), g.to(device), one, other, False)
     np.testing.assert_allclose(wide(read.TV)[0], 1.0, atol=3e-5)
+    columns = np.exp2(score + wide(f)[0][:, None] + wide(g)[0]).sum(0)
+    np.testing.assert_allclose(wide(read.TtW)[0][:, 0], columns, rtol=3e-5, atol=1e-9)
 
 
 def what_is_not_asked_for_is_empty_or_zero(kernel: TileKernel, device: str) -> None:

@@ -6,6 +6,7 @@ Run in a process without TRITON_INTERPRET, see tests/test_triton.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ def dense_launches(dtype: torch.dtype, n: int, k: int) -> Iterator[Case]:
     yield f"dense softmin {name}", False, lambda: bound.softmin(g, 1)
     yield f"dense softmin over rows {name}", False, lambda: bound.softmin(f, 0)
     yield f"dense sweep {name}", False, lambda: bound.sweep(g, f, f, 1.8)
+    for weight in (1.0, 1.8):
+        swept = partial(dense.build().rescaled_sweep, score, f, g, f, weight)
+        yield f"dense scaling sweep {name}", False, swept
     yield f"dense absorb {name}", False, lambda: bound.absorb(f, g, torch.zeros(n, k, dtype=dtype))
 
 
@@ -193,7 +197,7 @@ def test_every_variant_compiles_well(target: str, tmp_path: Path, monkeypatch: p
 
 
 def check(cases: Callable[[str], Iterator[Case]], target: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No spills, shared memory in limits, matrix units where they are due."""
+    """No spills, shared memory in limits, matrix units in one kernel of a call where they are due."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))  # cold: a real compilation, and nothing left behind
     monkeypatch.setattr(gpu, "amd", lambda: target.startswith("gfx"))
     faults = []
@@ -201,8 +205,9 @@ def check(cases: Callable[[str], Iterator[Case]], target: str, folder: Path, mon
         with compiled_for(target) as made:
             call()
         assert made, name
-        for found in map(resources, made):
-            used = any(entry.startswith(MATRIX_INSTRUCTION[target]) for entry in found["matrix"])
+        every = [resources(kernel) for kernel in made]
+        used = any(entry.startswith(MATRIX_INSTRUCTION[target]) for found in every for entry in found["matrix"])
+        for found in every:
             good = found["spilled"] == 0 and found["shared"] <= KIBIBYTES[target] * 1024 and (used or not wants_matrix)
             print(target, name, found)
             if not good:

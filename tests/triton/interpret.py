@@ -153,6 +153,8 @@ def test_principal_directions(n: int, d: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("n", [1, 63, 300])
 def test_scalings(n: int, dtype: torch.dtype, weight: float) -> None:
     cases.rescaled(DENSE, "cpu", n, dtype, weight)
+    for k in (1, 65):
+        cases.rescaled_sweep(DENSE, "cpu", n, k, dtype, weight)
 
 
 def test_stream_layouts() -> None:
@@ -199,6 +201,12 @@ def test_tiled_reads_of_any_size(shape: tuple[int, int, int], dtypes: tuple[torc
 def test_tiled_reads_of_any_rank_and_width(rank: int, width: int) -> None:
     for dtypes in ((torch.float32, torch.float32), (torch.float32, torch.float64)):
         tile_cases.reads(TILES, "cpu", 32, 70, 50, rank, width, dtypes)
+
+
+@pytest.mark.parametrize("below", [softmin_tiles.triton.MOST_BELOW, 0])
+def test_tiled_reads_of_two_widths(below: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(softmin_tiles.triton, "MOST_BELOW", below)
+    tile_cases.reads_of_two_widths(TILES, "cpu", (torch.float32, torch.float64))
 
 
 @pytest.mark.parametrize("parts", [2, pytest.param(5, marks=pytest.mark.slow)])

@@ -89,9 +89,14 @@ class Tiles:
         return [runs[a:b] for a, b in pairwise(cuts)]
 
     @cached_property
+    def by_column(self) -> Tensor:
+        """(kept tiles,), the places in the list in the order in which `transposed` has them."""
+        return torch.argsort(self.column, stable=True)
+
+    @cached_property
     def transposed(self) -> Tiles:
         """The same tiles, listed by columns."""
-        column, order = self.column.sort(stable=True)
+        column, order = self.column[self.by_column], self.by_column
         first = torch.searchsorted(column, torch.arange(-(-self.k // self.size) + 1, device=column.device))
         return Tiles(self.size, self.k, self.n, first, self.rows[order], self.separable)
 

@@ -33,7 +33,20 @@ LARGEST_DRIFT = 40.0
 LARGEST_EXPONENT = 100.0
 CHECKS, FEW_PAIRS = 3, 2**20  # of a GPU in one launch, between so few pairs that it is faster than the host
 
-Rescale = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+Rescaled = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+Swept = Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
+class Steps(NamedTuple):
+    """Half-steps of a plan that is scaled, ``rescaled`` and ``swept`` as `torchgw.types.Score` has them."""
+
+    rescaled: Rescaled
+    swept: Swept
+
+    @classmethod
+    def of(cls, score: Score) -> Steps:
+        """Those of a score."""
+        return cls(score.rescaled, score.rescaled_sweep)
 
 
 @dataclass(frozen=True)
@@ -94,14 +107,15 @@ def absorbed(score: Score, row: Side, column: Side, out: Tensor, f: Tensor, g: T
         shift, other = translation(row, column, f, g, log_total(f + softmin))
         f, g = f + shift, g + other
     score.absorb(f, g, out)
-    u, v, seen = _iterated(score.rescaled, row, column, out, f, g, torch.ones_like(f), torch.ones_like(g), 1, 1.0)
+    ones = torch.ones_like(f), torch.ones_like(g)
+    u, v, seen = _iterated(Steps.of(score), row, column, out, f, g, *ones, 1, 1.0)
     seen = torch.cat((change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None], seen))
     return Scaled(f, g, u, v, seen)
 
 
 @replayed()
 def _checked(
-    rescaled: Rescale,
+    steps: Steps,
     row: Side,
     column: Side,
     kernel: Tensor,
@@ -115,7 +129,7 @@ def _checked(
     f, g, u, v, known = last
     found, goes_on, before = list[Tensor](), None, known.flatten()[-2]
     for count in counts:
-        new = _iterated(rescaled, row, column, kernel, f, g, u, v, count, weight)
+        new = _iterated(steps, row, column, kernel, f, g, u, v, count, weight)
         if goes_on is not None:
             ends = zip(new, (u, v, found[-1]), strict=True)
             u, v, seen = (torch.where(goes_on, one, other) for one, other in ends)
@@ -130,7 +144,7 @@ def _checked(
 
 
 def _iterated(
-    rescaled: Rescale,
+    steps: Steps,
     row: Side,
     column: Side,
     kernel: Tensor,
@@ -141,23 +155,27 @@ def _iterated(
     count: int,
     weight: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    columns = u @ kernel
     for left in reversed(range(count)):
-        columns = u @ kernel
         if row.relaxed or column.relaxed:
             log_mass = (v * columns).sum(-1, keepdim=True).double().log2()
             shift, other = translation(row, column, f + u.log2(), g + v.log2(), log_mass)
             u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
         if left:
-            v = _scaled(rescaled, column, g, columns, v, weight)
-            u = _scaled(rescaled, row, f, kernel @ v, u, weight)
-    new_v = _scaled(rescaled, column, g, columns, v, 1.0)
+            v = _scaled(steps.rescaled, column, g, columns, v, weight)
+            if row.hard:
+                u, columns = steps.swept(kernel, row.filled, v, u, weight)
+            else:
+                u = _scaled(steps.rescaled, row, f, kernel @ v, u, weight)
+                columns = u @ kernel
+    new_v = _scaled(steps.rescaled, column, g, columns, v, 1.0)
     missed = (columns * (v - new_v)).abs().sum()
-    u = _scaled(rescaled, row, f, kernel @ new_v, u, 1.0)
+    u = _scaled(steps.rescaled, row, f, kernel @ new_v, u, 1.0)
     furthest = torch.maximum(u.log2().abs().max(), new_v.log2().abs().max())
     return u, new_v, torch.stack((missed, furthest)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
-def _scaled(rescaled: Rescale, side: Side, f: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
+def _scaled(rescaled: Rescaled, side: Side, f: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
     if side.hard:
         return rescaled(side.filled, sums, old, weight)
     new = side.scaled(f, sums)
@@ -246,7 +264,7 @@ def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter:
 
 def _gone_on(scaler: Scaler, last: Scaled, counts: list[int], weight: float, tol: float) -> Scaled:
     sides = scaler.row, scaler.column
-    return _checked(scaler.score.rescaled, *sides, scaler.out, last, tuple(counts), weight, tol)
+    return _checked(Steps.of(scaler.score), *sides, scaler.out, last, tuple(counts), weight, tol)
 
 
 def scaled(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:

@@ -24,12 +24,14 @@ from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts, TileKernel
 from torchgw.kernels.tiles import TILE, Tiles
 
 LEAST_BLOCK = 16
-# How many columns of V a program reads at a time, chosen as the blocks are; 32 would spill on sm_100 in float32.
-VALUES = {torch.float32: (16, 64), torch.float64: (16, 32, 64, 128)}
+# How many columns of V a program reads at a time; 32 would spill on sm_100 in float32, and 64 in float64.
+VALUES = {torch.float32: (0, 1, 16, 64), torch.float64: (0, 1, 16, 32)}
+ENTRIES = 16  # of a list, whose sums of a column are read at once
+MOST_BELOW = 2**26  # such sums, at the most; beyond it columns are read on their own
 PROGRAMS_PER_PROCESSOR = 4
 
 
-def block(size: int, width: int, dtype: torch.dtype, dot: str) -> stream.Tile:
+def block(size: int, width: int, dtype: torch.dtype, product: str) -> stream.Tile:
     """The block of a launch on tiles of ``size`` points: that of the streaming kernels, or the part of it that fits.
 
     Raises
@@ -39,13 +41,26 @@ def block(size: int, width: int, dtype: torch.dtype, dot: str) -> stream.Tile:
     """
     if size < LEAST_BLOCK or size % LEAST_BLOCK:
         raise ValueError(f"tiles must have a multiple of {LEAST_BLOCK} points for the Triton kernels, got {size}")
-    chosen = stream.tile(width, dtype, dot_precision(dot, dtype, gpu.amd()))
+    chosen = stream.tile(width, dtype, product)
+    return chosen._replace(rows=math.gcd(size, chosen.rows), columns=math.gcd(size, chosen.columns))
+
+
+def read_block(size: int, width: int, dtype: torch.dtype, product: str, d: int) -> stream.Tile:
+    """The block of a read of ``d`` columns, the largest whose registers no target spills.
+
+    Without products with V they suffice for programs of few warps, many of which wait for their lists at a time.
+    """
+    if dtype == torch.float32 and product != "ieee" and d <= 1:
+        chosen = stream.Tile(64, 32, 16 if width <= 16 else 32, 4, 3)
+    else:
+        chosen = stream.Tile(32 if product == "ieee" and dtype == torch.float32 else 64, 32, 16, 8, 2)
     return chosen._replace(rows=math.gcd(size, chosen.rows), columns=math.gcd(size, chosen.columns))
 
 
 def blocks(workload: Workload) -> dict[str, int]:
     """The block sizes that a workload gets; into how many parts a list is split depends on the list."""
-    return block(TILE, workload.rank, workload.dtype, workload.dot)._asdict()
+    product = dot_precision(workload.dot, workload.dtype, gpu.amd())
+    return block(TILE, workload.rank, workload.dtype, product)._asdict()
 
 
 def splits(tiles: Tiles, programs: int, device: torch.device) -> int:
@@ -77,60 +92,77 @@ def build(dot: str = "") -> TileKernel:
             A, B, tiles = B, A, tiles.transposed
         dtype, given = working_dtype(A, bias), bias.dtype
         (A, B), bias = prepare(A.to(dtype), B.to(dtype)), bias.to(dtype).contiguous()
-        (n, width), chosen = A.shape, block(tiles.size, A.shape[1], dtype, dot)
+        product = dot_precision(dot, dtype, gpu.amd())
+        (n, width), chosen = A.shape, block(tiles.size, A.shape[1], dtype, product)
         programs = gpu.divided(n, chosen.rows)
         parts = splits(tiles, programs, A.device)
         out = bias.new_empty(parts, n)
         with gpu.active(A):
             kernels.softmin_kernel[(programs, parts)](
                 A, B, bias, tiles.first, tiles.column, out, n, len(B),
-                SIZE=tiles.size, **stream.launch(chosen, width, dot_precision(dot, dtype, gpu.amd())),
+                SIZE=tiles.size, **stream.launch(chosen, width, product),
             )  # fmt: skip
         return sum_of_parts(out).to(given)
 
     def one_way(
-        A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, largest: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """T V (N, d) for factors, potentials and V (K, d) of one dtype, the factors prepared; for each part of the
-        lists the largest entries of the rows and their columns (parts, N), where they were asked for."""
-        (n, width), d, k = A.shape, V.shape[1], len(B)
-        # The product with V takes registers: with half the columns no target spills.
-        chosen = block(tiles.size, width, A.dtype, dot)
-        chosen = chosen._replace(columns=min(chosen.columns, 32))
+        A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, w: Tensor, find: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """T V (N, d), T^T w (K, 1) or (K, 0) as w is (N, 1) or (N, 0), and for each part of the lists the largest
+        entries of the rows and their columns (parts, N), where they were asked for. Factors, V and w have one dtype,
+        potentials another; the factors are prepared."""
+        (n, width), d, k, m = A.shape, V.shape[1], len(B), len(tiles.column)
+        product = dot_precision(dot, A.dtype, gpu.amd())
+        chosen = read_block(tiles.size, width, A.dtype, product, d)
         values = next((size for size in VALUES[A.dtype] if size >= d), VALUES[A.dtype][-1])
-        # Points without mass move nothing, whatever their values are.
-        V = torch.nn.functional.pad(V.masked_fill(g.isneginf()[:, None], 0.0), (0, max(-d % values, values - d)))
-        programs = gpu.divided(n, chosen.rows)
-        parts = splits(tiles, programs * (V.shape[1] // values), A.device)
-        out = V.new_empty(parts, n, V.shape[1])
-        best, argmax = V.new_empty(parts, n), torch.empty(parts, n, dtype=torch.int64, device=V.device)
+        V = torch.nn.functional.pad(V, (0, -d % values if values else 0))
+        groups, subs = gpu.divided(V.shape[1], values or 1) or 1, tiles.size // chosen.rows
+        programs = gpu.divided(n, tiles.size) * subs
+        parts = splits(tiles, programs * groups, A.device)
+        out, below = f.new_empty(parts, n, V.shape[1]), f.new_empty(k, w.shape[1])
+        best, argmax = A.new_empty(parts, n), torch.empty(parts, n, dtype=torch.int64, device=A.device)
+        down = A.new_empty(subs * w.shape[1], m, tiles.size)
         with gpu.active(A):
-            kernels.read_kernel[(programs, V.shape[1] // values, parts)](
-                A, B, f.contiguous(), g.contiguous(), V.contiguous(), tiles.first, tiles.column, out, best, argmax,
-                n, k, V.shape[1],
-                SIZE=tiles.size, VALUES=values, LARGEST=largest,
-                **stream.launch(chosen, width, dot_precision(dot, A.dtype, gpu.amd())),
+            kernels.read_kernel[(programs, groups, parts)](
+                A, B, f.contiguous(), g.contiguous(), V.contiguous(), w.contiguous(), tiles.first, tiles.column,
+                out, down, best, argmax, n, k, V.shape[1], m,
+                SIZE=tiles.size, VALUES=values, DOWN=w.shape[1] == 1, LARGEST=find,
+                **stream.launch(chosen, width, product),
             )  # fmt: skip
-        return out[:, :, :d].sum(0), best, argmax
+            if w.shape[1]:
+                turned = tiles.transposed
+                kernels.down_kernel[(gpu.divided(k, chosen.columns),)](
+                    down, turned.first, tiles.by_column, below, k, m,
+                    SIZE=tiles.size, ROWS=chosen.rows, COLUMNS=chosen.columns, ENTRIES=ENTRIES,
+                )  # fmt: skip
+        return out[:, :, :d].sum(0), below, best, argmax
 
     def read(
         A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
     ) -> PlanProducts:
         if tiles.separable:
             return reference.read(A, B, tiles, f, g, V, W, find)
-        given, dtype = f.dtype, working_dtype(A, f, g)
-        A, B = prepare(A.to(dtype), B.to(dtype))
-        f, g, V, W = (side.to(dtype) for side in (f, g, V, W))
-        TV, TtW = V.new_zeros(len(A), V.shape[1]), W.new_zeros(len(B), W.shape[1])
         largest, argmax = f.new_zeros(len(A)), torch.zeros(len(A), dtype=torch.int64, device=f.device)
-        if V.shape[1] or find:
-            TV, best, place = one_way(A, B, tiles, f, g, V, find)
+        if V.shape[1] == 1 < W.shape[1] and not find:  # the wider side is summed in registers
+            found = read(B, A, tiles.transposed, g, f, W, V)
+            return PlanProducts(found.TtW, found.TV, largest, argmax)
+        given, near = f.dtype, working_dtype(A)
+        A, B = prepare(A.to(near), B.to(near))
+        wide = working_dtype(A, f, g)
+        # Points without mass move nothing, whatever their values are.
+        V, W = (side.to(near).masked_fill(at.isneginf()[:, None], 0.0) for side, at in ((V, g), (W, f)))
+        f, g, none = f.to(wide), g.to(wide), W[:, :0]
+        TV, TtW = f.new_zeros(len(A), V.shape[1]), f.new_zeros(len(B), W.shape[1])
+        forward = V.shape[1] > 0 or find
+        both = forward and W.shape[1] == 1 and len(tiles.column) * tiles.size <= MOST_BELOW
+        if forward:
+            TV, below, best, place = one_way(A, B, tiles, f, g, V, W if both else none, find)
+            TtW = below if both else TtW
             if find:  # of all parts the lowest column that has the largest; 0 and 0 for rows that keep nothing
                 largest = best.amax(0)
                 argmax = place.masked_fill(best < largest, len(B)).amin(0)
                 argmax.masked_fill_(argmax == len(B), 0)
-        if W.shape[1]:
-            TtW = one_way(B, A, tiles.transposed, g, f, W, False)[0]
+        if W.shape[1] and not both:
+            TtW = one_way(B, A, tiles.transposed, g, f, W, V[:, :0], False)[0]
         return PlanProducts(TV.to(given), TtW.to(given), largest.to(given), argmax)
 
     return TileKernel(softmin, read, prepare)

@@ -50,32 +50,78 @@ def softmin_kernel(
     tl.store(out + part.to(tl.int64) * n + row, highest + tl.log2(total), mask=row < n)
 
 
-@triton.jit(do_not_specialize=["n", "k"])
+@triton.jit(do_not_specialize=["n", "k", "d", "m"], do_not_specialize_on_alignment=["f", "g"])
 def read_kernel(
-    A, B, f, g, V, first, column, out, largest, at, n, k, d,
+    A, B, f, g, V, W, first, column, out, down, largest, at, n, k, d, m,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
-    VALUES: tl.constexpr, DOT: tl.constexpr, LARGEST: tl.constexpr,
+    VALUES: tl.constexpr, DOT: tl.constexpr, DOWN: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """out[part] = T V for T = 2^(S + f + g) on this part of the list and V (K, d), d a multiple of VALUES.
 
-    LARGEST: also the largest entry of each row of T and the lowest column that has it; 0 and K where no column is kept.
+    With a point a of the row tile and b of the column tile the score splits exactly, and only what is small is in the
+    dtype of the factors; the rest is in that of the potentials:
+
+        A_i . B_j = (A_i - a) . B_j + a . (B_j - b) + a . b
+
+    A single column of V is summed up without a product. DOWN: also down[r, e SIZE + j] = sum_i T_ij W_i for column j of
+    entry e < m of the list, over the rows i of the r-th program of its row tile. LARGEST: also the largest entry of
+    each row of T and the lowest column that has it; 0 and K where no column is kept.
     """
+    tile = tl.program_id(0) // (SIZE // ROWS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    value = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
     part = tl.program_id(2)
     begin, end = steps(first, ROWS, COLUMNS, SIZE, part, tl.num_programs(2))
-    dtype: tl.constexpr = out.dtype.element_ty
-    left = tl.load(f + row, mask=row < n, other=float("-inf"))
-    total = tl.zeros((ROWS, VALUES), dtype)
-    best = tl.full((ROWS,), float("-inf"), dtype)
+    near: tl.constexpr = A.dtype.element_ty
+    wide: tl.constexpr = f.dtype.element_ty
+    chunk = tl.arange(0, CHUNK)
+    left = A + tl.minimum(row, n - 1)[:, None].to(tl.int64) * WIDTH + chunk[None, :]
+    of_rows = A + tl.minimum(tile * SIZE + SIZE // 2, n - 1).to(tl.int64) * WIDTH + chunk
+    potential = tl.load(f + row, mask=row < n, other=float("-inf"))
+    level = tl.maximum(tl.max(potential, 0), FLOOR)  # without it the potentials of a tile's rows are small
+    rows = (potential - level).to(near)
+    if VALUES > 1:
+        value = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
+        total = tl.zeros((ROWS, VALUES), near)
+    else:
+        total = tl.zeros((ROWS,), out.dtype.element_ty)
+    if DOWN:
+        weight = tl.load(W + row, mask=row < n, other=0.0)
+    best = tl.full((ROWS,), float("-inf"), near)
     index = tl.zeros((ROWS,), tl.int32) + k
+    a = tl.load(of_rows)  # of the first chunk, which may be the whole width
+    local = tl.load(left) - a[None, :]
     for step in range(begin, end):
         here = columns_at(column, step, COLUMNS, SIZE)
-        right = tl.load(g + here, mask=here < k, other=float("-inf"))
-        exponent = scores(A, B, row, here, n, k, WIDTH, CHUNK, DOT, dtype) + right[None, :]
-        plan = tl.exp2(exponent + left[:, None])
-        values = tl.load(V + here[:, None].to(tl.int64) * d + value[None, :], mask=(here < k)[:, None], other=0.0)
-        total = tl.dot(plan, values, total, input_precision=DOT, out_dtype=dtype)
+        shift = tl.load(g + here, mask=here < k, other=float("-inf"))
+        inside = tl.minimum(here, k - 1)
+        right = B + inside[None, :].to(tl.int64) * WIDTH + chunk[:, None]
+        home = tl.minimum(tl.load(column + step // (SIZE // COLUMNS)) * SIZE + SIZE // 2, k - 1)
+        of_columns = B + home.to(tl.int64) * WIDTH + chunk
+        if VALUES == 1:
+            values = tl.load(V + inside)
+        exponent = tl.zeros((ROWS, COLUMNS), near)
+        across = tl.zeros((COLUMNS,), near)
+        common = level
+        for start in range(0, WIDTH, CHUNK):
+            if CHUNK < WIDTH:
+                a = tl.load(of_rows + start)
+                local = tl.load(left + start) - a[None, :]
+            b = tl.load(of_columns + start)
+            points = tl.load(right + start)
+            exponent = tl.dot(local, points, exponent, input_precision=DOT, out_dtype=near)
+            across += tl.sum((points - b[:, None]) * a[:, None], 0)
+            common += tl.sum(a.to(wide) * b.to(wide), 0)
+        exponent += (across + (shift + common).to(near))[None, :]
+        plan = tl.exp2(exponent + rows[:, None])
+        if VALUES == 1:
+            total += tl.sum(plan * values[None, :], 1).to(total.dtype)
+        elif VALUES > 1:
+            values = tl.load(V + inside[:, None].to(tl.int64) * d + value[None, :])
+            total = tl.dot(plan, values, total, input_precision=DOT, out_dtype=near)
+        if DOWN:
+            below = tl.sum(plan * weight[:, None], 0)
+            line = (tl.program_id(0) % (SIZE // ROWS)).to(tl.int64) * m * SIZE
+            tl.store(down + line + tl.cast(step, tl.int64) * COLUMNS + tl.arange(0, COLUMNS), below)
         if LARGEST:
             higher = tl.max(exponent, 1)
             # Columns ascend along the list, so of equal entries the first found is kept.
@@ -84,8 +130,35 @@ def read_kernel(
             index = tl.where(better, where, index)
             best = tl.where(better, higher, best)
     line = part.to(tl.int64) * n + row
-    tl.store(out + line[:, None] * d + value[None, :], total, mask=(row < n)[:, None])
+    if VALUES == 1:
+        tl.store(out + line, total, mask=row < n)
+    elif VALUES > 1:
+        tl.store(out + line[:, None] * d + value[None, :], total.to(out.dtype.element_ty), mask=(row < n)[:, None])
     if LARGEST:
         first_values = tl.program_id(1) == 0
-        tl.store(largest + line, tl.exp2(best + left), mask=(row < n) & first_values)
+        tl.store(largest + line, tl.exp2(best + rows), mask=(row < n) & first_values)
         tl.store(at + line, index.to(tl.int64), mask=(row < n) & first_values)
+
+
+@triton.jit(do_not_specialize=["m"])
+def down_kernel(
+    down, first, entry, out, k, m,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """out_j, the sum of what `read_kernel` has left of column j in each entry of its list, in a fixed order: those of
+    column tile J are the ``entry[first[J]:first[J + 1]]``."""
+    blocks: tl.constexpr = SIZE // COLUMNS
+    tile = tl.program_id(0) // blocks
+    place = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), out.dtype.element_ty)
+    end = tl.load(first + tile + 1)
+    for start in range(tl.load(first + tile), end, ENTRIES):
+        at = start + tl.arange(0, ENTRIES)
+        line = tl.load(entry + at, mask=at < end, other=0)
+        for row in range(0, SIZE // ROWS):
+            found = tl.load(
+                down + (row * m + line)[:, None] * SIZE + place[None, :], mask=(at < end)[:, None], other=0.0
+            )
+            total += tl.sum(found.to(total.dtype), 0)
+    column = tile * SIZE + place
+    tl.store(out + column, total, mask=column < k)
